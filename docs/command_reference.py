@@ -11,7 +11,8 @@ from trtops.cli.main import load
 HEAD = """# Commands
 
 `trtops COMMAND -h` shows the same. Options that every command has (`-h`, `-v`, `-q`, `--verbosity`, `--silent`,
-`--log-format`, `--log-file`) are not repeated. Exit codes: 0 for good, 1 for bad, 2 for wrong usage, 3 for errors.
+`--log-format`, `--log-file`) are not repeated. Exit codes: 0 for good, 1 for bad, 2 for wrong usage, 3 for errors,
+4 for an undecided gate.
 """
 
 

@@ -16,6 +16,7 @@ experiment. Exit codes:
 | 1 | bad: outputs differ, or a check failed. The run has the reasons |
 | 2 | wrong usage: an unknown option or an invalid value |
 | 3 | an error: a file that cannot be read, a store that does not answer, a library that is not there |
+| 4 | `trtops gate` is undecided: the report says what would decide |
 | 130 | interrupted |
 | 141 | whoever read the output went away before there was a verdict |
 

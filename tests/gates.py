@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests import models
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.ops.gate.ratio import Metric
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
@@ -177,3 +179,53 @@ def kept(tracker: Tracker, path: Path, build: Build, *, suffix: str = ".ort", mo
             run.log_file(path, f"{schema.Artifact.MODEL}{path.name}")
         run.finish("good")
     return run.id
+
+
+class Machine:
+    """A machine with a clock of its own and noise from a seed; stands in for the module ``time``.
+
+    ``load`` is the share of inferences that other work interrupts, and of those that it slows down; ``drift`` the speed
+    lost per minute; ``bursts`` the share of seconds in which everything takes twice as long.
+    """
+
+    def __init__(self, seed: int, *, load: float = 0.0, drift: float = 0.0, bursts: float = 0.0) -> None:
+        self.random, self.now = np.random.default_rng(seed), 0.0
+        self._load, self._drift, self._bursts = load, drift, bursts
+        self._burst, self._burst_ends = 1.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def times(self, seconds: float, count: int) -> np.ndarray:
+        """Wall and CPU time of some inferences, shape (2, ``count``)."""
+        if self.now >= self._burst_ends:
+            self._burst_ends = self.now + self.random.exponential(4)
+            self._burst = 2.0 if self.random.random() < self._bursts else 1.0
+        # Another process shares the core, for some inferences at a time.
+        shared = np.repeat(self.random.random(count) < self._load, 20)[:count]
+        slower = (1 + 0.4 * shared) * self._burst * (1 + self._drift * self.now / 60)
+        cpu = seconds * slower * self.random.lognormal(0.01, 0.01 + 0.1 * self._load, count)
+        interrupted = self.random.random(count) < self._load
+        wall = cpu + interrupted * self.random.exponential(0.004, count)
+        self.now += float(wall.sum())
+        return np.stack([wall, cpu])
+
+
+class SimulatedEngine:
+    """Stands in for an engine's process on a :class:`Machine`; ``waiting`` is time without work, not CPU time."""
+
+    metrics: tuple[Metric, ...] = ("wall", "cpu-time")
+
+    def __init__(self, machine: Machine, seconds: float = 2e-4, waiting: float = 0.0, apart: float = 0.004) -> None:
+        self._machine, self._seconds, self._waiting, self._apart = machine, seconds, waiting, apart
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.opening_seconds = 1.0
+        self._machine.now += 0.5  # both are opened at once
+        self._now = self._seconds * math.exp(self._machine.random.normal(0, self._apart))
+        self.seconds = self._now + self._waiting
+
+    def visit(self, count: int, core: int | None) -> list[list[float]]:
+        wall, cpu = self._machine.times(self._now, count)
+        return [(wall + self._waiting).tolist(), cpu.tolist()]

@@ -108,9 +108,10 @@ def test_gate_accepts_unproven_only_by_option(model: Path, tracker: MemoryTracke
     accepted = gate(model, replace(config, accept_unproven=True), tracker=tracker)
     shaped = gate(model, with_shapes, tracker=tracker)
 
-    assert (undecided.decision, undecided.verdict, undecided.version) == ("measure more", "unproven", "")
-    assert undecided.headline == "better data is needed" and "--accept-unproven" in undecided.reasons[0]
-    assert matrix.verdict == "unproven"
+    assert (undecided.decision, undecided.verdict, undecided.version) == ("undecided", "unproven", "")
+    assert undecided.headline == "undecided because of evidence" and undecided.exit_code == 4
+    assert "--accept-unproven" in undecided.reasons[0]
+    assert matrix.verdict == "unproven" and matrix.exit_code == 4
     assert (accepted.decision, accepted.verdict, accepted.version) == ("accept", "good", "1")
     assert "accepted by --accept-unproven" in accepted.page()
     assert (shaped.verdict, shaped.version) == ("good", "2") and "image 2x3x8x8" in shaped.evidence
@@ -178,7 +179,7 @@ def test_exit_codes_and_texts(run: Callable[[str], tuple[int, str]], caplog: pyt
     code, _ = run(f"runs promote {run_id}")
     assert code == 3 and "is unproven" in caplog.text and "Repeat `trtops convert`" in caplog.text
     code, out = run("gate conv_net.onnx --onnxrt --experiment nets --no-register")
-    assert code == 1 and "verdict: unproven (better data is needed)" in out
+    assert code == 4 and "verdict: unproven (undecided because of evidence)" in out
     assert run("gate conv_net.onnx --onnxrt --experiment nets --no-register --accept-unproven")[0] == 0
     code, out = run("triage conv_net.onnx --onnxrt")
     assert code == 1 and "verdict: unproven" in out

@@ -61,6 +61,11 @@ class OpResult(Record):
             """``good``, ``bad``, ``unproven``, or ``error`` if there could be no verdict."""
 
     @property
+    def exit_code(self) -> int:
+        """The exit code of the command: 0 if the verdict is good, else 1."""
+        return int(self.verdict != "good")
+
+    @property
     def headline(self) -> str:
         """The outcome in a few words."""
         return self.verdict

@@ -61,13 +61,13 @@ def held(name: str, folder: Path | None = None) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+def locked(path: str | os.PathLike[str], seconds: float = -1) -> Iterator[None]:
     """Hold a lock for the duration of a block; waits until it is free. The file is created with its folder.
 
-    Raises OSError if the file cannot be created, or is a link.
+    Raises OSError if the file cannot be created, or is a link; TimeoutError after ``seconds``, unless negative.
     """
     import filelock
 
     Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(path, thread_local=False):
+    with filelock.FileLock(path, seconds, thread_local=False):
         yield

@@ -49,6 +49,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         script: bool = False,
         name: str | None = None,
         python: str | None = None,
+        until: float = math.inf,
     ) -> None:
         """Create the worker; the child starts with the first call.
 
@@ -58,12 +59,14 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 ``if __name__ == "__main__":``. Its output goes to the parent's output.
             name: Owner of the work, for messages.
             python: Interpreter of another environment, which gets only this package of this one.
+            until: Time of ``time.monotonic()`` at which a call is ended, as if its timeout had passed.
         """
         self.starts = 0  # number of children started
         self._environment = environment or {}
         self._script = script
         self._name = name
         self._python = python
+        self._until = until
         self._lock = threading.Lock()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -95,7 +98,9 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             ) from None
         with self._lock:
             try:
-                returned, answer = self._answer_to(call, math.inf if timeout is None else timeout)
+                returned, answer = self._answer_to(
+                    call, max(0.0, min(math.inf if timeout is None else timeout, self._until - time.monotonic()))
+                )
             except BaseException:  # after Ctrl-C, the child would answer the next call with this result
                 self.close(0)
                 raise

@@ -87,7 +87,7 @@ class Tag:
     EVIDENCE = "trtops.evidence"  # id of the run that is the reason for a denied tactic or a promotion
     PARDONED = "trtops.pardoned"  # true for a revoked entry of the deny-list
     FAULT = "trtops.fault"  # the kind of fault that triage found
-    GATE = "trtops.gate"  # accept, refuse or measure more
+    GATE = "trtops.gate"  # accept, refuse, undecided or error
     MANIFEST_SHA256 = "trtops.manifest.sha256"  # digest of the original manifest, so that changes show
     SIGNED = "trtops.signed"  # true for a run that was signed when it finished
     DIGESTS = "trtops.digests"  # digests of the artifacts by path, as JSON

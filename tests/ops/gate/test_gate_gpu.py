@@ -25,7 +25,7 @@ pytestmark = [
 # limits than for one engine against itself.
 POLICY = Policy(
     limits=Limits(
-        latency=LatencyLimit(ratio=1.2, max_rounds=48),
+        latency=LatencyLimit(ratio=1.2),
         accuracy=AccuracyLimit(widths=20),
         precision_share=0.5,
     )

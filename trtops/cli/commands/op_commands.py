@@ -128,7 +128,7 @@ def gate(args: Options) -> Job:
     """Build a candidate and compare it with the accepted engine: accuracy, latency, size, build time, layers.
 
     Several models, precisions or releases make a matrix. A candidate that passes is accepted and gets the
-    alias. Exits with 1 if one is not accepted.
+    alias. Ends within --minutes each. Exits with 1 if one is refused, and with 4 if one is undecided.
     """
     config = configs.make(
         args,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -61,8 +62,11 @@ def warm_backend(backend: str, devices: Sequence[str] = (), timeout: float | Non
 
 
 @contextlib.contextmanager
-def free_device(backend: str, devices: Sequence[str] = ()) -> Iterator[str]:
-    """Wait for a device to come free, and reserve it while the block lasts; yields an empty name for the processor."""
+def free_device(backend: str, devices: Sequence[str] = (), until: float = math.inf) -> Iterator[str]:
+    """Wait for a device to come free, and reserve it while the block lasts; yields an empty name for the processor.
+
+    TimeoutError if none is free at ``until``, a time of ``time.monotonic()``.
+    """
     devices = devices_of(backend, devices)
     if not devices:
         yield ""
@@ -77,6 +81,8 @@ def free_device(backend: str, devices: Sequence[str] = ()) -> Iterator[str]:
                 if acquired:
                     yield device
                     return
+        if time.monotonic() > until:
+            raise TimeoutError(f"No device of {devices} came free.")
         time.sleep(_POLL_SECONDS)
 
 

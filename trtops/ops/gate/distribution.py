@@ -14,7 +14,7 @@ from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.gate.op import GateConfig, accept, gate
 from trtops.ops.gate.releases import HERE
-from trtops.ops.gate.result import Decision, Finding, FindingOutcome, GateResult
+from trtops.ops.gate.result import EVIDENCE, Decision, Finding, FindingOutcome, GateResult
 from trtops.ops.gate.tolerance import BuildShare, ShareDecision, ShareEstimate, decide_share, estimate_share
 from trtops.ops.result import finish_with, model_file, op_run, run_step
 from trtops.record import Record
@@ -139,7 +139,7 @@ def gate_builds(
         fixed = replace(config, accepted=reference, others=releases)
         holder, outcomes = "", Counter[str]()
         decision: ShareDecision = "open"
-        is_unproven = first.verdict == "unproven"
+        is_unproven = any(each.subject == EVIDENCE and each.outcome == "open" for each in first.findings)
         while not is_unproven and decision == "open" and len(table) < wanted.builds and minutes_left() > 0:
             found = build("candidate", path, replace(fixed, keep_model=config.keep_model and not holder))
             outcomes[found.verdict] += 1

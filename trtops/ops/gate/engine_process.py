@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,35 +18,46 @@ import numpy as np
 from trtops import errors
 from trtops.backend.base import Engine, Feed
 from trtops.backend.engines import engine_backend
+from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.runner import BaseRunner
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.gate.policy import LatencyLimit
-from trtops.ops.gate.ratio import Starts, estimate
+from trtops.ops.gate.ratio import Metric, Starts, decide_ratio
 from trtops.record import Record
-from trtops.system.locks import locked, machine_folder
+from trtops.system.counters import count_instructions
 from trtops.system.processes import temporary_prefix
 
 _VISIT_SECONDS = 0.02  # short, so that a clock that drifts hardly changes within a round of four visits
 _MIN_INFERENCES, _MAX_INFERENCES = 3, 200  # of one visit
+_SLOW_SECONDS = 0.1  # of an inference: slower ones are measured once in a visit
 _WARM_UP = 2
+
+UNDISTURBED = 0.1
+"""The quantile of a visit's inferences that counts: on a loaded machine, most of them are interrupted or share their
+processor's units with other work, and the spread of the median was 5 to 50 times larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Record):
-    """Latencies of both engines, measured alternately; medians in milliseconds."""
+    """Both engines, measured alternately; medians of the latency in milliseconds."""
 
-    starts: Starts
+    starts: Mapping[Metric, Starts]  # of the metrics that may decide
     candidate_ms: float
     accepted_ms: float
+    seconds: float
+    ended: bool  # whether the budget did not allow another start
 
 
 class EngineProcess:
     """One engine, open in a child process. ``seconds`` is the time of one inference."""
 
-    def __init__(self, backend: IsolatedBackend, engine: Engine, feeds: Path) -> None:
-        """Open the engine, with the inputs of a file from :func:`save_feeds`."""
+    def __init__(
+        self, backend: IsolatedBackend, engine: Engine, feeds: Path, metrics: tuple[Metric, ...] = ("wall",)
+    ) -> None:
+        """Open the engine, with the inputs of a file from :func:`save_feeds`. The first metric is ``wall``."""
+        self.metrics = metrics
         self._backend = backend
         self._engine = engine
         self._feeds = str(feeds)
@@ -52,9 +65,11 @@ class EngineProcess:
 
     def reopen(self) -> None:
         """Open the engine in a fresh process."""
+        begin = time.monotonic()
         self._backend.worker.close()
-        run = self._backend.worker.run
-        self.seconds: float = run(_open_engine, self._engine, self._feeds, timeout=self._backend.timeout)
+        run, timeout = self._backend.worker.run, self._backend.timeout
+        self.seconds: float = run(_open_engine, self._engine, self._feeds, self.metrics, timeout=timeout)
+        self.opening_seconds = time.monotonic() - begin
 
     def outputs(self) -> RunResults:
         """Run the engine on every feed."""
@@ -80,9 +95,9 @@ class EngineProcess:
         """The engine's inputs."""
         return self._backend.worker.run(_inputs, timeout=self._backend.timeout)
 
-    def visit(self, count: int) -> list[float]:
-        """Seconds of ``count`` inferences after a warm-up."""
-        return self._backend.worker.run(_time_inferences, count, timeout=self._backend.timeout)
+    def visit(self, count: int, core: int | None) -> list[list[float]]:
+        """Seconds, or instructions, of ``count`` inferences for each metric, after a warm-up; on one processor."""
+        return self._backend.worker.run(_time_inferences, count, core, timeout=self._backend.timeout)
 
 
 class ProcessRunner(BaseRunner):
@@ -102,43 +117,65 @@ class ProcessRunner(BaseRunner):
         return self._process.inputs()
 
 
-def measure_rounds(candidate: EngineProcess, accepted: EngineProcess, limit: LatencyLimit, *, on_cpu: bool) -> Rounds:
-    """Time two open engines alternately until the ratio is decided, or the maximum number of rounds is reached.
+def measure_rounds(
+    candidate: EngineProcess,
+    accepted: EngineProcess,
+    limit: LatencyLimit,
+    *,
+    deciding: tuple[Metric, ...],
+    cores: Sequence[int] = (),
+    until: float,
+) -> Rounds:
+    """Time two open engines alternately until one of the ``deciding`` metrics decides, or until the budget ends.
 
-    The first look uses the current processes, each further look fresh ones.
+    The first look uses the current processes, each further look fresh ones, which are measured for at least as long as
+    it took to open them. In a round, both run on the same one of the ``cores``, or on any if there are none. The budget
+    ends at ``until``, a time of ``time.monotonic()``.
     """
-    starts: list[tuple[float, ...]] = []
-    mine: list[float] = []
-    theirs: list[float] = []
-    # On a CPU, two gates at a time would measure each other. GPUs are held by the caller.
-    with locked(machine_folder() / "gate_on_cpu") if on_cpu else contextlib.nullcontext():
-        while True:
-            count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
-            count = min(_MAX_INFERENCES, max(_MIN_INFERENCES, count))
-            ratios = []
+    starts: list[list[list[float]]] = []  # by start, round and metric
+    totals: list[list[float]] = [[], []]  # milliseconds of candidate and accepted engine
+    begin = time.monotonic()
+    while True:
+        started = now = time.monotonic()
+        opening, longest = max(candidate.opening_seconds, accepted.opening_seconds), 0.0
+        count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
+        count = min(_MAX_INFERENCES, max(_MIN_INFERENCES if accepted.seconds < _SLOW_SECONDS else 1, count))
+        rounds: list[list[float]] = []
+        while (len(rounds) < limit.rounds or now - started < opening) and now + longest < until:
+            core = cores[len(rounds) % len(cores)] if cores else None
             # A B B A, then B A A B: neither engine always comes first.
-            for number in range(limit.rounds):
-                outer, inner = (candidate, accepted) if number % 2 else (accepted, candidate)
-                first, second, third, fourth = (each.visit(count) for each in (outer, inner, inner, outer))
-                own, other = ((first, fourth), (second, third)) if number % 2 else ((second, third), (first, fourth))
-                # A linear drift over a round adds the same to the mean logarithm of both.
-                ratios.append(
-                    statistics.fmean(math.log(statistics.median(visit)) for visit in own)
-                    - statistics.fmean(math.log(statistics.median(visit)) for visit in other)
-                )
-                mine += [*own[0], *own[1]]
-                theirs += [*other[0], *other[1]]
-            starts.append(tuple(ratios))
-            found = estimate(tuple(starts), limit.ratio, limit.confidence)
-            if found.decision != "open" or found.rounds + limit.rounds > limit.max_rounds:
-                break
-            # Memory layout and thread placement stay the same while a process lives.
-            candidate.reopen()
-            accepted.reopen()
+            own = len(rounds) % 2
+            order = (candidate, accepted, accepted, candidate) if own else (accepted, candidate, candidate, accepted)
+            visits = [each.visit(count, core) for each in order]
+            # A linear drift over a round adds the same to the mean logarithm of both.
+            with np.errstate(divide="ignore", invalid="ignore"):
+                logs = np.log([[np.quantile(values, UNDISTURBED) for values in visit] for visit in visits])
+                ratios = (logs[0] + logs[3] - logs[1] - logs[2]) / 2
+            rounds.append((ratios if own else -ratios).tolist())
+            for each, visit in zip(order, visits):
+                totals[each is accepted].append(float(np.median(visit[0])) * 1e3)
+            longest, now = max(longest, time.monotonic() - now), time.monotonic()
+        if len(rounds) >= 2:  # one has no median
+            starts.append(rounds)
+        columns = {
+            metric: tuple(tuple(values[place] for values in start) for start in starts)
+            for place, metric in enumerate(candidate.metrics)
+        }
+        # In some sandboxes, the clock of CPU time advances in steps longer than an inference.
+        usable = {metric: columns[metric] for metric in deciding if np.isfinite(sum(columns[metric], (0.0,))).all()}
+        ended = now + opening + (now - started) > until
+        found = decide_ratio(usable, limit.ratio, limit.confidence, last=ended) if usable and starts else None
+        if ended or (found is not None and found.decision != "open"):
+            break
+        # Memory layout and thread placement stay the same while a process lives.
+        with ThreadPoolExecutor(2) as pool:  # at the same time, which takes half as long
+            list(pool.map(lambda each: each.reopen(), (candidate, accepted)))
     return Rounds(
-        starts=tuple(starts),
-        candidate_ms=statistics.median(mine) * 1e3,
-        accepted_ms=statistics.median(theirs) * 1e3,
+        starts=usable,
+        candidate_ms=statistics.median(totals[0] or [0.0]),
+        accepted_ms=statistics.median(totals[1] or [0.0]),
+        seconds=now - begin,
+        ended=ended,
     )
 
 
@@ -150,9 +187,13 @@ def save_feeds(feeds: Sequence[Feed], path: Path) -> None:
 # The state of a child process: the open engine, and its inputs. The functions below are called in it, so they and their
 # imports must need few packages: the environment of a release has little else than its back end.
 _open: list[tuple[BaseRunner, list[Feed]]] = []
+_clocks: list[Callable[[], float]] = []
 
 
-def _open_engine(engine: Engine, feeds: str) -> float:
+def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> float:
+    # Before the engine is open, since the counter includes only threads that start later.
+    known: dict[Metric, Callable[[], float]] = {"wall": time.perf_counter, "cpu-time": time.process_time}
+    _clocks[:] = [known.get(metric) or count_instructions() for metric in metrics]
     inputs: list[Feed] = [
         {name: np.asarray(array) for name, array in feed.items()} for feed in RunResults.load(feeds)[0][1]
     ]
@@ -182,14 +223,28 @@ def _inputs() -> TensorMetadata:
     return _opened()[0].get_input_metadata()
 
 
-def _time_inferences(count: int) -> list[float]:
+def _time_inferences(count: int, core: int | None) -> list[list[float]]:
     runner, feeds = _opened()
-    seconds = []
-    for number in range(_WARM_UP + count):  # warm up again, since the other engine was running
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    for _ in range(min(_WARM_UP, count)):  # again, since the other engine was running
         runner.infer(feeds[0], check_inputs=False)
-        if number >= _WARM_UP:
-            seconds.append(_last_seconds(runner))
-    return seconds
+    if not isinstance(runner, OnnxrtRunner):
+        return [[_measure(runner, feeds[0]) for _ in range(count)]]
+    # Reading a clock takes up to a microsecond, which counts as much as a tenth of a short inference.
+    reading = [min(-(clock() - clock()) for _ in range(20)) for clock in _clocks]
+    measured: list[list[float]] = [[] for _ in _clocks]
+    for number in range(count * len(_clocks)):  # in turn, so that no clock is read while another one measures
+        place = number % len(_clocks)
+        runner.time_with(_clocks[place])
+        measured[place].append(_measure(runner, feeds[0]) - reading[place])
+    runner.time_with(time.perf_counter)
+    return measured
+
+
+def _measure(runner: BaseRunner, feed: Feed) -> float:
+    runner.infer(feed, check_inputs=False)
+    return _last_seconds(runner)
 
 
 def _opened() -> tuple[BaseRunner, list[Feed]]:

@@ -12,7 +12,7 @@ from trtops import errors
 from trtops.ops.gate.distribution import gate_builds
 from trtops.ops.gate.op import GateConfig, accept, gate
 from trtops.ops.gate.releases import Release
-from trtops.ops.gate.result import DECIDED, Finding, GateResult
+from trtops.ops.gate.result import DECIDED, EXIT_CODES, Finding, GateResult
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
 from trtops.reports.document import Section, Table
 from trtops.spec import Precision
@@ -35,6 +35,11 @@ class MatrixResult(OpResult):
         verdicts = {cell.verdict for cell in self.cells}
         order: tuple[Verdict, ...] = ("bad", "error", "unproven")
         return next((verdict for verdict in order if verdict in verdicts), "good")
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a candidate was refused, 3 after an error, 4 if one is undecided, else 0."""
+        return {"good": 0, "bad": 1, "unproven": EXIT_CODES["undecided"]}.get(self.verdict, EXIT_CODES["error"])
 
     @property
     def headline(self) -> str:

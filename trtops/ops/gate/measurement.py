@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trtops import errors
-from trtops.backend.base import Build, Caches, Feed
+from trtops.backend.base import Build, Caches, Engine, Feed
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
+from trtops.metadata import is_dynamic
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
@@ -28,9 +31,12 @@ from trtops.ops.evaluation.self_check import check_engine
 from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, measure_rounds, save_feeds
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
+from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, Release, interpreter_of
 from trtops.ops.gate.result import EngineFacts, Finding, Measured
+from trtops.record import digest
 from trtops.spec import Environment
+from trtops.system.locks import locked, machine_folder
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker
@@ -41,23 +47,16 @@ from trtops.tracking.schema import Tag
 if TYPE_CHECKING:
     from trtops.ops.gate.op import GateConfig
 
-
-class RefusedError(Exception):
-    """A candidate that cannot be measured; caught by the gate, which reports the ``finding``."""
-
-    def __init__(self, subject: str, reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.finding = Finding(subject, "refuse", f"{type(reason).__name__}: {reason}")
+# Shares of the budget: for all steps, and for the end of one that still runs then. The rest is for the report.
+_USED, _GRACE = 0.88, 0.06
 
 
-@contextlib.contextmanager
-def _refused_for(subject: str, *further: type[errors.TrtopsError]) -> Iterator[None]:
-    """Turn errors of the back end, and further ones, into a refusal."""
-    kinds: tuple[type[errors.TrtopsError], ...] = (errors.BackendError, *further)
-    try:
-        yield
-    except kinds as exc:
-        raise RefusedError(subject, exc) from exc
+class NotMeasuredError(Exception):
+    """A step that failed or did not finish; caught by the gate, which reports the ``finding``."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.text)
+        self.finding = finding
 
 
 class Measurement:
@@ -66,14 +65,16 @@ class Measurement:
     def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker) -> None:
         self.build: Build | None = None  # once it is built or loaded
         self.holder = ""  # id of the run that holds it: the gate's own if it is built now
+        self.measured: Measured | None = None  # as far as it is complete
+        self._end = time.monotonic() + _USED * 60 * config.minutes
         self._model = model
         self._config = config
         self._run = run
         self._tracker = tracker
         self._limits = config.policy.of(config.build.precision)
 
-    def measure(self) -> Measured:
-        """Build, run, compare and time; RefusedError if an engine cannot be built, loaded or run."""
+    def measure(self) -> None:
+        """Build, run, compare and time; NotMeasuredError if an engine cannot be built or run, or the budget ends."""
         config, model = self._config, self._model
         precision = config.build.precision
         source = config.check.open_for(model, profiles=config.build.profiles)
@@ -85,11 +86,13 @@ class Measurement:
             file = folder / "feeds.npz"
             save_feeds(feeds, file)
             # Held to the end, so that no other build or gate changes the clock of this GPU in between.
-            device = stack.enter_context(free_device(config.build.backend, config.devices))
+            with self._ending("device"):
+                device = stack.enter_context(free_device(config.build.backend, config.devices, self._end))
             backend = self._open_release(config.release, device, stack)
             build, accepted = self._candidate(backend, feeds)
-            with _refused_for("build"):
-                process = EngineProcess(backend, build.engine, file)
+            with self._ending("build"):
+                metrics, deciding = _metrics(config.metric, build.engine)
+                process = EngineProcess(backend, build.engine, file, metrics)
                 outputs = process.outputs()
             with reference_runner(model) as runner:
                 plain = collect(runner, feeds)
@@ -100,40 +103,70 @@ class Measurement:
             evaluation = assess(outputs, golden, None, check, tolerances, source, seen, right)
             evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances)
             if check.self_check is not False:
-                with _refused_for("build"), ProcessRunner(process) as candidate:
+                with self._ending("build"), ProcessRunner(process) as candidate:
                     given = iterations_of(outputs, "actual")
                     checked = check_engine(candidate, model, feeds, given, config.build)
                 evaluation = replace(evaluation, self_check=checked)
-            measured = Measured(candidate=_facts(self.holder, build), evaluation=evaluation)
+            facts = _facts(self.holder, build, process, outputs)
+            self.measured = measured = Measured(candidate=facts, evaluation=evaluation)
             if accepted is None:
-                return measured
+                return
             other, other_backend = self._open_accepted(accepted, device, stack)
-            with _refused_for("accepted"):
+            with self._ending("accepted"):
                 # Twice, because the difference from run to run is part of the noise.
-                other_process = EngineProcess(other_backend, other.engine, file)
+                other_process = EngineProcess(other_backend, other.engine, file, metrics)
                 theirs, again = other_process.outputs(), other_process.outputs()
             same_model = other.spec.model_sha256 == model.info.sha256
             reference = (plain, moved_reference(model, feeds, precision))
-            rounds = None
-            if self._limits.latency is not None:
-                on_cpu = config.build.backend == "onnxruntime"
-                with _refused_for("build"):
-                    rounds = measure_rounds(process, other_process, self._limits.latency, on_cpu=on_cpu)
-            return replace(
+            self.measured = measured = replace(
                 measured,
-                accepted=_facts(accepted.id, other),
+                accepted=_facts(accepted.id, other, other_process, theirs),
                 agreement=compare_outputs(outputs, theirs, Tolerances()),
                 widths=measure_widths(outputs, (theirs, again), golden, reference, precision, same_model=same_model),
                 accepted_top1=measure_accuracy(theirs, golden, check.labels, tolerances, seen.given),
-                rounds=rounds,
             )
+            if self._limits.latency is None or measured.same_engine:
+                return
+            with self._ending("latency"):
+                if config.build.backend == "onnxruntime":
+                    # Two gates at a time would measure each other. A GPU is held already.
+                    wait = max(0.0, self._end - time.monotonic())
+                    stack.enter_context(locked(machine_folder() / "gate_on_cpu", wait))
+                threads = build.engine.options.get("intra_op_threads")
+                if config.metric == "auto" and threads != other.engine.options.get("intra_op_threads"):
+                    deciding = ("wall",)  # more threads may use more CPU time in less time
+                rounds = measure_rounds(
+                    process,
+                    other_process,
+                    self._limits.latency,
+                    deciding=deciding,
+                    cores=sorted(os.sched_getaffinity(0)) if threads == 1 else (),
+                    until=self._end,
+                )
+            self.measured = replace(measured, rounds=rounds)
+
+    @contextlib.contextmanager
+    def _ending(self, subject: str, *further: type[errors.TrtopsError]) -> Iterator[None]:
+        """Turn errors of the back end, and further ones, into a refusal, and the end of the budget into no decision."""
+        kinds: tuple[type[Exception], ...] = (errors.BackendError, TimeoutError, *further)
+        try:
+            yield
+        except kinds as exc:
+            finding = Finding(subject, "refuse", f"{type(exc).__name__}: {exc}")
+            if time.monotonic() >= self._end and (isinstance(exc, TimeoutError) or getattr(exc, "timed_out", False)):
+                text = f"not finished within the {self._config.minutes:g} minutes of this gate; raise --minutes"
+                finding = Finding(subject, "open", text)
+            elif isinstance(exc, TimeoutError):
+                raise
+            raise NotMeasuredError(finding) from exc
 
     def _open_release(self, release: Release, device: str, stack: contextlib.ExitStack) -> IsolatedBackend:
         """The back end of a release, in a child process that ends with the stack."""
-        with _refused_for("release", errors.ConfigError):
+        with self._ending("release", errors.ConfigError):
             python = interpreter_of(release, self._config.build.backend)
         environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
-        worker = stack.enter_context(Worker(environment, python=python, name=f"Release {release.name!r}"))
+        until = self._end + _GRACE * 60 * self._config.minutes
+        worker = stack.enter_context(Worker(environment, python=python, name=f"Release {release.name!r}", until=until))
         return IsolatedBackend(self._config.build.backend, self._config.timeout_seconds, worker)
 
     def _candidate(self, backend: IsolatedBackend, feeds: list[Feed]) -> tuple[Build, RunInfo | None]:
@@ -150,7 +183,7 @@ class Measurement:
             self.build, self.holder = build, holder.info.id
             run.set_tags({Tag.EVIDENCE: holder.info.id, Tag.MODEL_SHA256: build.spec.model_sha256})
             return build, self._accepted_run(build.engine.environment)
-        with _refused_for("device"):
+        with self._ending("device"):
             environment = backend.environment()
             run.set_tags({Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
         accepted = self._accepted_run(environment)
@@ -169,7 +202,7 @@ class Measurement:
         log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         before = None if accepted is None else accepted.metrics.get(schema.Metric.BUILD_SECONDS)
         limit = self._limits.build_time
-        with _refused_for("build"):
+        with self._ending("build"):
             build = job.build(backend)
             # A slow build may be due to other work on the machine.
             if limit is not None and before is not None and limit.exceeded(build.seconds, before):
@@ -205,7 +238,7 @@ class Measurement:
 
     def _open_accepted(self, info: RunInfo, device: str, stack: contextlib.ExitStack) -> tuple[Build, IsolatedBackend]:
         """The accepted engine, and a child process of the release that built it."""
-        with _refused_for("accepted", errors.IncompleteRunError, errors.RunNotFoundError):
+        with self._ending("accepted", errors.IncompleteRunError, errors.RunNotFoundError):
             build = builds.load_build(self._tracker.load(info.id))
             wanted = build.engine.environment
             # Engines only run with the release that built them.
@@ -214,7 +247,7 @@ class Measurement:
                 try:
                     backend = self._open_release(release, device, stack)
                     found = backend.environment()
-                except (RefusedError, errors.BackendError) as exc:
+                except (NotMeasuredError, errors.BackendError) as exc:
                     tried.append(f"{release.name!r}: {exc}")
                     continue
                 if (found.backend, found.backend_version) == (wanted.backend, wanted.backend_version):
@@ -226,13 +259,30 @@ class Measurement:
             )
 
 
-def _facts(run_id: str, build: Build) -> EngineFacts:
+def _metrics(wanted: Metric | Literal["auto"], engine: Engine) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
+    """What to measure of an engine, and what of it may decide."""
+    # On a GPU, its own clock measures. The CPU time of a process then says nothing about the latency.
+    on_cpu = engine.options.get("providers") in (["CPUExecutionProvider"], ("CPUExecutionProvider",))
+    if wanted == "auto":
+        usual: tuple[Metric, ...] = ("wall", "cpu-time") if on_cpu else ("wall",)
+        return usual, usual
+    return ("wall",) if wanted == "wall" else ("wall", wanted), (wanted,)
+
+
+def _facts(run_id: str, build: Build, process: EngineProcess, outputs: RunResults) -> EngineFacts:
+    tensors = [("input", spec.name, spec.dtype, spec.shape) for spec in process.inputs().values()]
+    tensors += [("output", name, each.dtype, each.shape) for name, each in outputs[0][1][0].items()]
     return EngineFacts(
         run_id=run_id,
         environment=build.engine.environment,
         model_sha256=build.spec.model_sha256,
         precision=build.spec.config.precision,
         engine_bytes=len(build.engine.plan),
+        engine_sha256=digest([build.engine.sha256, dict(build.engine.options)]),
+        interface=tuple(
+            (f"{kind} `{name}`", f"{dtype} [{', '.join('?' if is_dynamic(d) else str(d) for d in shape or ())}]")
+            for kind, name, dtype, shape in tensors
+        ),
         build_seconds=build.seconds,
         kernels=check_precision(build).kernels,
     )

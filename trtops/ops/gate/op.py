@@ -1,4 +1,4 @@
-"""The gate: compare a candidate with the accepted engine, and accept it, refuse it or ask for more measurement."""
+"""The gate: compare a candidate with the accepted engine, and accept it, refuse it or leave it undecided."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
+from trtops import errors
 from trtops.backend.base import Build
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.check import CheckConfig, log_evaluation
-from trtops.ops.gate.measurement import Measurement, RefusedError
+from trtops.ops.gate.measurement import Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
+from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, Release
-from trtops.ops.gate.result import GateResult, evaluate_measured
+from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.spec import BuildConfig
+from trtops.system.counters import count_instructions
 from trtops.tracking import schema
 from trtops.tracking.base import RegisteredVersion, Tracker
 
@@ -35,6 +39,9 @@ class GateConfig(Record):
             precision and device.
         check: Data to compare on, golden outputs and labels. Its tolerances and latency runs are not used.
         policy: What is accepted.
+        minutes: Time limit of the whole gate, builds included. A candidate that is not decided by then is undecided.
+        metric: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
+            leaves it open, the CPU time of engines on the CPU. ``instructions`` needs hardware counters.
         release: Release that builds and runs the candidate.
         others: Releases that the accepted engine may need, which runs with its own.
         devices: GPUs to measure on, as in ``CUDA_VISIBLE_DEVICES``; those of that variable, or the first, if empty.
@@ -47,7 +54,6 @@ class GateConfig(Record):
             values in shapes that were not given.
         keep_model: Log the model file with its external data.
         distribution: How many builds are gated, and which share of all builds must be within the limits.
-        minutes: Time limit of a gate on builds; no build starts later.
         timeout_seconds: Time limit of a build and of each step of the measurement; None waits without limit.
     """
 
@@ -56,6 +62,8 @@ class GateConfig(Record):
     accepted: str | None = None
     check: CheckConfig = field(default_factory=lambda: CheckConfig(iterations=4, latency_runs=0, plots="never"))
     policy: Policy = field(default_factory=Policy)
+    minutes: float = 5.0
+    metric: Metric | Literal["auto"] = "auto"
     release: Release = HERE
     others: tuple[Release, ...] = ()
     devices: tuple[str, ...] = ()
@@ -67,8 +75,13 @@ class GateConfig(Record):
     accept_unproven: bool = False
     keep_model: bool = True
     distribution: BuildShare = field(default_factory=BuildShare)
-    minutes: float = 5.0
     timeout_seconds: float | None = 1800.0
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise errors.ConfigError(f"minutes is {self.minutes}; expected more than 0.")
+        if self.metric in ("cpu-time", "instructions") and self.build.backend != "onnxruntime":
+            raise errors.ConfigError(f"The metric {self.metric} does not measure a GPU; expected auto or wall.")
 
 
 def gate(
@@ -83,26 +96,33 @@ def gate(
     """Build a candidate, compare it with the accepted engine, and decide by a policy.
 
     Both engines run in their own processes, each with its own release, on the same device. A release that cannot be
-    installed, a missing device, a failed build and an engine that does not run are refusals.
+    installed, a missing device, a failed build and an engine that does not run are refusals. UnsupportedFeatureError if
+    the metric cannot be measured on this machine.
     """
     config = GateConfig() if config is None else config
     begin = time.perf_counter()
     path = model_file(model)
+    if config.metric == "instructions":
+        count_instructions()
     experiment = experiment or path.stem
     precision, release = config.build.precision, config.release.name
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as run:
         devices = ",".join(config.devices)
-        run.log_params({"release": release, "policy": config.policy.digest, "devices": devices})
+        limits = {"policy": config.policy.digest, "minutes": config.minutes, "metric": config.metric}
+        run.log_params({"release": release, "devices": devices, **limits})
         measurement = Measurement(Model.load(path), config, run, tracker)
-        measured = None
+        findings: tuple[Finding, ...] = ()
         try:
-            measured = measurement.measure()
-            findings = evaluate_measured(measured, config.policy, accept_unproven=config.accept_unproven)
-        except RefusedError as exc:
+            measurement.measure()
+        except NotMeasuredError as exc:
             findings = (exc.finding,)
         finally:
             close_workers()
+        measured = measurement.measured
+        if measured is not None:  # as far as it is complete: the subject that stopped has its reason already
+            found = evaluate_measured(measured, config.policy, accept_unproven=config.accept_unproven)
+            findings += tuple(each for each in found if not findings or each.subject != findings[0].subject)
         result = GateResult(
             title=f"gate {path.name} {precision} {release}",
             subject=str(path),

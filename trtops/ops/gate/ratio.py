@@ -1,64 +1,94 @@
-"""Decide whether a candidate is slower, from logarithms of ratios of latencies measured in rounds."""
+"""Decide whether a candidate is slower, from logarithms of ratios measured in rounds, by one or several clocks."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from trtops.record import Record
 
+Metric: TypeAlias = Literal["wall", "cpu-time", "instructions"]
+"""What of an inference is compared: its latency, the CPU time of all threads, or their instructions."""
+
 Starts: TypeAlias = tuple[tuple[float, ...], ...]
 """Logarithms of ratios, one row for each start of the processes. One look was taken after each start."""
 
-MIN_STARTS = 3
-"""Starts before a decision: fewer do not show whether starts differ."""
-
-_TRIMMED = (0.2, 0.2)
-_STARTS_DIFFER = 0.1  # p-value of the F-test below which starts are counted instead of rounds
+MIN_STARTS = 4
+"""Starts before a decision: fewer do not show how much starts differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatioEstimate(Record):
-    """A ratio of latencies with its interval at this look (infinite if unknown), compared with a limit."""
+    """A ratio with its interval at this look (infinite if unknown), compared with a limit."""
 
     ratio: float
     low: float
     high: float
     rounds: int
+    noise: float  # standard deviation between starts, of the logarithm and without outliers; infinite if unknown
     decision: Literal["below", "above", "open"]  # of the whole interval
+    metric: Metric = "wall"
 
 
-def estimate(starts: Starts, limit: float, confidence: float) -> RatioEstimate:
-    """Estimate a ratio and compare it with the largest allowed one, with a confidence over all looks together."""
-    from scipy import stats
+def estimate(starts: Starts, limit: float, confidence: float, *, last: bool = False) -> RatioEstimate:
+    """Estimate a ratio and compare it with the largest allowed one, with a confidence over all looks together.
 
-    # Memory layout and thread placement are the same in all rounds of a process, so rounds are not independent. If
-    # processes differ by more than their rounds explain, each counts as one value, its median.
-    values = [value for start in starts for value in start]
-    rounds = len(values)
-    if len(starts) > 2:
-        with warnings.catch_warnings():  # about starts with equal rounds, whose p-value is 0 or NaN
-            warnings.simplefilter("ignore")
-            p_value = stats.f_oneway(*starts).pvalue
-        if p_value < _STARTS_DIFFER:
-            values = [float(np.median(start)) for start in starts]
-    # The k-th look that can decide spends 1/(k (k+1)) of the error probability, so that all looks together spend no
-    # more than the whole (Bonferroni's inequality). scipy spreads alpha over both ends of its interval.
-    looks = max(1, len(starts) - MIN_STARTS + 1)
-    alpha = 2 * (1 - confidence) / (looks * (looks + 1))
-    # The interval of Tukey and McLaughlin (Sankhya A 25, 1963), which is robust against bursts of other work.
-    low, high = map(float, stats.mstats.trimmed_mean_ci(np.array(values), limits=_TRIMMED, alpha=alpha))
-    decision: Literal["below", "above", "open"] = "open"
-    if len(starts) >= MIN_STARTS:
-        decision = "below" if high < math.log(limit) else "above" if low > math.log(limit) else "open"
+    ``last`` says that no look follows, which is known from the time spent and not from the ratios.
+    """
+    from scipy import special
+
+    # Memory layout and thread placement are the same in all rounds of a process, so rounds are not independent: each
+    # start counts as one value. The median leaves out rounds in which one of the engines was disturbed.
+    values = np.sort([np.median(start) for start in starts])
+    count, cut = len(values), len(values) // 8
+    # The interval of Tukey and McLaughlin (Sankhya A 25, 1963), which is robust against disturbed starts: of eight or
+    # more, the smallest and the largest eighth are replaced by their neighbours.
+    middle = float(values[cut : count - cut].mean())
+    noise = float(np.clip(values, values[cut], values[-1 - cut]).std(ddof=1)) if count > 1 else math.inf
+    half: float = math.inf
+    looks = count - MIN_STARTS + 1
+    if looks > 0:
+        # The k-th look that can decide spends half of 1/(k (k+1)) of the error probability, and the last one the other
+        # half in addition, so that all looks together spend no more than the whole (Bonferroni's inequality).
+        error = (1 - confidence) / 2 * (1 / (looks * (looks + 1)) + last)
+        half = special.stdtrit(count - 2 * cut - 1, 1 - error) * noise / (1 - 2 * cut / count) / math.sqrt(count)
+    low, high, bound = middle - half, middle + half, math.log(limit)
     return RatioEstimate(
-        ratio=math.exp((low + high) / 2),
+        ratio=math.exp(middle),
         low=math.exp(low),
         high=math.exp(min(high, 700.0)),  # the largest power of e that a float holds is 709
-        rounds=rounds,
-        decision=decision,
+        rounds=sum(map(len, starts)),
+        noise=noise,
+        decision="below" if high < bound else "above" if low > bound else "open",
     )
+
+
+def decide_ratio(
+    by_metric: Mapping[Metric, Starts], limit: float, confidence: float, *, last: bool = False
+) -> RatioEstimate:
+    """The estimate that decides, of all metrics that may; the one with the shortest interval if none does.
+
+    Latency is the claim, so it decides if it can. CPU time hardly depends on other work on the machine, and decides
+    where latency is open: it refuses, and it accepts if the estimated latency is within the limit as well, since an
+    engine may also get slower by waiting.
+    """
+    # Each of the metrics may decide wrongly, so they share the error probability.
+    shared = 1 - (1 - confidence) / len(by_metric)
+    found = [replace(estimate(starts, limit, shared, last=last), metric=metric) for metric, starts in by_metric.items()]
+    for each in found:
+        if each.decision == "above" or (each.decision == "below" and found[0].ratio <= limit):
+            return each
+    return replace(min(found, key=lambda each: each.high / max(each.low, 1e-300)), decision="open")
+
+
+def starts_needed(noise: float, change: float, confidence: float) -> int:
+    """Starts that show, four times in five, a change by a factor of more than 1, for a ratio with this noise."""
+    from scipy import special
+
+    # The usual sample size: the quantiles of the last look's error probability, and of the probability to miss.
+    quantiles = special.ndtri(1 - (1 - confidence) / 2) + special.ndtri(0.8)
+    return max(MIN_STARTS, math.ceil(float(quantiles * noise / math.log(change)) ** 2))

@@ -16,7 +16,7 @@ from trtops.ops.evaluation.check import Accuracy, Evaluation
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, GrowthLimit, LatencyLimit, Policy
-from trtops.ops.gate.ratio import RatioEstimate, estimate
+from trtops.ops.gate.ratio import MIN_STARTS, Metric, RatioEstimate, decide_ratio, starts_needed
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
@@ -26,18 +26,20 @@ from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Verdict
 
 FindingOutcome: TypeAlias = Literal["pass", "refuse", "error", "open", "note"]
-Decision: TypeAlias = Literal["accept", "refuse", "measure more", "error"]
+Decision: TypeAlias = Literal["accept", "refuse", "undecided", "error"]
 
 EVIDENCE = "evidence"
 """The subject of the finding on data that cannot support a verdict."""
 
 _SHOWN = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
 _MAX_OUTPUTS = 50
+CLAIMS: dict[Metric, str] = {"wall": "Latency", "cpu-time": "CPU time", "instructions": "Instructions"}
 _ENGINE_COLUMNS = ("engine", "release", "precision", "size", "build", "run")
 _OUTPUT_COLUMNS = ("output", "noise width", "error", "distance from the accepted output", "distance in widths")
 DECIDED: dict[Decision, str] = {
-    "accept": "accepted", "refuse": "refused", "measure more": "more measurement is needed", "error": "error",
+    "accept": "accepted", "refuse": "refused", "undecided": "undecided", "error": "error",
 }  # fmt: skip
+EXIT_CODES: dict[Decision, int] = {"accept": 0, "refuse": 1, "error": 3, "undecided": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class EngineFacts(Record):
     model_sha256: str
     precision: Precision  # as requested
     engine_bytes: int
+    engine_sha256: str  # of the engine and the options to load it
+    interface: tuple[tuple[str, str], ...]  # inputs and outputs in order, each with dtype and shape
     build_seconds: float
     kernels: tuple[tuple[str, int], ...]  # by the precision that they compute in
 
@@ -64,6 +68,11 @@ class Measured(Record):
     widths: tuple[OutputWidth, ...] = ()
     accepted_top1: Accuracy | None = None  # on labelled data
     rounds: Rounds | None = None
+
+    @property
+    def same_engine(self) -> bool:
+        """Whether candidate and accepted engine are the same bytes, loaded with the same options."""
+        return self.accepted is not None and self.accepted.engine_sha256 == self.candidate.engine_sha256
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ def decide(findings: Iterable[Finding]) -> Decision:
     outcomes = {finding.outcome for finding in findings}
     if "refuse" in outcomes:
         return "refuse"
-    return "error" if "error" in outcomes else "measure more" if "open" in outcomes else "accept"
+    return "error" if "error" in outcomes else "undecided" if "open" in outcomes else "accept"
 
 
 def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bool = False) -> tuple[Finding, ...]:
@@ -126,8 +135,13 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
         found.append(Finding("model", "note", text))
     if limits.accuracy is not None:
         found += _output_findings(measured, limits.accuracy)
-    if limits.latency is not None and measured.rounds is not None:
-        found.append(_latency_finding(measured.rounds, limits.latency))
+    if limits.interface:
+        found.append(_interface_finding(dict(candidate.interface), dict(accepted.interface)))
+    if limits.latency is not None and measured.same_engine:
+        text = "nothing to measure, since the candidate is the accepted engine byte for byte, with the same options"
+        found.append(Finding("latency", "pass", text))
+    elif limits.latency is not None:
+        found.append(latency_finding(measured.rounds, limits.latency))
     if limits.size is not None:
         found.append(_growth_finding("size", limits.size, candidate.engine_bytes, accepted.engine_bytes, size))
     if limits.build_time is not None:
@@ -168,16 +182,44 @@ def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Findi
         yield Finding("accuracy", "refuse" if theirs.actual - mine.actual > limit.top1_drop else "pass", text)
 
 
-def _latency_finding(rounds: Rounds, limit: LatencyLimit) -> Finding:
-    found = estimate(rounds.starts, limit.ratio, limit.confidence)
+def _interface_finding(candidate: dict[str, str], accepted: dict[str, str]) -> Finding:
+    """Whether inputs and outputs have the same names, order, dtypes and shapes."""
+    changes = [f"{name} is new" for name in candidate if name not in accepted]
+    changes += [f"{name} is missing" for name in accepted if name not in candidate]
+    both = [name for name in candidate if name in accepted]
+    changes += [f"{n} is {candidate[n]}, {accepted[n]} before" for n in both if candidate[n] != accepted[n]]
+    if not changes and [*candidate] != [*accepted]:
+        changes.append(f"the order is {', '.join(candidate)}; before it was {', '.join(accepted)}")
+    text = "; ".join(changes) or f"{len(candidate)} inputs and outputs have the same names, order, dtypes and shapes"
+    return Finding("interface", "refuse" if changes else "pass", text)
+
+
+def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
+    """What decided, with the interval and the limit; without a decision, what would decide."""
+    if rounds is None or not any(rounds.starts.values()):
+        return Finding("latency", "open", "not measured before the budget ended; raise --minutes")
+    found = decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended)
+    starts = len(rounds.starts[found.metric])
     text = (
-        f"{found.ratio:.3f} times the accepted engine's ({rounds.candidate_ms:.3g} ms against {rounds.accepted_ms:.3g} "
-        f"ms), between {found.low:.3f} and {found.high:.3f} after {found.rounds} rounds; {limit.ratio:g} is allowed"
+        f"{CLAIMS[found.metric]} is {found.ratio:.3f} times the accepted engine's, between {found.low:.3f} and "
+        f"{min(found.high, 999):.3f} after {found.rounds} rounds in {starts} starts; {limit.ratio:g} is allowed "
+        f"(latency {rounds.candidate_ms:.3g} ms against {rounds.accepted_ms:.3g} ms)"
     )
-    if found.decision == "open":
-        text += ". More measurement is needed: raise max_rounds, choose another ratio, or use a quieter machine"
-    outcomes: dict[str, FindingOutcome] = {"below": "pass", "above": "refuse", "open": "open"}
-    return Finding("latency", outcomes[found.decision], text)
+    if found.decision != "open":
+        return Finding("latency", "pass" if found.decision == "below" else "refuse", text)
+    change = max(abs(limit.ratio - 1), 0.005)
+    needed = starts_needed(found.noise, 1 + change, limit.confidence) if math.isfinite(found.noise) else MIN_STARTS
+    if needed > starts:
+        text += (
+            f". This machine's noise is {found.noise:.1%}: a change of {change:.1%} needs about "
+            f"{math.ceil(needed * found.rounds / starts)} rounds ({needed * rounds.seconds / starts / 60:.1f} minutes)"
+        )
+    else:
+        text += f". This ratio is too close to the limit for this machine's noise of {found.noise:.1%}"
+    metrics = [metric for metric in ("cpu-time", "instructions") if metric not in rounds.starts]
+    wider = [f"allow {found.high - 1:.0%}"] if limit.ratio < found.high < 2 else []
+    advice = ["raise --minutes", "pin cores", *(["use --metric " + " or ".join(metrics)] if metrics else []), *wider]
+    return Finding("latency", "open", f"{text}; {', '.join(advice)}")
 
 
 def _growth_finding(
@@ -215,23 +257,25 @@ class GateResult(OpResult):
 
     @property
     def decision(self) -> Decision:
-        """``accept``, ``refuse`` or ``measure more``."""
+        """``accept``, ``refuse`` or ``undecided``; ``error`` if the gate itself failed."""
         return decide(self.findings)
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if accepted, ``bad`` if refused, ``unproven`` if only better data is needed, else ``error``."""
-        if self.decision in ("accept", "refuse"):
-            return "good" if self.decision == "accept" else "bad"
-        undecided = {finding.subject for finding in self.findings if finding.outcome in ("error", "open")}
-        return "unproven" if undecided == {EVIDENCE} else "error"
+        """``good`` if accepted, ``bad`` if refused, ``unproven`` if undecided, else ``error``."""
+        verdicts: dict[Decision, Verdict] = {"accept": "good", "refuse": "bad", "undecided": "unproven"}
+        return verdicts.get(self.decision, "error")
+
+    @property
+    def exit_code(self) -> int:
+        """0 if accepted, 1 if refused, 3 after an error, 4 if undecided."""
+        return EXIT_CODES[self.decision]
 
     @property
     def headline(self) -> str:
-        """The decision, and the checks that refused."""
-        if self.verdict == "unproven":
-            return "better data is needed"
-        subjects = dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == "refuse")
+        """The decision, and the checks that refused or are open."""
+        outcome = "open" if self.decision == "undecided" else "refuse"
+        subjects = dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == outcome)
         return DECIDED[self.decision] + (f" because of {', '.join(subjects)}" if subjects else "")
 
     @property
@@ -247,11 +291,12 @@ class GateResult(OpResult):
 
     @property
     def ratio(self) -> RatioEstimate | None:
-        """The ratio of latencies; None if not measured or not checked."""
+        """The ratio that decides about the latency; None if not measured or not checked."""
         limit = self.policy.of(self.precision).latency
-        if limit is None or self.measured is None or self.measured.rounds is None:
+        rounds = None if self.measured is None else self.measured.rounds
+        if limit is None or rounds is None or not any(rounds.starts.values()):
             return None
-        return estimate(self.measured.rounds.starts, limit.ratio, limit.confidence)
+        return decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended)
 
     def sections(self) -> Iterable[Section]:
         """The checks, both engines side by side with the latencies by round, and the outputs."""
@@ -263,10 +308,10 @@ class GateResult(OpResult):
         if self.measured is None:
             return
         rounds, chart = self.measured.rounds, None
-        if rounds is not None:
-            ratios = [math.exp(value) for start in rounds.starts for value in start]
+        if rounds is not None and self.ratio is not None:
+            ratios = [math.exp(value) for start in rounds.starts[self.ratio.metric] for value in start]
             points = tuple(Point(label=f"round {n}: {r:.4f}", x=float(n), y=r) for n, r in enumerate(ratios, start=1))
-            title = "Latency of the candidate relative to the accepted engine"
+            title = f"{CLAIMS[self.ratio.metric]} of the candidate relative to the accepted engine"
             chart = Chart(title=title, form="points", x="round", y="ratio", points=points)
         rows = []
         for name, facts in (("candidate", self.measured.candidate), ("accepted", self.measured.accepted)):
