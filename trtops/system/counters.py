@@ -26,7 +26,7 @@ def count_instructions(kind: int = 0, event: int = 1) -> Callable[[], int]:
     handle = libc.syscall(_SYSCALLS.get(platform.machine(), -1), attributes, 0, -1, -1, 8)
     if handle < 0:
         raise errors.UnsupportedFeatureError(
-            f"Instructions cannot be counted here (perf_event_open: {os.strerror(ctypes.get_errno())}). Virtual "
-            "machines often lack counters, and /proc/sys/kernel/perf_event_paranoid may forbid them. Use --metric cpu-time."
+            f"Instructions cannot be counted (perf_event_open: {os.strerror(ctypes.get_errno())}). Virtual machines "
+            "often lack counters, and /proc/sys/kernel/perf_event_paranoid may forbid them. Use --metric cpu-time."
         )
     return lambda: int.from_bytes(os.read(handle, 8), sys.byteorder)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 import textwrap
-from collections.abc import Callable, Collection
 import time
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +20,7 @@ from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import resolve
-from trtops.ops.gate import distribution
-from trtops.ops.gate import measurement
+from trtops.ops.gate import distribution, measurement
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.op import GateConfig, gate
