@@ -76,7 +76,7 @@ def op_job(
         store: Which tracking store it gets: ``none``; the one it ``reads``, which must exist, or ``writes``;
             ``optional``, only with an experiment; ``temporary``, in memory unless an experiment or a store is given.
         show: Prints the result, given it and the store's place; by default its page and how it ended.
-        code: Returns the exit code for the result; by default the result's own, or 0.
+        code: Returns the exit code for the result; by default the result's own, else 0 if its verdict is good, or 1.
         progress: What a progress bar says, and its unit; or what the op calls with its progress.
         options: The op's keyword arguments.
     """
@@ -106,7 +106,8 @@ def op_job(
             logs.say_result(result, place)
         else:
             logs.say(result.text())
-        return code(result) if code is not None else getattr(result, "exit_code", 0)
+        verdict = getattr(result, "verdict", "good")
+        return code(result) if code is not None else getattr(result, "exit_code", int(verdict != "good"))
 
     return run
 
