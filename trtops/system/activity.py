@@ -123,7 +123,7 @@ def _start_watching() -> None:
 def describe_death(code: int, doing: str, seconds: float | None) -> str:
     """How a child process ended: its exit code or negative signal, what it did, and the time limit that it exceeded."""
     if seconds is not None:
-        how = f"did not finish within {seconds:g} s and was killed"
+        how = f"did not finish within {seconds:.4g} s and was killed"
     elif -code == signal.SIGKILL:
         how = "was killed by SIGKILL, as the kernel does when memory runs out"
     elif code < 0:
