@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-gpu bench ui up down deploy docs clean
+.PHONY: help demo test check pytest format test-gpu bench ui up down deploy docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -23,10 +23,12 @@ $(VENV)/.demo: $(VENV)/.made pyproject.toml $(wildcard .ci/constraints-*.txt)
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.demo
-	@echo "Installing the test tools into $(VENV)"
-	$(PIP) -e '.[test,check]'
-	@touch $@
+# One call, which also installs what `.demo` does. Python compiles what it imports; pip would compile everything, one file
+# after the other.
+$(VENV)/.test: $(VENV)/.made pyproject.toml $(wildcard .ci/constraints-*.txt)
+	@echo "Installing trtops and the test tools into $(VENV) (a minute or two, once)"
+	$(PIP) --no-compile -e '.[test,check]'
+	@touch $@ $(VENV)/.demo
 
 $(VENV)/.team: $(VENV)/.demo
 	@echo "Installing the server packages into $(VENV)"
@@ -36,7 +38,12 @@ $(VENV)/.team: $(VENV)/.demo
 demo: $(VENV)/.demo ## build a real model in FP32, FP16 and INT8, check and log the engines, print a table
 	@$(PY) -m flows.demo
 
-test: $(VENV)/.test check ## run `make check` and all tests that need no GPU
+test: $(VENV)/.test ## run `make check` and all tests that need no GPU, at the same time
+	@$(MAKE) --no-print-directory -j2 check pytest
+
+pytest: $(VENV)/.test
+	@# Compiles everything once in a new checkout, and not in each process of the tests.
+	@test -d tests/__pycache__ || PYTHONDONTWRITEBYTECODE= $(PY) -m pytest --collect-only -qq > /dev/null || true
 	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) -q  # hundreds of child processes share compiled files
 
 check: $(VENV)/.test ## check format, lint, types and import contracts

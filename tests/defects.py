@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.models import model, random
+from tests.models import CONV_NODES, model, random
 from trtops.backend.onnx.model import Model
 
 Array = np.ndarray
@@ -122,24 +122,14 @@ def classifier() -> Sound:
     """Probabilities of 10 classes, with batch normalization whose variances are small."""
     weights = {
         "w0": random(8, 3, 3, 3, seed=1, scale=0.05), "b0": random(8, seed=2, scale=0.1),
-        "gain": np.abs(random(8, seed=3)) + 0.5, "shift": random(8, seed=4),
+        "scale": np.abs(random(8, seed=3)) + 0.5, "bias": random(8, seed=4),
         "mean": random(8, seed=5, scale=0.1), "var": np.abs(random(8, seed=6, scale=0.02)) + np.float32(0.005),
         "w1": random(16, 8, 3, 3, seed=7, scale=0.2), "w2": random(16, 10, seed=8, scale=0.6), "b2": random(10, seed=9),
         "back": np.array([3, 2, 1, 0]), "shrunk": np.float32(1.02),
     }  # fmt: skip
-    text = """(float[4,3,10,10] image) => (float[4,10] scores) {
-        [conv0] c0 = Conv<pads = [1,1,1,1]>(image, w0, b0)
-        [bn0] n0 = BatchNormalization<epsilon = 0.00001>(c0, gain, shift, mean, var)
-        [relu0] r0 = Relu(n0)
-        [conv1] c1 = Conv<strides = [2,2]>(r0, w1)
-        [relu1] r1 = Relu(c1)
-        [pool] p = GlobalAveragePool(r1)
-        [flatten] f = Flatten(p)
-        [fc] logits = Gemm(f, w2, b2)
-        [softmax] scores = Softmax<axis = 1>(logits)
-    }"""
+    text = f"(float[4,3,10,10] image) => (float[4,10] scores) {{ {CONV_NODES}"
     return Sound("classifier", text, weights, [{"image": random(4, 3, 10, 10, seed=20 + i)} for i in range(3)], (
-        replaced("wrong epsilon", ("epsilon = 0.00001", "epsilon = 0.001")),
+        replaced("wrong epsilon", ("Normalization", "Normalization<epsilon = 0.001>")),
         replaced("wrong axis of softmax", ("Softmax<axis = 1>", "Softmax<axis = 0>")),
         replaced("pooled by maximum", ("GlobalAveragePool", "GlobalMaxPool")),
         replaced("wrong pad", ("pads = [1,1,1,1]", "pads = [2,2,0,0]")),

@@ -143,6 +143,19 @@ def data_dependent() -> Case:
     return Case(proto, {"x": x}, {"where": np.array(np.nonzero(x))}, name="data_dependent")
 
 
+CONV_NODES = """
+            [conv0] c0 = Conv<pads = [1,1,1,1]>(image, w0, b0)
+            [bn0] n0 = BatchNormalization(c0, scale, bias, mean, var)
+            [relu0] r0 = Relu(n0)
+            [conv1] c1 = Conv<strides = [2,2]>(r0, w1)
+            [relu1] r1 = Relu(c1)
+            [pool] p = GlobalAveragePool(r1)
+            [flatten] f = Flatten(p)
+            [fc] logits = Gemm(f, w2, b2)
+            [softmax] scores = Softmax<axis = 1>(logits)
+        }"""
+
+
 def conv_net() -> Case:
     """A small image classifier: two convolutions, batch normalization, pooling, a fully connected head, softmax."""
     weights = {
@@ -157,17 +170,7 @@ def conv_net() -> Case:
         "b2": random(10, seed=9),
     }
     proto = model(
-        """(float[batch,3,8,8] image) => (float[batch,10] scores) {
-            [conv0] c0 = Conv<pads = [1,1,1,1]>(image, w0, b0)
-            [bn0] n0 = BatchNormalization(c0, scale, bias, mean, var)
-            [relu0] r0 = Relu(n0)
-            [conv1] c1 = Conv<strides = [2,2]>(r0, w1)
-            [relu1] r1 = Relu(c1)
-            [pool] p = GlobalAveragePool(r1)
-            [flatten] f = Flatten(p)
-            [fc] logits = Gemm(f, w2, b2)
-            [softmax] scores = Softmax<axis = 1>(logits)
-        }""",
+        f"(float[batch,3,8,8] image) => (float[batch,10] scores) {{ {CONV_NODES}",
         weights,
         name="conv_net",
     )

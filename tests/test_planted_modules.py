@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import models
 from tests.hostile import plant_modules
+from tests.waiting import is_gone, until
 from trtops import errors
 from trtops.backend.onnx.from_tensorflow import OnnxFromTensorFlow
 from trtops.system.worker import Worker
@@ -59,12 +61,25 @@ def test_commands_ignore_planted_modules(place: Path, words: tuple[str, ...]) ->
 
 
 def test_flow_and_server_ignore_planted_modules(place: Path, tmp_path: Path, prefect_database: Path) -> None:
+    """The flow, and Prefect's server that it starts, which also ends with a process that is killed."""
     home = shutil.copytree(prefect_database, tmp_path / "prefect")
-    quick = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "900", "PREFECT_HOME": str(home)}
+    environment = {**os.environ, "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "900", "PREFECT_HOME": str(home)}
     script = tmp_path / "flow.py"
-    script.write_text("from trtops.flows import convert\nprint(convert('conv_net.onnx', precision='fp16').verdict)")
-    done = python(str(script), **quick)
-    assert done.returncode == 0 and "good" in done.stdout, done.stderr
+    script.write_text(
+        "import time\nfrom trtops.flows import convert\n"
+        "print(convert('conv_net.onnx', precision='fp16', latency_runs=0, plots='never').verdict, flush=True)\n"
+        "time.sleep(3600)"
+    )
+    environment.pop("PYTHONPATH", None)
+    with subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "good\n"
+            started = psutil.Process(process.pid).children(recursive=True)
+            servers = [child.pid for child in started if Path(child.cwd()) == home]
+        finally:
+            process.kill()
+    assert servers
+    until(lambda: all(map(is_gone, servers)))
 
 
 def test_worker_uses_search_path_of_parent(place: Path, monkeypatch) -> None:

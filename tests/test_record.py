@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -158,8 +157,13 @@ def test_json_that_is_not_an_object_is_rejected(text: str) -> None:
     )
 )
 def test_any_json_raises_only_format_errors(data: object) -> None:
-    with contextlib.suppress(errors.FormatError):
-        Outer.from_json(json.dumps(data))
+    for each in (data, {"name": data}, {"name": "x", "table": data}):
+        try:
+            found = Outer.from_json(json.dumps(each))
+        except errors.FormatError as exc:
+            assert "Outer" in str(exc)
+        else:
+            assert Outer.from_json(found.to_json()) == found
 
 
 def test_files_and_bytes_have_one_sha256(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ def test_hanging_child_ends_with_its_parent(tmp_path):
     """
     with subprocess.Popen(script(tmp_path / "parent.py", main), stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())
+        assert not is_gone(child)
         parent.kill()
 
     until(lambda: is_gone(child))

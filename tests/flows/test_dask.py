@@ -51,11 +51,15 @@ def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
     return models.identity().write(tmp_path), replace(of_one_node(BUILDS), check=check, parallel=2)
 
 
-def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case) -> None:
+def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case, tmp_path: Path) -> None:
     model, campaign = case
 
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         result = debug_build(model, campaign, dask=cluster.scheduler_address)
+        with Client(cluster) as client:
+            client.run(use_store, str(tmp_path / "other"))
+        with pytest.raises(errors.ConfigError, match=r"logs to .*other/mlflow\.db, not to the store of this flow"):
+            debug_build(model, campaign, dask=cluster.scheduler_address, experiment="elsewhere")
 
     tracker = default_tracker()
     reap(tracker)
@@ -92,18 +96,13 @@ def test_repeated_iteration_is_made_once(case) -> None:
     assert len(runs) == 2 and result.iterations == 2
 
 
-def test_unusable_clusters_fail_the_flow(store: Path, case, tmp_path: Path) -> None:
+def test_unusable_cluster_fails_the_flow(store: Path, case) -> None:
     model, campaign = case
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(errors.ConfigError, match=r"tcp://127\.0\.0\.1:9"),
     ):
         debug_build(model, campaign, dask="tcp://127.0.0.1:9")
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
-        with Client(cluster) as client:
-            client.run(use_store, str(tmp_path / "other"))
-        with pytest.raises(errors.ConfigError, match=r"logs to .*other/mlflow\.db, not to the store of this flow"):
-            debug_build(model, campaign, dask=cluster.scheduler_address)
 
 
 def use_store(folder: str) -> None:

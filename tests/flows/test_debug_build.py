@@ -40,14 +40,14 @@ def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
 def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None:
     model, campaign = case
 
-    result = debug_build(model, campaign, until=30, parallel=2)
+    result = debug_build(model, campaign, until=16, parallel=2)
     diffed = diff_tactics(runs=(result.run_id,))
     proved = prove(result.run_id, repeats=1)
     tracker = default_tracker()
     runs = tracker.find("blocks", parent=result.run_id)
     promoted = promote(next(info.id for info in runs if info.verdict == "good"))
 
-    assert sorted(int(i.tags[Tag.ITERATION]) for i in runs if Tag.ITERATION in i.tags) == list(range(30))
+    assert sorted(int(i.tags[Tag.ITERATION]) for i in runs if Tag.ITERATION in i.tags) == list(range(16))
     assert {(c.layer, c.choice) for c in result.found.confirmed[0].choices} == {(layer, FAST) for layer in GELUS}
     assert diffed.found == result.found
     assert proved.outcome == "confirmed"
@@ -144,7 +144,8 @@ def test_campaign_takes_device_of_free_gpu(monkeypatch: pytest.MonkeyPatch) -> N
         assert (first, second, third) == (("test-1",), ("test-2",), ())
 
 
-def test_device_is_held_by_one_builder() -> None:
+def test_device_is_held_by_one_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_gpus", {"test-7": "gpu-7", "test-8": "gpu-8"})
     free, came_when_free = threading.Event(), list[bool]()
 
     def wait() -> None:

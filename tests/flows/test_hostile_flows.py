@@ -73,7 +73,7 @@ def test_flows_survive_forged_runs(place: Path) -> None:
     # The ways of the others are tried by the same operations in tests/cli/test_hostile_store.py.
     campaign = forged_runs(place)[1]
     returned = set(run_all(flows_on(campaign), place))
-    assert returned <= {"audit", "diff_tactics", "gate"}  # whose results say what is wrong
+    assert returned <= {"audit", "diff_tactics", "gate"}
 
     Path("models.yaml").write_text("models:\n  - model: conv_net.onnx\n")
     assert {"convert", "nightly", "accuracy", "triage"} <= set(run_all(flows_on_store(), place))
@@ -83,5 +83,5 @@ def test_flows_survive_forged_runs(place: Path) -> None:
 def test_flows_survive_a_hostile_server(place: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     with serving(server_that(way, place)) as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        run_all(flows_on(RUN), place)
-        run_all({"convert": flows_on_store()["convert"]}, place)
+        assert set(run_all(flows_on(RUN), place)) <= {"audit"}  # whose results say what is wrong
+        assert run_all({"convert": flows_on_store()["convert"]}, place) == []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import Flow
 
+from tests.amounts import LONG
 from tests.given_shapes import GIVEN, OF_DATA, OF_PROFILE, PROFILE, evaluated, seen_shapes, write_net
 from trtops import flows
 from trtops.spec import OptimizationProfile, ShapeRange
@@ -45,8 +45,7 @@ def test_every_flow_with_shapes_is_listed() -> None:
     assert taking == FLOWS.keys() and "nightly" in names  # whose shapes are those of its list
 
 
-LONG = os.environ.get("TRTOPS_TEST_LONG") == "1"
-QUICK = ("convert", "precision", "reduce", "sensitivity")  # all flows are made in the same way
+QUICK = ("convert", "sensitivity")  # all flows are made in the same way
 
 
 @pytest.mark.parametrize("name", FLOWS if LONG else QUICK)

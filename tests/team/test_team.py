@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import psutil
 import pytest
@@ -22,8 +25,10 @@ from trtops.tracking.base import RunInfo
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTeam]:
+def running(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[RunningTeam]:
     folder = tmp_path_factory.mktemp("servers")
+    (folder / "team" / "prefect").mkdir(parents=True)
+    shutil.copy(prefect_database / "prefect.db", folder / "team" / "prefect")
     models.conv_net().fixed().write(folder)
     with running_team(folder) as started:
         yield started
@@ -89,7 +94,9 @@ def test_schedule_builds_list_on_the_workers_server(deployed: RunningTeam):
     listed = deployed.models / "list.yaml"
     listed.write_text("models:\n  - model: conv_net.onnx\n    experiment: scheduled\n  - model: conv_nett.onnx\n")
     found = deployed.deployment("nightly/cpu")
-    schedule = {"schedule": {"interval": 5}, "active": True, "parameters": {"models": str(listed)}}
+    # One run in a few seconds. With a short interval, further runs would start before the first one ends.
+    interval = {"interval": 60, "anchor_date": (datetime.now(timezone.utc) + timedelta(seconds=3)).isoformat()}
+    schedule = {"schedule": interval, "active": True, "parameters": {"models": str(listed)}}
     made = deployed.call("POST", f"deployments/{found['id']}/schedules", [schedule])
     build = eventually(lambda: next(iter(deployed.tracker().find("scheduled", status="finished")), None))
     deployed.call("DELETE", f"deployments/{found['id']}/schedules/{made[0]['id']}")

@@ -38,7 +38,7 @@ def test_killed_process_leaves_complete_or_incomplete_run(new_store, tmp_path: P
     source.write_bytes(PLAN)
     log_a_build(tracker, source)  # imports what there is to be imported
     seconds = seconds_of(log_a_build, tracker, source)
-    points = 24
+    points = 12
 
     for i in range(points):
         run_until_spent(seconds * i / points, log_a_build, tracker, source)

@@ -279,7 +279,7 @@ def test_only_good_runs_are_shown_as_finished(embedded: MlflowTracker) -> None:
 def test_eight_processes_log_builds_at_once(place: str, request, server_root: Path, new_store, tmp_path: Path):
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - the children have it ready and so really meet
 
-    builds = amount(50, in_every_run=10)
+    builds = amount(50, in_every_run=5)
     root = server_root if place == "server" else new_store(tmp_path / "mlruns")
     address = request.getfixturevalue("server") if place == "server" else root
 

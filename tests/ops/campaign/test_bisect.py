@@ -81,7 +81,7 @@ def test_culprit_is_confirmed_completely_and_logged(bisected, tracker):
     assert run.info.tags[Tag.EVIDENCE] == f"{bisected.good_run} {bisected.bad_run}"
 
 
-@pytest.mark.parametrize("seed", range(amount(20, in_every_run=3)))
+@pytest.mark.parametrize("seed", range(amount(20, in_every_run=1)))
 def test_until_decided_takes_a_dozen_builds(model, data, seed):
     result = debug_build(model, config(data, seed=seed), tracker=MemoryTracker())
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import long_only
 from tests.campaigns import config, two_blocks
 from tests.servers import MlflowServer
 from trtops.cli.main import main
@@ -97,7 +98,7 @@ def test_short_outage_is_waited_for(
     assert (result.good, result.bad) == (undisturbed[0].good, undisturbed[0].bad)
 
 
-@pytest.mark.parametrize("moment", [0, 2])
+@pytest.mark.parametrize("moment", [long_only(0), 2])
 def test_long_outage_is_spooled_and_uploaded(
     case, undisturbed, server: MlflowServer, tracker: OfflineTracker, moment: int, monkeypatch, capsys
 ) -> None:

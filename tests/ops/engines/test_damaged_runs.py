@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> Path:
 
 def convert_seeded(model: Path, tracker: MlflowTracker, seed: int):
     """Convert with a seed: builds with another seed never reuse it."""
-    build = BuildConfig(options=OnnxRuntimeOptions(tactic_seed=seed))
+    build = BuildConfig(options=OnnxRuntimeOptions(tactic_seed=seed, timing_iterations=1))
     return convert(model, ConvertConfig(build=build, check=QUICK.check), tracker=tracker, experiment="damaged")
 
 
@@ -59,7 +59,6 @@ WAYS += (Artifact.ENGINE_OPTIONS, Artifact.LAYERS, Artifact.TACTICS)
 @pytest.mark.parametrize(("seed", "how"), list(enumerate(WAYS)))
 def test_damaged_engines_are_built_again(tracker, model, seed, how, caplog) -> None:
     first = convert_seeded(model, tracker, seed)
-    assert convert_seeded(model, tracker, seed).reused_from == first.run_id
     damage(tracker, first.run_id, how)
 
     again = convert_seeded(model, tracker, seed)

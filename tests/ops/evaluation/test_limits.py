@@ -24,21 +24,25 @@ from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import Feeds, collect, golden_outputs
 from trtops.ops.evaluation.limits import Noise, NoiseLimits, OutputNoise, RightModel, default_tolerances
 from trtops.ops.evaluation.precision_check import check_precision
-from trtops.spec import BuildConfig, Precision
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
 from trtops.tracking.memory import MemoryTracker
 
 
-def run(model: Model, sound: Sound, precision: Precision) -> tuple[RunResults, Build]:
+def run(model: Model, sound: Sound, config: BuildConfig) -> tuple[RunResults, Build]:
     """Build a model with ONNX Runtime and run it on the sound model's data."""
     backend, data = engine_backend("onnxruntime"), Feeds("the pair's data", lambda: sound.feeds)
-    build = backend.build(model, BuildConfig(precision=precision), caches=Caches(), calibration_data=data)
+    build = backend.build(model, config, caches=Caches(), calibration_data=data)
     with backend.runner(build.engine) as runner:
         return collect(runner, sound.feeds), build
 
 
+UNTIMED = OnnxRuntimeOptions(tactics=())
+
+
 def with_defect(sound: Sound, defect: Defect, precision: Precision, outputs: RunResults) -> RunResults:
     if not defect.stale:
-        return run(sound.model(defect), sound, precision)[0]
+        # No settings are timed, unlike for sound models.
+        return run(sound.model(defect), sound, BuildConfig(precision=precision, options=UNTIMED))[0]
     iterations, stale = outputs[0][1], RunResults()
     stale.add([dict(iterations[max(0, number - 1)]) for number in range(len(iterations))])
     return stale
@@ -65,8 +69,9 @@ def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
         sound = make()
         model = sound.model()
         golden = golden_outputs(model, sound.feeds, None)
-        outputs, build = run(model, sound, precision)
-        config, ranges = BuildConfig(precision=precision), build.calibration_cache
+        config = BuildConfig(precision=precision)
+        outputs, build = run(model, sound, config)
+        ranges = build.calibration_cache
         right = RightModel(model=model, build=config, feeds=sound.feeds, golden=golden, calibration=ranges)
         tolerances = right.tolerances(None)
         assert not right.noise.why_not and not right.noise.insufficient
