@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import replace
+from itertools import chain, combinations
 
 from trtops import errors
 from trtops.reports.description import description
@@ -35,6 +36,8 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
     try:
         info = tracker.info(run.id)
         sections = list(stored_sections(tracker, info, read))
+        if run.is_spooling:  # the store has builds as they were before it went away
+            sections = [section for section in sections if section.title != "Builds"]
         paths = sorted(entry.path for entry in run.logged() if entry.path.endswith(_PICTURES))
         pictures = {path: read(path) for path in paths}
         headline = document.headline if document.headline != document.verdict else ""
@@ -49,21 +52,27 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
         log.warning("The report of run %s could not be written: %s: %s", run.id, type(exc).__name__, exc)
 
 
-def drawn_again(tracker: Tracker, stored: StoredRun) -> tuple[str, str] | None:
-    """The report and the description of a finished run, from its data and the store; None if another release drew them.
+def drawn_again(tracker: Tracker, stored: StoredRun) -> list[tuple[str, str]]:
+    """The report and the description of a finished run, as they may have been drawn from its data and the store.
 
-    Both have the ids and texts that they were first drawn with, so that they can be compared.
+    Empty if another release drew them. Several if the run was spooled, since parts of the store could not be read then.
     """
-    read = stored.get
     if f'layout {LAYOUT}"'.encode() not in stored.read_bytes(Artifact.REPORT):
-        return None
+        return []
     info, stated = stored.info, stored.manifest.run
+    spooled = stated is not None and stated.spooled
     if stated is not None:  # a spooled run was drawn under its local id
         info = replace(info, id=stated.id, parent=stated.parent)
-    document, sections = document_of(info, read), list(stored_sections(tracker, info, read))
-    paths = (entry.path for entry in stored.manifest.original().artifacts if entry.path.endswith(_PICTURES))
-    pictures = {path: read(path) for path in paths}
-    return page(document, info, sections, pictures), description(document, info, sections)
+    document, sections = document_of(info, stored.get), list(stored_sections(tracker, info, stored.get))
+    paths = [entry.path for entry in stored.manifest.original().artifacts if entry.path.endswith(_PICTURES)]
+    needed = [title for title in ("Outputs", "Builds", "Layers") if spooled]
+    drawn = []
+    for missing in chain.from_iterable(combinations(needed, count) for count in range(len(needed) + 1)):
+        shown = [section for section in sections if not section.title.startswith(missing)]
+        for pictures in (paths, []) if spooled and paths else (paths,):
+            texts = {path: stored.get(path) for path in pictures}
+            drawn.append((page(document, info, shown, texts), description(document, info, shown)))
+    return drawn
 
 
 def report_page(tracker: Tracker, run_id: str) -> str:

@@ -84,6 +84,7 @@ class Statement(Record):
     parent: str | None
     start_time: float
     end_time: float
+    spooled: bool
     resumed: bool
     tags: Mapping[str, str]
     params: Mapping[str, str]

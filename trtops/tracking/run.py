@@ -66,6 +66,11 @@ class Run(ABC):
         self._whole = False
         self._ended: RunStatus | None = None
 
+    @property
+    def is_spooling(self) -> bool:
+        """True while the run is written to the spool."""
+        return False
+
     def rename(self, name: str) -> None:
         """Replace the run's name, such as by one that states a result.
 
@@ -238,6 +243,7 @@ class Run(ABC):
             parent=info.parent,
             start_time=round(info.start_time, 3),
             end_time=round(time.time(), 3),  # in milliseconds, as MLflow keeps it
+            spooled=self.is_spooling,
             resumed=self._resumed,
             tags=tags,
             params=params,
