@@ -28,8 +28,10 @@ from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
 from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.record import canonical_json, sha256
+from trtops.reports.present import drawn_again
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system import signing
+from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.records import Statement
@@ -101,6 +103,22 @@ class Logged:
         stated |= {"start_time": info.start_time, "end_time": info.end_time}
         file.write_text(json.dumps(manifest, indent=2, ensure_ascii=False))
         self.rewrite_tags(run)
+
+    def adjust(self, run: str) -> None:
+        """Make everything match the files: manifest, tags, numbers of the engine, report, description and statement."""
+        self.rewrite_manifest(run)
+        self.rewrite_tags(run)
+        layers = json.loads((self.folder(run) / Artifact.LAYERS).read_bytes())
+        self.set(run, "metric", "build/layers", len(layers))
+        self.set(run, "metric", "build/engine_bytes", (self.folder(run) / "engine/engine.ort").stat().st_size)
+        record = TacticRecord.from_json((self.folder(run) / Artifact.TACTICS).read_bytes())
+        self.set(run, "metric", "tactics/coverage", record.coverage)
+        self.restate(run)
+        [(page, note)] = drawn_again(self.tracker, self.tracker.load(self.runs[run]))
+        (self.folder(run) / Artifact.REPORT).write_text(page, encoding="utf-8")
+        self.set(run, "tag", Tag.NOTE, note)
+        self.rewrite_manifest(run)
+        self.restate(run)
 
     def unsign(self, run: str) -> None:
         """Remove the signature, and the statement that there was one."""

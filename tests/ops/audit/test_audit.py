@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import models
 from tests.keys import new_key
-from tests.ops.audit.conftest import Logged
+from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.auditing.op import AuditConfig, audit, choose_runs
 from trtops.ops.campaign.promote import resolve
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.spec import BuildConfig
 from trtops.system import signing
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.mlflow.connection import Connection
+from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.spool import Spool
 
 
 def test_runs_are_selected_by_every_filter(pristine: Logged) -> None:
@@ -85,6 +93,33 @@ def test_reports_are_escaped_readable_and_signed(logged: Logged, monkeypatch: py
     names = {each["name"] for each in statement["subject"]}
     assert {Artifact.AUDIT_RESULT, Artifact.REPORT, Artifact.MANIFEST} <= names
     assert statement["predicate"]["verdict"] == "good"
+
+
+def test_spooled_runs_are_verified(logged: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that is drawn while the store is away lacks the parts that could not be read."""
+    tracker, call, calls = OfflineTracker(MlflowTracker(logged.root), Spool(tmp_path / "spool")), Connection.call, [0]
+
+    def away(self: Connection, *args: Any, **named: Any) -> Any:
+        calls[0] -= 1
+        if calls[0] < 0:
+            raise errors.TrackingUnavailableError("it is away")
+        return call(self, *args, **named)
+
+    model = models.conv_net().fixed().write(tmp_path)
+    config = ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK, rebuild=True)
+    spooled = []
+    with monkeypatch.context() as patch:
+        patch.setenv("TRTOPS_TRACKING_WAIT", "0")
+        patch.setenv(signing.KEY_VARIABLE, str(logged.private))
+        patch.setattr(Connection, "call", away)
+        for calls[0] in (0, 9, 14):
+            spooled.append(convert(model, config, tracker=tracker).run_id)
+    tracker.upload_spool()
+
+    found = audit(AuditConfig(runs=tuple(spooled), rebuild=False, keys=(str(logged.key),)), tracker=tracker)
+
+    assert tracker.spool.runs() == [] and all(tracker.load(run).manifest.run.spooled for run in spooled)  # type: ignore[union-attr]
+    assert found.verdict == "good", found.page()
 
 
 def test_exit_code_reports_failed_runs(logged: Logged, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

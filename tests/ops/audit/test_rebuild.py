@@ -14,15 +14,20 @@ import pytest
 from tests import models
 from tests.gates import kept, with_wrong_weight, write
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
+from tests.ops.audit.test_integrity import scaled
+from trtops import errors
 from trtops.backend.base import Build, Caches
+from trtops.backend.engines import engine_backend
 from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.calibration.cache import CalibrationCache
 from trtops.ops.auditing.op import AuditConfig, audit
-from trtops.ops.auditing.rebuilding import MaterialFolder, builder_inputs, gather, rebuild
+from trtops.ops.auditing.rebuilding import MaterialFolder, builder_inputs, check_engine_again, gather, rebuild
 from trtops.ops.auditing.result import RunAudit, reaches
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
+from trtops.record import sha256_file
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds
@@ -172,6 +177,73 @@ def test_damaged_engine_is_rebuilt(logged: Logged) -> None:
         assert found.grade in ("bytes equal", "tactics equal") and "the engine" in found.missing[0]
         assert not found.whole and not found.passes("tolerance")
         assert {each.what for each in found.contradictions} == {"engine/engine.ort"}
+
+
+def test_adjusted_engine_contradicts_its_numbers(victim: Logged) -> None:
+    """The engine of a model with other weights, with everything else of its build, and all statements adjusted."""
+    for path in (
+        "engine/engine.ort",
+        Artifact.ENGINE_OPTIONS,
+        Artifact.LAYERS,
+        Artifact.TACTICS,
+        Artifact.TIMING_CACHE,
+    ):
+        shutil.copyfile(victim.folder("retrained") / path, victim.folder("fp32") / path)
+    victim.adjust("fp32")
+
+    found = rebuilt(victim, "fp32", ways=("replay",))
+
+    named = [each.text() for each in found.contradictions]
+    assert found.whole and found.answer("tolerance") == "contradicted"
+    assert any(each.startswith("largest error of scores: accuracy/results.json says") for each in named), named
+
+
+def test_doubled_range_is_no_equal_build(victim: Logged) -> None:
+    def doubled(data: bytes) -> bytes:
+        cache = CalibrationCache.from_bytes(data)
+        first, *others = cache.ranges
+        wider = replace(first, amax=2 * first.amax, low=first.low and 2 * first.low, high=first.high and 2 * first.high)
+        cache = replace(cache, ranges=(wider, *others))
+        return cache.to_bytes() if data.startswith(b"{") else cache.to_tensorrt()
+
+    victim.edit("int8", Artifact.CALIBRATION_CACHE, doubled)
+    victim.adjust("int8")
+
+    found = rebuilt(victim, "int8", ways=("replay",))
+
+    assert not reaches(found.grade, "tactics") and found.answer("tactics") == "contradicted"
+    assert [each.what for each in found.contradictions] == ["outputs"]
+    assert found.rebuilds[0].tactics == () and "kernels equal" in found.contradictions[0].why
+
+
+def test_changed_golden_outputs_contradict_the_model(victim: Logged) -> None:
+    victim.edit("campaign", Artifact.GOLDEN, scaled)
+    victim.rewrite_manifest("campaign")
+    digest = sha256_file(victim.folder("campaign") / Artifact.GOLDEN)
+    for run in ("campaign", "iteration"):
+        victim.set(run, "tag", Tag.GOLDEN_SHA256, digest)
+        victim.restate(run)
+
+    found = rebuilt(victim, "iteration", ways=("replay",))
+
+    assert "golden outputs" in [each.what for each in found.contradictions]
+
+
+def test_engine_of_another_place_is_not_verified(pristine: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_another_release(*args: object, **named: object) -> None:
+        raise errors.EngineLoadError("it was built by another release")
+
+    monkeypatch.setattr(Worker, "run", of_another_release)
+    gathered = gather(pristine.tracker.load(pristine.runs["fp32"]), pristine.tracker, MaterialFolder(None))
+    with Worker() as worker:
+        backend = IsolatedBackend("onnxruntime", worker=worker)
+        monkeypatch.setattr(IsolatedBackend, "environment", lambda self: engine_backend("onnxruntime").environment())
+        [wrong], unverified = check_engine_again(gathered, backend)
+        assert wrong.what == "engine" and unverified == []
+        elsewhere = replace(engine_backend("onnxruntime").environment(), backend_version="9.9")
+        monkeypatch.setattr(IsolatedBackend, "environment", lambda self: elsewhere)
+        problems, [unverified] = check_engine_again(gathered, backend)
+        assert problems == [] and "the logged engine: it does not run" in unverified
 
 
 def test_gated_engine_is_rebuilt_and_checked(tmp_path: Path) -> None:
