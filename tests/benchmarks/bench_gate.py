@@ -1,7 +1,8 @@
 """What the gate accepts, what it refuses, and what it costs, on engines of ONNX Runtime.
 
 * ``cost``: the gate's own time compared with its builds.
-* ``repeats``: unchanged pairs, the same engine and the same build made again; at most one of a hundred may be refused.
+* ``candidates``: twenty regressions and twenty unchanged candidates; none may be decided wrongly, or after its budget.
+* ``simulated``: the same for latencies on simulated machines: quiet, loaded, with drift, and with bursts.
 * ``planted``: twenty regressions; each must be refused for its own reason.
 * ``builds``: gates on builds of twenty networks, with and without one bad build in ten.
 """
@@ -10,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +23,11 @@ import onnx
 from onnx import numpy_helper
 
 from tests import models, zoo
-from tests.benchmarks.harness import Goals, benchmark
+from tests.benchmarks.harness import Goals, benchmark, timed
 from tests.gates import (
     ZOO,
+    Machine,
+    SimulatedEngine,
     built,
     claiming,
     convolutions,
@@ -33,13 +37,18 @@ from tests.gates import (
     slow_build,
     ten_outputs,
     with_ballast,
+    with_further_axis,
+    with_further_nodes,
     with_offset,
     with_wrong_weight,
     write,
 )
 from trtops.comparator.report import Tolerances
+from trtops.ops.gate import engine_process
+from trtops.ops.gate.engine_process import measure_rounds
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
+from trtops.ops.gate.ratio import decide_ratio
 from trtops.ops.gate.result import GateResult
 from trtops.ops.gate.tolerance import BuildShare, decide_share
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
@@ -54,27 +63,114 @@ DEFAULT = BuildConfig(options=OnnxRuntimeOptions(tactics=(), intra_op_threads=1)
 Planted = tuple[str, Callable[[], GateResult], str]
 
 
-def repeats(folder: Path, goals: Goals, count: int) -> None:
+def candidates(folder: Path, goals: Goals, minutes: float, simulated: bool) -> None:
+    """Forty candidates: twenty regressions from 3 % slower and 0.1 % less accurate upwards, twenty unchanged."""
+    found: Counter[str] = Counter()
+    late = wrong = 0
+    for title, call, expected in simulated_candidates(minutes) if simulated else real_candidates(folder, minutes):
+        result, seconds = call()
+        decision = result if isinstance(result, str) else result.decision
+        found[f"{expected}: {decision}"] += 1
+        wrong += decision not in (expected, "undecided")
+        late += seconds > 60 * minutes
+        lines = [] if isinstance(result, str) else [f.line for f in result.findings if f.subject == "latency"]
+        print(f"{title:34} {decision:9} {seconds:6.1f} s  {''.join(lines)}", flush=True)
+    goals.at_most("candidates decided wrongly", wrong, 0, "", str(dict(found)))
+    goals.at_most("gates that exceed their budget", late, 0, "")
+
+
+def simulated_candidates(minutes: float) -> Iterator[tuple[str, Callable[[], tuple[str, float]], str]]:
+    """The timed part of gates, on simulated engines and machines."""
+    noise = {"quiet": {}, "loaded": {"load": 0.5}, "drift": {"load": 0.1, "drift": 0.5}, "bursts": {"bursts": 0.2}}
+    decisions = {"below": "accept", "above": "refuse", "open": "undecided"}
+    for (name, kind), (number, ratio) in product(noise.items(), enumerate((1.03, 1.05, 1.08, 1.15, 1.3) + (1.0,) * 5)):
+
+        def call(kind=kind, number=number, ratio=ratio) -> tuple[str, float]:  # type: ignore[no-untyped-def]
+            machine = Machine(number, **kind)
+            engine_process.time = machine  # type: ignore[assignment]
+            sides = SimulatedEngine(machine, 2e-4 * ratio), SimulatedEngine(machine)
+            limit, until = LatencyLimit(ratio=1.015), machine.now + 0.88 * 60 * minutes
+            rounds = measure_rounds(*sides, limit, deciding=sides[0].metrics, until=until)  # type: ignore[arg-type]
+            engine_process.time = time
+            decided = decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended)
+            return decisions[decided.decision], machine.now
+
+        yield f"{name}: {ratio - 1:.0%} slower", call, "refuse" if ratio > 1 else "accept"
+
+
+def real_candidates(folder: Path, minutes: float) -> Iterator[tuple[str, Callable[[], tuple[GateResult, float]], str]]:
     tracker = MemoryTracker()
-    config = GateConfig(build=DEFAULT, policy=POLICY, register=False, keep_model=False)
-    paths = [write(make(), folder, name) for name, make in ZOO.items()]
-    register = replace(config, register=True, policy=UNTIMED)
-    accepted = [(path, gate(path, register, tracker=tracker).holder) for path in paths]
-    decisions: Counter[str] = Counter()
-    rounds, seconds = [], []
-    for number in range(count):
-        path, holder = accepted[number % len(accepted)]
-        candidate = None if number // len(accepted) % 2 == 1 else holder  # None builds again
-        result = gate(path, replace(config, accepted=holder, candidate=candidate), tracker=tracker)
-        assert result.ratio is not None
-        decisions[result.decision] += 1
-        rounds.append(result.ratio.rounds)
-        seconds.append(result.seconds)
-        print(f"{number + 1}/{count} {path.stem}: {result.headline}", flush=True)
-    note = (
-        f"{dict(decisions)}; {statistics.median(rounds):.0f} rounds, {statistics.median(seconds):.1f} s in the median"
-    )
-    goals.at_most("unchanged pairs refused", decisions["refuse"], max(1, count // 100), "pairs", note)
+    usual = GateConfig(build=DEFAULT, policy=UNTIMED, register=False, keep_model=False, minutes=minutes)
+    tight = replace(usual, policy=Policy(limits=Limits(latency=LatencyLimit(ratio=1.015), size=None)))
+
+    def run(path: Path, config: GateConfig) -> Callable[[], tuple[GateResult, float]]:
+        def call() -> tuple[GateResult, float]:
+            begin = time.monotonic()
+            return gate(path, config, tracker=tracker), time.monotonic() - begin
+
+        return call
+
+    for number, size in enumerate((24, 32)):
+        proto = convolutions(16 + 8 * number, size)
+        path = write(proto, folder, f"timed_{size}")
+        holder = gate(path, replace(usual, register=True), tracker=tracker).holder
+        honest = builds.load_build(tracker.load(holder)).engine
+        # How many further nodes make it how much slower, by the fastest of many inferences.
+        nodes = 200
+        plain, longer = (_fastest(each) for each in (proto, with_further_nodes(proto, nodes)))
+        for share in (0.03, 0.05, 0.08, 0.15, 0.3):
+            count = 2 * max(1, round(share * plain / (longer - plain) * nodes / 2))
+            slow = built(write(with_further_nodes(proto, count), folder / f"slow_{count}", path.stem), DEFAULT)
+            planted = replace(slow, spec=built(path, DEFAULT).spec)
+            title = f"{(longer - plain) / nodes * count / plain:.1%} slower, {path.stem}"
+            yield title, run(path, replace(tight, candidate=kept(tracker, path, planted))), "refuse"
+        for note in range(4):  # the same work in a file of its own
+            engine = replace(honest, options={**honest.options, "note": note})
+            same = kept(tracker, path, replace(built(path, DEFAULT), engine=engine))
+            yield f"unchanged, {path.stem}", run(path, replace(tight, candidate=same)), "accept"
+        yield f"accepted file, {path.stem}", run(path, replace(tight, candidate=holder)), "accept"
+    # Scores of 1,000 samples, whose classes are the labels.
+    weights = models.random(16, 10, seed=1)
+    data, labels = folder / "data.npz", folder / "labels.npy"
+    samples = models.random(1000, 16, seed=2)
+    scores = samples @ weights
+    np.savez(data, x=samples)
+    np.save(labels, scores.argmax(1))
+    check = replace(GateConfig().check, data=str(data), labels=str(labels))
+    accuracy = AccuracyLimit(widths=None, top1_drop=0.0005)
+    labelled = replace(usual, check=check, policy=Policy(limits=Limits(latency=None, accuracy=accuracy)))
+    text = "(float[1000,16] x) => (float[1000,10] y) { s = MatMul(x, w) y = Add(s, b) }"
+    margins = np.sort(np.sort(scores)[:, -1] - scores[:, 0])  # what a bias must exceed for class 0 to win
+    margins = margins[margins > 0]
+    for wrong in (0, 0, 0, 1, 2, 3, 5, 10):
+        bias = np.zeros(10, np.float32)
+        bias[0] = (margins[wrong - 1] + margins[wrong]) / 2 if wrong else 0
+        path = write(models.model(text, {"w": weights, "b": bias}, name="labelled"), folder / str(wrong), "labelled")
+        if not tracker.aliases("labelled"):
+            gate(path, replace(labelled, register=True), tracker=tracker)
+        yield f"{wrong / 1000:.1%} less accurate", run(path, labelled), "refuse" if wrong else "accept"
+    for name, make in ZOO.items():
+        path = write(make(), folder, name)
+        gate(path, replace(usual, register=True), tracker=tracker)
+        yield f"unchanged {name}", run(path, usual), "accept"
+        if name in ("ten_outputs", "perceptron", "deep"):
+            changed = write(with_wrong_weight(make()), folder / "wrong", name)
+            yield f"wrong weight in {name}", run(changed, usual), "refuse"
+    for name in ("convolutions", "perceptron"):
+        changed = write(with_further_axis(ZOO[name]()), folder / "shape", name)
+        yield f"further axis in {name}", run(changed, usual), "refuse"
+    yield "accepted perceptron", run(folder / "perceptron.onnx", usual), "accept"
+
+
+def _fastest(proto: onnx.ModelProto) -> float:
+    """Seconds of the fastest of 600 inferences, on random inputs."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(proto.SerializeToString(), options)
+    feed = {each.name: models.random(*each.shape, seed=0) for each in session.get_inputs()}
+    return min(timed(lambda: session.run(None, feed), time.perf_counter)[0] for _ in range(600))
 
 
 def planted_regressions(folder: Path, tracker: MemoryTracker) -> Iterator[Planted]:
@@ -234,13 +330,16 @@ def cost(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", nargs="?", choices=("cost", "repeats", "planted", "builds"), default="cost")
+    parser.add_argument(
+        "part", nargs="?", choices=("cost", "candidates", "simulated", "planted", "builds"), default="cost"
+    )
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=5.0)
     given = parser.parse_args()
     with benchmark() as (goals, folder):
         os.environ.setdefault("TRTOPS_HOME", str(folder))
-        if given.part == "repeats":
-            repeats(folder, goals, given.count)
+        if given.part in ("candidates", "simulated"):
+            candidates(folder, goals, given.minutes, given.part == "simulated")
         elif given.part == "builds":
             on_builds(folder, goals, given.count)
         elif given.part == "planted":

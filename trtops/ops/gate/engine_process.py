@@ -129,7 +129,7 @@ def measure_rounds(
     """Time two open engines alternately until one of the ``deciding`` metrics decides, or until the budget ends.
 
     The first look uses the current processes, each further look fresh ones, which are measured for at least as long as
-    it took to open them. In a round, both run on the same one of the ``cores``, or on any if there are none. The budget
+    it took to open them. In a round, both run on the same one of the ``cores``; on any if it is empty. The budget
     ends at ``until``, a time of ``time.monotonic()``.
     """
     starts: list[list[list[float]]] = []  # by start, round and metric
