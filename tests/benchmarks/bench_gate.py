@@ -110,25 +110,6 @@ def real_candidates(folder: Path, minutes: float) -> Iterator[tuple[str, Callabl
 
         return call
 
-    for number, size in enumerate((24, 32)):
-        proto = convolutions(16 + 8 * number, size)
-        path = write(proto, folder, f"timed_{size}")
-        holder = gate(path, replace(usual, register=True), tracker=tracker).holder
-        honest = builds.load_build(tracker.load(holder)).engine
-        # How many further nodes make it how much slower, by the fastest of many inferences.
-        nodes = 200
-        plain, longer = (_fastest(each) for each in (proto, with_further_nodes(proto, nodes)))
-        for share in (0.03, 0.05, 0.08, 0.15, 0.3):
-            count = 2 * max(1, round(share * plain / (longer - plain) * nodes / 2))
-            slow = built(write(with_further_nodes(proto, count), folder / f"slow_{count}", path.stem), DEFAULT)
-            planted = replace(slow, spec=built(path, DEFAULT).spec)
-            title = f"{(longer - plain) / nodes * count / plain:.1%} slower, {path.stem}"
-            yield title, run(path, replace(tight, candidate=kept(tracker, path, planted))), "refuse"
-        for note in range(4):  # the same work in a file of its own
-            engine = replace(honest, options={**honest.options, "note": note})
-            same = kept(tracker, path, replace(built(path, DEFAULT), engine=engine))
-            yield f"unchanged, {path.stem}", run(path, replace(tight, candidate=same)), "accept"
-        yield f"accepted file, {path.stem}", run(path, replace(tight, candidate=holder)), "accept"
     # Scores of 1,000 samples, whose classes are the labels.
     weights = models.random(16, 10, seed=1)
     data, labels = folder / "data.npz", folder / "labels.npy"
@@ -160,6 +141,25 @@ def real_candidates(folder: Path, minutes: float) -> Iterator[tuple[str, Callabl
         changed = write(with_further_axis(ZOO[name]()), folder / "shape", name)
         yield f"further axis in {name}", run(changed, usual), "refuse"
     yield "accepted perceptron", run(folder / "perceptron.onnx", usual), "accept"
+    for number, size in enumerate((24, 32)):
+        proto = convolutions(16 + 8 * number, size)
+        path = write(proto, folder, f"timed_{size}")
+        holder = gate(path, replace(usual, register=True), tracker=tracker).holder
+        honest = builds.load_build(tracker.load(holder)).engine
+        # How many further nodes make it how much slower, by the fastest of many inferences.
+        nodes = 200
+        plain, longer = (_fastest(each) for each in (proto, with_further_nodes(proto, nodes)))
+        for share in (0.03, 0.05, 0.08, 0.15, 0.3):
+            count = 2 * max(1, round(share * plain / (longer - plain) * nodes / 2))
+            slow = built(write(with_further_nodes(proto, count), folder / f"slow_{count}", path.stem), DEFAULT)
+            planted = replace(slow, spec=built(path, DEFAULT).spec)
+            title = f"{(longer - plain) / nodes * count / plain:.1%} slower, {path.stem}"
+            yield title, run(path, replace(tight, candidate=kept(tracker, path, planted))), "refuse"
+        for note in range(4):  # the same work in a file of its own
+            engine = replace(honest, options={**honest.options, "note": note})
+            same = kept(tracker, path, replace(built(path, DEFAULT), engine=engine))
+            yield f"unchanged, {path.stem}", run(path, replace(tight, candidate=same)), "accept"
+        yield f"accepted file, {path.stem}", run(path, replace(tight, candidate=holder)), "accept"
 
 
 def _fastest(proto: onnx.ModelProto) -> float:

@@ -32,14 +32,16 @@ NOISE = {
 def measured(monkeypatch):
     """Call ``measure_rounds`` on two simulated engines, in simulated time."""
 
-    def measure(machine: Machine, ratio=1.0, waiting=0.0, limit=1.05, deciding=BOTH, minutes=4.4, **engine) -> Rounds:
+    def measure(
+        machine: Machine, ratio=1.0, waiting=0.0, limit=1.05, deciding=BOTH, minutes=4.4, late=4.0, **engine
+    ) -> Rounds:
         monkeypatch.setattr(engine_process, "time", machine)
         accepted = SimulatedEngine(machine, **engine)
         own = {**engine, "seconds": ratio * engine.get("seconds", 2e-4)}
         candidate = SimulatedEngine(machine, waiting=waiting, **own)
         until = machine.now + 60 * minutes
         rounds = measure_rounds(candidate, accepted, LatencyLimit(ratio=limit), deciding=deciding, until=until)
-        assert machine.now < until + 4  # one round
+        assert machine.now < until + late  # one round
         return rounds
 
     return measure
@@ -78,6 +80,20 @@ def test_hopeless_noise_ends_undecided_and_says_why(measured) -> None:
     assert "raise --minutes, pin cores, use --metric instructions" in finding.text and "this ratio" not in finding.text
     short = measured(Machine(1), minutes=0.01)
     assert short.ended and latency_finding(short, LatencyLimit()).outcome == "open"
+
+
+def test_killed_process_ends_with_the_rounds_before_it(measured, monkeypatch) -> None:
+    reopen, machine, calls = SimulatedEngine.reopen, Machine(1), itertools.count()
+
+    def killed(engine: SimulatedEngine) -> None:
+        if next(calls) >= 6:  # two engines, opened twice more
+            machine.now += 1000
+            raise errors.WorkerError("killed", timed_out=True)
+        reopen(engine)
+
+    monkeypatch.setattr(SimulatedEngine, "reopen", killed)
+    rounds = measured(machine, late=2000.0)
+    assert rounds.ended and len(rounds.starts["wall"]) == 3
 
 
 def test_slow_engines_are_measured_within_the_budget(measured) -> None:

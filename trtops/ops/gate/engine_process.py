@@ -134,28 +134,40 @@ def measure_rounds(
     """
     starts: list[list[list[float]]] = []  # by start, round and metric
     totals: list[list[float]] = [[], []]  # milliseconds of candidate and accepted engine
-    begin = time.monotonic()
+    begin = started = time.monotonic()
+    opening = 0.0
     while True:
-        started = now = time.monotonic()
-        opening, longest = max(candidate.opening_seconds, accepted.opening_seconds), 0.0
-        count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
-        count = min(_MAX_INFERENCES, max(_MIN_INFERENCES if accepted.seconds < _SLOW_SECONDS else 1, count))
         rounds: list[list[float]] = []
-        while (len(rounds) < limit.rounds or now - started < opening) and now + longest < until:
-            core = cores[len(rounds) % len(cores)] if cores else None
-            # A B B A, then B A A B: neither engine always comes first.
-            own = len(rounds) % 2
-            order = (candidate, accepted, accepted, candidate) if own else (accepted, candidate, candidate, accepted)
-            visits = [each.visit(count, core) for each in order]
-            # A linear drift over a round adds the same to the mean logarithm of both.
-            with np.errstate(divide="ignore", invalid="ignore"):
-                logs = np.log([[np.quantile(values, UNDISTURBED) for values in visit] for visit in visits])
-                ratios = (logs[0] + logs[3] - logs[1] - logs[2]) / 2
-            rounds.append((ratios if own else -ratios).tolist())
-            for each, visit in zip(order, visits):
-                totals[each is accepted].append(float(np.median(visit[0])) * 1e3)
-            longest, now = max(longest, time.monotonic() - now), time.monotonic()
-        if len(rounds) >= 2:  # one has no median
+        try:
+            # Memory layout and thread placement stay the same while a process lives.
+            if starts:
+                with ThreadPoolExecutor(2) as pool:  # at the same time, which takes half as long
+                    list(pool.map(lambda each: each.reopen(), (candidate, accepted)))
+            started = now = time.monotonic()
+            opening, longest = max(candidate.opening_seconds, accepted.opening_seconds), 0.0
+            count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
+            count = min(_MAX_INFERENCES, max(_MIN_INFERENCES if accepted.seconds < _SLOW_SECONDS else 1, count))
+            while (len(rounds) < limit.rounds or now - started < opening) and now + longest < until:
+                core = cores[len(rounds) % len(cores)] if cores else None
+                # A B B A, then B A A B: neither engine always comes first.
+                own = len(rounds) % 2
+                order = (candidate, accepted, accepted, candidate)
+                if not own:
+                    order = (accepted, candidate, candidate, accepted)
+                visits = [each.visit(count, core) for each in order]
+                # A linear drift over a round adds the same to the mean logarithm of both.
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    logs = np.log([[np.quantile(values, UNDISTURBED) for values in visit] for visit in visits])
+                    ratios = (logs[0] + logs[3] - logs[1] - logs[2]) / 2
+                rounds.append((ratios if own else -ratios).tolist())
+                for each, visit in zip(order, visits):
+                    totals[each is accepted].append(float(np.median(visit[0])) * 1e3)
+                longest, now = max(longest, time.monotonic() - now), time.monotonic()
+        except errors.WorkerError as exc:  # ended with the budget: the rounds before it count
+            if not exc.timed_out or time.monotonic() < until:
+                raise
+            now = time.monotonic()
+        if len(rounds) > 1:  # one has no median
             starts.append(rounds)
         columns = {
             metric: tuple(tuple(values[place] for values in start) for start in starts)
@@ -167,9 +179,6 @@ def measure_rounds(
         found = decide_ratio(usable, limit.ratio, limit.confidence, last=ended) if usable and starts else None
         if ended or (found is not None and found.decision != "open"):
             break
-        # Memory layout and thread placement stay the same while a process lives.
-        with ThreadPoolExecutor(2) as pool:  # at the same time, which takes half as long
-            list(pool.map(lambda each: each.reopen(), (candidate, accepted)))
     return Rounds(
         starts=usable,
         candidate_ms=statistics.median(totals[0] or [0.0]),
