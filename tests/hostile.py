@@ -17,7 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from tests import models
 from tests.stores import copy_store, execute
@@ -233,6 +236,25 @@ def rewrite(tracker: Any, run_id: str, path: str, data: bytes) -> None:
         if entry["path"] == path:
             entry |= {"size": len(data), "sha256": sha256(data)}
     write_artifact(tracker.store.root, run_id, Artifact.MANIFEST, json.dumps(listed).encode())
+
+
+CONTROLS = "\x1b]0;t\x07\x1b[2J\x9b1A\u202e\u2066\u200f\r\nverdict: forged\x85\u2028\x7f\U000e0041"
+"""Ends of names that set a terminal's title, clear it, reverse text, and print a line of their own."""
+
+
+def write_controlling_models(folder: Path) -> None:
+    """Write ``fine.onnx`` and ``bad.onnx``, whose second node is unknown; every name in them ends in CONTROLS."""
+    x, w, y, z, size, domain = (f"{name}{CONTROLS}" for name in "xwyznd")
+    weight = onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), w)
+    nodes = [helper.make_node("MatMul", [x, w], [y], name=f"first{CONTROLS}", doc_string=CONTROLS)]
+    further = helper.make_node(f"Op{CONTROLS}", [y], [z], name=f"second{CONTROLS}", domain=domain, a=CONTROLS)
+    for name, made, output in (("fine", nodes, y), ("bad", [*nodes, further], z)):
+        ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, [size, 4]) for end in (x, output)]
+        graph = helper.make_graph(made, f"g{CONTROLS}", ends[:1], ends[1:], [weight], doc_string=CONTROLS)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
+        model = helper.make_model(graph, producer_name=CONTROLS, opset_imports=opsets, ir_version=8)
+        model.metadata_props.add(key=f"key{CONTROLS}", value=CONTROLS)
+        onnx.save(model, folder / f"{name}.onnx")
 
 
 WAYS = ("id", "digest", "path", "scripts", "endless", "elsewhere", "junk", "listing")

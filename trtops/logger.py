@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 from trtops import errors
 from trtops.lazy import known_as
 from trtops.system.masking import masked
+from trtops.terminal import escaped
 
 Severity: TypeAlias = "int | Mapping[str, int]"
 
@@ -208,7 +209,8 @@ class _Lines(logging.Formatter):
         if G_LOGGER.line_info:
             prefix += f"[{record.filename}:{record.lineno}] "
         text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
-        return masked(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
+        text = f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return escaped(masked(text))
 
 
 class _Console(logging.Handler):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from trtops import errors
 from trtops.datatype import DataType as DataType
 from trtops.record import Record
+from trtops.terminal import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,7 +55,7 @@ class TensorSpec(Record):
         parts = [f"dtype={self.dtype}"] if self.dtype is not None else []
         parts += [f"shape={tuple(self.shape)}"] if self.shape is not None else []
         parts += [self.docstring] if self.docstring else []
-        return f"{self.name} [{', '.join(parts)}]" if parts else self.name
+        return f"{one_line(self.name)} [{', '.join(parts)}]" if parts else one_line(self.name)
 
 
 class MetadataTuple(TensorSpec):

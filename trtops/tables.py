@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from trtops.terminal import escaped, one_line
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return columns aligned with spaces: text to the left, numbers to the right."""
-    body = [list(row) for row in rows]
+    body = [[one_line(cell) for cell in row] for row in rows]
     lines = [list(header), *body]
     widths = [max(map(len, column)) for column in zip(*lines)]
     # The first column is text, and those where no cell starts with a digit.
@@ -22,7 +24,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown, with cells escaped."""
     lines = [
-        " | ".join(cell.replace("\\|", "|").replace("|", "\\|").replace("\n", " ") for cell in line)
+        " | ".join(escaped(cell).replace("\\|", "|").replace("|", "\\|").replace("\n", " ") for cell in line)
         for line in (header, ["---"] * len(header), *rows)
     ]
     return "\n".join(f"| {line} |" for line in lines)

@@ -1,7 +1,12 @@
-"""Output for terminals: progress bars below log lines, and pages. In a file or a pipe, pages are plain text."""
+"""Output for terminals: lines, pages, and progress bars below them. In a file or a pipe, pages are plain text.
+
+Text of stores and models may contain escape sequences, which could change lines that a terminal has shown. Everything
+is printed and logged through :func:`escaped`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +15,30 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# Control characters except tab and newline, characters without width or that change the direction of text, further line
+# separators, and surrogates.
+_UNSAFE = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+
+
+def escaped(text: str) -> str:
+    r"""Text that cannot control a terminal: unsafe characters become ``\u001b`` and the like, as in JSON."""
+    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    r"""Text as :func:`escaped`, with ``\n`` for newlines: a name must not look like a line of its own."""
+    return escaped(text).replace("\n", "\\n")
+
+
+def print_line(text: str, file: TextIO | None = None) -> None:
+    """Print text, escaped, to a stream; to standard output unless given."""
+    # Flushed, so that lines keep their order with those of child processes and of the log.
+    print(escaped(text), file=file or sys.stdout, flush=True)
 
 
 @contextmanager
@@ -35,9 +64,9 @@ def print_page(page: str) -> None:
     if sys.stdout.isatty():
         from rich.markdown import Markdown
 
-        _console(sys.stdout).print(Markdown(page))
+        _console(sys.stdout).print(Markdown(escaped(page)))
     else:
-        print(re.sub(r"\n{3,}", "\n\n", page).rstrip(), flush=True)
+        print_line(re.sub(r"\n{3,}", "\n\n", page).rstrip())
 
 
 def _console(file: TextIO) -> Console:

@@ -6,12 +6,14 @@ Every command over every forged run ends, runs nothing of it, and writes nothing
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.hostile import (
+    CONTROLS,
     KINDS_READ,
     RUN,
     WAYS,
@@ -21,9 +23,12 @@ from tests.hostile import (
     server_that,
     serving,
     victim_of,
+    write_controlling_models,
 )
 from trtops.cli.main import main
 from trtops.record import sha256
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.schema import Tag
 
 LOOKING = ("show", "audit", "promote", "pardon", "run", "calibration", "build")
 
@@ -78,6 +83,41 @@ def test_all_commands_on_forged_runs(place: Path, caplog, capfd) -> None:
     assert sha256(b"plan") in manifest_of({"a": b"plan"}).decode()
 
     assert run_all(place, runs, str(place / "mlruns"), caplog, building=True) > 150
+
+
+ON_NAMES = """
+    inspect model M; inspect model M --show layers attrs weights; inspect model M --json; compare M M
+    run M --onnxrt -v; run M --onnxrt --save-outputs o.json --save-inputs i.json; inspect data o.json; check lint M
+    inspect data i.json -a; surgeon sanitize M -o s.onnx --fold-constants; surgeon prune M -o s.onnx
+    surgeon extract M -o s.onnx --inputs z:auto:auto; inspect sparsity M; run M --onnxrt --gen-script -
+    surgeon insert M -o s.onnx --inputs a --outputs b --op X; convert M --convert-to onnx -o s.onnx --fp-to-fp16
+    convert M --convert-to ort -o s.ort; debug accuracy M --onnxrt; debug reduce M --onnxrt; triage M --onnxrt; gate M
+    check compatibility M --onnxrt
+"""
+
+
+def test_output_never_controls_the_terminal(place: Path, capfd) -> None:
+    write_controlling_models(Path())
+    store, experiment = str(place / "mlruns"), f"experiment{CONTROLS}"
+    tracker = MlflowTracker(store)
+    made = tracker.start(experiment, f"run{CONTROLS}", kind="build", tags={"tag": CONTROLS, Tag.NOTE: CONTROLS})
+    made.log_params({"param": CONTROLS})
+    made.log_metrics({(f"metric{CONTROLS}",): 1.0})
+    made.log_text(CONTROLS, f"file{CONTROLS}")
+    made.finish("good")
+    tracker.start(experiment, "failed", kind="build").fail(CONTROLS)
+    lines = [["convert", "fine.onnx", "--convert-to", "ort", "-o", "o.ort", "--experiment", experiment]]
+    lines += [["runs", "list"], ["runs", "list", "--experiment", f"none{CONTROLS}"], ["store", "check"]]
+    lines += [line for info in tracker.find(experiment) for line in commands_on(info.id)]
+    lines = [[*line, "--root" if line[0] == "store" else "--store", store] for line in lines]
+    on_names = [line.split() for line in ON_NAMES.strip().replace("\n", ";").split(";")]
+    lines += [[f"{m}.onnx" if w == "M" else w for w in line] for m in ("fine", "bad") for line in on_names]
+
+    for line in lines:
+        main(line)
+        printed = "".join(capfd.readouterr())
+        controls = {c for c in printed if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp", "Cs") and c not in "\n\t"}
+        assert not controls and "\nverdict: forged" not in printed, line
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -66,7 +66,8 @@ class TrackerContract:
         assert info.tags["team"] == "vision" and info.params == {"precision": "fp16"}
         assert info.metrics == {("build", "seconds"): 1.5, ("error", "gpu_0/softmax:1", "max_abs"): 1e-3}
         assert stored.local_path("engine/model.plan").read_bytes() == b"plan" * 1000
-        assert stored.local_path("engine/model.plan").name == "model.plan"
+        files = [stored.local_path(path) for path in ("engine/model.plan", "build.log")]
+        assert files[0].name == "model.plan" and files[0].parents[1] == files[1].parent
         assert stored.read_bytes("build.log").decode() == "größe"
         assert json.loads(stored.read_bytes("accuracy/results.json")) == {"b": [1, "inf"]}
         assert BuildConfig.from_json(stored.read_bytes("config.json")) == BuildConfig(precision="fp16")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,13 @@ def logging_as(args: Options) -> Iterator[logging.Logger]:
 
 def say(text: str) -> None:
     """Print a command's output, unless --silent is given."""
-    # Flushed, so that lines keep their order with those of child processes and of the log.
     if not _silent:
-        print(text, flush=True)
+        terminal.print_line(_without_endings(text))
+
+
+def _without_endings(text: str) -> str:
+    """Text in which no line looks like the verdict of a command, which a name with a newline could forge."""
+    return re.sub("(?m)^(?=verdict:)", "    ", text)
 
 
 def log_line(text: str, severity: int = G_LOGGER.INFO) -> None:
@@ -110,7 +115,7 @@ def say_json(value: Any) -> None:
 def say_page(page: str) -> None:
     """Print a page of Markdown, rendered on a terminal."""
     if not _silent:
-        terminal.print_page(page)
+        terminal.print_page(_without_endings(page))
 
 
 def say_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -126,4 +131,5 @@ def say_result(result: OpResult, store: str | None = None) -> None:
 
 def say_ending(result: OpResult, store: str | None = None) -> None:
     """Print verdict, run and next step."""
-    say(f"\n{result.summary_lines(store)}")
+    if not _silent:
+        terminal.print_line(f"\n{result.summary_lines(store)}")

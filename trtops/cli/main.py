@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Container, Sequence
 
 import trtops
+from trtops import terminal
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
 from trtops.cli.jobs import Command, Job
@@ -78,7 +79,7 @@ def _run_line(words: list[str]) -> int:
         # Otherwise Python tries once more at exit, and prints a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(exc, BrokenPipeError):
-            print(f"trtops: the output cannot be written: {_error_text(exc)}", file=sys.stderr)
+            terminal.print_line(f"trtops: the output cannot be written: {_error_text(exc)}", sys.stderr)
             return 3
         return UNREAD if code is None else code
 
@@ -174,12 +175,12 @@ def _run_command(path: registry.Path, command: Command, parser: Parser, rest: li
         try:
             log = stack.enter_context(logging_as(args))
         except OSError as exc:
-            parser.error(f"--log-file {_error_text(exc)}")
+            parser.error(terminal.escaped(f"--log-file {_error_text(exc)}"))
         try:
             stack.enter_context(limited_time(args.timeout))
             job = command.plan(args)
         except (UsageError, ConfigError) as exc:
-            parser.error(str(exc))
+            parser.error(terminal.escaped(str(exc)))
         except (TrtopsError, OSError) as exc:
             log.error("%s", _error_text(exc))
             return 3
@@ -248,7 +249,7 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
         problem = f"trtops {' '.join(words)} is not supported: {registry.NOT_SUPPORTED[words]}."
     else:
         problem = f"{prog}: unknown command {rest[0]!r}. {near(rest[0], registry.below(path))}\nTry: {prog} -h"
-    print(problem, file=sys.stderr)
+    terminal.print_line(problem, sys.stderr)
     return 2
 
 

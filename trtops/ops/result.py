@@ -16,6 +16,7 @@ from trtops.errors import InvalidModelError
 from trtops.record import JSONValue, Record, to_jsonable
 from trtops.system.masking import masked
 from trtops.tables import markdown_table
+from trtops.terminal import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,13 +87,13 @@ class OpResult(Record):
         Args:
             store: The store named on the command line, which is added to the next command.
         """
-        verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({self.headline})"
+        verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
         if self.evidence:
             verdict += "\n" + textwrap.fill(self.evidence, 80, initial_indent="because: ", subsequent_indent=" " * 9)
         if not self.url:
             return f"verdict: {verdict}"
         place = f" --store {shlex.quote(store)}" if store else ""
-        return f"verdict: {verdict}\nrun:     {self.run_id}\nnext:    {self.next_step}{place}"
+        return f"verdict: {verdict}\nrun:     {self.run_id}\nnext:    {one_line(self.next_step)}{place}"
 
     def body(self) -> Iterable[str]:
         """Lines of Markdown below the heading; by default the :meth:`sections`, without charts."""

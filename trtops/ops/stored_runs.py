@@ -14,6 +14,7 @@ from trtops.record import JSONValue, Record
 from trtops.reports.present import report_page
 from trtops.system.files import open_atomically
 from trtops.tables import size
+from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict
 from trtops.tracking.records import run_id_of
@@ -89,7 +90,8 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
     }
 
     def text() -> str:
-        lines = [f"{info.name} in {info.experiment}: {info.status}{f', {info.verdict}' if info.verdict else ''}"]
+        named = f"{one_line(info.name)} in {one_line(info.experiment)}"
+        lines = [f"{named}: {info.status}{f', {info.verdict}' if info.verdict else ''}"]
         lines += [f"Run {info.id}", *([info.url] if info.url else [])]
         if not whole:
             lines.append("The run is incomplete: it has no manifest, or a file does not match it.")
@@ -97,8 +99,10 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
             ("Params", info.params), ("Metrics", metrics), ("Tags", info.tags),
         )  # fmt: skip
         for title, values in tables:
-            lines += ["", f"---- {title} ----", *(f"    {key} = {value}" for key, value in sorted(values.items()))]
-        lines += ["", "---- Artifacts ----", *(f"    {path} ({size(count)})" for path, count, _ in files)]
+            # Lines of a note are indented, so that none looks like a line of this page.
+            rows = (f"{one_line(key)} = {value}".replace("\n", "\n        ") for key, value in sorted(values.items()))
+            lines += ["", f"---- {title} ----", *(f"    {row}" for row in rows)]
+        lines += ["", "---- Artifacts ----", *(f"    {one_line(path)} ({size(count)})" for path, count, _ in files)]
         return "\n".join(lines)
 
     return Inspection(lambda: record, text)

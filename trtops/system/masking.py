@@ -13,6 +13,8 @@ import os
 import re
 from typing import Any
 
+from trtops.terminal import escaped
+
 _SECRET_NAME = (
     r"(?i)SECRET|TOKEN(?!S|IZ)|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL|AUTH_STRING"
     r"|ENCRYPTION_KEY"
@@ -70,16 +72,16 @@ def masked_json(value: Any) -> Any:
 
 
 def mask_log_records() -> None:
-    """Mask the message and the traceback of every log record of this process, for all handlers."""
+    """Mask and escape the message and the traceback of every log record of this process, for all handlers."""
     make = logging.getLogRecordFactory()
 
     def masking(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         # A message that does not match its arguments is kept.
         with contextlib.suppress(TypeError, ValueError, KeyError):
-            record.msg, record.args = masked(record.getMessage()), ()
+            record.msg, record.args = escaped(masked(record.getMessage())), ()
         if record.exc_info:
-            record.exc_text = masked(logging.Formatter().formatException(record.exc_info))
+            record.exc_text = escaped(masked(logging.Formatter().formatException(record.exc_info)))
         return record
 
     logging.setLogRecordFactory(masking)

@@ -97,9 +97,9 @@ class MemoryTracker:
         def fetch(entry: ArtifactEntry) -> Path | None:
             if (data := artifacts.get(entry.path)) is None:
                 return None
-            file = self._scratch.folder() / sha256(data) / Path(entry.path).name
-            if not file.exists():
-                file.parent.mkdir(exist_ok=True)
+            file = self._scratch.folder() / run_id / entry.path
+            if not file.exists() or file.read_bytes() != data:
+                file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(data)
             return file
 

@@ -11,6 +11,7 @@ from trtops.backend.onnx.messages import AttributeProto
 from trtops.backend.onnx.model import data_type, input_specs, tensor_spec
 from trtops.metadata import TensorSpec
 from trtops.record import Record
+from trtops.terminal import one_line
 
 if TYPE_CHECKING:
     import onnx
@@ -72,7 +73,7 @@ def summary(proto: onnx.ModelProto, show: Collection[Show] = ()) -> str:
     own = next((str(o.version) for o in proto.opset_import if not o.domain), "Unknown")
     others = {o.domain: o.version for o in proto.opset_import if o.domain}
     opsets = f"{own} | Other Opsets: {others}" if others else own
-    head = ["==== ONNX Model ====", f"    Name: {proto.graph.name} | ONNX Opset: {opsets}", ""]
+    head = ["==== ONNX Model ====", f"    Name: {one_line(proto.graph.name)} | ONNX Opset: {opsets}", ""]
     return "\n".join([*head, *_graph_lines(proto.graph, "Graph", {}, show, "    ")])
 
 
@@ -150,7 +151,7 @@ def _attribute_text(attribute: onnx.AttributeProto) -> str:
         return str(kinds.AttributeType.Name(attribute.type)).lower()
     value: Any = getattr(attribute, field)
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        return one_line(value.decode(errors="replace"))
     if isinstance(value, int) and attribute.name in _DTYPE_ATTRIBUTES:
         return str(data_type(value) or value)
     if isinstance(value, (int, float)):
@@ -184,7 +185,8 @@ def _graph_lines(
         yield f"{indent}---- {len(initializers)} Initializer(s) ----"
         values = {tensor.name: _values_text(tensor) for tensor in graph.initializer}
         for spec in initializers:
-            yield f"{indent}Initializer | {spec.name} [dtype={spec.dtype}, shape={list(spec.shape or ())}] | Values:"
+            declared = f"dtype={spec.dtype}, shape={list(spec.shape or ())}"
+            yield f"{indent}Initializer | {one_line(spec.name)} [{declared}] | Values:"
             yield from (f"{indent}    {line}" for line in values.get(spec.name, "(sparse)").splitlines())
             yield ""
         if not initializers:
@@ -199,9 +201,9 @@ def _graph_lines(
     made = {name: _spec_text(spec) for name, spec in known.items()}
     read = {**made, **{spec.name: f"Initializer | {_spec_text(known[spec.name])}" for spec in initializers}}
     for i, node in enumerate(graph.node):
-        inputs = f",\n{indent}     ".join([read.get(name, name) for name in node.input if name])
-        outputs = f",\n{indent}         ".join([made.get(name, name) for name in node.output if name])
-        yield f"{indent}Node {i:<4} | {node.name} [Op: {node.op_type}]"
+        inputs = f",\n{indent}     ".join([read.get(name, one_line(name)) for name in node.input if name])
+        outputs = f",\n{indent}         ".join([made.get(name, one_line(name)) for name in node.output if name])
+        yield f"{indent}Node {i:<4} | {one_line(node.name)} [Op: {one_line(node.op_type)}]"
         if inputs and outputs:
             yield from (f"{indent}    {{{inputs}}}", f"{indent}     -> {{{outputs}}}")
         else:
@@ -229,8 +231,8 @@ def _attribute_lines(
 ) -> Iterator[str]:
     yield f"{indent}    ---- Attributes ----"
     if not walk.is_onnx_op(node):
-        yield f"{indent}    Domain = {node.domain}"
-    prefix = f"{node.name}." if node.name else ""
+        yield f"{indent}    Domain = {one_line(node.domain)}"
+    prefix = f"{one_line(node.name)}." if node.name else ""
     bodies = dict(_named_bodies(node))
     for attribute in node.attribute:
         if attribute.name in bodies:

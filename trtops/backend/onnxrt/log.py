@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from trtops.terminal import escaped
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CHANGED = re.compile(r"GraphTransformer (\S+) modified: (\d)")
 _LINE = re.compile(r"\[([VIWEF]):onnxruntime:([^,\]]*), ([^\]]*)\] (.*)")
@@ -58,9 +60,9 @@ class SessionLog:
                 os.dup2(stderr, 2)
                 sink.seek(0)
                 for line in sink:
-                    # ONNX Runtime ends some messages with an empty line.
-                    if line.strip() and not self._take(line.decode(errors="replace")):
-                        os.write(stderr, line)
+                    # ONNX Runtime ends some messages with an empty line, and names in others may contain newlines.
+                    if line.strip() and not self._take(text := line.decode(errors="replace")):
+                        os.write(stderr, f"    {escaped(_COLOUR.sub('', text))}".encode())
                 os.close(stderr)
 
     def _take(self, line: str) -> bool:

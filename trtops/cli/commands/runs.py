@@ -14,6 +14,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, direct_command, json_of, no_verdict, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_json, say_table
 from trtops.errors import near
+from trtops.terminal import one_line
 from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import KINDS, Tag
 
@@ -110,7 +111,8 @@ def evaluate(args: Options) -> Job:
     def show(evaluated: Any, store: str | None) -> None:
         for each in evaluated:
             reasons = (f"\n    {reason}" for reason in each.reasons)
-            say(f"{each.id} {each.name}: {each.verdict} (was {each.before or '-'}){''.join(reasons)}")
+            name = one_line(each.name)
+            say(f"{each.id} {name}: {each.verdict} (was {each.before or '-'}){''.join(reasons)}")
 
     return op_job(
         args,
@@ -151,7 +153,8 @@ def audit(args: Options) -> Job:
 
 def _show_audit(result: Any, store: str | None) -> None:
     for run in result.runs:
-        say("\n    ".join((f"{run.id} {run.name}: {run.headline(result.at_least)}", *run.details())))
+        lines = (f"{run.id} {run.name}: {run.headline(result.at_least)}", *run.details())
+        say("\n    ".join(map(one_line, lines)))
     say(f"{result.headline}; the audit is run {result.run_id}")
     say_ending(result, store)
 
@@ -277,5 +280,5 @@ def close(args: Options) -> int:
     from trtops.tracking.check import close as close_run
 
     for info in close_run(tracker("reads", args.store), args.run, why=args.why, force=bool(args.force)):
-        say(f"{info.id} {info.status} {info.name}")
+        say(f"{info.id} {info.status} {one_line(info.name)}")
     return 0

@@ -6,6 +6,7 @@ from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import direct_command
 from trtops.cli.logs import say
+from trtops.terminal import one_line
 
 
 @direct_command(Group("store", groups.ROOT), examples=("trtops store check --root mlruns",))
@@ -37,7 +38,7 @@ def reap(args: Options) -> int:
     closed = check.reap(tracker)
     say(f"{len(closed)} runs closed.")
     for info in closed:
-        say(f"{info.id} {info.status} {info.name}")
+        say(f"{info.id} {info.status} {one_line(info.name)}")
     for removed in check.remove_leftovers(tracker):
         say(f"Removed: {removed}")
     return 0
@@ -71,5 +72,5 @@ def upload(args: Options) -> int:
     left = sum(bool(each.why) for each in results)
     say(f"{len(results) - left} runs uploaded, {left} left.")
     for each in results:
-        say(f"Left in {each.folder}: {each.why}" if each.why else f"{each.run_id} {each.name}")
+        say(f"Left in {each.folder}: {each.why}" if each.why else f"{each.run_id} {one_line(each.name)}")
     return int(left > 0)

@@ -167,7 +167,8 @@ class _RemoteFiles:
         return entry
 
     def get(self, entry: ArtifactEntry) -> Path | None:
-        file = self._connection.downloads.folder() / entry.sha256 / entry.path
+        # Next to the run's other artifacts: a model needs its data files there.
+        file = self._connection.downloads.folder() / f"{self._run_id}.artifacts" / entry.path
         return file if file.is_file() else self._download(entry.path, file, entry.size)
 
     def peek(self, path: str) -> bytes | None:

@@ -19,6 +19,7 @@ from trtops.comparator.streams import load_saved
 from trtops.json import load_json
 from trtops.ops.result import Inspection
 from trtops.record import JSONValue, to_jsonable
+from trtops.terminal import one_line
 
 if TYPE_CHECKING:
     from trtops.backend.trt.describe.inspector import EngineDescription
@@ -58,7 +59,7 @@ def inspect_data(
         ]
 
     def array_lines(name: str, array: Any) -> Iterator[str]:
-        yield f"{name} [dtype={array.dtype}, shape={array.shape}] | Stats: {statistics_text(array)}"
+        yield f"{one_line(name)} [dtype={array.dtype}, shape={array.shape}] | Stats: {statistics_text(array)}"
         found: Any = summarize(array)
         if found["nan"] or found["inf"]:
             text = f"    NaN={found['nan']}, inf={found['inf']}"
