@@ -24,6 +24,8 @@ def test_only_own_leftovers_are_found(tmp_path: Path, monkeypatch) -> None:
     for folder in (left, tmp_path / f"{processes.temporary_prefix('build')}x", tmp_path / "trtops.my.own.notes"):
         folder.mkdir()
 
-    assert processes.left_folders() == [left]
     monkeypatch.setattr(os, "getuid", lambda: -1)
-    assert processes.left_folders() == []
+    assert processes.remove_left_folders() == []
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert processes.remove_left_folders() == [left] and len(list(tmp_path.iterdir())) == 2

@@ -18,6 +18,9 @@ if (
 ):
     del sys.path[0]
 
+# ONNX Runtime otherwise writes files about its use into the home and temporary folders, and sends them.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 from typing import TYPE_CHECKING
 
 from trtops.lazy import exports

@@ -30,7 +30,7 @@ from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER
 from trtops.system.limits import limited_time
-from trtops.system.processes import BRIEF_SPIN
+from trtops.system.processes import BRIEF_SPIN, remove_left_folders
 
 # Commands of one word that are modules of their own; the others are in `op_commands`.
 _MODULES = ("run", "convert", "doctor", "completion")
@@ -170,7 +170,7 @@ def parser_of(path: registry.Path, command: Command) -> Parser:
 def _run_command(path: registry.Path, command: Command, parser: Parser, rest: list[str], words: list[str]) -> int:
     args = parser.parse(rest)
     args.words = ["trtops", *words]
-
+    remove_left_folders()
     with contextlib.ExitStack() as stack:
         try:
             log = stack.enter_context(logging_as(args))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -69,8 +70,16 @@ def temporary_prefix(what: str) -> str:
     return f"trtops.{what}.{mark()}."
 
 
-def left_folders() -> list[Path]:
-    """Temporary files and folders of this user whose processes are gone."""
-    marked = Path(tempfile.gettempdir()).glob("trtops.*.*.*")
-    # Another user of the machine could give any folder such a name.
-    return sorted(path for path in marked if is_gone(path.name.split(".")[2]) and path.lstat().st_uid == os.getuid())
+def remove_left_folders() -> list[Path]:
+    """Remove temporary files and folders of this user whose processes are gone, and return their paths."""
+    removed = []
+    for path in sorted(Path(tempfile.gettempdir()).glob("trtops.*.*.*")):
+        with contextlib.suppress(OSError):  # another command may remove it at the same time
+            # Another user of the machine could give any folder such a name.
+            if is_gone(path.name.split(".")[2]) and path.lstat().st_uid == os.getuid():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+                removed.append(path)
+    return removed

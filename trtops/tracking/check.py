@@ -105,14 +105,11 @@ def reap(tracker: Tracker) -> list[RunInfo]:
 
 
 def remove_leftovers(tracker: OfflineTracker) -> list[str]:
-    """Remove folders that dead processes left on this machine, and return their paths."""
-    removed = [*processes.left_folders(), *tracker.spool.abandoned()]
-    for path in removed:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    return [*map(str, removed)]
+    """Remove folders that dead processes left on this machine and in the spool, and return their paths."""
+    abandoned = tracker.spool.abandoned()
+    for path in abandoned:
+        shutil.rmtree(path, ignore_errors=True)
+    return [*map(str, (*processes.remove_left_folders(), *abandoned))]
 
 
 def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> list[RunInfo]:
@@ -132,17 +129,18 @@ def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> 
 
 
 def check_store(tracker: OfflineTracker) -> list[Problem]:
-    """Find the problems of a store and of this machine. Nothing is changed; the files of a server are not checked."""
+    """Find the problems of a store and of its spool. Nothing is changed; the files of a server are not checked."""
     found = [
         (f"run {info.id}", f"{info.name!r} is running, and its process is gone. {_REAP}")
         for info in tracker.find(status="running")
         if owner.is_abandoned(info)
     ]
     for run in tracker.spool.runs():
-        found.append((f"run {run.id}", f"it is in the spool {run.folder}. Run: trtops store upload"))
+        if run.store == tracker.shown:  # stores may share a spool
+            found.append((f"run {run.id}", f"it is in the spool {run.folder}. Run: trtops store upload"))
     for path, why in tracker.spool.damaged().items():
         found.append((str(path), f"a spooled run is damaged: {why}"))
-    for path in (*processes.left_folders(), *tracker.spool.abandoned()):
+    for path in tracker.spool.abandoned():
         found.append((str(path), f"its process is gone. {_REAP}"))
     if tracker.store is not None:
         assert isinstance(tracker.inner, MlflowTracker)

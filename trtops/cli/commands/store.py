@@ -13,9 +13,8 @@ from trtops.terminal import one_line
 def check(args: Options) -> int:
     """Find problems of a store. Nothing is changed.
 
-    Reported are runs whose processes are gone, runs without a manifest, files without runs, half-written files, runs in
-    the spool, and leftovers of dead processes on this machine. The files of a server are not checked. The exit code is
-    1 if there is a problem.
+    Reported are runs whose processes are gone, runs without a manifest, files without runs, half-written files, and
+    runs in the spool. The files of a server are not checked. The exit code is 1 if there is a problem.
     """
     from trtops.tracking.check import check_store
     from trtops.tracking.store import existing_tracker

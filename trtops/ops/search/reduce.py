@@ -259,7 +259,7 @@ def _find_culprits(
             search.holds(reduction.everything)
             whole = search.answers[reduction.everything]
             found = reduction.culprit() if whole.verdict == "fail" else None
-        except KeyboardInterrupt:
+        except BaseException:
             if config.save_replay is not None and search.steps:
                 log.warning(
                     "Interrupted after %d answers, which are kept in %s. To resume, load it (--load-debug-replay).",
@@ -267,6 +267,8 @@ def _find_culprits(
                     config.save_replay,
                 )
             raise
+        if whole.verdict == "error" and config.save_replay is not None:
+            Path(config.save_replay).unlink(missing_ok=True)  # its one answer would stop the next search as well
         # A check that passes nothing, such as a misspelled command, would make any node the culprit.
         passing = [parts for parts, step in search.answers.items() if step.verdict == "pass"]
         if found and not passing:
