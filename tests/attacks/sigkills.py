@@ -77,9 +77,6 @@ RESUMABLE = "trtops_debug"
 SERVED = 0.1
 """Share of cases with a server, which may be killed as well."""
 
-ORT_FOLDER = ".ses"
-"""ONNX Runtime's own temporary folder."""
-
 fork = multiprocessing.get_context("fork")
 Failures = dict[str, list[str]]
 
@@ -234,7 +231,7 @@ def left_processes(place: Path, session: int, server: int | None) -> list[str]:
 
 def left_files(place: Path, known: set[str]) -> list[str]:
     """Files in the working folder that no line writes, outputs that are cut short, and temporary files."""
-    found = [f"temporary {path.name}" for path in (place / "tmp").iterdir() if path.name != ORT_FOLDER]
+    found = [f"temporary {path.name}" for path in (place / "tmp").iterdir()]
     for path in (place / "work").iterdir():
         if path.name not in known and not path.name.startswith("out.") and RESUMABLE not in path.name:
             found.append(f"file {path.name}")

@@ -45,9 +45,14 @@ class Gate:
         raise self.error("gone")
 
 
+READS = ("info", "load", "find", "peek")
+
+
 def gated(name: str) -> Any:
     def method(self: Any, *args: Any, **named: Any) -> Any:
         plain = getattr(MemoryTracker if isinstance(self, MemoryTracker) else MemoryRun, name)
+        if self.gate.error is errors.NoRoomError and name in READS:  # a full disk can be read
+            return plain(self, *args, **named)
         return self.gate.pass_through(lambda: plain(self, *args, **named))
 
     return method
@@ -392,11 +397,10 @@ def test_run_of_a_full_store_is_spooled(memory, offline, spool) -> None:
     run.log_bytes(b"plan", "engine/x.plan")
     run.finish("good")
 
-    with pytest.raises(errors.NoRoomError):
-        offline.start("m", "another", kind="build")
+    offline.start("m", "another", kind="build").finish("bad")
     assert offline.load(run.id).read_bytes("engine/x.plan") == b"plan"
     come_back(memory)
-    assert [each.run_id for each in upload(memory, spool)] == [run.id]
+    assert [each.name for each in upload(memory, spool)] == ["r", "another"]
 
 
 def test_failing_spool_fails_the_run_with_both_reasons(memory, tmp_path: Path) -> None:

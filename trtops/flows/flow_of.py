@@ -254,7 +254,7 @@ def worth_a_retry(task: Task[..., Any], task_run: object, state: Any) -> bool:
 def open_tracker() -> OfflineTracker:
     """The default tracker; once per process, runs that dead processes of this machine left open are closed."""
     tracker = default_tracker()
-    with contextlib.suppress(errors.TrackingUnavailableError):  # this run is kept on disk until the store is back
+    with contextlib.suppress(errors.TrackingError):  # this run is kept on disk until the store is back
         _reap_once(tracker)
     return tracker
 

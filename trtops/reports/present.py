@@ -27,7 +27,7 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
 
     def read(path: str) -> bytes | None:
         holder = info.tags.get(Tag.REUSED_FROM)
-        with contextlib.suppress(errors.TrackingUnavailableError):
+        with contextlib.suppress(errors.TrackingError):
             if holder is not None and path.startswith(BUILD_FILES):
                 return tracker.load(holder).read_bytes(path)
             return tracker.peek(run.id, path)

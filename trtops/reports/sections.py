@@ -151,7 +151,7 @@ def _builds(tracker: Tracker, info: RunInfo) -> Iterable[Section]:
     """The builds of a campaign by number: a table, and a chart of their errors."""
     builds: list[tuple[int, RunInfo]] = []
     # A store that is away now can be read later, by `trtops report`.
-    with contextlib.suppress(errors.TrackingUnavailableError):
+    with contextlib.suppress(errors.TrackingError):
         for child in tracker.find(info.experiment, parent=info.id, limit=_MAX_BUILDS):
             text = child.tags.get(Tag.ITERATION, "")
             if child.kind == "iteration":

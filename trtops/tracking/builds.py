@@ -164,12 +164,12 @@ def engine_path(run: StoredRun) -> str:
 def find_build(tracker: Tracker, key: str) -> tuple[StoredRun, Build] | None:
     """The newest complete build with this :func:`build_key` and its run, or None.
 
-    Damaged, pruned and forged runs are skipped with a warning. None as well while the store is away.
+    Damaged, pruned and forged runs are skipped with a warning. None as well if the store cannot be read.
     """
     # Building again is better than not building.
     try:
         found = tracker.find(tags={Tag.BUILD_KEY: key}, status="finished")
-    except errors.TrackingUnavailableError:
+    except errors.TrackingError:
         return None
     # Tags can be forged, so the key is computed again from the run's checked files.
     for info in found:
@@ -200,11 +200,11 @@ def crash_key(model_sha256: str, environment: Environment) -> str:
 
 
 def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environment) -> tuple[str, ...]:
-    """Settings that crashed the builder for this model and environment before; empty while the store is away."""
+    """Settings that crashed the builder for this model and environment before; empty if the store cannot be read."""
     tags = {Tag.CRASHED_IN: crash_key(model_sha256, environment)}
     try:
         found = [info.tags.get(Tag.CRASHED) for info in tracker.find(tags=tags)]
-    except errors.TrackingUnavailableError:
+    except errors.TrackingError:
         return ()
     return tuple(dict.fromkeys(name for text in found if text for name in json.loads(text)))
 

@@ -1,9 +1,9 @@
 """A tracker that works while its store is away: runs that the store cannot take go to the spool.
 
-When the store stays away longer than :func:`trtops.tracking.location.wait_seconds`, or its disk is full, the rest of a
-run goes to the spool (:mod:`trtops.tracking.spool`), with everything that was logged to it before. A run that the store
-did not even make goes there under a local id, which stays valid after the upload. The store is tried again with each
-new run, and the spool is uploaded when a run ends and the store answers.
+When the store stays away longer than :func:`trtops.tracking.location.wait_seconds`, its disk is full, or it fails in
+another way, the rest of a run goes to the spool (:mod:`trtops.tracking.spool`), with everything that was logged to it
+before. A run that the store did not even make goes there under a local id, which stays valid after the upload. The
+store is tried again with each new run, and the spool is uploaded when a run ends and the store answers.
 
 Spooled runs can be read by their ids. Searches only find what is in the store. While it is away, they and complete runs
 that this process has read before are answered from memory, so that a campaign keeps its deny-list.
@@ -67,7 +67,7 @@ class OfflineTracker:
             try:
                 inner = self.inner.create(experiment, name, tags=first, parent=parent, began=began)
                 record.run_id, record.parent = inner.id, parent
-            except errors.TrackingUnavailableError as exc:
+            except AWAY as exc:
                 why = str(exc)
         run = OfflineRun(self, record, inner)
         if inner is None:
@@ -99,7 +99,7 @@ class OfflineTracker:
             return spooled.info()
         try:
             return self.inner.info(run_id)
-        except errors.TrackingUnavailableError:
+        except errors.TrackingError:
             # The report of a run that this process is writing needs its tags, params and metrics.
             if (run := self._runs.get(run_id)) is None:
                 raise
@@ -137,13 +137,14 @@ class OfflineTracker:
     def peek(self, run_id: str, path: str) -> bytes | None:
         if (spooled := self._spooled(run_id)) is not None:
             return spooled.read(path)
-        return self.inner.peek(run_id, path)
+        source = None if (run := self._runs.get(run_id)) is None else run.sources.get(path)
+        return source if isinstance(source, bytes) else self.inner.peek(run_id, path)
 
     def upload_spool(self) -> None:
         """Upload the spool if the store can take it now."""
         try:
             uploaded = [each for each in upload(self.inner, self.spool) if not each.why]
-        except AWAY:
+        except errors.TrackingError:
             return
         if uploaded:
             self._warned = False
@@ -189,8 +190,7 @@ class OfflineRun(Run):
         self.record = record
         self._tracker = tracker
         self._inner = inner
-        # What was logged to a server, which may be lost; the artifacts of a local store are on this machine.
-        self._sources: dict[str, Path | bytes] = {}
+        self.sources: dict[str, Path | bytes] = {}  # what was logged to the store, which may be lost
         self._no_space = False
 
     @property
@@ -201,19 +201,24 @@ class OfflineRun(Run):
     def go_offline(self, why: str) -> None:
         """Write to the spool from now on, with everything that was logged so far."""
         folder = self._tracker.spool.begin(self.record.local_id)
-        for path, source in self._sources.items():
-            if isinstance(source, bytes) or source.is_file():
-                file = folder / "artifacts" / path
+        for path, source in self.sources.items():
+            file = folder / "artifacts" / path
+            try:
                 # The source file may have changed since; then only the store has the artifact.
-                if write_artifact(source, file, path) != self.record.artifacts[path]:
+                if (isinstance(source, bytes) or source.is_file()) and (
+                    write_artifact(source, file, path) != self.record.artifacts[path]
+                ):
                     file.unlink()
+            except errors.LogError:
+                if self._tracker.store is None:  # the artifacts of an embedded store are on this machine
+                    raise
         self.record.folder, self._inner = folder, None
-        self._sources.clear()
+        self.sources.clear()
         self._tracker.warn(f"Run {self.id} goes to the spool {folder.parent}: {why} Upload it by: trtops store upload")
 
     def _sync(self, paths: Iterable[str]) -> None:
-        if self._inner is not None:
-            self._inner._sync(paths)
+        with self._lock:
+            self._put(lambda run: run._sync(paths))
 
     def _info(self) -> RunInfo:
         return self.record.info()
@@ -225,8 +230,8 @@ class OfflineRun(Run):
 
     def _put_params(self, params: Mapping[str, str]) -> None:
         with self._lock:
+            self.record.add_params(params)  # which refuses another value for a param
             self._put(lambda run: run._put_params(params))
-            self.record.add_params(params)
 
     def _put_tags(self, tags: Mapping[str, str]) -> None:
         with self._lock:
@@ -244,13 +249,11 @@ class OfflineRun(Run):
             try:
                 # Without the lock, so that threads can log large files at the same time.
                 entry = inner._put_artifact(source, path)
-            except AWAY as exc:
+            except errors.TrackingError as exc:
                 self._leave(inner, exc)
             else:
                 with self._lock:
-                    self.record.artifacts[path] = entry
-                    if self._tracker.store is None:
-                        self._sources[path] = source
+                    self.record.artifacts[path], self.sources[path] = entry, source
                 return entry
         with self._lock:
             file = self.record.folder / "artifacts" / path
@@ -269,12 +272,12 @@ class OfflineRun(Run):
             self._tracker.upload_spool()
 
     def _put(self, put: Callable[[Run], None]) -> bool:
-        """Write to the store; False if the run is, or now becomes, spooled."""
+        """Write to the store; False if the run is, or now becomes, spooled, whatever is wrong with the store."""
         if self._inner is None:
             return False
         try:
             put(self._inner)
-        except AWAY as exc:
+        except errors.TrackingError as exc:
             self._leave(self._inner, exc)
             return False
         return True

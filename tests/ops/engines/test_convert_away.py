@@ -8,47 +8,32 @@ from pathlib import Path
 import pytest
 
 from tests import models
-from tests.tracking.test_offline import NEVER, Gate, GatedTracker, come_back
+from tests.attacks.outages import contents, failures
+from tests.stores import copy_store
 from trtops import errors
-from trtops.backend.base import Build
 from trtops.cli.main import main
-from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.evaluation.check import CheckConfig
-from trtops.tracking.offline import OfflineTracker
-from trtops.tracking.spool import Spool, upload
-
-CONFIG = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
+from trtops.tracking.mlflow import MlflowTracker
 
 
-def test_built_engines_survive_store_outages(tmp_path: Path) -> None:
-    model = models.identity().write(tmp_path)
-    calls, moment, kept, refused = NEVER, 0, 0, 0
-    while moment < calls:
-        memory = GatedTracker(Gate(range(moment, NEVER)))
-        tracker = OfflineTracker(memory, Spool(tmp_path / str(moment)))
-        reported: list[Build] = []
-        try:
-            result = convert(model, CONFIG, tracker=tracker, built=reported.append)
-        except errors.TrackingUnavailableError:
-            assert not reported  # the store failed before the build
-            refused += 1
-            wanted, verdict = "failed", "error"
-        else:
-            assert result.verdict == "good"
-            wanted, verdict = "finished", "good"
-        if memory.gate.calls <= moment:
-            calls = moment  # the store never failed
-        kept += len(tracker.spool.runs())
-        come_back(memory)
-        assert all(not each.why for each in upload(memory, tracker.spool))
+@pytest.mark.parametrize("error", [errors.TrackingUnavailableError, errors.NoRoomError], ids=["away", "full"])
+def test_runs_are_whole_after_store_failures(tmp_path: Path, error: type[errors.TrackingError]) -> None:
+    assert list(failures(error, 5, tmp_path)) == []
 
-        (info,) = memory.find("identity")
-        assert (info.status, info.verdict) == (wanted, verdict), moment
-        if wanted == "finished":
-            plan = memory.load(info.id).read_bytes("engine/engine.ort")
-            assert plan == reported[0].engine.plan
-        moment += 1
-    assert refused <= 3 and kept >= 10
+
+def test_full_store_warns_and_keeps_the_verdict(tmp_path: Path, template: Path, monkeypatch, capfd) -> None:
+    model, store = models.identity().write(tmp_path), copy_store(template, tmp_path / "mlruns")
+    monkeypatch.setenv("TRTOPS_SPOOL", str(tmp_path / "spool"))
+
+    def full(*args: object, **named: object) -> None:
+        raise errors.NoRoomError("full")
+
+    with monkeypatch.context() as context:
+        context.setattr("trtops.tracking.mlflow.MlflowTracker.create", full)
+        assert main(["convert", str(model), "--convert-to", "ort", "--experiment", "e", "--store", str(store)]) == 0
+    printed = capfd.readouterr()
+    assert "goes to the spool" in printed.err and "verdict: good" in printed.out
+    assert main(["store", "upload", "--root", str(store)]) == 0
+    assert contents(MlflowTracker(store))
 
 
 def test_engines_are_written_before_logging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +54,6 @@ def test_engines_are_written_before_logging(tmp_path: Path, monkeypatch: pytest.
     assert main([*words, "-o", str(tmp_path / "file" / "out.ort")]) != 0
     assert main([*words, "--rebuild", "-o", str(output), "--save-tactics", str(tmp_path / "t.json")]) == 0
     assert json.loads((tmp_path / "t.json").read_text())
-
-    from trtops.tracking.mlflow import MlflowTracker
 
     runs = MlflowTracker(store).find("e")
     assert sorted(info.status for info in runs) == ["failed", "finished", "finished"]

@@ -473,21 +473,27 @@ def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environm
 
 
 def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
-    """The tactics that builds in an environment must not use. Damaged entries are left out with a warning."""
+    """The tactics that builds in an environment must not use.
+
+    Damaged entries are left out with a warning, and so is the whole list if the store cannot be read: a build does not
+    depend on the store.
+    """
     place = {
         schema.Tag.KIND: "deny",
         schema.Tag.BACKEND_VERSION: environment.backend_version,
         schema.Tag.DEVICE_SHA256: environment.device_sha256,
     }
-    found = tracker.find(tags=place, status="finished")
+    try:
+        found = tracker.find(tags=place, status="finished")
+    except errors.TrackingError as exc:
+        log.warning("The deny-list cannot be read, so that the build may use a tactic on it: %s", exc)
+        return DenyList()
     pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
     runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
     entries = []
     for run_id in runs:
         try:
             entries.append(DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)))
-        except errors.TrackingUnavailableError:  # without the store, a build could use a denied tactic
-            raise
         except errors.TrtopsError as exc:
             hint = "Prove it again, or: trtops runs pardon"
             log.warning("An entry of the deny-list is ignored: %s %s %s", exc, hint, run_id)

@@ -406,7 +406,10 @@ class MlflowRun(Run):
         self._timestamps: dict[str, int] = {}
 
     def _sync(self, paths: Iterable[str]) -> None:
-        self._files.sync(paths)
+        try:
+            self._files.sync(paths)
+        except OSError as exc:
+            raise errors.LogError(f"The artifacts of run {self.id} could not be written to the disk: {exc}.") from exc
 
     def _info(self) -> RunInfo:
         return self._read(self.id)

@@ -1,0 +1,106 @@
+"""Stores that go away for ever, or get full: ``python -m tests.attacks.outages --moments 20 [--disks 20]``.
+
+A model is converted while the store fails from one of its calls on, at moments spread over all calls. After the upload
+of the spool, the store must have the same run as without the failure. With ``--disks``, a store on a file system in
+memory gets full at other numbers of bytes, which needs the right to mount one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests import models
+from tests.stores import copy_store
+from tests.tracking.test_offline import NEVER, Gate, GatedTracker, come_back
+from trtops import errors
+from trtops.ops.auditing.op import AuditConfig, audit
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.tracking import builds
+from trtops.tracking.base import Tracker
+from trtops.tracking.mlflow import MlflowTracker, embedded
+from trtops.tracking.offline import OfflineTracker
+from trtops.tracking.schema import Artifact
+from trtops.tracking.spool import Spool, upload
+
+CONFIG = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
+
+
+def contents(tracker: Tracker) -> object:
+    """The only run of a store: verdict, names of all that was logged, sections of its page; and that it is sound."""
+    [info] = tracker.find()
+    stored = tracker.load(info.id)
+    assert builds.load_build(stored).engine.plan
+    assert audit(AuditConfig(runs=(info.id,), rebuild=False), tracker=tracker).verdict == "good"
+    logged = sorted(info.tags), sorted(info.params), sorted(info.metrics)
+    sections = re.findall("<h2.*?</h2>", stored.read_bytes(Artifact.REPORT).decode())
+    return info.status, info.verdict, logged, [entry.path for entry in stored.manifest.artifacts], sections
+
+
+def failing_at(moment: int, error: type[errors.TrackingError], model: Path, spool: Path) -> tuple[int, object]:
+    """The calls of a store that fails from one of them on, and what it has after the upload."""
+    memory = GatedTracker(Gate(range(moment, NEVER)))
+    memory.gate.error = error
+    tracker = OfflineTracker(memory, Spool(spool))
+    assert convert(model, CONFIG, tracker=tracker).verdict == "good"
+    calls = memory.gate.calls
+    come_back(memory)
+    assert all(not each.why for each in upload(memory, tracker.spool)) and not tracker.spool.runs()
+    return calls, contents(memory)
+
+
+def failures(error: type[errors.TrackingError], count: int, folder: Path) -> Iterator[int]:
+    """Moments, of some that are spread over all calls of a store, after which it has another run."""
+    model = models.identity().write(folder)
+    calls, expected = failing_at(NEVER, error, model, folder / "never")
+    for moment in sorted({calls * number // count for number in range(count)}):
+        if failing_at(moment, error, model, folder / f"{error.__name__} {moment}")[1] != expected:
+            yield moment
+
+
+def full_disks(count: int, folder: Path) -> Iterator[int]:
+    """Numbers of bytes left for a run after which a real store has another run than with enough room."""
+    template, place, spool = folder / "template", folder / "disk", folder / "spool"
+    embedded.ensure_store(template)
+    place.mkdir()
+    model, expected = models.identity().write(folder), None
+    for number in range(count, -1, -1):  # with enough room first
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], check=True)
+        try:
+            store = copy_store(template, place / "mlruns")
+            used = os.statvfs(place)
+            size = (used.f_blocks - used.f_bfree) * used.f_frsize + (8192 * number if number < count else 1 << 25)
+            words = ["convert", str(model), "--convert-to", "ort", "--experiment", "m", "--store", str(store)]
+            environment = {**os.environ, "TRTOPS_SPOOL": str(spool)}
+            for room, line in ((size, words), (1 << 26, ["store", "upload", "--root", str(store)])):
+                subprocess.run(["mount", "-o", f"remount,size={room}", str(place)], check=True)
+                command = [sys.executable, "-m", "trtops.cli.main", *line]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True)
+                assert done.returncode == 0, (number, line, done.stderr)
+            found = contents(MlflowTracker(store))
+            expected = found if number == count else expected
+            if found != expected:
+                yield size
+        finally:
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--moments", type=int, default=20)
+    parser.add_argument("--disks", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        lost = []
+        for kind in (errors.TrackingUnavailableError, errors.NoRoomError):
+            lost += [f"{kind.__name__} at call {moment}" for moment in failures(kind, given.moments, Path(work))]
+        lost += [f"full disk at {size} bytes" for size in (full_disks(given.disks, Path(work)) if given.disks else ())]
+    print(f"{len(lost)} of {2 * given.moments + given.disks} runs are not whole", *lost, sep="\n")
+    sys.exit(bool(lost))
