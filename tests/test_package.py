@@ -97,6 +97,15 @@ def test_tensorrt_rtx_is_chosen_in_one_place(variable: str, value: str, expected
     assert done.stdout.split() == [expected] * 2
 
 
+def test_imports_write_no_telemetry(tmp_path: Path) -> None:
+    own = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "ORT_DISABLE_TELEMETRY")} | own
+
+    subprocess.run([sys.executable, "-c", "import trtops, onnxruntime"], check=True, env=environment)
+
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_wheel_has_the_flows() -> None:
     chosen = PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
 

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 # Control characters except tab and newline, characters without width or that change the direction of text, further line
-# separators, and surrogates.
+# separators, and surrogates; and the start of a line that looks like the verdict of a command.
 _UNSAFE = re.compile(
-    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\u3164\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+    "(?m:^(?=verdict:))|[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 
 
 def escaped(text: str) -> str:
-    r"""Text that cannot control a terminal: unsafe characters become ``\u001b`` and the like, as in JSON."""
-    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    r"""Text that can neither control a terminal nor forge a verdict: characters become ``\u001b`` and the like."""
+    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1] or "    ", text)
 
 
 def one_line(text: str) -> str:
@@ -35,10 +35,10 @@ def one_line(text: str) -> str:
     return escaped(text).replace("\n", "\\n")
 
 
-def print_line(text: str, file: TextIO | None = None) -> None:
-    """Print text, escaped, to a stream; to standard output unless given."""
+def print_line(text: str, file: TextIO | None = None, *, start: str = "") -> None:
+    """Print text, escaped, to a stream; to standard output unless given. ``start`` is printed before it as it is."""
     # Flushed, so that lines keep their order with those of child processes and of the log.
-    print(escaped(text), file=file or sys.stdout, flush=True)
+    print(start + escaped(text), file=file or sys.stdout, flush=True)
 
 
 @contextmanager

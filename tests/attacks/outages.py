@@ -67,11 +67,11 @@ def failures(error: type[errors.TrackingError], count: int, folder: Path) -> Ite
 
 def full_disks(count: int, folder: Path) -> Iterator[int]:
     """Numbers of bytes left for a run after which a real store has another run than with enough room."""
-    template, place, spool = folder / "template", folder / "disk", folder / "spool"
+    template, spool = folder / "template", folder / "spool"
     embedded.ensure_store(template)
-    place.mkdir()
     model, expected = models.identity().write(folder), None
     for number in range(count, -1, -1):  # with enough room first
+        (place := folder / f"disk {number}").mkdir()  # MLflow keeps connections to a path
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], check=True)
         try:
             store = copy_store(template, place / "mlruns")

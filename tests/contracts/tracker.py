@@ -362,7 +362,7 @@ class TrackerContract:
             run.finish("good")
 
         first = tracker.register("net", runs[0].id, "e.ort", alias="cpu_1", tags={"who": "me"})
-        other = tracker.register("net", runs[0].id, "e.ort", alias="cpu_2")
+        other = tracker.register("net", runs[0].id, "e.ort", alias="cpu_2", tags={"from": runs[0].id})
         second = tracker.register("net", runs[1].id, "e.ort", alias="cpu_1")
 
         assert [first.version, other.version, second.version] == ["1", "2", "3"]
@@ -372,6 +372,7 @@ class TrackerContract:
         assert (second.run_id, second.path) == (runs[1].id, "e.ort")
         assert tracker.registered("nothing", "cpu") is None
         assert tracker.aliases("nothing") == {} == tracker.aliases("a/b")
+        assert tracker.accepted({"from": runs[0].id}) == [("cpu_2", other)] and len(tracker.accepted()) >= 2
 
     def test_invalid_registrations_are_refused(self, tracker: Tracker):
         running, whole = start(tracker), start(tracker)

@@ -166,6 +166,8 @@ def test_spooled_damaged_and_abandoned_runs(tracker: OfflineTracker, monkeypatch
     draft.mkdir()
 
     texts = found(tracker)
+    monkeypatch.setattr(tracker, "shown", "another store, with the same spool")
+    assert found(tracker).keys() == texts.keys() - {f"run {waits.id}"}
 
     assert "in the spool" in texts[f"run {waits.id}"] and "damaged" in texts[damaged.folder.name]
     assert draft.name in texts and remove_leftovers(tracker) == [str(draft)] and not draft.exists()

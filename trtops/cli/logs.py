@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -93,12 +92,7 @@ def logging_as(args: Options) -> Iterator[logging.Logger]:
 def say(text: str) -> None:
     """Print a command's output, unless --silent is given."""
     if not _silent:
-        terminal.print_line(_without_endings(text))
-
-
-def _without_endings(text: str) -> str:
-    """Text in which no line looks like the verdict of a command, which a name with a newline could forge."""
-    return re.sub("(?m)^(?=verdict:)", "    ", text)
+        terminal.print_line(text)
 
 
 def log_line(text: str, severity: int = G_LOGGER.INFO) -> None:
@@ -115,7 +109,7 @@ def say_json(value: Any) -> None:
 def say_page(page: str) -> None:
     """Print a page of Markdown, rendered on a terminal."""
     if not _silent:
-        terminal.print_page(_without_endings(page))
+        terminal.print_page(page)
 
 
 def say_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -132,4 +126,4 @@ def say_result(result: OpResult, store: str | None = None) -> None:
 def say_ending(result: OpResult, store: str | None = None) -> None:
     """Print verdict, run and next step."""
     if not _silent:
-        terminal.print_line(f"\n{result.summary_lines(store)}")
+        terminal.print_line(result.summary_lines(store).removeprefix("verdict:"), start="\nverdict:")

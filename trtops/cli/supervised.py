@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from trtops.system.activity import Page, describe_death
+from trtops.terminal import print_line
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,7 +38,7 @@ def supervise(command: Callable[[], int], words: Sequence[str], interrupted: int
     if "--silent" not in words:
         hint = "" if seconds is None else " If this is intended, set --timeout to more seconds."
         text = f"[E] The command {describe_death(code, page.read()[1], seconds)}.{hint}"
-        print(text, file=sys.stderr, flush=True)
+        print_line(text, sys.stderr)
         if models := [word for word in words if word.endswith(".onnx") and os.path.isfile(word)]:
             limit = min(_EXPLAIN_SECONDS, seconds or _EXPLAIN_SECONDS)
             page.write(_LINT_SECONDS, time.monotonic() + _LINT_SECONDS, b"")
@@ -56,7 +57,7 @@ def _print_culprits(model: str, seconds: float) -> None:
         for entry in lint(model).entries:
             if entry.level != "warning":
                 where = f"{', '.join(entry.nodes[:3]) or model}{entry.op and f' ({entry.op})'}"
-                print(f"[E] {where}: {' '.join(entry.message.split())}", file=sys.stderr, flush=True)
+                print_line(f"[E] {where}: {' '.join(entry.message.split())}", sys.stderr)
     finally:
         os._exit(0)
 

@@ -90,7 +90,7 @@ class OpResult(Record):
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
         if self.evidence:
             verdict += "\n" + textwrap.fill(self.evidence, 80, initial_indent="because: ", subsequent_indent=" " * 9)
-        if not self.url:
+        if not self.run_id:
             return f"verdict: {verdict}"
         place = f" --store {shlex.quote(store)}" if store else ""
         return f"verdict: {verdict}\nrun:     {self.run_id}\nnext:    {one_line(self.next_step)}{place}"

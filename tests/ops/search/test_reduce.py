@@ -225,6 +225,14 @@ def test_an_interrupted_reduction_resumes(tmp_path: Path, caplog):
     assert reduced(Planted(), load_replay=replay).checks == 0  # which is complete now
 
 
+def test_replay_of_another_failure_is_removed(tmp_path: Path):
+    replay = tmp_path / "replay.json"
+
+    assert reduced(lambda part: "error", save_replay=str(replay)).whole == "error"
+
+    assert not replay.exists()
+
+
 def test_a_replay_of_another_search_is_refused(tmp_path: Path):
     replay = tmp_path / "replay.json"
     check = Planted({"n1"})

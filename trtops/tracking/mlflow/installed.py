@@ -7,11 +7,12 @@ import functools
 import logging
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trtops import errors
-from trtops.system.masking import masked
+from trtops.system.masking import masked, masked_json
 
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -43,6 +44,12 @@ def _imported() -> Any:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return mlflow
+
+
+def run_context() -> Mapping[str, str]:
+    """The tags that MLflow gives every run of this process, such as its user."""
+    tags: Mapping[str, str] = masked_json(library().tracking.context.registry.resolve_tags())
+    return tags
 
 
 def use_credentials_file() -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
-from trtops.system.masking import masked, masked_json
+from trtops.system.masking import masked
 from trtops.tracking import owner, schema
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.embedded import metric_history
-from trtops.tracking.mlflow.installed import library
+from trtops.tracking.mlflow.installed import run_context
 from trtops.tracking.records import (
     ArtifactEntry,
     RegisteredVersion,
@@ -65,7 +65,7 @@ class MlflowTracker:
         self.store = self._connection.store
         self.lock_folder = self.store.locks if self.store else None
         self.shown = self._connection.shown
-        self.context: Mapping[str, str] = masked_json(library().tracking.context.registry.resolve_tags())
+        self.context = run_context()
         self._experiments: dict[str, str] = {}
 
     def __repr__(self) -> str:
