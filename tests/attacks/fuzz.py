@@ -308,6 +308,8 @@ def run_all(kinds: list[str], numbers: range, count: int, work: Path) -> int:
         for seed in numbers:
             found = watch_case(kind, seed, bases, runs, count)
             lines += len(found) - 1
+            if not (seed + 1) % 100:
+                print(f"{kind}: up to {seed}, {lines} commands, {sum(causes.values())} wrong", flush=True)
             for line, what in found.items():
                 if what is not None:
                     cause = what[:60] if what.startswith(("hang", "died")) else what.strip().splitlines()[-1][:160]

@@ -81,6 +81,8 @@ def check_array(name: str, shape: Sequence[int], element_bytes: int) -> None:
     """Raise InputError if random data of a shape cannot be an array, or would take too much memory."""
     if len(shape) > MAX_DIMENSIONS:
         raise errors.InputError(f"Input {name!r} has {len(shape)} dimensions; arrays have at most {MAX_DIMENSIONS}.")
+    if min(shape, default=0) < 0:
+        raise errors.InputError(f"Input {name!r} has the shape {tuple(shape)}, with negative sizes.")
     check_memory(f"Random data for input {name!r} of shape {tuple(shape)}", element_bytes * math.prod(shape))
 
 

@@ -76,11 +76,11 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
             if node.op_type in _SIZED_BY_WEIGHTS and len(dims) > 2:
                 axis, place = _SIZED_BY_WEIGHTS[node.op_type]
                 groups = walk.int_attribute(node, "group", 1) if node.op_type == "Conv" else 1
-                found.sizes.setdefault(name, {})[axis] = dims[place] * groups
+                found.sizes.setdefault(name, {})[axis] = dims[place] * max(groups, 1)
             elif node.op_type == "MatMul" and len(dims) > 1:
                 found.sizes.setdefault(name, {})[-1] = dims[-2]
-            elif node.op_type == "Gemm" and not walk.int_attribute(node, "transA", 0):
-                found.sizes.setdefault(name, {})[1] = dims[walk.int_attribute(node, "transB", 0)]
+            elif node.op_type == "Gemm" and len(dims) == 2 and not walk.int_attribute(node, "transA", 0):
+                found.sizes.setdefault(name, {})[1] = dims[1 if walk.int_attribute(node, "transB", 0) else 0]
         # Numbers between 0 and 1 are fine for most inputs. An integer that selects rows of a table is different: random
         # data should select from all rows, and from nothing else.
         if walk.is_onnx_op(node, "Gather") and len(node.input) > 1 and node.input[0] in constants:

@@ -71,7 +71,7 @@ def points(
     }
     base = _completed(inputs, whole, accepted)
     for name, shape in base.shapes.items():
-        check_array(name, shape, 0)
+        check_array(name, shape, 1)
     number = profile_of({name: np.broadcast_to(0, shape) for name, shape in base.shapes.items()}, profiles)
     base = replace(base, profile=number)
     return [base, *(each for each in found if (each.profile, each.shapes) != (number, base.shapes))]
