@@ -71,11 +71,7 @@ class Activity:
     kills this process if it does not.
     """
 
-    __slots__ = (
-        "_content",
-        "_end",
-        "_stop",
-    )
+    __slots__ = ("_content", "_end", "_stop")
 
     def __init__(self, text: str, seconds: float | None = None, stop: Callable[[], Any] | None = None) -> None:
         """Describe a block, such as ``loading model.onnx``."""
