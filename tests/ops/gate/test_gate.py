@@ -376,7 +376,7 @@ def test_one_bad_build_in_ten_is_refused(heads, planted_builds, tracker) -> None
     result = gate_all((heads,), planted_builds({4, 14}), tracker=tracker)
 
     assert result.verdict == "bad" and result.headline == "refused because of builds"
-    assert (result.estimate.outside, result.estimate.builds) == (2, 14)
+    assert (result.outside, result.made) == (2, 14)
     [note] = [finding.text for finding in result.findings if finding.subject == "candidate builds"]
     assert note.startswith("2 of 14 refused for precision: 100% of the kernels compute in fp32")
     assert [build.number for build in result.builds if build.decision == "refuse"] == [5, 15]
@@ -389,7 +389,7 @@ def test_one_bad_build_in_ten_is_refused(heads, planted_builds, tracker) -> None
 def test_builds_without_fault_are_accepted(heads, planted_builds, tracker) -> None:
     result = gate_all((heads,), replace(planted_builds(()), register=True), tracker=tracker)
 
-    assert result.decision == "accept" and result.estimate.builds == 20 and result.version
+    assert result.decision == "accept" and result.made == 20 and result.version
     assert "0 of 20 are outside the limits: at least 86 % of all builds are within, confidence 95 %" in result.page()
     assert len({build.tactics_sha256 for build in result.builds}) == 1
     assert resolve(heads, tracker=tracker, name="quantized heads").run_id == result.holder
@@ -398,7 +398,7 @@ def test_builds_without_fault_are_accepted(heads, planted_builds, tracker) -> No
 def test_share_stays_open_without_time(heads, accepted, tracker) -> None:
     result = gate_all((heads,), trial(distribution=BuildShare(builds=2), minutes=0.001), tracker=tracker)
 
-    assert result.decision not in ("accept", "refuse") and result.estimate.builds == 0
+    assert result.decision not in ("accept", "refuse") and result.made == 0
     assert "22.3 % are required. Raise --builds or --minutes" in result.reasons[0]
     with pytest.raises(errors.ConfigError, match="candidate is one engine"):
         gate_all((heads,), trial(distribution=BuildShare(builds=2), candidate=result.run_id), tracker=tracker)
@@ -430,9 +430,7 @@ def release_without_tanh(folder: Path) -> Release:
 
 def test_later_release_that_breaks_is_explained(folder) -> None:
     tracker, half = MemoryTracker(), replace(FP32, precision="fp16")
-    text = (
-        "(float[2,8] x) => (float[2,8] y) { [a] a = MatMul(x, w) [b] b = Tanh(a) [c] c = MatMul(b, w) [d] y = Relu(c) }"
-    )
+    text = "(float[2,8] x) => (float[2,8] y) { [a] a = MatMul(x, w) [b] b = Tanh(a) [c] y = Relu(b) }"
     path = gates.write(models.model(text, {"w": models.random(8, 8, seed=1, scale=0.3)}), folder, "tanh")
     config = trial(build=half, check=replace(GateConfig().check, self_check=False), register=True, minutes=60.0)
     accepted = gate(path, config, tracker=tracker)
@@ -444,10 +442,12 @@ def test_later_release_that_breaks_is_explained(folder) -> None:
     assert [cell.decision for cell in result.cells] == ["refuse", "accept"]
     [found] = result.regressions
     assert "no kernel for Tanh" in found.broken[0] and found.precision == "fp16"
-    assert found.first_bad.startswith("new") and found.last_good.startswith("onnxruntime 1.")
-    assert found.smallest.startswith("1 of 4 nodes (Tanh 'b')")
+    assert found.first_bad == "new (onnxruntime 99.1)" and found.last_good.startswith("onnxruntime 1.")
+    assert found.smallest.startswith("1 of 3 nodes (Tanh 'b')")
     assert found.workaround == "build in FP32"
-    assert "- smallest model: 1 of 4 nodes" in tracker.load(result.run_id).read_bytes(Artifact.GATE_PAGE).decode()
+    assert "- smallest model: 1 of 3 nodes" in tracker.load(result.run_id).read_bytes(Artifact.GATE_PAGE).decode()
 
+    gone = gate_all((), config, releases=(Release(name="gone", path="/no/such/place"),), tracker=tracker)
+    assert not gone.regressions and "/no/such/place" in gone.unchecked[0]
     late = gate_all((), replace(config, minutes=1e-9), releases=releases, tracker=tracker)
     assert late.verdict != "good" and "no time was left" in late.unchecked[0] and not late.cells

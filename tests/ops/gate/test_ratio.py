@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -16,7 +17,7 @@ from trtops.ops.gate.engine_process import Rounds, measure_rounds
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.ops.gate.ratio import RatioEstimate, decide_ratio, estimate, starts_needed
 from trtops.ops.gate.result import latency_finding
-from trtops.ops.gate.tolerance import BuildShare, ShareEstimate, decide_share, estimate_share
+from trtops.ops.gate.tolerance import BuildShare, ShareDecision, decide_share, shown_share
 from trtops.system.counters import count_instructions
 
 BOTH = ("wall", "cpu-time")
@@ -162,14 +163,19 @@ def test_instructions_are_counted_or_refused_with_the_reason() -> None:
         count_instructions(99)
 
 
-def build_until_decided(random: np.random.Generator, wanted: BuildShare, outside: float) -> ShareEstimate:
+shown = functools.cache(shown_share)
+
+
+def build_until_decided(
+    random: np.random.Generator, wanted: BuildShare, outside: float
+) -> tuple[ShareDecision, int, float]:
     """What the gate on builds does, where a share of all builds is outside the limits."""
     found = 0
     for builds in range(1, wanted.builds + 1):
         found += random.random() < outside
-        if decide_share(wanted, builds, found) != "open":
+        if (decision := decide_share(wanted, builds, found)) != "open":
             break
-    return estimate_share(wanted, builds, found)
+    return decision, builds, shown(wanted, builds, found)
 
 
 @pytest.mark.parametrize("builds", [20, 60, 200])
@@ -179,22 +185,21 @@ def test_wrong_decisions_on_builds_are_rare(builds) -> None:
 
     at_the_limit = [build_until_decided(random, wanted, 1 - wanted.required) for _ in range(200)]
     tolerated = [build_until_decided(random, wanted, wanted.tolerated) for _ in range(200)]
-    planted = [build_until_decided(random, wanted, 0.1).decision for _ in range(100)]
-    sound = build_until_decided(random, wanted, 0.0)
+    planted = [build_until_decided(random, wanted, 0.1) for _ in range(100)]
 
-    assert sum(each.decision == "accept" for each in at_the_limit) <= 0.09 * 200
-    assert sum(each.low > wanted.required for each in at_the_limit) <= 0.09 * 200
-    assert sum(each.decision == "refuse" for each in tolerated) <= 0.09 * 200
-    assert planted.count("refuse") >= (50 if builds == 20 else 90)
-    assert sound.decision == "accept" and sound.builds == (20 if builds == 20 else 59)
+    assert sum(decision == "accept" for decision, _, _ in at_the_limit) <= 0.09 * 200
+    assert sum(low > wanted.required for _, _, low in at_the_limit) <= 0.09 * 200
+    assert sum(decision == "refuse" for decision, _, _ in tolerated) <= 0.09 * 200
+    assert sum(decision == "refuse" for decision, _, _ in planted) >= (50 if builds == 20 else 90)
+    assert build_until_decided(random, wanted, 0.0)[:2] == ("accept", 20 if builds == 20 else 59)
 
 
 def test_few_builds_show_less() -> None:
     assert BuildShare(builds=20).required == pytest.approx(0.861, abs=1e-3)
-    assert estimate_share(BuildShare(builds=20), 20, 0).low == pytest.approx(0.861, abs=1e-3)
-    assert estimate_share(BuildShare(builds=20), 20, 0, 1).decision == "open"  # an unclear build shows nothing
-    assert estimate_share(BuildShare(builds=20), 2, 0, 2).decision == "open"
-    assert estimate_share(BuildShare(builds=20), 2, 2).decision == "refuse"
+    assert shown(BuildShare(builds=20), 20, 0) == pytest.approx(0.861, abs=1e-3)
+    assert decide_share(BuildShare(builds=20), 20, 0, 1) == "open"  # an unclear build shows nothing
+    assert decide_share(BuildShare(builds=20), 2, 0, 2) == "open"
+    assert decide_share(BuildShare(builds=20), 2, 2) == "refuse"
     with pytest.raises(errors.ConfigError, match="58 builds can show"):
         BuildShare(builds=58, share=0.95)
     with pytest.raises(errors.ConfigError, match="tolerated is 0"):

@@ -6,8 +6,9 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from trtops import errors
 from trtops.backend.base import Build, Caches
@@ -16,7 +17,7 @@ from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import compare_outputs
 from trtops.ops.campaign.open_campaign import find_model
-from trtops.ops.campaign.workers import free_device
+from trtops.ops.campaign.workers import close_workers, free_device, warm_backend
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.gate.engine_process import EngineProcess, save_feeds
@@ -35,7 +36,8 @@ from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker, Verdict
 
 _IN_OUTPUTS = {"build", "reference", "accepted outputs", "self-check", "interface"}
-_MAX_CHECKS = 60
+_NOT_OF_THE_RELEASE = {"accepted", "device", "release"}  # what could not be opened or installed
+_MAX_CHECKS = 60  # of parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +63,8 @@ class ReleasesResult(MatrixResult):
 
     @property
     def verdict(self) -> Verdict:
-        """That of the gates; ``error`` if an accepted engine has none."""
-        return "error" if self.unchecked and super().verdict == "good" else super().verdict
+        """That of the gates; ``unproven`` if an accepted engine has none."""
+        return "unproven" if self.unchecked and super().verdict == "good" else super().verdict
 
     @property
     def headline(self) -> str:
@@ -96,7 +98,12 @@ def gate_releases(
     takes the accepted engine's own release as good. Nothing is registered. Nothing starts after ``config.minutes``.
     """
     end = time.monotonic() + 60 * config.minutes
-    accepted = {v.run_id: v for _, v in tracker.accepted({schema.Tag.BACKEND: config.build.backend})}
+    wanted: dict[str, str] = {schema.Tag.BACKEND: config.build.backend}
+    # Engines of other devices cannot be compared here. Without a back end of this process, their gates say so.
+    with contextlib.suppress(errors.BackendError), warm_backend(config.build.backend, config.devices, 120.0) as here:
+        wanted[schema.Tag.DEVICE_SHA256] = here.environment().device_sha256
+    close_workers()
+    accepted = {version.run_id: version for _, version in tracker.accepted(wanted)}
     with op_run(tracker, experiment, "gate of accepted engines", kind="gate_matrix", tags=tags) as run:
         run.log_params({"releases": [release.name for release in releases], "minutes": config.minutes})
         where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
@@ -117,7 +124,10 @@ def gate_releases(
                 search = _ReleaseSearch(path, source, own, releases, where, until)
                 found = search.first_bad()
                 cells += search.gates.values()
-                regressions += () if found is None else (search.explain(found),)
+                if found is not None and search.subjects(found) <= _NOT_OF_THE_RELEASE:
+                    unchecked.append(f"{label}: {search.gates[found].reasons[0]}")
+                elif found is not None:
+                    regressions.append(search.explain(found))
             except errors.TrtopsError as exc:  # of one engine, such as a model that is gone
                 unchecked.append(f"{label}: {type(exc).__name__}: {exc}")
             if progress is not None:
@@ -131,52 +141,53 @@ def gate_releases(
     return result
 
 
+@dataclass
 class _ReleaseSearch:
     """The gates of one accepted engine with several releases, until a time."""
 
-    def __init__(
-        self,
-        path: Path,
-        source: Build,
-        config: GateConfig,
-        releases: Sequence[Release],
-        where: Mapping[str, object],
-        end: float,
-    ) -> None:
-        self.gates: dict[int, GateResult] = {}  # by the position of the release
-        self._path, self._source, self._config = path, source, config
-        self._releases, self._where, self._end = releases, where, end
+    path: Path
+    source: Build
+    config: GateConfig
+    releases: Sequence[Release]
+    where: Mapping[str, Any]
+    end: float
+    gates: dict[int, GateResult] = field(default_factory=dict)  # by the position of the release
 
     def first_bad(self) -> int | None:
         """The position of the first release that is refused, if the newest is."""
-        low, high = -1, len(self._releases) - 1
+        low, high = -1, len(self.releases) - 1
         if not self._is_refused(high):
             return None
-        while high - low > 1 and time.monotonic() < self._end:
+        while high - low > 1 and time.monotonic() < self.end:
             middle = (low + high) // 2
             low, high = (low, middle) if self._is_refused(middle) else (middle, high)
         return high
 
+    def subjects(self, number: int) -> set[str]:
+        """What the gate of a release refused."""
+        return {finding.subject for finding in self.gates[number].findings if finding.outcome == "refuse"}
+
     def _is_refused(self, number: int) -> bool:
-        self.gates[number] = self._gate(self._config.build, self._releases[number], self._config.policy)
+        self.gates[number] = self._gate(self.config.build, self.releases[number], self.config.policy)
         return self.gates[number].decision == "refuse"
 
     def _gate(self, build: BuildConfig, release: Release, policy: Policy) -> GateResult:
-        minutes = max(0.05, (self._end - time.monotonic()) / 60)
-        own = replace(self._config, build=build, release=release, policy=policy, minutes=minutes)
-        name = f"gate {self._path.stem} {build.precision} {release.name}"
-        return run_step(name, gate, self._path, own, **self._where)  # type: ignore[arg-type]
+        minutes = max(0.05, (self.end - time.monotonic()) / 60)
+        own = replace(self.config, build=build, release=release, policy=policy, minutes=minutes)
+        name = f"gate {self.path.stem} {build.precision} {release.name}"
+        return run_step(name, gate, self.path, own, **self.where)
 
     def explain(self, number: int) -> Regression:
         """What is known of a release that is refused: since when, the smallest model, and a workaround."""
-        found, release, build = self.gates[number], self._releases[number], self._config.build
-        versions = {n: g.measured.candidate.environment.backend_version for n, g in self.gates.items() if g.measured}
-        name = self._source.engine.environment.backend
+        found, release, build = self.gates[number], self.releases[number], self.config.build
+        tagged = {n: self.where["tracker"].info(gated.run_id).tags for n, gated in self.gates.items()}
+        versions = {n: t[schema.Tag.BACKEND_VERSION] for n, t in tagged.items() if schema.Tag.BACKEND_VERSION in t}
+        own = self.source.engine.environment
         good = max((n for n, gated in self.gates.items() if n < number and gated.decision != "refuse"), default=-1)
-        last_good = f"{name} {versions.get(good, self._source.engine.environment.backend_version)}"
-        subjects = {finding.subject for finding in found.findings if finding.outcome == "refuse"}
+        last_good = f"{own.backend} {versions.get(good, own.backend_version)}"
+        subjects = self.subjects(number)
         smallest, nodes = "none: the outputs are right", tuple[str, ...]()
-        if subjects & _IN_OUTPUTS and "release" not in subjects:
+        if subjects & _IN_OUTPUTS:
             reduced = self._reduced(release, fails="build" in subjects)
             smallest = reduced.detail or "no part of the model shows it"
             if reduced.culprits:
@@ -184,10 +195,10 @@ class _ReleaseSearch:
                 labels = ", ".join(reduced.culprits[0].labels[:8])
                 smallest = f"{len(nodes)} of {reduced.nodes} nodes ({labels}), in run {reduced.run_id}"
         return Regression(
-            model=str(self._path),
+            model=str(self.path),
             precision=build.precision,
             broken=found.reasons,
-            first_bad=f"{release.name} ({name} {versions[number]})" if number in versions else release.name,
+            first_bad=f"{release.name} ({own.backend} {versions[number]})" if number in versions else release.name,
             last_good=last_good,
             smallest=smallest,
             workaround=self._workaround(release, subjects, nodes) or f"stay with {last_good}",
@@ -195,8 +206,8 @@ class _ReleaseSearch:
 
     def _reduced(self, release: Release, *, fails: bool) -> ReduceResult:
         """The smallest part that the release does not build or run, or whose outputs are wrong."""
-        config, source = self._config, self._source
-        model = Model.load(self._path)
+        config, source = self.config, self.source
+        model = Model.load(self.path)
         feeds = list(config.check.open_for(model, profiles=config.build.profiles))
         build = replace(config.build, calibration_fit="partial", profiles=())
         python = interpreter_of(release, config.build.backend)
@@ -208,7 +219,7 @@ class _ReleaseSearch:
             file = Path(folder, "feeds.npz")
 
             def check(part: SubModel) -> CheckOutcome:
-                if time.monotonic() > self._end:
+                if time.monotonic() > self.end:
                     return CheckOutcome(verdict="error", detail="no time was left")
                 caches = Caches(calibration=source.calibration_cache)
                 try:
@@ -221,12 +232,12 @@ class _ReleaseSearch:
                 return CheckOutcome(verdict="pass" if fails or report else "fail", detail="; ".join(report.reasons[:3]))
 
             limits = ReduceConfig(max_checks=_MAX_CHECKS)
-            return reduce(str(self._path), check, limits, feeds=feeds, **self._where)  # type: ignore[arg-type]
+            return reduce(str(self.path), check, limits, feeds=feeds, **self.where)
 
     def _workaround(self, release: Release, subjects: set[str], nodes: tuple[str, ...]) -> str:
         """The first change of the build that the gate accepts in this release; empty if none does in the time."""
-        build, options = self._config.build, self._config.build.options
-        policy, others = self._config.policy, []
+        build, options = self.config.build, self.config.build.options
+        policy, others = self.config.policy, []
         if subjects & _IN_OUTPUTS and build.precision != "fp32":
             # The price of right outputs is speed, size, and kernels in the precision.
             limits = Limits(latency=None, size=None, build_time=None, precision_share=None)
@@ -237,6 +248,6 @@ class _ReleaseSearch:
         if isinstance(options, OnnxRuntimeOptions) and options.tactics != ():
             others.append(("build without tactics (tactics=())", replace(build, options=replace(options, tactics=()))))
         for text, other in others:
-            if time.monotonic() < self._end and self._gate(other, release, policy).decision == "accept":
+            if time.monotonic() < self.end and self._gate(other, release, policy).decision == "accept":
                 return text
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.gate.op import GateConfig, accept, gate
 from trtops.ops.gate.releases import HERE
 from trtops.ops.gate.result import EVIDENCE, Decision, Finding, FindingOutcome, GateResult
-from trtops.ops.gate.tolerance import BuildShare, ShareDecision, ShareEstimate, decide_share, estimate_share
+from trtops.ops.gate.tolerance import BuildShare, ShareDecision, decide_share, shown_share
 from trtops.ops.result import finish_with, model_file, op_run, run_step
 from trtops.record import Record
 from trtops.reports.document import Section, Table
@@ -28,7 +28,10 @@ from trtops.tracking.base import MetricName, Tracker
 _ACCEPTED_BUILDS = 5
 """Builds of the accepted engine. If one in ten is slow, the median of five is in 0.9 % of gates."""
 
-_COLUMNS = ("build", "of", "decision", "outside for", "latency ratio", "latency (ms)", "kernels", "tactics", "run")
+_COLUMNS = {
+    "number": "build", "of": "of", "decision": "decision", "outside": "outside for", "ratio": "latency ratio",
+    "latency_ms": "latency (ms)", "kernels": "kernels", "tactics_sha256": "tactics", "run_id": "run",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +40,14 @@ class GatedBuild(Record):
 
     number: int
     of: str  # "first", "accepted" or "candidate"
-    run_id: str
     decision: Decision
-    outside: tuple[str, ...]  # the checks that refused it, such as "latency"
     reasons: tuple[str, ...]
+    outside: str  # the checks that refused it, such as "latency"
     ratio: float | None  # of latencies, to the reference engine
     latency_ms: float | None
-    kernels: tuple[tuple[str, int], ...]  # by the precision that they compute in
+    kernels: str  # their numbers by the precision that they compute in
     tactics_sha256: str  # of the choices; empty if there is no engine
+    run_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,29 +55,30 @@ class DistributionResult(GateResult):
     """The decision on a candidate from several builds of it."""
 
     wanted: BuildShare
-    estimate: ShareEstimate
-    builds: tuple[GatedBuild, ...]  # those of the accepted engine first
+    made: int  # number of builds of the candidate; of these some are ``outside`` the limits, and some ``unclear``
+    outside: int
+    unclear: int
+    share: float  # of all builds, shown to be within the limits
+    builds: tuple[GatedBuild, ...]
     reference: str  # id of the run with the engine that all builds of the candidate were compared with
     tactics: TacticDiff  # between builds of the candidate within the limits and outside
 
     def rows(self) -> Iterable[tuple[str | float | None, ...]]:
         """Rows of the table, one for each build."""
         for build in self.builds:
-            kernels = ", ".join(f"{count} {name}" for name, count in build.kernels)
-            numbers = (build.ratio, build.latency_ms, kernels, build.tactics_sha256[:12], build.run_id)
-            yield (str(build.number), build.of, build.decision, ", ".join(build.outside), *numbers)
+            row = {**vars(build), "number": str(build.number), "tactics_sha256": build.tactics_sha256[:12]}
+            yield tuple(row[name] for name in _COLUMNS)
 
     def sections(self) -> Iterable[Section]:
         """The decision, all builds, and the tactics that differ between builds within the limits and outside."""
         yield from super().sections()
-        yield Section(title="Builds", table=Table(columns=_COLUMNS, rows=tuple(self.rows())))
-        if self.estimate.outside:
+        yield Section(title="Builds", table=Table(columns=tuple(_COLUMNS.values()), rows=tuple(self.rows())))
+        if self.outside:
             yield Section(title="Tactics of builds outside the limits", text="\n".join(diff_body(self.tactics)))
 
     def metrics(self) -> dict[MetricName, float]:
         """The number of builds, of those outside and unclear, and the share that is shown."""
-        found = self.estimate
-        numbers = {"builds": found.builds, "outside": found.outside, "unclear": found.unclear, "share": found.low}
+        numbers = {"builds": self.made, "outside": self.outside, "unclear": self.unclear, "share": self.share}
         return {(schema.Metric.GATE, name): float(value) for name, value in numbers.items()}
 
 
@@ -137,37 +141,42 @@ def gate_builds(
             if ranked := sorted((1.0 if r.ratio is None else r.ratio.ratio, r.holder) for r in rebuilt):
                 reference = ranked[len(ranked) // 2][1]
         fixed = replace(config, accepted=reference, others=releases)
-        holder, outcomes = "", Counter[str]()
+        holder, outside, unclear = "", 0, 0
         decision: ShareDecision = "open"
         is_unproven = any(each.subject == EVIDENCE and each.outcome == "open" for each in first.findings)
         while not is_unproven and decision == "open" and len(table) < wanted.builds and minutes_left() > 0:
             found = build("candidate", path, replace(fixed, keep_model=config.keep_model and not holder))
-            outcomes[found.verdict] += 1
+            outside += found.verdict == "bad"
+            unclear += found.verdict not in ("good", "bad")
             holder = holder or (found.holder if found.verdict == "good" else "")
-            unclear = len(table) - outcomes["good"] - outcomes["bad"]
-            decision = decide_share(wanted, len(table), outcomes["bad"], unclear)
-        estimate = estimate_share(wanted, len(table), outcomes["bad"], len(table) - outcomes["good"] - outcomes["bad"])
+            decision = decide_share(wanted, len(table), outside, unclear)
+        share = wanted.required if decision == "accept" else shown_share(wanted, len(table), outside + unclear)
         result = DistributionResult(
             title=f"gate {path.name} {config.build.precision} {config.release.name}, {wanted.builds} builds",
             subject=str(path),
-            findings=first.findings if is_unproven else tuple(_findings(wanted, estimate, made)),
+            findings=first.findings,
             policy=config.policy,
             precision=config.build.precision,
             release=config.release.name,
             holder=holder,
             seconds=time.perf_counter() - began,
             wanted=wanted,
-            estimate=estimate,
+            made=len(table),
+            outside=outside,
+            unclear=unclear,
+            share=share,
             builds=tuple(made),
             reference=reference or "",
             tactics=diff(table),
         ).kept_in(run, experiment)
+        if not is_unproven:
+            result = replace(result, findings=tuple(_findings(result, decision)))
         run.log_metrics(result.metrics())
         run.log_json(result, schema.Artifact.GATE)
         run.log_text(result.page(), schema.Artifact.GATE_PAGE)
-        run.log_table(schema.Artifact.GATE_TABLE, _COLUMNS, (list(row) for row in result.rows()))
+        run.log_table(schema.Artifact.GATE_TABLE, tuple(_COLUMNS.values()), (list(row) for row in result.rows()))
         log_diff(run, result.tactics)
-        run.set_tags({schema.Tag.GATE: result.decision, schema.Tag.EVIDENCE: holder})
+        run.set_tags({schema.Tag.GATE: result.decision, **({schema.Tag.EVIDENCE: holder} if holder else {})})
         finish_with(run, result, tracker)
     if result.decision == "accept" and config.register:
         engine = builds.load_build(tracker.load(holder))
@@ -181,39 +190,40 @@ def _gated(number: int, of: str, found: GateResult, tracker: Tracker, table: Cam
     stored, measured = tracker.load(found.run_id), found.measured
     campaigns.append(table, stored)
     tactics = campaigns.load_record(stored)
+    kernels = () if measured is None else measured.candidate.kernels
     return GatedBuild(
         number=number,
         of=of,
-        run_id=found.run_id,
         decision=found.decision,
-        outside=tuple(dict.fromkeys(each.subject for each in found.findings if each.outcome == "refuse")),
         reasons=found.reasons,
+        outside=", ".join(dict.fromkeys(each.subject for each in found.findings if each.outcome == "refuse")),
         ratio=None if found.ratio is None else found.ratio.ratio,
         latency_ms=None if measured is None or measured.rounds is None else measured.rounds.candidate_ms,
-        kernels=() if measured is None else measured.candidate.kernels,
+        kernels=", ".join(f"{count} {name}" for name, count in kernels),
         tactics_sha256="" if tactics is None else tactics.digest,
+        run_id=found.run_id,
     )
 
 
-def _findings(wanted: BuildShare, found: ShareEstimate, made: Sequence[GatedBuild]) -> Iterator[Finding]:
+def _findings(result: DistributionResult, decision: ShareDecision) -> Iterator[Finding]:
     """The decision on the share; then what refused builds, with an example of each."""
-    outcomes: dict[str, FindingOutcome] = {"accept": "pass", "refuse": "refuse", "open": "open"}
-    shown = wanted.required if found.decision == "accept" else found.low
+    wanted = result.wanted
     text = (
-        f"{found.outside} of {found.builds} are outside the limits: at least {_percent(shown)} of all builds are "
-        f"within, confidence {_percent(wanted.share_confidence)}"
+        f"{result.outside} of {result.made} are outside the limits: at least {_percent(result.share)} of all builds "
+        f"are within, confidence {_percent(wanted.share_confidence)}"
     )
-    if found.unclear:
-        text += f". {found.unclear} are undecided, and count as outside in this"
-    if found.decision == "refuse":
+    if result.unclear:
+        text += f". {result.unclear} are undecided, and count as outside in this"
+    if decision == "refuse":
         text += f". More than {_percent(wanted.tolerated)} of all builds are outside"
-    elif found.decision == "open":
+    elif decision == "open":
         text += f"; {_percent(wanted.required)} are required. Raise --builds or --minutes, or lower --share"
-    yield Finding("builds", outcomes[found.decision], text)
+    outcomes: dict[str, FindingOutcome] = {"accept": "pass", "refuse": "refuse", "open": "open"}
+    yield Finding("builds", outcomes[decision], text)
     for of in ("candidate", "accepted"):
-        several = [build for build in made if build.of == of]
-        for subject, count in Counter(subject for build in several for subject in build.outside).most_common():
-            example = next(line for build in several for line in build.reasons if line.startswith(subject))
+        several = [build for build in result.builds if build.of == of]
+        for subjects, count in Counter(build.outside for build in several if build.outside).most_common():
+            example = next("; ".join(build.reasons) for build in several if build.outside == subjects)
             yield Finding(f"{of} builds", "note", f"{count} of {len(several)} refused for {example}")
 
 

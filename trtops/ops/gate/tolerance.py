@@ -19,7 +19,6 @@ from trtops import errors
 from trtops.record import Record
 
 ShareDecision: TypeAlias = Literal["accept", "refuse", "open"]
-Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +41,17 @@ class BuildShare(Record):
 
     def __post_init__(self) -> None:
         if self.builds < 1 or not 0.5 <= self.share_confidence < 1:
-            raise errors.ConfigError(
-                f"builds is {self.builds} and share_confidence {self.share_confidence}; expected 1 or more builds, and "
-                "a confidence of 0.5 or more, and less than 1."
-            )
+            found = f"builds is {self.builds} and share_confidence is {self.share_confidence}"
+            raise errors.ConfigError(f"{found}; expected 1 or more, and a number from 0.5 to less than 1.")
         largest = self.error ** (1 / self.builds)
-        if self.builds > 1 and self.required > largest * (1 + 1e-9):
+        if self.builds > 1 and not 0 < self.required <= largest * (1 + 1e-9):
             raise errors.ConfigError(
                 f"{self.builds} builds can show that a share of {largest:.3g} is within the limits, with confidence "
                 f"{self.share_confidence:g}, and not {self.share:g}. Raise builds, or lower share or share_confidence."
             )
         if self.builds > 1 and not 0 < self.tolerated <= 1 - self.required:
-            raise errors.ConfigError(
-                f"tolerated is {self.tolerated:g}; expected more than 0, up to {1 - self.required:.3g} (1 - share)."
-            )
+            most = f"{1 - self.required:.3g} (1 - share)"
+            raise errors.ConfigError(f"tolerated is {self.tolerated:g}; expected more than 0, and at most {most}.")
 
     @property
     def error(self) -> float:
@@ -66,17 +62,6 @@ class BuildShare(Record):
     def required(self) -> float:
         """The share to show."""
         return self.error ** (1 / self.builds) if self.share is None else self.share
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShareEstimate(Record):
-    """Builds so far, and the largest share that they show to be within the limits."""
-
-    builds: int
-    outside: int
-    unclear: int  # neither known to be within the limits, nor outside
-    low: float  # lower confidence limit of the share within the limits
-    decision: ShareDecision
 
 
 def decide_share(wanted: BuildShare, builds: int, outside: int, unclear: int = 0) -> ShareDecision:
@@ -90,20 +75,25 @@ def decide_share(wanted: BuildShare, builds: int, outside: int, unclear: int = 0
     return "accept" if outside + unclear <= accepts.get(builds, -1) else "open"
 
 
-def estimate_share(wanted: BuildShare, builds: int, outside: int, unclear: int = 0) -> ShareEstimate:
-    """The decision at the last look, and the share that is shown whatever the decision is."""
+def shown_share(wanted: BuildShare, builds: int, outside: int) -> float:
+    """The lower confidence limit of the share within the limits, at the last look of :func:`decide_share`.
+
+    Exact for a sequential test: the share outside at which an outcome at least as good as this one has the probability
+    of the error. Better are an earlier acceptance, and fewer builds outside at this look (stage-wise ordering; Jennison
+    and Turnbull, Group Sequential Methods, 2000, chapter 8). Leaving out earlier refusals makes the limit smaller.
+    """
     from scipy.optimize import brentq
 
-    (accepts, _), worst = _bounds(wanted), outside + unclear
-    # Exact for a sequential test: the share outside at which an outcome at least as good as this one has the
-    # probability of the error. Better are an earlier acceptance, and fewer builds outside at this look (stage-wise
-    # ordering; Jennison and Turnbull, Group Sequential Methods, 2000, chapter 8). Refusals before are left out, which
-    # makes the limit smaller.
-    low = 0.0
-    if 0 < builds > worst:
-        low = 1 - brentq(lambda p: _chance(p, accepts, builds, worst) - wanted.error, 0.0, 1.0)
-    decision = decide_share(wanted, builds, outside, unclear)
-    return ShareEstimate(builds=builds, outside=outside, unclear=unclear, low=low, decision=decision)
+    accepts = {**_bounds(wanted)[0], builds: outside}
+
+    def exceeds(p: float) -> float:
+        left, better = np.ones(1), 0.0  # the probabilities of builds outside, of those that are not accepted yet
+        for look in range(1, builds + 1):
+            left, bound = _with_one_more(left, p), 1 + accepts.get(look, -1)
+            better, left[:bound] = better + float(left[:bound].sum()), 0
+        return better - wanted.error
+
+    return 1 - float(brentq(exceeds, 0.0, 1.0)) if outside < builds else 0.0
 
 
 @functools.lru_cache(maxsize=8)
@@ -112,36 +102,22 @@ def _bounds(wanted: BuildShare) -> tuple[Mapping[int, int], Mapping[int, int]]:
 
     Both tests spend their error probability over all looks (Lan and DeMets, Biometrika 70, 1983), with the exact
     distribution of the builds that are left at each look. Acceptance spends it at the first look that it suffices for,
-    which takes the fewest builds where none is outside. Refusal spends it evenly over the looks: at once, a single
+    which takes the fewest builds where none is outside. Refusal spends it evenly over the looks: otherwise a single
     build outside would refuse early, and nothing would be left for later.
     """
-    accepts: dict[int, int] = {}
-    refuses: dict[int, int] = {}
-    for p, found, sign in ((1 - wanted.required, accepts, 1), (wanted.tolerated, refuses, -1)):
-        left, spent = np.ones(1), 0.0  # probability by the number of builds outside
+    bounds: tuple[dict[int, int], dict[int, int]] = ({}, {})
+    for found, p, sign in zip(bounds, (1 - wanted.required, wanted.tolerated), (1, -1)):
+        left, spent = np.ones(1), 0.0
         for builds in range(1, wanted.builds + 1):
-            left = _after_one_more(left, p)
+            left = _with_one_more(left, p)
             available = wanted.error * (1 if sign > 0 else builds / wanted.builds) * (1 + 1e-9)
             for outside in np.flatnonzero(left)[::sign]:
                 if spent + left[outside] > available:
                     break
-                spent += left[outside]
-                left[outside] = 0
-                found[builds] = int(outside)
-    return accepts, refuses
+                spent, left[outside], found[builds] = spent + left[outside], 0, int(outside)
+    return bounds
 
 
-def _chance(p: float, accepts: Mapping[int, int], builds: int, outside: int) -> float:
-    """The probability of an acceptance before this look, or of not more builds outside at it."""
-    left, better = np.ones(1), 0.0
-    for look in range(1, builds + 1):
-        left = _after_one_more(left, p)
-        if bound := 1 + (outside if look == builds else accepts.get(look, -1)):
-            better += left[:bound].sum()
-            left[:bound] = 0
-    return float(better)
-
-
-def _after_one_more(left: Numbers, p: float) -> Numbers:
-    after: Numbers = np.append(left * (1 - p), 0.0) + np.append(0.0, left * p)
+def _with_one_more(left: npt.NDArray[np.float64], p: float) -> npt.NDArray[np.float64]:
+    after: npt.NDArray[np.float64] = np.append(left * (1 - p), 0.0) + np.append(0.0, left * p)
     return after
