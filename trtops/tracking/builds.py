@@ -255,6 +255,11 @@ class Material(Record):
     sha256: str
     path: str = ""
 
+    def __post_init__(self) -> None:
+        # A forged path could name a script, which runs where data is read.
+        if self.path and (not self.path.startswith(Artifact.MATERIALS_FOLDER) or ".py" in self.path):
+            raise errors.FormatError(f"{Artifact.MATERIALS} names {self.path!r}, which is no file of a build's inputs")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Materials(Record):

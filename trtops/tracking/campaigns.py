@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from trtops import errors
 from trtops.tactics.record import TacticRecord
@@ -132,6 +133,17 @@ def _parse_record(data: bytes) -> TacticRecord:
 @functools.lru_cache(maxsize=4)
 def _parse_table(data: bytes) -> CampaignTable:
     return CampaignTable.from_bytes(data)
+
+
+def golden_file(run: StoredRun) -> Path | None:
+    """The golden outputs that a campaign logged, or None. FormatError if they are no archive, whatever their size."""
+    if Artifact.GOLDEN not in run.manifest:
+        return None
+    file = run.local_path(Artifact.GOLDEN)
+    with open(file, "rb") as stream:
+        if stream.read(2) != b"PK":
+            raise errors.FormatError(f"Run {run.info.id}: {Artifact.GOLDEN} is not an archive of arrays.")
+    return file
 
 
 def log_table(run: Run, table: CampaignTable) -> None:

@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 
 _SIGNED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
 
+# Bytes that are read at once, of anything but engines and their timings; check data has 64 MiB at most.
+_MAX_READ = 1 << 28
+
 # Prefix of files that are being written; MLflow uses the same and leaves them out of its listings.
 TEMPORARY = ".artifact.uploading."
 
@@ -407,6 +410,8 @@ class StoredRun:
         Raises IncompleteRunError if the manifest does not name it, or its size or digest does not match.
         """
         entry, file = self._find(path)
+        if entry.size > _MAX_READ and not path.startswith((Artifact.ENGINE, Artifact.TIMING_CACHE)):
+            raise incomplete(self.info.id, f"{path!r} has {entry.size} bytes; trtops writes at most {_MAX_READ} to it")
         # Before it is read, since a file that was changed may be of any size.
         if (size := file.stat().st_size) != entry.size:
             raise self._mismatch(entry, size)

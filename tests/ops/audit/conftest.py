@@ -88,6 +88,13 @@ class Logged:
         manifest["artifacts"] = [entry for entry in manifest["artifacts"] if entry["path"] != path]
         file.write_text(json.dumps(manifest, indent=2, ensure_ascii=False))
 
+    def list_file(self, run: str, path: str) -> None:
+        """Add a file to the manifest."""
+        file = self.folder(run) / Artifact.MANIFEST
+        manifest = json.loads(file.read_bytes())
+        manifest["artifacts"] = sorted([*manifest["artifacts"], {"path": path, "size": 0, "sha256": ""}], key=str)
+        file.write_text(json.dumps(manifest, indent=2, ensure_ascii=False))
+
     def restate(self, run: str) -> None:
         """Make the manifest's statement match the database."""
         info, file = self.tracker.info(self.runs[run]), self.folder(run) / Artifact.MANIFEST

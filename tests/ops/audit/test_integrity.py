@@ -177,7 +177,7 @@ FILES: dict[str, tuple[str, str, Callable[[bytes], bytes], str]] = {
     "a campaign's count": ("campaign", RESULT, doubled("good"), "iterations that are good"),
     "a campaign's verdict": ("campaign", RESULT, set_to("unproven", "verdict"), "verdict: "),
     "pickled golden outputs": ("campaign", GOLDEN, pickled, "golden outputs"),
-    "golden outputs of zeros": ("campaign", GOLDEN, lambda data: bytes(1 << 22), "golden outputs"),
+    "golden outputs of zeros": ("campaign", GOLDEN, lambda data: bytes(1 << 22), GOLDEN),
     "other golden outputs": ("campaign", GOLDEN, scaled, "golden outputs"),
     "a bit of the campaign table": ("campaign", TABLE, flipped, "Campaign table"),
     "the run that was reused": ("reused", Artifact.REUSED, set_to("0" * 32, "run"), "whose engine it reused"),
@@ -329,6 +329,24 @@ def test_removed_file_is_named_although_unlisted(path: str, victim: Logged) -> N
     assert path in texts(victim, "fp32")
     victim.restate("fp32")
     assert texts(victim, "fp32") or path.startswith("model/")  # without its model, a run cannot be rebuilt
+
+
+def test_forged_data_runs_no_script_and_fills_no_memory(victim: Logged, tmp_path: Path) -> None:
+    script = victim.folder("gate") / "materials/evil.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nload_data = list\n")
+    for path in ("materials/evil.py", "materials/evil.py:load_data"):
+        victim.edit("gate", MATERIALS, edited(lambda found, path=path: found["given"][-1].update(path=path)))
+        victim.list_file("gate", "materials/evil.py")
+        victim.rewrite_manifest("gate")
+        assert "materials/evil.py" in texts(victim, "gate")
+        audit(AuditConfig(runs=(victim.runs["gate"],), ways=("replay",)), tracker=victim.tracker)
+    assert not (tmp_path / "ran").exists()
+
+    for run, path in (("campaign", GOLDEN), ("campaign", CONFIG), ("fp32", Artifact.REPORT_DATA)):
+        with open(victim.folder(run) / path, "r+b") as file:
+            file.truncate(1 << 29)
+        victim.rewrite_manifest(run)
+        assert path in texts(victim, run)
 
 
 def test_page_of_another_release_is_not_verified(victim: Logged) -> None:

@@ -44,8 +44,6 @@ BUILDS = ("build", "iteration", "promote", "gate")
 """Kinds of runs that hold an engine; a gate only does if it built its candidate."""
 
 _NONE = "nothing"
-_LARGE = (Artifact.ENGINE, Artifact.MODEL, Artifact.GOLDEN, Artifact.REDUCE)
-_MAX_BYTES = 1 << 28  # of any other file; check data has 64 MiB at most
 
 
 class Facts:
@@ -186,9 +184,6 @@ def _check_files(run: StoredRun, facts: Facts) -> int:
     """Compare files with the manifest, and the manifest with tags; returns the number of files that match."""
     files = 0
     for entry in run.manifest.artifacts:
-        large = not entry.path.startswith(_LARGE)
-        if large and entry.size > _MAX_BYTES:
-            facts.wrong(entry.path, f"it has {entry.size} bytes, and trtops writes at most {_MAX_BYTES} to such a file")
         try:
             run.local_path(entry.path)
             files += 1
@@ -471,8 +466,7 @@ def _check_campaign(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     facts.add("how builds are evaluated", values)
     model = shared.model(run)
     facts.tag("model", Tag.MODEL_SHA256, "the content of the model file", model and model.sha256)
-    if Artifact.GOLDEN in run.manifest:
-        file = run.local_path(Artifact.GOLDEN)
+    if (file := campaigns.golden_file(run)) is not None:
         facts.tag("golden outputs", Tag.GOLDEN_SHA256, Artifact.GOLDEN, sha256_file(file), _NONE)
         facts.add(
             "golden outputs", {f"tag of iteration {each.id}": each.tags.get(Tag.GOLDEN_SHA256) for each in children}

@@ -31,7 +31,7 @@ from trtops.record import sha256
 from trtops.spec import BuildConfig, Environment
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
-from trtops.tracking import builds, schema
+from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import StoredRun, Tracker, incomplete
 from trtops.tracking.builds import Materials, read_materials
 
@@ -126,9 +126,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     if schema.Artifact.ACCURACY in run.manifest:
         recorded = Evaluation.from_json(run.read_bytes(schema.Artifact.ACCURACY))
         tolerances = recorded.report.tolerances
-    golden = None
-    if parent is not None and schema.Artifact.GOLDEN in parent.manifest:
-        golden = str(parent.local_path(schema.Artifact.GOLDEN))
+    golden = None if parent is None else campaigns.golden_file(parent)
     state, tags = schema.Tag.DEVICE_STATE, held.info.tags
     return Logged(
         build=build,
@@ -143,7 +141,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
         check=check,
         tolerances=tolerances,
         recorded=recorded if len(missing) == found else None,
-        golden=golden,
+        golden=None if golden is None else str(golden),
         # The tag of the device's digest begins like those of its state.
         state={t[len(state) :]: v for t, v in tags.items() if t.startswith(state) and t != schema.Tag.DEVICE_SHA256},
         missing=tuple(missing),
