@@ -55,20 +55,24 @@ def decided(rounds: Rounds, limit: float = 1.05) -> RatioEstimate:
 @pytest.mark.parametrize("noise", NOISE)
 def test_no_candidate_is_decided_wrongly(noise, measured) -> None:
     """Candidates from 3 % slower, with a limit in the middle, and unchanged ones; open only in large noise."""
+    undecided = 0
     for seed, (ratio, limit) in itertools.product(range(5), ((1.0, 1.015), (1.0, 1.05), (1.03, 1.015), (1.08, 1.05))):
         rounds = measured(Machine(seed, **NOISE[noise]), ratio, limit=limit)
         found = decided(rounds, limit)
         if found.decision == "open":
+            undecided += 1
             assert found.noise > 0.02 and rounds.ended
         else:
             assert found.decision == ("above" if ratio > limit else "below"), (seed, ratio, limit, found)
-    assert found.decision == "above"  # the last one is far from its limit
+    assert undecided <= (4 if noise == "loaded" else 0)
 
 
 def test_clear_differences_need_few_starts(measured) -> None:
     for ratio in (0.9, 1.0, 1.2):
         rounds = measured(Machine(3), ratio)
         assert len(rounds.starts["wall"]) <= 5 and rounds.seconds < 15
+    # Latency alone, where a third of the inferences is interrupted.
+    assert decided(measured(Machine(3, load=0.3), 1.2, deciding=("wall",))).rounds < 40
 
 
 def test_hopeless_noise_ends_undecided_and_says_why(measured) -> None:
@@ -110,6 +114,10 @@ def test_cpu_time_decides_where_latency_is_open(measured) -> None:
     # An engine that waits takes as much CPU time, and is refused for its latency.
     waiting = decided(measured(Machine(2), waiting=2e-5))
     assert (waiting.metric, waiting.decision) == ("wall", "above")
+    exact, noisy = ((0.0, 0.001), (0.001, -0.001)) * 3, ((-0.5, -0.5), (0.5, 0.5)) * 3
+    slower = tuple(tuple(value + 0.3 for value in start) for start in noisy)
+    for wall, expected in ((noisy, "below"), (slower, "open")):
+        assert decide_ratio({"wall": wall, "cpu-time": exact}, 1.05, 0.99).decision == expected
 
 
 def test_clock_with_long_steps_is_not_used(measured, monkeypatch) -> None:
