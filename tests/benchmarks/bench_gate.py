@@ -258,7 +258,7 @@ def networks() -> dict[str, onnx.ModelProto]:
 
 def on_builds(folder: Path, goals: Goals, count: int) -> None:
     """Real gates of three fresh and two planted builds of each network; then gates on builds drawn from them."""
-    rough = LatencyLimit(ratio=1.5, rounds=2, max_rounds=60)
+    rough = LatencyLimit(ratio=1.5)
     timed = GateConfig(
         build=BuildConfig(options=OnnxRuntimeOptions(intra_op_threads=1, timing_seconds=1.0)),
         policy=Policy(limits=Limits(latency=rough)),

@@ -49,7 +49,7 @@ class Regression(Record):
     broken: tuple[str, ...]  # what its gate refused
     first_bad: str  # the release, with the version that was found in it
     last_good: str  # the newest release before it that was not refused; the accepted engine's own otherwise
-    smallest: str  # the smallest part of the model that shows it, or why there is none
+    smallest: str  # the smallest part of the model that shows it, or why no part does
     workaround: str
 
 
