@@ -45,7 +45,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     declared = (*inferred.graph.value_info, *inferred.graph.output)
     ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
     lacks_ranks = any(name and name not in ranked for node in inferred.graph.node for name in node.output)
-    if symbolic and lacks_ranks and with_onnxruntime.can_infer_symbolic_shapes():
+    if symbolic and propagate and lacks_ranks and with_onnxruntime.can_infer_symbolic_shapes():
         try:
             inferred = with_onnxruntime.infer_symbolic_shapes(inferred)
         except errors.InferenceError as exc:

@@ -176,10 +176,11 @@ def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     # Its own entry point, infer_shapes, writes a file to the working directory when shapes remain unknown.
     inference = SymbolicShapeInference(2**31 - 1, True, False, 0)
     try:
-        inference._preprocess(model)
-        while inference.run_:
-            inference._infer_impl()
-        inference._update_output_from_vi()
+        with limited_memory(), Activity("inferring symbolic shapes"):
+            inference._preprocess(model)
+            while inference.run_:
+                inference._infer_impl()
+            inference._update_output_from_vi()
     except Exception as exc:  # it raises errors of many types
         raise errors.InferenceError(f"Symbolic shape inference failed: {exc}") from exc
     inferred: onnx.ModelProto = inference.out_mp_
