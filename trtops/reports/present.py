@@ -34,6 +34,7 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
         return None
 
     try:
+        document = Document.from_json(document.to_json())  # the page shows numbers as they are read back
         info = tracker.info(run.id)
         sections = list(stored_sections(tracker, info, read))
         if run.is_spooling:  # the store has builds as they were before it went away
