@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
@@ -124,13 +125,15 @@ def measure_rounds(
     *,
     deciding: tuple[Metric, ...],
     cores: Sequence[int] = (),
+    turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     until: float,
 ) -> Rounds:
     """Time two open engines alternately until one of the ``deciding`` metrics decides, or until the budget ends.
 
     The first look uses the current processes, each further look fresh ones, which are measured for at least as long as
-    it took to open them. In a round, both run on the same one of the ``cores``; on any if it is empty. The budget
-    ends at ``until``, a time of ``time.monotonic()``.
+    it took to open them. In a round, both run on the same one of the ``cores``; on any if it is empty. The rounds
+    of a start are measured in a ``turn``, which other gates take in between. The budget ends at ``until``, a time of
+    ``time.monotonic()``.
     """
     starts: list[list[list[float]]] = []  # by start, round and metric
     totals: list[list[float]] = [[], []]  # milliseconds of candidate and accepted engine
@@ -143,28 +146,29 @@ def measure_rounds(
             if starts:
                 with ThreadPoolExecutor(2) as pool:  # at the same time, which takes half as long
                     list(pool.map(lambda each: each.reopen(), (candidate, accepted)))
-            started = now = time.monotonic()
-            opening, longest = max(candidate.opening_seconds, accepted.opening_seconds), 0.0
-            count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
-            count = min(_MAX_INFERENCES, max(_MIN_INFERENCES if accepted.seconds < _SLOW_SECONDS else 1, count))
-            while (len(rounds) < limit.rounds or now - started < opening) and now + longest < until:
-                core = cores[len(rounds) % len(cores)] if cores else None
-                # A B B A, then B A A B: neither engine always comes first.
-                own = len(rounds) % 2
-                order = (candidate, accepted, accepted, candidate)
-                if not own:
-                    order = (accepted, candidate, candidate, accepted)
-                visits = [each.visit(count, core) for each in order]
-                # A linear drift over a round adds the same to the mean logarithm of both.
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    logs = np.log([[np.quantile(values, UNDISTURBED) for values in visit] for visit in visits])
-                    ratios = (logs[0] + logs[3] - logs[1] - logs[2]) / 2
-                rounds.append((ratios if own else -ratios).tolist())
-                for each, visit in zip(order, visits):
-                    totals[each is accepted].append(float(np.median(visit[0])) * 1e3)
-                longest, now = max(longest, time.monotonic() - now), time.monotonic()
-        except errors.WorkerError as exc:  # ended with the budget: the rounds before it count
-            if not exc.timed_out or time.monotonic() < until:
+            with turn():
+                started = now = time.monotonic()
+                opening, longest = max(candidate.opening_seconds, accepted.opening_seconds), 0.0
+                count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
+                count = min(_MAX_INFERENCES, max(_MIN_INFERENCES if accepted.seconds < _SLOW_SECONDS else 1, count))
+                while (len(rounds) < limit.rounds or now - started < opening) and now + longest < until:
+                    core = cores[len(rounds) % len(cores)] if cores else None
+                    # A B B A, then B A A B: neither engine always comes first.
+                    own = len(rounds) % 2
+                    order = (candidate, accepted, accepted, candidate)
+                    if not own:
+                        order = (accepted, candidate, candidate, accepted)
+                    visits = [each.visit(count, core) for each in order]
+                    # A linear drift over a round adds the same to the mean logarithm of both.
+                    with np.errstate(divide="ignore", invalid="ignore"):
+                        logs = np.log([[np.quantile(values, UNDISTURBED) for values in visit] for visit in visits])
+                        ratios = (logs[0] + logs[3] - logs[1] - logs[2]) / 2
+                    rounds.append((ratios if own else -ratios).tolist())
+                    for each, visit in zip(order, visits):
+                        totals[each is accepted].append(float(np.median(visit[0])) * 1e3)
+                    longest, now = max(longest, time.monotonic() - now), time.monotonic()
+        except (errors.WorkerError, TimeoutError) as exc:  # ended with the budget: the rounds before it count
+            if not getattr(exc, "timed_out", True) or time.monotonic() < until:
                 raise
             now = time.monotonic()
         if len(rounds) > 1:  # one has no median

@@ -128,10 +128,6 @@ class Measurement:
             if self._limits.latency is None or measured.same_engine:
                 return
             with self._ending("latency"):
-                if config.build.backend == "onnxruntime":
-                    # Two gates at a time would measure each other. A GPU is held already.
-                    wait = max(0.0, self._end - time.monotonic())
-                    stack.enter_context(locked(machine_folder() / "gate_on_cpu", wait))
                 threads = build.engine.options.get("intra_op_threads")
                 if config.metric == "auto" and threads != other.engine.options.get("intra_op_threads"):
                     deciding = ("wall",)  # more threads may use more CPU time in less time
@@ -141,9 +137,14 @@ class Measurement:
                     self._limits.latency,
                     deciding=deciding,
                     cores=sorted(os.sched_getaffinity(0)) if threads == 1 else (),
+                    turn=self._turn_on_cpu if config.build.backend == "onnxruntime" else contextlib.nullcontext,
                     until=self._end,
                 )
             self.measured = replace(measured, rounds=rounds)
+
+    def _turn_on_cpu(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other gates on this machine's processor waiting, which would be measured as well. GPUs are held."""
+        return locked(machine_folder() / "gate_on_cpu", max(0.0, self._end - time.monotonic()))
 
     @contextlib.contextmanager
     def _ending(self, subject: str, *further: type[errors.TrtopsError]) -> Iterator[None]:
