@@ -44,25 +44,31 @@ def script(folder: Path, tmp_path: Path) -> Path:
     return script
 
 
+# Operations on the campaign read its config, and a promotion the materials.
+PLANTED = (Artifact.CAMPAIGN, Artifact.MATERIALS)
+
+
 def plant(tracker: MlflowTracker, run_id: str, member: str, value: object, *, manifest: bool) -> None:
-    """Change a campaign's config in its run, and the manifest with it or not."""
+    """Change a campaign's config and materials in its run, and the manifest with them or not."""
     root = tracker.store.root
-    config = json.loads(tracker.peek(run_id, Artifact.CAMPAIGN))
-    place = config["check"] if member == "data" else config
-    place[member] = value
-    data = json.dumps(config).encode()
-    write_artifact(root, run_id, Artifact.CAMPAIGN, data)
-    if manifest:
-        listed = json.loads(tracker.peek(run_id, Artifact.MANIFEST))
+    listed = json.loads(tracker.peek(run_id, Artifact.MANIFEST) or b'{"artifacts": []}')
+    for path in PLANTED:
+        stored = json.loads(tracker.peek(run_id, path))
+        place = stored["check"] if member == "data" else stored
+        place[member] = value
+        data = json.dumps(stored).encode()
+        if member == "data" or path == Artifact.CAMPAIGN:
+            write_artifact(root, run_id, path, data)
         for entry in listed["artifacts"]:
-            if entry["path"] == Artifact.CAMPAIGN:
+            if entry["path"] == path:
                 entry |= {"size": len(data), "sha256": sha256(data)}
+    if manifest:
         write_artifact(root, run_id, Artifact.MANIFEST, json.dumps(listed).encode())
 
 
 @pytest.fixture
 def restored(tracker: MlflowTracker, campaign: str) -> None:
-    before = {path: tracker.peek(campaign, path) for path in (Artifact.CAMPAIGN, Artifact.MANIFEST)}
+    before = {path: tracker.peek(campaign, path) for path in (*PLANTED, Artifact.MANIFEST)}
     yield
     for path, data in before.items():
         write_artifact(tracker.store.root, campaign, path, data)
