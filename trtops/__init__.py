@@ -29,41 +29,31 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     # Build an engine, and evaluate it
-    from trtops.comparator.report import ComparisonReport as ComparisonReport
-    from trtops.comparator.report import Tolerances as Tolerances
-    from trtops.comparator.report import compare_outputs as compare_outputs
-    from trtops.ops.engines.calibrate import CalibrateConfig as CalibrateConfig
-    from trtops.ops.engines.calibrate import calibrate as calibrate
-    from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
-    from trtops.ops.engines.convert import ConvertResult as ConvertResult
-    from trtops.ops.engines.convert import convert as convert
-    from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
-    from trtops.ops.engines.sensitivity import sensitivity as sensitivity
-    from trtops.ops.evaluation.check import CheckConfig as CheckConfig
-    from trtops.ops.evaluation.compare import compare as compare
+    from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
+    from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
+    from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
+    from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
+    from trtops.ops.evaluation.check import CheckConfig
+    from trtops.ops.evaluation.compare import compare
 
     # Find the tactic that makes an engine wrong, and accept one that is right
-    from trtops.ops.campaign.bisect import bisect as bisect
-    from trtops.ops.campaign.bisect_result import BisectConfig as BisectConfig
-    from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
-    from trtops.ops.campaign.debug_build import debug_build as debug_build
-    from trtops.ops.campaign.diff_tactics import DiffTacticsConfig as DiffTacticsConfig
-    from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics
-    from trtops.ops.campaign.promote import promote as promote
-    from trtops.ops.campaign.prove import prove as prove
+    from trtops.ops.campaign.bisect import bisect
+    from trtops.ops.campaign.bisect_result import BisectConfig
+    from trtops.ops.campaign.config import DebugBuildConfig
+    from trtops.ops.campaign.debug_build import debug_build
+    from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
+    from trtops.ops.campaign.promote import promote
+    from trtops.ops.campaign.prove import prove
 
     # Describe a build
-    from trtops.spec import BuildConfig as BuildConfig
-    from trtops.spec import OnnxRuntimeOptions as OnnxRuntimeOptions
-    from trtops.spec import OptimizationProfile as OptimizationProfile
-    from trtops.spec import TensorRTOptions as TensorRTOptions
+    from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, TensorRTOptions
 
     # Store runs
-    from trtops.tracking.memory import MemoryTracker as MemoryTracker
-    from trtops.tracking.records import runs_frame as runs_frame
-    from trtops.tracking.store import default_tracker as default_tracker
+    from trtops.tracking.memory import MemoryTracker
+    from trtops.tracking.records import runs_frame
+    from trtops.tracking.store import default_tracker
 
     # Errors
-    from trtops.errors import TrtopsError as TrtopsError
+    from trtops.errors import TrtopsError
 
 __getattr__, __dir__ = exports(__name__)

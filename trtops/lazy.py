@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# A package lists its names for type checkers, as `from a.b import Name as Name` under `if TYPE_CHECKING:`. The same
-# lines are read here, so that each name is listed once.
-_LINE = re.compile(r"^    from ([\w.]+) import (\w+) as \2$", re.MULTILINE)
+# A package imports its names for type checkers under `if TYPE_CHECKING:`. The same lines are read here, so that each
+# name is listed once.
+_IMPORT = re.compile(r"^    from ([\w.]+) import (\([^)]*\)|.+)$", re.MULTILINE)
 
 
 def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -22,7 +22,8 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
     def homes() -> dict[str, str]:
         source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
         more = importlib.import_module(table).MORE_EXPORTS if table else {}
-        return {**{name: module for module, name in _LINE.findall(source)}, **more}
+        listed = {name: module for module, names in _IMPORT.findall(source) for name in re.findall(r"\w+", names)}
+        return {**listed, **more}
 
     def get(name: str) -> Any:
         if name == "__all__":

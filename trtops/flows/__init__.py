@@ -19,25 +19,9 @@ from trtops.team.access import PREFECT_SETTINGS
 from trtops.tracking.location import default_root
 
 if TYPE_CHECKING:
-    from trtops.flows.analyses import accuracy as accuracy
-    from trtops.flows.analyses import audit as audit
-    from trtops.flows.analyses import bundle as bundle
-    from trtops.flows.analyses import gate as gate
-    from trtops.flows.analyses import gate_releases as gate_releases
-    from trtops.flows.analyses import precision as precision
-    from trtops.flows.analyses import reduce as reduce
-    from trtops.flows.analyses import triage as triage
-    from trtops.flows.campaigns import bisect as bisect
-    from trtops.flows.campaigns import debug_build as debug_build
-    from trtops.flows.campaigns import diff_tactics as diff_tactics
-    from trtops.flows.campaigns import promote as promote
-    from trtops.flows.campaigns import prove as prove
-    from trtops.flows.engines import calibrate as calibrate
-    from trtops.flows.engines import compare as compare
-    from trtops.flows.engines import convert as convert
-    from trtops.flows.engines import nightly as nightly
-    from trtops.flows.engines import sensitivity as sensitivity
-    from trtops.flows.engines import watch as watch
+    from trtops.flows.analyses import accuracy, audit, bundle, gate, gate_releases, precision, reduce, triage
+    from trtops.flows.campaigns import bisect, debug_build, diff_tactics, promote, prove
+    from trtops.flows.engines import calibrate, compare, convert, nightly, sensitivity, watch
 
 __getattr__, __dir__ = exports(__name__)
 

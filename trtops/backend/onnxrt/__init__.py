@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from trtops.lazy import exports
 
 if TYPE_CHECKING:
-    from trtops.backend.onnxrt.loader import SessionFromOnnx as SessionFromOnnx
-    from trtops.backend.onnxrt.loader import session_from_onnx as session_from_onnx
-    from trtops.backend.onnxrt.runner import OnnxrtRunner as OnnxrtRunner
+    from trtops.backend.onnxrt.loader import SessionFromOnnx, session_from_onnx
+    from trtops.backend.onnxrt.runner import OnnxrtRunner
 
 __getattr__, __dir__ = exports(__name__)

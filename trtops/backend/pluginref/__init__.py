@@ -7,6 +7,6 @@ from typing import TYPE_CHECKING
 from trtops.lazy import exports
 
 if TYPE_CHECKING:
-    from trtops.backend.pluginref.runner import PluginRefRunner as PluginRefRunner
+    from trtops.backend.pluginref.runner import PluginRefRunner
 
 __getattr__, __dir__ = exports(__name__)
