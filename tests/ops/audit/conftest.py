@@ -34,7 +34,7 @@ from trtops.system import signing
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.records import Statement
+from trtops.tracking.records import Manifest, Statement
 from trtops.tracking.schema import Artifact, Tag
 
 QUICK = CheckConfig(iterations=2, latency_runs=2, warm_up=0, plots="never")
@@ -108,7 +108,8 @@ class Logged:
         }
         stated |= {"experiment": info.experiment, "name": info.name, "parent": info.parent}
         stated |= {"start_time": info.start_time, "end_time": info.end_time}
-        file.write_text(json.dumps(manifest, indent=2, ensure_ascii=False))
+        # As the product writes it: infinite numbers are texts.
+        file.write_text(Manifest.from_json(json.dumps(manifest).encode()).to_json(), encoding="utf-8")
         self.rewrite_tags(run)
 
     def adjust(self, run: str) -> None:
