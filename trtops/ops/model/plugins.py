@@ -20,7 +20,6 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from trtops import errors
 from trtops.backend.common import import_from_script, invoke_from_script, save_bytes
 from trtops.backend.onnx.loader import gs_from_onnx
-from trtops.backend.onnx.model import check_structure
 from trtops.ops.model.model_files import SaveConfig, Source, open_model
 from trtops.ops.model.surgeon import SurgeonResult, operate
 
@@ -135,7 +134,6 @@ def replace_plugins(
 
     # ONNX-GraphSurgeon makes a model of its own, so the changed one is returned.
     def put_in(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-        check_structure(proto)
         graph = gs_from_onnx(proto)
         changes = []
         for match in matches:

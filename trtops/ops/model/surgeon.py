@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 
@@ -64,11 +64,10 @@ def extract(
 
     def cut(proto: onnx.ModelProto) -> list[str]:
         edit.extract(proto, starts, ends)
-        check_structure(proto)
         graph = proto.graph
         return [f"From {_first_names(v.name for v in graph.input)} to {_first_names(v.name for v in graph.output)}."]
 
-    return operate(model, output, save_as, cut)
+    return operate(model, output, save_as, cut, check="after")
 
 
 def insert(
@@ -86,7 +85,6 @@ def insert(
     """Insert a node between tensors, replacing what was there; see :func:`trtops.backend.onnx.edit.insert_node`."""
 
     def put(proto: onnx.ModelProto) -> list[str]:
-        check_structure(proto)
         edit.insert_node(proto, op, inputs, outputs, name=name, domain=domain, attributes=attributes)
         return [f"Inserted {op} between {_first_names(inputs)} and {_first_names(outputs)}."]
 
@@ -103,7 +101,6 @@ def remove_nodes(
     """
 
     def remove(proto: onnx.ModelProto) -> list[str]:
-        check_structure(proto)
         known = {node.op_type for node in proto.graph.node}
         for kind in types:
             if kind not in known:
@@ -179,7 +176,6 @@ def sanitize(
     # The order matters: new shapes and outputs decide what is unused or constant, and folding computes sizes that would
     # need a bound otherwise.
     def clean(proto: onnx.ModelProto) -> list[str]:
-        check_structure(proto)
         changes = []
         if input_shapes:
             edit.override_input_shapes(proto, input_shapes)
@@ -220,12 +216,7 @@ def sanitize(
 
 def prune(model: Source, output: str | Path | None = None, *, save_as: SaveConfig | None = None) -> SurgeonResult:
     """Make weights 2:4 sparse, to measure what sparse kernels gain; see :mod:`trtops.backend.onnx.sparsity`."""
-
-    def shrink(proto: onnx.ModelProto) -> list[str]:
-        check_structure(proto)
-        return [f"Pruned {len(sparsity.prune(proto))} weights."]
-
-    return operate(model, output, save_as, shrink)
+    return operate(model, output, save_as, lambda proto: [f"Pruned {len(sparsity.prune(proto))} weights."])
 
 
 def strip_weights(
@@ -236,12 +227,9 @@ def strip_weights(
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
     """Remove the weights from a model, except those excluded; see :func:`trtops.backend.onnx.weights.strip_weights`."""
-
-    def strip(proto: onnx.ModelProto) -> list[str]:
-        check_structure(proto)
-        return [f"Removed {len(weights.strip_weights(proto, exclude))} weights."]
-
-    return operate(model, output, save_as, strip)
+    return operate(
+        model, output, save_as, lambda proto: [f"Removed {len(weights.strip_weights(proto, exclude))} weights."]
+    )
 
 
 def reconstruct_weights(
@@ -254,13 +242,12 @@ def reconstruct_weights(
     """Restore the weights of a stripped model from the original model, or with random values if it is None."""
     known = None if original is None else _load_with_weights(original)[0]
 
-    # A stripped model is only consistent once its weights are back, so it is checked afterwards.
     def put_back(proto: onnx.ModelProto) -> list[str]:
         names = weights.reconstruct_weights(proto, known)
-        check_structure(proto)
         return [f"Restored {len(names)} {'random ' if known is None else ''}weights."]
 
-    return operate(model, output, save_as, put_back)
+    # A stripped model is only consistent once its weights are back.
+    return operate(model, output, save_as, put_back, check="after")
 
 
 def operate(
@@ -268,10 +255,12 @@ def operate(
     output: str | Path | None,
     save_as: SaveConfig | None,
     change: Callable[[onnx.ModelProto], list[str] | tuple[onnx.ModelProto, list[str]]],
+    check: Literal["before", "after"] = "before",
 ) -> SurgeonResult:
     """Change a copy of a model with its weights inside, and write it.
 
-    ``change`` returns sentences about the changes, or another model with them.
+    ``change`` returns sentences about the changes, or another model with them; ``check`` says when the structure of the
+    model is checked.
     """
     proto, files = _load_with_weights(model)
     save_as = save_as or SaveConfig()
@@ -284,8 +273,12 @@ def operate(
             )
     before = _count_nodes(proto)
     _log_model("Original Model", proto)
+    if check == "before":
+        check_structure(proto)
     done = change(proto)
     proto, changes = done if isinstance(done, tuple) else (proto, done)
+    if check == "after":
+        check_structure(proto)
     if output is not None:
         log.info("Saving ONNX model to: %s", output, extra=ON_STDOUT)
         save_model(proto, output, **save_as.to_options())
