@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +118,7 @@ def accuracy(args: Options) -> Job:
     path, average, save, as_json = args.accuracy, bool(args.check_average), args.save_accuracy_results, bool(args.json)
 
     def run() -> int:
-        results = comparator.AccuracyResults.load(path)
+        results: Any = comparator.AccuracyResults.load(path)
         outputs = results.output_names()
         thresholds = [{name: function.thresholds_for(name) for name in outputs} for function in functions]
         if thresholds:
@@ -129,7 +128,21 @@ def accuracy(args: Options) -> Job:
                 result.aggregation = "average"
         if save is not None:
             results.save(save)
-        lines = list(_verdict_lines(results))
+        lines = [
+            {
+                "runners": f"{pair[0]} vs {pair[1]}",
+                "iteration": "average" if result.aggregation == "average" else index,
+                "output": name,
+                "passed": bool(match),
+                "text": str(match) if isinstance(match, bool) else match.summary(),
+            }
+            for result in results
+            for pair in result
+            for index, matches in enumerate(
+                [result.average_results(pair)] if result.aggregation == "average" else result[pair]
+            )
+            for name, match in matches.items()
+        ]
         if as_json:
             say_json({"passed": bool(results), "outputs": lines})
             return 0 if results else 1
@@ -146,18 +159,3 @@ def accuracy(args: Options) -> Job:
         return 0 if results else 1
 
     return run
-
-
-def _verdict_lines(results: Any) -> Iterator[dict[str, Any]]:
-    for result in results:
-        for pair in result:
-            rounds = [result.average_results(pair)] if result.aggregation == "average" else result[pair]
-            for index, matches in enumerate(rounds):
-                for name, match in matches.items():
-                    yield {
-                        "runners": f"{pair[0]} vs {pair[1]}",
-                        "iteration": index if result.aggregation == "per_sample" else "average",
-                        "output": name,
-                        "passed": bool(match),
-                        "text": str(match) if isinstance(match, bool) else match.summary(),
-                    }

@@ -378,7 +378,8 @@ class RightModel:
             return found
         per_output = dict(found.per_output)
         unlimited = Tolerances(atol=math.inf, rtol=math.inf)
-        some = [_some(results, numbers) for results in (self.plain, *self._draws)]
+        runs = [run[0][1] for run in (self.plain, *self._draws)]
+        some = [RunResults([("some feeds", [iterations[number] for number in numbers])]) for iterations in runs]
         for noise in _noise_of(some[0], some[1:]):
             if noise.name in dict(self.noise.insufficient):
                 continue
@@ -402,12 +403,6 @@ class RightModel:
         allowed = self.useful if given is None else self.tolerances(given)
         report = compare_outputs(outputs, self.golden, allowed)
         return Emulation(precision=self.precision, report=report, overflows=overflows)
-
-
-def _some(results: RunResults, numbers: Sequence[int]) -> RunResults:
-    found = RunResults()
-    found.add([results[0][1][number] for number in numbers])
-    return found
 
 
 def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoise, ...]:
