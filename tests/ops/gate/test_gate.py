@@ -285,7 +285,8 @@ def test_accepted_engine_of_missing_release_is_reported(heads, tracker) -> None:
 
     result = gate(heads, trial(accepted=gone), tracker=tracker)
 
-    assert refused_for(result) == {"accepted"}
+    several = gate_all((heads,), trial(accepted=gone, distribution=BuildShare(builds=2), minutes=60.0), tracker=tracker)
+    assert refused_for(result) == refused_for(several) == {"accepted"} and several.made == 0
     assert "0.9.9" in result.reasons[0] and "Name that release" in result.reasons[0]
 
 

@@ -28,6 +28,9 @@ from trtops.tracking.base import MetricName, Tracker
 _ACCEPTED_BUILDS = 5
 """Builds of the accepted engine. If one in ten is slow, the median of five is in 0.9 % of gates."""
 
+# Findings that would stop every other build of this gate as well.
+_STOPS = {(EVIDENCE, "open"), ("accepted", "refuse"), ("device", "refuse"), ("release", "refuse")}
+
 _COLUMNS = {
     "number": "build", "of": "of", "decision": "decision", "outside": "outside for", "ratio": "latency ratio",
     "latency_ms": "latency (ms)", "kernels": "kernels", "tactics_sha256": "tactics", "run_id": "run",
@@ -122,8 +125,11 @@ def gate_builds(
 
         first = build("first", path, config)  # finds the accepted engine, and shows whether the data prove anything
         reference, releases = config.accepted, (config.release, *config.others, HERE)
-        if first.measured is not None:
-            stored = tracker.info(first.measured.accepted.run_id if first.measured.accepted else first.holder)
+        is_stopped = any((each.subject, each.outcome) in _STOPS for each in first.findings)
+        accepted = None if first.measured is None else first.measured.accepted
+        # Only a whole gate shows that there is no accepted engine.
+        if first.measured is not None and (accepted is not None or first.decision == "accept"):
+            stored = tracker.info(first.holder if accepted is None else accepted.run_id)
             source = builds.load_build(tracker.load(stored.id), engine=False)
             same_model = source.spec.model_sha256 == first.measured.candidate.model_sha256
             file = path if same_model else find_model(tracker, stored)
@@ -138,14 +144,18 @@ def gate_builds(
                         break
                     rebuilt.append(found)
             reference = stored.id
-            if ranked := sorted((1.0 if r.ratio is None else r.ratio.ratio, r.holder) for r in rebuilt):
-                reference = ranked[len(ranked) // 2][1]
+            # Builds that are bad for anything but their latency are no reference.
+            sound = [r for r in rebuilt if {f.subject for f in r.findings if f.outcome == "refuse"} <= {"latency"}]
+            timings = [(1.0 if r.ratio is None else r.ratio.ratio, r.holder) for r in sound]
+            if timings:
+                reference = sorted(timings)[len(timings) // 2][1]
         fixed = replace(config, accepted=reference, others=releases)
         holder, outside, unclear = "", 0, 0
         decision: ShareDecision = "open"
-        is_unproven = any(each.subject == EVIDENCE and each.outcome == "open" for each in first.findings)
-        while not is_unproven and decision == "open" and len(table) < wanted.builds and minutes_left() > 0:
+        while not is_stopped and decision == "open" and len(table) < wanted.builds and minutes_left() > 0:
             found = build("candidate", path, replace(fixed, keep_model=config.keep_model and not holder))
+            if fixed.accepted is None and found.decision == "accept" and found.measured and not found.measured.accepted:
+                fixed = replace(fixed, accepted=found.holder)
             outside += found.verdict == "bad"
             unclear += found.verdict not in ("good", "bad")
             holder = holder or (found.holder if found.verdict == "good" else "")
@@ -169,7 +179,7 @@ def gate_builds(
             reference=reference or "",
             tactics=diff(table),
         ).kept_in(run, experiment)
-        if not is_unproven:
+        if not is_stopped:
             result = replace(result, findings=tuple(_findings(result, decision)))
         run.log_metrics(result.metrics())
         run.log_json(result, schema.Artifact.GATE)
