@@ -127,11 +127,7 @@ def promote(
 ) -> PromoteResult:
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
 
-    Args:
-        run_id: A good build's run, or a good iteration's.
-        config: How to verify.
-        tracker: The tracking store, and its registry.
-        tags: Further tags of the run.
+    ``run_id`` is a good build's run, or a good iteration's. ``tracker`` is also the registry.
 
     Raises:
         ConfigError: If the run is not good or holds no build, or the new engine is not good, does not compute in the
