@@ -186,7 +186,7 @@ def test_every_example_parses():
 
 
 def test_every_command_has_the_log_options():
-    words = {"--verbosity": ["INFO"], "--log-format": ["no-colors"], "--log-file": ["x.log"]}
+    words = {"--verbosity": ["INFO"], "--log-format": ["no-colors"], "--log-file": ["x.log"], "--timeout": ["60"]}
     for command, path in commands():
         base = lines_of(command)[0].split()
         for flag in LOGGING.flags[1:]:
