@@ -37,7 +37,7 @@ _MAX_ELEMENTS = 1 << 26
 # The first IR version in which weights need not be declared as inputs too.
 _WEIGHTS_NEED_NO_INPUTS = 4
 
-_MAX_DEATHS = 20  # of child processes, each of which takes a second to replace
+_MAX_DEATHS = 20  # of child processes; replacing one takes a second
 # What is run, as messages about crashes call it.
 _WHOLE = "the model"
 _CHECKING = "checking the model with ONNX's checker"

@@ -60,7 +60,7 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
     cache = folder / "caches" / "timing.cache"
     if cache.exists():
         timings = config.create_timing_cache(cache.read_bytes())
-        # TensorRT takes a second GPU of the same kind for another device, unless it is told to ignore that.
+        # TensorRT takes a second GPU of the same kind for another device; the second call ignores that.
         if not config.set_timing_cache(timings, False) and not config.set_timing_cache(timings, True):
             print("TensorRT refuses the timing cache, and may choose other tactics.")
     plan = builder.build_serialized_network(network, config)

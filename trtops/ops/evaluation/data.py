@@ -216,7 +216,7 @@ class DataConfig(Record):
     seed: int = 1
 
     def _saved_outputs(self) -> str | None:
-        """The file of saved outputs that results on this data are compared with; None if there is none."""
+        """The file of saved outputs that results on this data are compared with; None without one."""
         return None
 
     def open(self, inputs: TensorMetadata) -> Feeds:
