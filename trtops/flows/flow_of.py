@@ -8,7 +8,7 @@ import inspect
 import re
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -22,7 +22,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Completed, Failed
-from prefect.utilities import callables
+from prefect.utilities.callables import parameter_docstrings
 
 from trtops import errors
 from trtops.flows.server import ensure_prefect_home
@@ -152,29 +152,16 @@ def flow_of(
     run.__doc__ = "\n".join([(inspect.getdoc(op) or "").partition("\n")[0], "", "Args:", *lines])
     run.__name__ = run.__qualname__ = name
     run.__module__ = "trtops.flows"
-    with _parameters_unchecked():
-        return OpFlow(
-            run,
-            name=name.replace("_", "-"),
-            flow_run_name=_run_name,
-            validate_parameters=True,
-            # Prefect would pickle them.
-            persist_result=False,
-            on_crashed=[close_runs],
-            on_cancellation=[close_runs],
-        )
-
-
-@contextlib.contextmanager
-def _parameters_unchecked() -> Iterator[None]:
-    """Skip Prefect's search for parameters without a schema: a pydantic model for each, most of the time to import."""
-    names = vars(callables)
-    create = names["create_v2_schema"]
-    names["create_v2_schema"] = lambda name, **of: {} if name == "CheckParameter" else create(name, **of)
-    try:
-        yield
-    finally:
-        names["create_v2_schema"] = create
+    return OpFlow(
+        run,
+        name=name.replace("_", "-"),
+        flow_run_name=_run_name,
+        validate_parameters=True,
+        # Prefect would pickle them.
+        persist_result=False,
+        on_crashed=[close_runs],
+        on_cancellation=[close_runs],
+    )
 
 
 def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
@@ -196,10 +183,7 @@ def _parameters(
     op: Callable[..., Any], config_class: type[Record] | None
 ) -> tuple[inspect.Signature, dict[str, OptionField], dict[str, str]]:
     """The flow's signature, the option of the config behind a parameter, and the description of each parameter."""
-    accepted, texts = (
-        inspect.signature(op).parameters,
-        _SHARED | dict(callables.parameter_docstrings(inspect.getdoc(op))),
-    )
+    accepted, texts = inspect.signature(op).parameters, _SHARED | dict(parameter_docstrings(inspect.getdoc(op)))
     required = {name for name, each in accepted.items() if each.default is each.empty} - _OF_PYTHON
     options: dict[str, OptionField] = {}
     # Options of outer records come first, so that these have the short names.

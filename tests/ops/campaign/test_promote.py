@@ -126,10 +126,11 @@ def test_reused_build_reads_as_its_own(folder, tracker) -> None:
 def test_campaign_build_is_promoted_without_builders_files(good_and_bad, model, data, tracker) -> None:
     moved = [file.rename(file.with_suffix(".moved")) for file in (model, data)]
     try:
-        promote(good_and_bad["good"], PromoteConfig(name="moved"), tracker=tracker)
+        promoted = promote(good_and_bad["good"], PromoteConfig(name="moved"), tracker=tracker)
     finally:
         for file, place in zip(moved, (model, data)):
             file.rename(place)
+    assert list(tracker.aliases("moved")) == [promoted.alias]
 
 
 def test_bad_and_foreign_builds_are_refused(good_and_bad, folder, tracker) -> None:

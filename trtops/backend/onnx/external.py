@@ -208,10 +208,8 @@ def _byte_count(tensor: str, key: str, text: str) -> int:
 def load_external_data(model: onnx.ModelProto, folder: Path) -> None:
     """Load all external data of a model from ``folder`` into it, in place."""
     outside = [tensor for tensor in walk.tensors(model) if is_external(tensor)]
-    needed, memory = (
-        sum(expected_bytes(tensor) or 0 for tensor in outside),
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    )
+    needed = sum(expected_bytes(tensor) or 0 for tensor in outside)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         sizes = f"{needed / (1 << 30):.3g} GiB, and this machine has {memory / (1 << 30):.3g} GiB of memory"
         raise errors.InvalidModelError(f"The model's external data takes {sizes}.")

@@ -164,8 +164,6 @@ def check_integrity(run: StoredRun, shared: SharedReads) -> Integrity:
     facts = Facts(run.info)
     files = _check_files(run, facts)
     signature = check_signature(run, shared.keys, facts.wrong)
-    # The answer of the store's log, which shows removed runs and signatures, joins in here: as facts.wrong(), or as
-    # facts.unverified for a store without a log.
     for needed, kinds, check in _CHECKS:
         try:
             if run.info.kind in kinds and (not needed or needed in run):

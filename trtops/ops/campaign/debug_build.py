@@ -27,7 +27,7 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
-from trtops.ops.campaign.workers import warm_backend, workers_kept
+from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.evaluation.data import check_source, golden_outputs
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with, run_step
 from trtops.record import sha256
@@ -182,7 +182,7 @@ def debug_build(
             first = {schema.Tag.MODEL_PATH: str(loaded.path), schema.Tag.MODEL_SHA256: loaded.info.sha256}
             run = tracker.start(experiment, name, kind="debug_build", tags={**(tags or {}), **first})
             stack.enter_context(_locked_campaign(run.id, tracker))
-        stack.enter_context(workers_kept())
+        stack.callback(close_workers)
         campaign = Campaign(
             run_id=run.id,
             experiment=experiment,

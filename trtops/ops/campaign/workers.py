@@ -16,7 +16,6 @@ from trtops.system.locks import held
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 120.0  # for a child that reports its GPU, its start included
 _idle: dict[str, list[Worker]] = {}
-_keeping = 0  # blocks of workers_kept
 _gpus: dict[str, str] = {}  # digests of GPUs' UUIDs by device, which do not change while a process lives
 # Two locks, since starting a child to ask for its GPU takes seconds, in which others may use idle children.
 _guard, _asking = threading.Lock(), threading.Lock()
@@ -99,26 +98,10 @@ def _warm_child(backend: str, device: str, timeout: float | None = None) -> Iter
             _idle.setdefault(device, []).append(worker)
 
 
-@contextlib.contextmanager
-def workers_kept() -> Iterator[None]:
-    """Keep idle child processes for the operations within the block, and end them after the outermost block."""
-    global _keeping
-    with _guard:
-        _keeping += 1
-    try:
-        yield
-    finally:
-        with _guard:
-            _keeping -= 1
-        close_workers()
-
-
 def close_workers() -> None:
-    """End the idle child processes, unless a block of :func:`workers_kept` keeps them."""
+    """End the idle child processes."""
     # Ending a child takes a moment, for which the lock is not held.
     with _guard:
-        if _keeping:
-            return
         workers = [worker for workers in _idle.values() for worker in workers]
         _idle.clear()
     for worker in workers:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trtops.backend.onnx.model import Model
-from trtops.ops.campaign.workers import workers_kept
+from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
@@ -104,10 +104,7 @@ def triage(
     began = time.perf_counter()
     steps: list[Step] = []
     try:
-        with (
-            workers_kept(),
-            op_run(store, experiment, f"{path.stem} triage", kind="triage", model=path, tags=tags) as run,
-        ):
+        with op_run(store, experiment, f"{path.stem} triage", kind="triage", model=path, tags=tags) as run:
             run.set_tags({schema.Tag.MODEL_SHA256: Model.load(path).info.sha256})
             run.log_params({"model": path.name, **config.build.to_dict()})
             result = TriageResult(title=f"triage {path.name}", verdict="good", steps=())
@@ -147,6 +144,7 @@ def triage(
             finish_with(run, result, store)
             return result
     finally:
+        close_workers()
         shutil.rmtree(subject.files, ignore_errors=True)
 
 
