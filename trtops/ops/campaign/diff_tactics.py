@@ -106,7 +106,11 @@ def diff_tactics(
 ) -> DiffTacticsResult:
     """Compare good and bad builds, and log the report to a run.
 
-    The experiment is by default the builds' own, or ``tactics`` for files.
+    Args:
+        config: Which builds, and what to compare.
+        tracker: The tracking store.
+        experiment: Experiment to log to; the builds' own, or ``tactics`` for files, unless given.
+        tags: Further tags of the run.
 
     Raises ConfigError if there is no such source, or it holds no evaluated build; RunNotFoundError if a run does not
     exist.

@@ -127,7 +127,11 @@ def promote(
 ) -> PromoteResult:
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
 
-    ``run_id`` is a good build's run, or a good iteration's. ``tracker`` is also the registry.
+    Args:
+        run_id: A good build's run, or a good iteration's.
+        config: How to verify.
+        tracker: The tracking store, and its registry.
+        tags: Further tags of the run.
 
     Raises:
         ConfigError: If the run is not good or holds no build, or the new engine is not good, does not compute in the

@@ -145,7 +145,13 @@ def prove(
 ) -> ProveResult:
     """Swap a suspect into a good build and out of a bad one of its campaign.
 
-    ``evaluate`` is the Python callable that evaluated the campaign's engines, if one did.
+    Args:
+        campaign_run: The campaign's run.
+        config: The suspect, and the number of builds.
+        tracker: The tracking store.
+        tags: Further tags of all runs.
+        evaluate: The Python callable that evaluated the campaign's engines, if one did.
+        progress: Called after each build.
 
     Raises ConfigError if the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
     """
