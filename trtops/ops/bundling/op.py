@@ -102,10 +102,15 @@ class BundleResult(OpResult):
 
 
 def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) -> BundleResult:
-    """Pack the run of a build or an iteration, also of a failed one, to reproduce its verdict without trtops.
+    """Pack a run so that its verdict can be reproduced without trtops.
 
     ConfigError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
     that is not allowed.
+
+    Args:
+        run: Run id of a build or an iteration; also of a failed build.
+        config: Options.
+        tracker: The tracking store.
     """
     config = BundleConfig() if config is None else config
     info = tracker.info(run_id_of(run, tracker))

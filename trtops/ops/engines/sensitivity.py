@@ -117,8 +117,18 @@ def sensitivity(
 ) -> SensitivityResult:
     """Measure each layer's share of the INT8 error, and propose layers to keep in higher precision.
 
-    ``calibration_cache`` has the ranges: a cache, a file of either format, or ``run:<id>``. ``data`` replaces the
-    config's source. CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
+    CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
+
+    Args:
+        model: The ONNX file.
+        calibration_cache: The ranges: a cache, a file of either format, or ``run:<id>``.
+        config: How to measure.
+        tracker: The tracking store.
+        data: Input data, instead of the config's source.
+        experiment: Experiment to log to.
+        tags: Further tags of the run.
+        parent: Id of a parent run.
+        progress: Called after every layer.
     """
     config = SensitivityConfig() if config is None else config
     path = model_file(model)

@@ -68,9 +68,15 @@ def compare(
     A side is ``run:<id>`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine
     file (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``).
 
-    ``golden`` is the reference side; the config's own ``golden`` is not used. Default tolerances are those of the
-    lowest precision that one of the sides was built for, if they are runs, and else those of FP32. The experiment is by
-    default that of the side under test if it is a run, and else named after it.
+    Args:
+        actual: The side under test.
+        golden: The reference side.
+        config: Data, tolerances and measurements; ``golden`` is not used. Default tolerances are those of the lowest
+            precision that one of the sides was built for, if they are runs, and else those of FP32.
+        tracker: The tracking store; ``run:`` sides are read from it.
+        experiment: Experiment to log to; named after the side under test by default.
+        tags: Further tags of the run.
+        parent: Id of a parent run.
 
     Raises TrtopsError if a side is something else, or cannot be loaded or run. Outputs that differ are a result.
     """
