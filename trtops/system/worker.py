@@ -98,9 +98,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             ) from None
         with self._lock:
             try:
-                returned, answer = self._answer_to(
-                    call, max(0.0, min(math.inf if timeout is None else timeout, self._until - time.monotonic()))
-                )
+                left = min(math.inf if timeout is None else timeout, self._until - time.monotonic())
+                returned, answer = self._answer_to(call, max(0.0, left))
             except BaseException:  # after Ctrl-C, the child would answer the next call with this result
                 self.close(0)
                 raise
@@ -142,8 +141,9 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             while not self._pipe.poll(min(1.0, timeout)):
                 if process.poll() is not None and not self._pipe.poll():
                     raise EOFError
-                if late is None and (time.monotonic() >= end or self._page.is_late()):
-                    late = timeout if time.monotonic() >= end else self._page.read()[0]
+                is_over = time.monotonic() >= end
+                if late is None and (is_over or self._page.is_late()):
+                    late = timeout if is_over else self._page.read()[0]
                     process.kill()
             answer: tuple[bool, Any] = self._pipe.recv()
             return answer
