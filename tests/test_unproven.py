@@ -60,7 +60,7 @@ def test_result_and_run_say_what_is_missing(unproven: ConvertResult, tracker: Me
     assert unproven.reasons[0] in info.tags[Tag.NOTE] and "runs promote" not in info.tags[Tag.NOTE]
     assert "conv_net.onnx --convert-to ort --experiment conv_net --load-inputs FILE" in info.tags[Tag.NOTE]
     assert [row.id for row in list_runs(tracker, verdict="unproven", kind="build")] == [unproven.run_id]
-    assert not check_integrity(tracker.load(unproven.run_id), SharedReads(tracker))[2]
+    assert not check_integrity(tracker.load(unproven.run_id), SharedReads(tracker)).contradictions
 
 
 def test_promotion_needs_shapes(unproven: ConvertResult, model: Path, tracker: MemoryTracker) -> None:
@@ -73,7 +73,7 @@ def test_promotion_needs_shapes(unproven: ConvertResult, model: Path, tracker: M
 
     assert (shaped.verdict, shaped.reused_from) == ("good", unproven.run_id)
     assert accepted.evaluation.verdict == "good" and resolve(model, tracker=tracker).run_id == accepted.run_id
-    assert not check_integrity(tracker.load(accepted.run_id), SharedReads(tracker))[2]
+    assert not check_integrity(tracker.load(accepted.run_id), SharedReads(tracker)).contradictions
 
 
 def test_promotion_uses_the_data_of_the_run(model: Path, tmp_path: Path, tracker: MemoryTracker) -> None:
@@ -117,7 +117,9 @@ def test_gate_accepts_unproven_only_by_option(model: Path, tracker: MemoryTracke
     assert (shaped.verdict, shaped.version) == ("good", "2") and "image 2x3x8x8" in shaped.evidence
     for result in (undecided, accepted):
         stored = tracker.load(result.run_id)
-        assert stored.info.verdict == result.verdict and not check_integrity(stored, SharedReads(tracker))[2]
+        assert (
+            stored.info.verdict == result.verdict and not check_integrity(stored, SharedReads(tracker)).contradictions
+        )
         assert GateResult.from_json(stored.read_bytes(Artifact.GATE)).verdict == result.verdict
 
 
@@ -142,7 +144,7 @@ def test_campaign_of_unproven_builds_is_unproven(model: Path, tracker: MemoryTra
     assert (first.verdict, first.iterations) == ("unproven", 1)  # it stops at a build without a deviation
     iteration = tracker.find(parent=found.run_id, tags={Tag.KIND: "iteration"})[0]
     for run in (found.run_id, iteration.id):
-        assert not check_integrity(tracker.load(run), SharedReads(tracker))[2]
+        assert not check_integrity(tracker.load(run), SharedReads(tracker)).contradictions
     with pytest.raises(errors.ConfigError, match="`trtops debug build`"):
         promote(iteration.id, tracker=tracker)
 

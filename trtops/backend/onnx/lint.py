@@ -141,7 +141,9 @@ def lint(
     if not graph.node:
         empty = LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")
         return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
-    arguments, seconds = (_cast(dict(feed or {}), graph), path), time_limit()
+    # A warm child may have another working folder.
+    file = None if path is None else Path(path).absolute()
+    arguments, seconds = (_cast(dict(feed or {}), graph), file), time_limit()
     if message_bytes(model.model) >= PROTOBUF_LIMIT:
         # No message to another process can hold it.
         return _lint(ModelWithoutWeights(copy_of(model.model), model.left_out), *arguments, seconds, {})
