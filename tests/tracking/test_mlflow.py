@@ -128,9 +128,6 @@ def _without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
         return statement.replace("busy_timeout = 20000", "busy_timeout = 20"), parameters
 
     sqlalchemy.event.listen(sqlalchemy.engine.Engine, "before_cursor_execute", hurry, retval=True)
-    # A connection that was opened by an earlier test has its timeout already.
-    hurry_pooled = lambda raw, record, proxy: raw.execute("PRAGMA busy_timeout = 20")  # noqa: E731
-    sqlalchemy.event.listen(sqlalchemy.pool.Pool, "checkout", hurry_pooled)
 
 
 def test_locked_store_is_retried_until_the_wait_ends(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):

@@ -106,8 +106,8 @@ def _start_watching() -> None:
     _watched = os.getpid()
 
     def watch() -> None:
-        while True:
-            time.sleep(0.1)
+        never = threading.Event()
+        while not never.wait(0.1):
             with _lock:
                 for each in _running:
                     if each._stop is not None and each._end < time.monotonic():
