@@ -39,6 +39,14 @@ def test_signal_runs_every_finally(number: signal.Signals, target: str) -> None:
     assert process.returncode == 130
 
 
+def test_forwarded_signal_does_not_interrupt_twice() -> None:
+    twice = 'os.kill(os.getpid(), main.FORWARDED); print("cleaned up"'
+    code = SUPERVISED.replace("time.sleep(60)", "os.kill(os.getpid(), 15)").replace('print("cleaned up"', twice)
+    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "ready\ncleaned up\n")
+    assert done.stderr == "interrupted\n"
+
+
 def test_child_ends_with_its_supervisor() -> None:
     words = [sys.executable, "-c", SUPERVISED.replace('"ready"', "os.getpid()"), "doctor"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

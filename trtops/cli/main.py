@@ -37,6 +37,9 @@ _MODULES = ("run", "convert", "doctor", "completion")
 
 # The shell's codes for a command that was ended by SIGINT, and by SIGPIPE.
 INTERRUPTED, UNREAD = 130, 141
+INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The number under which the supervisor forwards these signals. Python handles the lowest pending number first.
+FORWARDED = getattr(signal, "SIGRTMIN", signal.SIGTERM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,25 +49,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is not None or not {"-h", "--help"}.isdisjoint(words):
-        return _run_line(words)
+        return _run_line(words, own_process=False)
     from trtops.cli.supervised import supervise  # takes as long to import as help takes to print
 
     try:
-        return supervise(lambda: _run_line(words), words, INTERRUPTED)
+        return supervise(lambda: _run_line(words, own_process=True), words)
     finally:
         # The last garbage collection of all modules and arrays would only delay the end of the process.
         gc.freeze()
 
 
-def _run_line(words: list[str]) -> int:
-    """Run a command line in this process."""
+def _run_line(words: list[str], own_process: bool) -> int:
+    """Run a command line in this process, which is the command's own or gets its signal handlers back."""
     # Before numpy is imported, which reads these variables then.
     for name, value in BRIEF_SPIN.items():
         os.environ.setdefault(name, value)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A tensor's name in letters that the terminal lacks must not make a command fail.
         sys.stdout.reconfigure(errors="backslashreplace")
-    code = None
+    code, before, direct = None, {}, False
+
+    def interrupt(number: int, frame: object) -> None:
+        """Raise KeyboardInterrupt, but not for a forwarded signal that reached this process directly as well."""
+        nonlocal direct
+        if not (direct and number == FORWARDED):
+            direct = number != FORWARDED
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():  # Python sets handlers nowhere else
+        # These signals end a command as Ctrl-C does, so that every `finally` runs. Under nohup, SIGHUP stays ignored.
+        numbers = {*INTERRUPTING, FORWARDED}
+        before = {n: signal.signal(n, interrupt) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
     try:
         code = _run_words(words)
         # Otherwise Python does it at exit, and exits with 120 if stdout is closed.
@@ -82,6 +97,9 @@ def _run_line(words: list[str]) -> int:
             terminal.print_line(f"trtops: the output cannot be written: {_error_text(exc)}", sys.stderr)
             return 3
         return UNREAD if code is None else code
+    finally:
+        for number, handler in () if own_process else before.items():
+            signal.signal(number, handler)
 
 
 def _run_words(words: list[str]) -> int:
@@ -96,24 +114,7 @@ def _run_words(words: list[str]) -> int:
     if "-h" in own or "--help" in own:
         parser.print_help()
         return 0
-    before, last = {}, -1.0
-
-    def interrupt(number: int, frame: object) -> None:
-        """Raise KeyboardInterrupt, once for a signal that the supervisor forwards although it reached both."""
-        nonlocal last
-        repeated, last = time.monotonic() < last + 0.5, time.monotonic()
-        if not repeated:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is threading.main_thread():  # Python sets handlers nowhere else
-        # These signals end a command as Ctrl-C does, so that every `finally` runs. Under nohup, SIGHUP stays ignored.
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {n: signal.signal(n, interrupt) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
-    try:
-        return _run_command(path, command, parser, rest, words)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _run_command(path, command, parser, rest, words)
 
 
 def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:

@@ -10,16 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from trtops.cli.main import FORWARDED, INTERRUPTED, INTERRUPTING
 from trtops.system.activity import Page, describe_death
 from trtops.terminal import print_line
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Of each computation while the nodes that fail are found, and of all of it.
 _EXPLAIN_SECONDS, _LINT_SECONDS = 20.0, 120.0
 
 
-def supervise(command: Callable[[], int], words: Sequence[str], interrupted: int) -> int:
+def supervise(command: Callable[[], int], words: Sequence[str]) -> int:
     """Run a command in a fork of this process, and return its exit code: 3 if it died, or that of an interruption.
 
     Returns in the child as well. The command runs unsupervised where the system cannot fork safely.
@@ -33,8 +33,8 @@ def supervise(command: Callable[[], int], words: Sequence[str], interrupted: int
         return command()
     if code >= 0:
         os._exit(code)
-    if -code in _FORWARDED:
-        os._exit(interrupted)
+    if -code in (*INTERRUPTING, FORWARDED):
+        os._exit(INTERRUPTED)
     if "--silent" not in words:
         hint = "" if seconds is None else " If this is intended, set --timeout to more seconds."
         text = f"[E] The command {describe_death(code, page.read()[1], seconds)}.{hint}"
@@ -68,9 +68,9 @@ def _run_fork(page: Page) -> tuple[int, int, float | None]:
     The last value is the time limit that the child exceeded. Signals sent to the parent alone are forwarded.
     """
     parent = os.getpid()
-    forwarded = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    numbers = [number for number in INTERRUPTING if signal.getsignal(number) is not signal.SIG_IGN]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*forwarded, signal.SIGCHLD])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*numbers, signal.SIGCHLD])
     pid = os.fork()
     if pid == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -80,13 +80,13 @@ def _run_fork(page: Page) -> tuple[int, int, float | None]:
         return 0, 0, None
     seconds = None
     while True:
-        info = signal.sigtimedwait([*forwarded, signal.SIGCHLD], 1.0)
+        info = signal.sigtimedwait([*numbers, signal.SIGCHLD], 1.0)
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return pid, os.waitstatus_to_exitcode(status), seconds
         # A terminal sends its signals to both processes; its code is positive.
         if info is not None and info.si_signo != signal.SIGCHLD and info.si_code <= 0:
-            os.kill(pid, info.si_signo)
+            os.kill(pid, FORWARDED)
         if page.is_late():
             seconds = page.read()[0]
             os.kill(pid, signal.SIGKILL)
