@@ -27,6 +27,7 @@ from tests.hostile import (
 )
 from trtops.cli.main import main
 from trtops.record import sha256
+from trtops.system.limits import MEMORY
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Tag
 
@@ -121,7 +122,8 @@ def test_output_never_controls_the_terminal(place: Path, capfd) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_all_commands_on_a_hostile_server(place: Path, caplog, capfd, way: str) -> None:
+def test_all_commands_on_a_hostile_server(place: Path, caplog, capfd, monkeypatch, way: str) -> None:
+    monkeypatch.setenv(MEMORY, "64M")
     with serving(server_that(way, place)) as address:
         building = way == "digest"
         assert run_all(place, [RUN], address, caplog, building) == len(ON_STORES) + len(commands_on(RUN)) + building

@@ -128,22 +128,7 @@ def open_feeds(
     Raises ConfigError if the path does not exist, its suffix is unknown, or shapes do not fit the model.
     """
     if source is None and golden is not None:
-
-        def as_saved() -> Iterator[Feed]:
-            shapes = TensorMetadata()
-            for name, shape in (input_shapes or {}).items():
-                shapes.add(name, None, shape)
-            count = len(iterations_of(RunResults.load(golden), "golden"))
-            loader = DataLoader(seed, count, shapes)
-            loader.input_metadata = inputs
-            yield from (ProfiledFeed(feed, profile_of(feed, profiles)) for feed in loader)
-
-        assumed = {
-            name: tuple(size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
-            for name, spec in inputs.items()
-            if name not in (input_shapes or {}) and spec.shape and any(map(is_dynamic, spec.shape))
-        }
-        return Feeds(f"random data of `trtops run` (seed {seed})", as_saved, random=True, assumed=assumed)
+        return _data_of_saved_outputs(golden, inputs, seed, input_shapes or {}, profiles)
     if source is None:
         known = None if accepted is None else accepted()
         planned = points(inputs, input_shapes or {}, profiles, known)
@@ -196,6 +181,31 @@ def open_feeds(
     if not profiles:
         return Feeds(feeds.source, cast)
     return Feeds(feeds.source, lambda: with_profiles(cast(), inputs, profiles, added=golden is None))
+
+
+def _data_of_saved_outputs(
+    golden: str,
+    inputs: TensorMetadata,
+    seed: int,
+    input_shapes: Mapping[str, Sequence[int]],
+    profiles: Sequence[OptimizationProfile],
+) -> Feeds:
+    """The random data of a plain ``trtops run``: as many feeds as there are saved outputs, with 1 for unknown sizes."""
+
+    def made() -> Iterator[Feed]:
+        shapes = TensorMetadata()
+        for name, shape in input_shapes.items():
+            shapes.add(name, None, shape)
+        loader = DataLoader(seed, len(iterations_of(RunResults.load(golden), "golden")), shapes)
+        loader.input_metadata = inputs
+        yield from (ProfiledFeed(feed, profile_of(feed, profiles)) for feed in loader)
+
+    assumed = {
+        name: tuple(size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
+        for name, spec in inputs.items()
+        if name not in input_shapes and spec.shape and any(map(is_dynamic, spec.shape))
+    }
+    return Feeds(f"random data of `trtops run` (seed {seed})", made, random=True, assumed=assumed)
 
 
 @dataclass(frozen=True, kw_only=True)

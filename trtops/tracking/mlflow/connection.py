@@ -6,12 +6,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
+from trtops.system.limits import limited_memory, too_much
 from trtops.system.masking import masked
 from trtops.tracking.location import Store, resolve, wait_seconds
 from trtops.tracking.mlflow.embedded import drop_connections_after_fork, ensure_store
@@ -84,7 +85,11 @@ class Connection:
         begin, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
-                answer = function(*args, **kwargs)
+                # MLflow reads a server's answer whole, however long it is.
+                with limited_memory() if self.store is None else nullcontext():
+                    answer = function(*args, **kwargs)
+            except MemoryError:
+                raise errors.StoreError(too_much(f"An answer of {self.shown}")) from None
             except (MlflowException, requests.RequestException) as exc:
                 error = translated(exc, self.shown)
                 # SQLite in WAL mode must write even to read, and reports a read-only folder like this.
