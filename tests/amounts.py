@@ -1,7 +1,5 @@
 """How much of long tests is tried: a part in every run, the whole with ``TRTOPS_TEST_LONG=1``."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files of a few kilobytes that ask for more than a machine has."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A campaign with some bad builds: ONNX Runtime may approximate the GELUs of a transformer; the tolerance is 1e-4."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Shared by all tests: no tracking or Prefect setting of the machine reaches them, and GPU tests get a GPU."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib.util

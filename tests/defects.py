@@ -4,8 +4,6 @@ A defect replaces a part of the model's text, or weights. ``stale`` is a defect 
 the outputs of the one before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 

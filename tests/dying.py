@@ -1,7 +1,5 @@
 """Processes that are killed after a number of CPU seconds: the same on fast and slow machines."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import time

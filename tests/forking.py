@@ -1,7 +1,5 @@
 """Forked children that leave this process' exit handlers alone."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

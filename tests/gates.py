@@ -1,7 +1,5 @@
 """Candidates for the gate: models of different kinds, engines with a planted regression, and runs that hold them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

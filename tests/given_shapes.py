@@ -1,7 +1,5 @@
 """A small model with dynamic inputs, and the shapes that it was run at and evaluated at."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 The server answers MLflow's requests with one forged run. Anyone with write access to a shared store can do the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

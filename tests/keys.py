@@ -1,7 +1,5 @@
 """Key pairs for tests of signatures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

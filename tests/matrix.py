@@ -6,8 +6,6 @@ installed, a quick part of the tests runs from another folder, and a flow conver
 environments stay in the folder and are used again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 ``tests/cli/test_mistakes.py`` makes each; a page of the documentation lists them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Tiny ONNX models, built in code, each with a feed and, where possible, the expected outputs."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
@@ -34,7 +32,7 @@ class Case:
         onnx.save(self.proto, path)
         return path
 
-    def fixed(self) -> Case:
+    def fixed(self) -> "Case":
         """The same case with the feed's shapes in the model, which has no dynamic dimension then."""
         proto = onnx.ModelProto.FromString(self.proto.SerializeToString())
         sizes = {}

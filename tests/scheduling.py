@@ -1,7 +1,5 @@
 """How tests are given to processes: one by one, but those together that share what takes seconds to make."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

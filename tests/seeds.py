@@ -1,7 +1,5 @@
 """The documents the project came from: their Python scripts, with only the import renamed."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """A real MLflow server over an embedded store, which can be ended and started again at the same address."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Sound engines of many kinds of operators, precisions and settings, for checks that must not raise a false alarm."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

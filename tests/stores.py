@@ -1,7 +1,5 @@
 """Copies of a template store, which take milliseconds where a new store takes seconds."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from contextlib import closing

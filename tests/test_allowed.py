@@ -1,7 +1,5 @@
 """Scripts, check commands and plugins are run from folders that are allowed, where that is said at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

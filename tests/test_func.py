@@ -1,7 +1,5 @@
 """Composing loaders with functions."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

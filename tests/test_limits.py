@@ -1,7 +1,5 @@
 """Bombs: what would take too much memory, or never end, is refused, and the message says what would have happened."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

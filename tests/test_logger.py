@@ -1,7 +1,5 @@
 """G_LOGGER: what is shown, when, and how it looks."""
 
-from __future__ import annotations
-
 import logging
 import re
 import subprocess

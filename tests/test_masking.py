@@ -1,7 +1,5 @@
 """No recognized secret gets into params, tags, text artifacts, logs or messages."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Data types, shapes, tensor metadata, and the check of feeds against them."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -3,8 +3,6 @@
 Found by walking the installed package; what is not here has a reason in a table.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

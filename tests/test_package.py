@@ -1,7 +1,5 @@
 """Promises of the package as a whole: what importing it loads, and who may import whom."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

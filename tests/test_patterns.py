@@ -1,7 +1,5 @@
 """Patterns stand for the names that match, each once."""
 
-from __future__ import annotations
-
 import pytest
 
 from trtops import errors

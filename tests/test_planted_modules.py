@@ -1,7 +1,5 @@
 """Modules in a working folder, as next to a downloaded model, are not imported by what we start there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Processes of this machine: marks and leftovers."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

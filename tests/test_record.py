@@ -1,7 +1,5 @@
 """Records: JSON both ways, strict reading, and digests that depend on values alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Polygraphy's scripts that need no TensorRT run with only their import renamed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Signals interrupt a command."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

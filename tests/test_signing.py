@@ -1,7 +1,5 @@
 """Statements in signed envelopes: which key fits, and how invalid keys and envelopes are reported."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What decides an engine: the spec's digest changes when, and only when, something deciding does."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Progress bars and pages: on terminals, and in files."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """A dynamic model without data and shapes is unproven, in Python, on the command line, in flows, gates and reports."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from dataclasses import replace

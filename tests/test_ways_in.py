@@ -1,7 +1,5 @@
 """The page of all ways to run code from data names tests that exist, and some of them are these."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The child process: warm, restarted when it dies, and clear about how it died."""
 
-from __future__ import annotations
-
 import importlib
 import operator
 import os

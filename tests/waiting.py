@@ -3,8 +3,6 @@
 An endless wait ends with the time limit of the test (``--timeout`` in ``pyproject.toml``).
 """
 
-from __future__ import annotations
-
 import math
 import subprocess
 import time

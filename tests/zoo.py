@@ -3,8 +3,6 @@
 Each is a :class:`tests.models.Case`; ``scores`` in the tests says which of its outputs hold classes, and where.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

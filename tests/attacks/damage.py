@@ -1,7 +1,5 @@
 """Damaged and crafted files by number: the same file for the same number, on every machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

@@ -5,8 +5,6 @@ child, with a time limit of 10 s. Failures are: a dead command, a foreign except
 its own, more than 60 s of CPU time, and more than 2 GiB of memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -5,8 +5,6 @@ of the spool, the store must have the same run as without the failure. With ``--
 memory gets full at other numbers of bytes, which needs the right to mount one.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

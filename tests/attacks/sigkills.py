@@ -6,8 +6,6 @@ run that is damaged or gone (lost); an iteration that counts twice (doubled); pr
 unannounced files in the working folder (left).
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -1,7 +1,5 @@
 """Fixtures for tests of large models: small models with lowered limits."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

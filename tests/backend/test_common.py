@@ -1,7 +1,5 @@
 """Bytes from and to files, and objects from scripts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

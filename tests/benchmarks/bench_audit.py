@@ -4,8 +4,6 @@
 Goal: a signature takes at most 50 ms of CPU time.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

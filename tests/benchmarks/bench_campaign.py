@@ -6,8 +6,6 @@ A campaign of 400 iterations stays flat: over it an iteration takes at most a te
 by at most 2 kB per iteration; the lower end of each 95 % interval counts.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

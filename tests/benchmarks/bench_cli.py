@@ -1,7 +1,5 @@
 """The command line and the first lines of a script, as shares of Polygraphy's CPU time of whole processes."""
 
-from __future__ import annotations
-
 import functools
 import sys
 

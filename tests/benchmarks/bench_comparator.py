@@ -3,8 +3,6 @@
 Each figure comes from a process of its own.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

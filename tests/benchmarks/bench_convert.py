@@ -6,8 +6,6 @@ minute: the search's budget is five starts and 60 inferences, the rest is the re
 the engine itself.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

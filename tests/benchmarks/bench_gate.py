@@ -7,8 +7,6 @@
 * ``builds``: gates on builds of twenty networks, with and without one bad build in ten.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

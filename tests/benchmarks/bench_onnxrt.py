@@ -3,8 +3,6 @@
 Goals: 8 us of CPU time per inference with one input, 60 us with twenty.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 

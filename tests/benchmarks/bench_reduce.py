@@ -5,8 +5,6 @@ The failure is an accuracy failure: a back end that computes one node wrongly. T
 bisection, a tenth for a linear search, and no more nodes.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a self-check costs, as a multiple of one comparison: the model's inferences on the feeds and the engine's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

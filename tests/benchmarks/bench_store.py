@@ -5,8 +5,6 @@ and 150 ms. A killed campaign that is resumed takes at most a second of CPU time
 one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Tools on the model, as shares of Polygraphy's CPU time of whole processes, with memory and the nodes left."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -8,8 +8,6 @@ selectors (8.6). Printed for each: wall seconds, how often TensorRT called the s
 kernel of the recorded build. Goal: the fastest replay takes a fifth of a build.
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 import sys

@@ -4,8 +4,6 @@ Goals go by processor time: wall time doubles on a machine that others use. The 
 whatever else the machine does only adds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

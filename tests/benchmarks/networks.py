@@ -1,7 +1,5 @@
 """Networks of the benchmarks, with weights drawn from a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The calibration cache: both formats and fitting to a model."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """The relative error of outputs, and the choice between algorithms."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

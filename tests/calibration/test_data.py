@@ -1,7 +1,5 @@
 """Cuts feeds into batches and digests them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trtops.calibration.data import FeedDigest, batches, samples_in

@@ -1,7 +1,5 @@
 """Histograms and ranges, compared with numpy, a literal entropy search, and ONNX Runtime's formulas."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

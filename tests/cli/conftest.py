@@ -1,7 +1,5 @@
 """A folder with models, and the log on standard output."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

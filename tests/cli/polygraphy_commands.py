@@ -5,8 +5,6 @@ The commands, in an order in which later ones read what others wrote, and its li
 extra on the file's commands, and writes the lines again.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Command lines of the documents that the project came from, and a folder in which they can run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -3,8 +3,6 @@
 Both tools run them (``test_tensorrt_commands_gpu.py``), each in a folder of its own.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

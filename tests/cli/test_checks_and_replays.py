@@ -1,7 +1,5 @@
 """Searches that a command evaluates, what they read and leave, and how they resume; in this process, on real models."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

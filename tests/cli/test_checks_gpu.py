@@ -1,7 +1,5 @@
 """Searches and pictures that need TensorRT and a GPU, by their command lines."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What commands do, end to end, in this process."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

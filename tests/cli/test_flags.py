@@ -1,7 +1,5 @@
 """Every option of every command changes what the command does, in every spelling. Made from the option tables."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

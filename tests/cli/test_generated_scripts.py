@@ -4,8 +4,6 @@ All in this process, since a process of each tool takes half a second; those tha
 own.
 """
 
-from __future__ import annotations
-
 import runpy
 import shlex
 import shutil

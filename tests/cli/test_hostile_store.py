@@ -3,8 +3,6 @@
 Every command over every forged run ends, runs nothing of it, and writes nothing outside.
 """
 
-from __future__ import annotations
-
 import logging
 import unicodedata
 from collections.abc import Iterator

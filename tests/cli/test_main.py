@@ -1,7 +1,5 @@
 """The command itself: help, completion, colours, what is imported, and what an interruption leaves behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

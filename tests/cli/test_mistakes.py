@@ -3,8 +3,6 @@
 One message, the right exit code, and neither a run nor an experiment left, on the command line and in Python.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import shlex

@@ -3,8 +3,6 @@
 What Polygraphy says was recorded by :mod:`tests.cli.polygraphy_commands`; ours are run here, in this process.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

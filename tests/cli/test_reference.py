@@ -3,8 +3,6 @@
 Asked of that tool's own parsers, and of the reference that the project came with, if it lies next to the checkout.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands that remember, and commands that read what was remembered, on a real store."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every command line of the documents that the project came from, with the command's name changed."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

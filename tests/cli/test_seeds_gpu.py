@@ -1,7 +1,5 @@
 """The TensorRT command lines of the documents that the project came from, run on a GPU."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

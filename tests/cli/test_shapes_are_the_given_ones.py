@@ -1,7 +1,5 @@
 """Every command that takes shapes, profiles or data evaluates at the given ones, on a model with dynamic inputs."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Both run in this process, each in a folder of its own, in the order of the table.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 import sys

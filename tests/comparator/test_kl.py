@@ -1,7 +1,5 @@
 """The KL divergence, compared with SciPy's."""
 
-from __future__ import annotations
-
 import functools
 import math
 

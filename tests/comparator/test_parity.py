@@ -1,7 +1,5 @@
 """Polygraphy next to trtops: same files both ways, same inputs bit for bit, same numbers and verdicts."""
 
-from __future__ import annotations
-
 import json
 import math
 

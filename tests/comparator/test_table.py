@@ -1,7 +1,5 @@
 """What follows from the table of metrics, for each of its entries."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import sys

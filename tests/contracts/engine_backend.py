@@ -1,7 +1,5 @@
 """The contract of engine back ends. A subclass supplies the back end, and a config that it can build."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

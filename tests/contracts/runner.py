@@ -1,7 +1,5 @@
 """The contract of runners. A subclass supplies how a runner is made from a model."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The behaviour of every tracker. Subclass :class:`TrackerContract` and supply its fixtures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """One Prefect home for all flow tests of a process, with the embedded server that flows start by themselves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

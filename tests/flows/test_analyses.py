@@ -1,7 +1,5 @@
 """The flows that check stored runs, and those that search a model, each with one run of what it found."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

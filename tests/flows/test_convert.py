@@ -1,7 +1,5 @@
 """The flows of engines, on a real Prefect server, a real MLflow store and real ONNX Runtime."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

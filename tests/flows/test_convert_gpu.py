@@ -1,7 +1,5 @@
 """The flows on real TensorRT and a GPU, with a real Prefect server and a real MLflow store."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor

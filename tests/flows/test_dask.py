@@ -1,7 +1,5 @@
 """A campaign on Dask: a worker is killed half-way, and every iteration is stored once."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import Future
 from dataclasses import replace

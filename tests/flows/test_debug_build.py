@@ -1,7 +1,5 @@
 """Campaigns as flows, on a real Prefect server, a real MLflow store and real ONNX Runtime."""
 
-from __future__ import annotations
-
 import contextvars
 import dataclasses
 import os

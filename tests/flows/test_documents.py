@@ -5,8 +5,6 @@ The pages share one folder with the demo's model and images, so that a page can 
 if that is not 0.
 """
 
-from __future__ import annotations
-
 import re
 import runpy
 import shlex

@@ -1,7 +1,5 @@
 """A flow is derived from its op: parameters, defaults and descriptions, as Prefect's forms show them."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

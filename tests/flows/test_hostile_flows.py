@@ -1,7 +1,5 @@
 """Flows over forged runs and a hostile server end, execute nothing of them, and write nothing outside."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Secrets from all sources are masked in Prefect, MLflow, output and errors."""
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 from contextlib import closing

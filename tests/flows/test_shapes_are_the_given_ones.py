@@ -1,7 +1,5 @@
 """Every flow that takes shapes, profiles or data evaluates at the given ones, on a model with dynamic inputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

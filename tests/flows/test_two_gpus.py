@@ -1,7 +1,5 @@
 """Campaigns that build on two GPUs at a time, on real TensorRT, with a real Prefect server and a real MLflow store."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorFlow and Keras models through tf2onnx; runs where both are installed, as in ``tests/matrix.py``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

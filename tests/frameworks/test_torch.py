@@ -1,7 +1,5 @@
 """Torch tensors in and out, and LPIPS; runs where torch is installed, as in ``tests/matrix.py``."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Tests of what every op's result has: its page, and the run that it names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

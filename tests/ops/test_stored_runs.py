@@ -1,7 +1,5 @@
 """Listing, comparing and re-evaluating stored runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests import models

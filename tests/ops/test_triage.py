@@ -1,7 +1,5 @@
 """Triage of planted faults: kind and place are named, answers are kept. `python -m tests.triage.shown` runs all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

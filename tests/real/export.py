@@ -5,8 +5,6 @@ Runs in an environment of its own (``requirements.txt``), since it imports torch
 Run: ``python tests/real/export.py FOLDER``. Existing models are not written again; each has a feed next to it.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

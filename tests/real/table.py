@@ -6,8 +6,6 @@ plain ONNX Runtime on the feed next to the model, independently of trtops.
 Run: ``python tests/real/table.py FOLDER``; prints Markdown, and exits with 1 if anything is wrong.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A browser for pages: Debian's chromium, driven by playwright."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Reports as files: their content, hostile names and pictures in them, and their use in a real browser."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Takes a minute or two, so it only runs with `TRTOPS_TEST_BROWSER=1`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

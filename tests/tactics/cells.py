@@ -7,8 +7,6 @@ made as :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the fi
 ``python -m tests.tactics.cells 100 20,one,0 100,either,0.05``; all cells if none is named.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

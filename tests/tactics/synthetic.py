@@ -1,7 +1,5 @@
 """Campaigns whose culprit is known, because it was planted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Bisections with planted culprits, and with verdicts that do not depend on the units."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Hundreds of campaigns with a planted culprit, or none, or a confounder: how often the diff is right."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A sample of the campaigns in :mod:`tests.tactics.cells`, whose figures over a hundred seeds it prints as a script."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

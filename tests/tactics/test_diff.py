@@ -1,7 +1,5 @@
 """The diff of a campaign, and its words."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The probability model, against counting all cases."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Good and bad records from files, as Polygraphy leaves them and as ours do."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

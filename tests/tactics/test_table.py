@@ -1,7 +1,5 @@
 """A campaign in one table."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

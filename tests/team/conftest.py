@@ -1,7 +1,5 @@
 """Real servers of a team for the tests of a file, on free ports."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

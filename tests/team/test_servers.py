@@ -1,7 +1,5 @@
 """Starting and ending processes, and their passwords, with small programs instead of servers."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A real Prefect server, a real MLflow server and a real worker, as `make up` starts them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Stores for the tests of tracking: a database made once and copied, and a real MLflow server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

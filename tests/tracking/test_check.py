@@ -1,7 +1,5 @@
 """Store checks find orphans in both directions, half-written files, and leftovers of dead processes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

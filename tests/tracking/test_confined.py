@@ -1,7 +1,5 @@
 """Data from a store or a hostile server never becomes a path outside of the run, and every request ends."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Logging that is cut off: by SIGKILL, by a full disk. What is left is whole, or is called incomplete."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

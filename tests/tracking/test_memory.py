@@ -1,7 +1,5 @@
 """The tracker in memory keeps the contract; tables of runs and in runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Trackers over MLflow keep the contract, over an embedded store and over a server, and what is MLflow's own."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Runs go to the spool while their store is away, can be read from there, and are uploaded exactly once."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

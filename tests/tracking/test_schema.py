@@ -1,7 +1,5 @@
 """Names and values of any kind go into MLflow's keys and values and come back."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

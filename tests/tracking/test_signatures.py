@@ -1,7 +1,5 @@
 """Signatures of runs are compared with everything that they cover."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The embedded store: created once by many processes, refused by another MLflow or after a move."""
 
-from __future__ import annotations
-
 import multiprocessing
 import shutil
 import sqlite3

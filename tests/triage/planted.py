@@ -1,7 +1,5 @@
 """Faults planted into small models, each with the kind and the place that triage has to name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The exit code is 1 if a goal was missed.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

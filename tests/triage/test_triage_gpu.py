@@ -1,7 +1,5 @@
 """The triage and bundles on real TensorRT and a GPU: an FP16 engine that overflows. Run with ``-s`` to read them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

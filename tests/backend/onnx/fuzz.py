@@ -1,7 +1,5 @@
 """Mutations of valid models for the ONNX tools. Runs in a child process, which a mutation may crash."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

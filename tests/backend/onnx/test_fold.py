@@ -1,7 +1,5 @@
 """Constant folding: what folds, what stays, and that results do not change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

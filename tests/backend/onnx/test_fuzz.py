@@ -3,8 +3,6 @@
 A few hundred in every run of the tests, and as many thousands as are asked for by ``TRTOPS_TEST_FUZZ=N``.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

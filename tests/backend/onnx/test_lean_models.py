@@ -1,7 +1,5 @@
 """Models near 2 GiB keep their weights in files. The limit is lowered here, so that small models count as large."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

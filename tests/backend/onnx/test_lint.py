@@ -1,7 +1,5 @@
 """Lint: every independent problem is found, and no node is blamed for another's."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models without large weights, and zeros instead of them where no value can affect what fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from random import Random

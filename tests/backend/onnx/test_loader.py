@@ -1,7 +1,5 @@
 """Loaders of ONNX models: lazy, composable, and careful with the caller's models."""
 
-from __future__ import annotations
-
 import pickle
 from contextlib import nullcontext
 from pathlib import Path

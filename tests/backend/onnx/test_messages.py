@@ -1,7 +1,5 @@
 """ONNX's messages without its package: the same classes in either import order."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

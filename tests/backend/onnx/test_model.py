@@ -1,7 +1,5 @@
 """Models are identified by their content: what changes the digest, what does not, and which files are refused."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable

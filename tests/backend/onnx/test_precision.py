@@ -1,7 +1,5 @@
 """FP16 and BF16 rewriting: valid models with the same interface and nearly the same results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

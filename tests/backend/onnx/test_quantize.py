@@ -1,7 +1,5 @@
 """Q/DQ insertion: what is quantized, what is not, and that ONNX Runtime computes it in integers."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

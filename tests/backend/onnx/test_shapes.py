@@ -1,7 +1,5 @@
 """Inferred types and shapes, and the corrections of ONNX's own inference."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Sub-models and the values observed for them: every cut must run and compute what the whole does."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

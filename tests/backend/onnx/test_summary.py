@@ -1,7 +1,5 @@
 """Summaries: complete as records, readable as text, without reading weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

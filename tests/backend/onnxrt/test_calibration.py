@@ -1,7 +1,5 @@
 """Collects ranges over data: their values, memory use, and bad data."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 

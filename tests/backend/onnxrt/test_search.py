@@ -1,7 +1,5 @@
 """The builder's search: its candidates, its time budget, successive halving, random choices, and the deny-list."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor

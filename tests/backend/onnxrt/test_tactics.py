@@ -1,7 +1,5 @@
 """Each tactic changes the optimized graph of some model."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -4,8 +4,6 @@
 digits say which of them have it.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

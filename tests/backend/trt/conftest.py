@@ -1,7 +1,5 @@
 """A network for the tests that build and for those that run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each piece of code is executed twice in this process: as it is written for Polygraphy, and with the name replaced.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

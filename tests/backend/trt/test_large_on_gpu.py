@@ -1,7 +1,5 @@
 """A model beyond 2 GiB on TensorRT and a GPU: converted and evaluated in each precision."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

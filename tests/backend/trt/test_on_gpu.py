@@ -1,7 +1,5 @@
 """The TensorRT back end on the real library and a real GPU."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """Which of two GPUs a runner uses, in processes that have not used CUDA before."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One signed store for all tests of audits: builds in three precisions, a campaign and an accepted engine."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sqlite3

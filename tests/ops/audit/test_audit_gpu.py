@@ -4,8 +4,6 @@ Most builds share the timings of the first build of their precision, and are mad
 others are watched by a selector, time every tactic themselves, and are made again by replay.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

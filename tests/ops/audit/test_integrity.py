@@ -1,7 +1,5 @@
 """Facts that a run stores in several places are compared: more than 100 ways of tampering, each found and named."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

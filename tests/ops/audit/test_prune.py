@@ -1,7 +1,5 @@
 """Which engines retention deletes, and that an audit still passes and rebuilds."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

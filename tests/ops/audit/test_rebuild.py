@@ -1,7 +1,5 @@
 """Builds are rebuilt from the store alone and graded; differences are named and explained."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bundles reproduce a verdict in a process without trtops."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

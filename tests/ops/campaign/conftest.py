@@ -1,7 +1,5 @@
 """The model, its feed and the store that the tests of a file share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

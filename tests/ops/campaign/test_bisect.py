@@ -1,7 +1,5 @@
 """Bisections of real campaigns on ONNX Runtime: only the culprit is confirmed, within a dozen builds."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

@@ -4,8 +4,6 @@ Engines in which one layer got certain tactics give outputs a tenth too large, a
 second tactic that the layer is seen with is one of them. Building, recording and replaying are TensorRT's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping

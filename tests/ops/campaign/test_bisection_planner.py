@@ -1,7 +1,5 @@
 """The next step of a campaign: mixtures of two builds, builds without the culprits, or the end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a campaign builds: the same as convert, checked for the precision that it computes in as well."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

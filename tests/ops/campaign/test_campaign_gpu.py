@@ -2,8 +2,6 @@
 proof by swap.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Campaigns on real ONNX Runtime and a real store: culprits found, proved, pinned, avoided; and crashes, hangs and
 kills."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

@@ -1,7 +1,5 @@
 """Campaigns whose MLflow server goes away: for a while, and for good. In the end the same runs are there."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Coverage and power in the results of every op that compares an engine with its model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Pinning a good build and finding it again: verified, registered, resolved, and refused whenever something is not as
 promised."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

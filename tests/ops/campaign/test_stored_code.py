@@ -1,7 +1,5 @@
 """Scripts and commands that a run names: they run only with permission, after being shown."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

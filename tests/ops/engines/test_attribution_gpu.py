@@ -4,8 +4,6 @@ Ten models overflow in FP16; ten engines compute with a planted wrong weight, as
 requested in FP16 and compute in FP32.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Building a list: one entry's failure stops no other, and what is known already is left out."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Calibration as an op: the cache, its run, the engines evaluated with it, and what bad data leaves behind."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The convert op without Prefect: what it leaves in a run, and what bad input gets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Convert when the store fails at any moment: the engine is returned, and its run is spooled and uploaded later."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

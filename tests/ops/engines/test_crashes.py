@@ -1,7 +1,5 @@
 """Settings that crash the builder: builds leave them out, and report and record them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

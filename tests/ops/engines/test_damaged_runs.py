@@ -1,7 +1,5 @@
 """Damaged, pruned and forged runs are skipped with a warning."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models of all kinds convert: types without numpy dtypes, strings, empty tensors, learners, bodies, token ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Model lists: what is wrong with one is said with its line, all at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every optimization profile of a TensorRT engine is evaluated, each in its own profile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sensitivity: the layers that make the error are found, and keeping them meets the budget."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where input data comes from, and what happens when it is not what it should be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

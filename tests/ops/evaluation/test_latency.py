@@ -1,7 +1,5 @@
 """How often an engine runs to measure its latency."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests import models

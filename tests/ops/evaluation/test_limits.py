@@ -1,7 +1,5 @@
 """Limits from the model's own noise: sound engines of real ONNX Runtime are good, planted defects are bad."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a comparison could have seen: planted faults in real models, and the coverage of their data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np

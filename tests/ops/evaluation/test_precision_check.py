@@ -1,7 +1,5 @@
 """The precision that an engine computes in, and the parts of its error: statements, and real engines."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

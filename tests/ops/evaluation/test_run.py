@@ -1,7 +1,5 @@
 """Runners on the same inputs, evaluated against one another and against saved outputs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

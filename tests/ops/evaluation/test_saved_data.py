@@ -1,7 +1,5 @@
 """Merging and concatenating saved inputs and outputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

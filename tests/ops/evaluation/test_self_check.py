@@ -1,7 +1,5 @@
 """Self-checks find faults that a comparison at batch 1 misses, and raise no false alarm on sound engines."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +36,7 @@ Fault = Callable[["Engine", Feed, Infer], Outputs]
 class Engine(BaseRunner):
     """An engine of ONNX Runtime with a fault. Contexts share ``kept``; ``first`` is the first of them."""
 
-    def __init__(self, session: Any, fault: Fault, first: Engine | None = None) -> None:
+    def __init__(self, session: Any, fault: Fault, first: "Engine | None" = None) -> None:
         super().__init__("engine")
         self.fault, self.session, self.first = fault, session, first
         self.real = OnnxrtRunner(session)
@@ -65,7 +63,7 @@ class Engine(BaseRunner):
     def get_input_metadata_impl(self) -> TensorMetadata:
         return self.real.get_input_metadata()
 
-    def second_context(self) -> Engine:
+    def second_context(self) -> "Engine":
         return Engine(self.session, self.fault, self)
 
     def meet(self) -> None:

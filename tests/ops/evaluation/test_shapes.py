@@ -1,7 +1,5 @@
 """Shapes that an evaluation covers, and the evidence that it states."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

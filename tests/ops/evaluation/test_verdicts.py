@@ -1,7 +1,5 @@
 """Verdicts by default tolerances on models like real exports: sound outputs are good, planted errors are bad."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

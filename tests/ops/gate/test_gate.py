@@ -1,7 +1,5 @@
 """The gate on real engines of ONNX Runtime: unchanged ones pass, planted regressions are refused for what they are."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """The gate on TensorRT and a real GPU: an unchanged pair, another optimization level, and lost precision."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

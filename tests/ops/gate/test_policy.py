@@ -1,7 +1,5 @@
 """Reading policies: defaults, overrides by precision, errors with line numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """When ratios of latencies and shares of builds are decided: rarely wrongly, whatever the noise, within the budget."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Which nodes a back end supports, and the model in parts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models as pictures: layout, page, and server."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

@@ -1,7 +1,5 @@
 """Inspection of models, engines, data, tactics, calibration caches and runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

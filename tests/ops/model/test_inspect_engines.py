@@ -1,7 +1,5 @@
 """Comparison of two engines from JSON files or runs: page, JSON and run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Engines are built at ``TRTOPS_RESNET_LEVEL`` (1 unless given), where the builder
 are what is tested. With ``OUT`` set, pages and the inspector's own words are left there.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

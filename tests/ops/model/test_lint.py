@@ -1,7 +1,5 @@
 """Linting model files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shapes taken from running a model."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Where plugins fit, and models with their nodes; patterns as users of Polygraphy write them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Surgeon: extract, insert, sanitize, prune, strip and reconstruct."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

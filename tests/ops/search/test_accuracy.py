@@ -1,7 +1,5 @@
 """The first tensor at which two sides differ is found and explained."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Delta debugging on plain numbers: what is found, and how many tests it takes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 

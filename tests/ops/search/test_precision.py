@@ -1,7 +1,5 @@
 """Which nodes must stay in FP32: planted sensitive nodes are found, and only those."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

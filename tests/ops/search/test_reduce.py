@@ -1,7 +1,5 @@
 """Reducing failing models: planted bugs are found, nothing else is left, and nothing is checked twice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """External commands as checks of sub-models."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Repeated checks by a command, and the files that they leave."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a search leaves in the tracking store: one run, named after the model, with tags, ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

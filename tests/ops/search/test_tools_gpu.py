@@ -1,7 +1,5 @@
 """The tools on models and engines on real TensorRT and a GPU, with planted failures; ``-s`` shows the results."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Building on real TensorRT-RTX, which needs no GPU for that: parser, networks, configs, profiles, plans."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

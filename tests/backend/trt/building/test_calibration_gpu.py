@@ -1,7 +1,5 @@
 """Calibration on real TensorRT and a GPU: caches made on the CPU, and TensorRT's made into Q/DQ nodes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

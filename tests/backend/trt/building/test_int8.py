@@ -1,7 +1,5 @@
 """INT8 from a calibration cache: as TensorRT's text, and as Q/DQ nodes on TensorRT-RTX."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest.mock import Mock
 

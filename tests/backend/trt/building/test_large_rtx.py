@@ -1,7 +1,5 @@
 """Models beyond a lowered size limit on releases that take precisions from the model: weights stay in files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock

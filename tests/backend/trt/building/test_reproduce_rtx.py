@@ -1,7 +1,5 @@
 """The script of a TensorRT bundle builds by what the spec says; TensorRT-RTX parses and builds without a GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

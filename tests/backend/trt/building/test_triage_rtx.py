@@ -1,7 +1,5 @@
 """Triage and capability reports where TensorRT refuses a model: TensorRT-RTX builds without a GPU."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -12,8 +12,6 @@ What each part follows:
 - ``escapes``: found on 10.15 to 11.2: the flag that makes a miss fail does not stop every miss.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Tactic replays: Polygraphy's file both ways, trtops' record both ways, and errors of replays."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

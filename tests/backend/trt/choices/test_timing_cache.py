@@ -1,7 +1,5 @@
 """Timing cache files: they know what they are for, and are refused where they do not belong."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading
@@ -116,17 +114,17 @@ class Recorded:
     entries: int
     content: bytes
     said: list[tuple[str, str]]
-    other: Recorded | None = None
+    other: "Recorded | None" = None
 
-    def create_timing_cache(self, data: bytes) -> Recorded | None:
+    def create_timing_cache(self, data: bytes) -> "Recorded | None":
         for line in COMPILERS_PART if self.said == COMPILERS_PART[:1] else self.said:
             add_to_collections(*line)
         return self.other
 
-    def get_timing_cache(self) -> Recorded:
+    def get_timing_cache(self) -> "Recorded":
         return self
 
-    def combine(self, other: Recorded, ignore_mismatch: bool) -> bool:
+    def combine(self, other: "Recorded", ignore_mismatch: bool) -> bool:
         for line in self.said:
             add_to_collections(*line)
         return False

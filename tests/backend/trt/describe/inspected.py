@@ -7,8 +7,6 @@
   number, have a kernel's name and no value, and list many nodes; a whole region is a ``ForeignNode`` of two nodes.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reading what the engine inspector says, as releases really write it, and evaluating precisions by it."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

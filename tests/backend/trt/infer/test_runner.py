@@ -1,7 +1,5 @@
 """What the runner does before anything reaches the device."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import subprocess

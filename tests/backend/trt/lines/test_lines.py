@@ -1,7 +1,5 @@
 """Release lines: chosen by what is there, honest about what is not; and every name the back end touches exists."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import importlib
