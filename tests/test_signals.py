@@ -45,6 +45,17 @@ def test_forwarded_signal_does_not_interrupt_twice() -> None:
     assert done.stderr == "interrupted\n"
 
 
+def test_unnoticed_signal_is_repeated() -> None:
+    # Blocked as if it arrived just before a system call: the handler is not called.
+    unnoticed = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [2, main.FORWARDED])"
+    later = "threading.Timer(0.5, os.kill, (os.getppid(), 2)).start(); time.sleep(1.2)"
+    seen = "signal.sigtimedwait([2, main.FORWARDED], 0); signal.pthread_sigmask(signal.SIG_SETMASK, [])"
+    work = f"import threading; {unnoticed}; {later}; {seen}; time.sleep(60)"
+    code = SUPERVISED.replace("time.sleep(60)", work)
+    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "ready\ncleaned up\n", "interrupted\n")
+
+
 def test_child_ends_with_its_supervisor() -> None:
     words = [sys.executable, "-c", SUPERVISED.replace('"ready"', "os.getpid()"), "doctor"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

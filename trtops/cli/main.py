@@ -67,13 +67,13 @@ def _run_line(words: list[str], own_process: bool) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A tensor's name in letters that the terminal lacks must not make a command fail.
         sys.stdout.reconfigure(errors="backslashreplace")
-    code, before, direct = None, {}, False
+    code, before, interrupted = None, {}, False
 
     def interrupt(number: int, frame: object) -> None:
-        """Raise KeyboardInterrupt, but not for a forwarded signal that reached this process directly as well."""
-        nonlocal direct
-        if not (direct and number == FORWARDED):
-            direct = number != FORWARDED
+        """Raise KeyboardInterrupt, but not for a forwarded signal if there was one already."""
+        nonlocal interrupted
+        if not (interrupted and number == FORWARDED):
+            interrupted = True
             raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread():  # Python sets handlers nowhere else

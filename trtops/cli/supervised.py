@@ -14,6 +14,7 @@ from trtops.cli.main import FORWARDED, INTERRUPTED, INTERRUPTING
 from trtops.system.activity import Page, describe_death
 from trtops.terminal import print_line
 
+_REPEATS = 5  # seconds in which an interruption is repeated; the command ignores it from the second one on
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 # Of each computation while the nodes that fail are found, and of all of it.
 _EXPLAIN_SECONDS, _LINT_SECONDS = 20.0, 120.0
@@ -78,15 +79,21 @@ def _run_fork(page: Page) -> tuple[int, int, float | None]:
         if os.getppid() != parent:  # it died before
             os._exit(1)
         return 0, 0, None
-    seconds = None
+    seconds, repeats = None, 0
     while True:
         info = signal.sigtimedwait([*numbers, signal.SIGCHLD], 1.0)
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return pid, os.waitstatus_to_exitcode(status), seconds
-        # A terminal sends its signals to both processes; its code is positive.
-        if info is not None and info.si_signo != signal.SIGCHLD and info.si_code <= 0:
+        if info is None and repeats:
+            # Python does not see a signal that arrives just before a system call, and the call may wait for ever.
             os.kill(pid, FORWARDED)
+            repeats -= 1
+        elif info is not None and info.si_signo != signal.SIGCHLD:
+            # A terminal sends its signals to both processes; its code is positive.
+            if info.si_code <= 0:
+                os.kill(pid, info.si_signo if repeats else FORWARDED)
+            repeats = _REPEATS
         if page.is_late():
             seconds = page.read()[0]
             os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,104 @@
+"""Whether the error of builds is a sum over units, where no choice decides: a step and a sum are compared.
+
+A *step* is one unit, both of two or either of two: the error has one value with it, and another one without it. A *sum*
+has a contribution of each of several units, found by forward selection. The two are compared by the extended Bayesian
+information criterion (Chen and Chen, Biometrika 2008), which charges for the number of candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtops.tactics.model import Bools, Floats
+
+# Errors are explained to this share of their range. Finer differences come from choices that do not matter here.
+_RESOLUTION = 0.03
+_MIN_BUILDS = 8
+_BUILDS_PER_UNIT = 2.5  # of a sum, at least
+_ADVANTAGE = 10.0  # of the criterion's value, which is twice a log-likelihood: odds of 150 to 1
+_STEP = 0.95  # share of the variance of the error or of its logarithm that a step explains, so that it is no sum
+_DECIDES = 0.6  # share of the sum from which one unit decides
+_MAX_PAIRED = 200  # units that pairs are made of
+
+
+@dataclass(frozen=True)
+class ErrorSum:
+    """A sum: units by their size, their contributions to the error, and half of the width of 95 % intervals."""
+
+    units: tuple[int, ...]
+    values: Floats
+    margins: Floats
+
+    @property
+    def sure(self) -> tuple[int, ...]:
+        """The units whose interval does not contain zero."""
+        return tuple(unit for unit, value, margin in zip(self.units, self.values, self.margins) if abs(value) > margin)
+
+
+def find_sum(taken: Bools, error: Floats) -> ErrorSum | None:
+    """The sum that explains builds better than any step does; None if there is none, or one unit is most of it.
+
+    ``taken`` has the shape ``(builds, units)``, ``error`` the shape ``(builds,)`` with positive, finite values.
+    """
+    builds, units = taken.shape
+    if builds < _MIN_BUILDS or units < 2 or not np.ptp(error) > 0:
+        return None
+    total = float(((error - error.mean()) ** 2).sum())
+    floor = builds * (_RESOLUTION * float(np.ptp(error))) ** 2
+    left, features = _left_by_step(taken, error)
+    if max(1 - left / total, explained_by_step(taken, np.log(error))) >= _STEP:
+        return None
+    of_step = _criterion(left, floor, builds, 1, features)
+    best: tuple[float, list[int]] = (math.inf, [])
+    chosen: list[int] = []
+    rest, scale = error - error.mean(), np.maximum(taken.std(axis=0), 1e-12)
+    while len(chosen) < min(units, builds / _BUILDS_PER_UNIT) and float((rest**2).sum()) > floor:
+        correlation = np.abs((taken - taken.mean(axis=0)).T @ rest) / scale
+        correlation[chosen] = -1
+        chosen.append(int(correlation.argmax()))
+        rest, _, _ = _regress(taken[:, chosen], error)
+        best = min(best, (_criterion(float((rest**2).sum()), floor, builds, len(chosen), units), list(chosen)))
+    criterion, chosen = best
+    if len(chosen) < 2 or criterion + _ADVANTAGE > of_step:
+        return None
+    rest, values, covariance = _regress(taken[:, chosen], error)
+    if np.abs(values).max() >= _DECIDES * np.abs(values).sum():
+        return None
+    free = builds - len(chosen) - 1
+    from scipy import special  # takes a tenth of a second to import
+
+    margins = float(special.stdtrit(free, 0.975)) * np.sqrt(max(float((rest**2).sum()) / free, floor / builds))
+    order = np.argsort(-np.abs(values), kind="stable")
+    return ErrorSum(tuple(chosen[place] for place in order), values[order], margins * np.sqrt(covariance[order]))
+
+
+def _regress(taken: Bools, error: Floats) -> tuple[Floats, Floats, Floats]:
+    """What a linear regression leaves, the units' coefficients, and their variances at a variance of one."""
+    design: Floats = np.column_stack((np.ones(len(taken)), taken)).astype(np.float64)
+    inverse = np.linalg.pinv(design)
+    solution = inverse @ error
+    return error - design @ solution, solution[1:], (inverse**2).sum(axis=1)[1:]
+
+
+def explained_by_step(taken: Bools, values: Floats) -> float:
+    """The largest share of the variance of values that a step explains."""
+    total = float(((values - values.mean()) ** 2).sum())
+    return 1 - _left_by_step(taken, values)[0] / total if total else 0.0
+
+
+def _left_by_step(taken: Bools, values: Floats) -> tuple[float, int]:
+    """The sum of squares that the best step leaves, and the number of steps."""
+    paired = taken[:, :_MAX_PAIRED]
+    both, either = paired[:, :, None] & paired[:, None], paired[:, :, None] | paired[:, None]
+    steps = np.concatenate((taken, both.reshape(len(taken), -1), either.reshape(len(taken), -1)), axis=1)
+    centered, size = values - values.mean(), steps.sum(axis=0)
+    among = centered @ steps
+    gained = among**2 / np.maximum(size * (1 - size / len(taken)), 1e-12)
+    return max(float((centered**2).sum() - gained.max()), 0.0), taken.shape[1] + paired.shape[1] ** 2
+
+
+def _criterion(left: float, floor: float, builds: int, terms: int, candidates: int) -> float:
+    return builds * math.log(max(left, floor) / builds) + terms * (math.log(builds) + 2 * math.log(candidates))
