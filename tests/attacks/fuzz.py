@@ -214,12 +214,17 @@ def failure_of(line: str, log: Path) -> str | None:
     if pid == 0:
         for stream in (1, 2):
             os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
-        code = supervise(lambda: _code_of(line, mistakes), line.split(), 130)
-        sys.stdout.flush()
-        os._exit(code)
+        code = 99
+        try:
+            code = supervise(lambda: _code_of(line, mistakes), line.split())
+            sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
     _, status, used = os.wait4(pid, 0)
     code, seconds = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
-    if code not in (0, 1, 2, 3):
+    if code not in (0, 1, 2, 3, 4):
         return f"died: exit code {code}\n{log.read_text(errors='replace')[-2500:]}"
     if seconds > CPU_SECONDS:
         return f"hang: {seconds:.0f} s"

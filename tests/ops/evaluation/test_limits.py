@@ -1,6 +1,7 @@
 """Limits from the model's own noise: sound engines of real ONNX Runtime are good, planted defects are bad."""
 
 import math
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -142,6 +143,23 @@ def test_zeros_and_constants_have_floors() -> None:
         assert compare_outputs(golden, golden, tolerances)
         assert not compare_outputs({**golden, "zero": golden["zero"] + np.float32(1e-3)}, golden, tolerances)
         assert not compare_outputs({**golden, "same": golden["same"] * np.float32(1.01)}, golden, tolerances)
+
+
+def test_noise_of_large_outputs_takes_little_memory() -> None:
+    one, rounded = RunResults(), RunResults()
+    values = np.random.default_rng(0).standard_normal((4, 1 << 19), np.float32)
+    values[3] *= 1e-3  # channels of other scales have limits of their own
+    for results, arrays in ((one, values), (rounded, values * np.float32(1 + 1e-6))):
+        results.add([{"y": arrays[None], "empty": np.zeros((2, 0), np.float32)}] * 4, runner_name="x")
+
+    tracemalloc.start()
+    noise, empty = limits._noise_of(one, [rounded])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 100 << 20  # the outputs are 32 MiB, and 128 MiB as FP64
+    assert noise.channel_axis == 1 and len(noise.channels) == 4
+    assert noise.whole.rms == pytest.approx(0.866e-6, rel=0.1) and empty.whole.size == empty.whole.rms == 0
 
 
 def test_noise_is_measured_only_for_default_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

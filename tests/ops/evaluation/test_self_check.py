@@ -1,6 +1,7 @@
 """Self-checks find faults that a comparison at batch 1 misses, and raise no false alarm on sound engines."""
 
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -402,6 +403,19 @@ def test_rows_of_a_fixed_batch_are_permuted() -> None:
     assert "permuted rows" in found.named("broken")
     assert "batch size" in found.named("skipped")
     assert "the model's batch is fixed" in found.sentence()
+
+
+def test_millions_of_rows_take_little_memory() -> None:
+    case = models.Case(models.model(f"(float[{1 << 20}] x) => (float[{1 << 20}] y) {{ y = Relu(x) }}"), {}, name="m")
+    feeds = [{"x": np.linspace(-1, k, 1 << 20, dtype=np.float32)} for k in (1, 2, 3)]
+
+    tracemalloc.start()
+    found = checked(case, planted(case), feeds)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert found.verdict == "good" and "permuted rows" in found.named("held")
+    assert peak < 100 << 20  # a tuple for each row would take three times as much
 
 
 def test_batch_of_one_row_skips_rows() -> None:

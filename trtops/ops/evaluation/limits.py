@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,8 @@ _CHANNEL_ELEMENTS = 16
 _MOST_CHANNELS = 1024
 # A single draw of the noise scatters too much below this number of independent elements.
 _FEW = 256
+# Elements that are in memory as FP64 at a time, since all may be many times as large as the model's own data.
+_PIECE = 1 << 20
 # Larger values stand for infinity. 16 bit clamps them, so they are left out.
 STANDS_FOR_INFINITY = 1e9
 _FP32_USEFUL = 1e-3
@@ -422,11 +424,11 @@ def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoi
                 found.append(OutputNoise(name=name, equal=min(known), counted=_counted(right)))
         elif right[0].dtype.kind == "f" or "float" in right[0].dtype.name:
             axis = _channel_axis(right)
-            channels = zip(*(_channels(right, draw, axis) for draw in moved)) if axis is not None else ()
+            channels = zip(*(_measure(right, draw, axis) for draw in moved)) if axis is not None else ()
             found.append(
                 OutputNoise(
                     name=name,
-                    whole=_largest(_measure(_flat(right), _flat(draw)) for draw in moved),
+                    whole=_largest(_measure(right, draw)[0] for draw in moved),
                     channel_axis=axis,
                     channels=tuple(map(_largest, channels)),
                 )
@@ -434,8 +436,13 @@ def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoi
     return tuple(found)
 
 
-def _flat(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    return np.concatenate([array.astype(np.float64).ravel() for array in arrays])
+def _pieces(arrays: Sequence[npt.NDArray[Any]], axis: int | None) -> Iterator[npt.NDArray[np.float64]]:
+    """All numbers, ``(channels, elements)``, or ``(1, elements)`` without an axis, about a million at a time."""
+    for array in arrays:
+        rows = array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+        width = max(1, _PIECE // max(1, len(rows)))
+        for start in range(0, rows.shape[1], width):
+            yield rows[:, start : start + width].astype(np.float64)
 
 
 def _counted(right: Sequence[npt.NDArray[Any]]) -> int:
@@ -444,12 +451,6 @@ def _counted(right: Sequence[npt.NDArray[Any]]) -> int:
     _, counts = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_counts=True)
     most = int(counts.max())
     return values.size if 2 * most < values.size or most == values.size else values.size - most
-
-
-def _by_channel(arrays: Sequence[npt.NDArray[Any]], axis: int) -> npt.NDArray[np.float64]:
-    """All numbers, ``(channels, elements)``."""
-    rows = [np.moveaxis(array.astype(np.float64), axis, 0).reshape(array.shape[axis], -1) for array in arrays]
-    return np.concatenate(rows, axis=1)
 
 
 def _channel_axis(right: Sequence[npt.NDArray[Any]]) -> int | None:
@@ -461,11 +462,13 @@ def _channel_axis(right: Sequence[npt.NDArray[Any]]) -> int | None:
     for axis in dict.fromkeys((1, 2 if right[0].ndim == 3 else 1)):
         if axis < 1 or len({array.shape[axis] for array in right if array.ndim > axis}) != 1:
             continue
-        rows = _by_channel(right, axis)
-        if 1 < len(rows) <= _MOST_CHANNELS and rows.shape[1] >= _CHANNEL_ELEMENTS:
-            rows[~np.isfinite(rows) | (np.abs(rows) >= STANDS_FOR_INFINITY)] = 0
-            sizes = np.sqrt(np.mean(np.square(rows), axis=1))
-            sizes = sizes[sizes > 0]
+        channels = right[0].shape[axis]
+        if 1 < channels <= _MOST_CHANNELS and sum(array.size for array in right) >= _CHANNEL_ELEMENTS * channels:
+            squares = np.zeros(channels)
+            for rows in _pieces(right, axis):
+                rows[~np.isfinite(rows) | (np.abs(rows) >= STANDS_FOR_INFINITY)] = 0
+                squares += np.square(rows).sum(axis=1)
+            sizes = np.sqrt(squares[squares > 0])
             ratios[axis] = float(sizes.max() / sizes.min()) if sizes.size else 0.0
     if not ratios:
         return None
@@ -473,36 +476,29 @@ def _channel_axis(right: Sequence[npt.NDArray[Any]]) -> int | None:
     return axis if ratios[axis] > _SCALES_DIFFER else None
 
 
-def _channels(right: Sequence[npt.NDArray[Any]], moved: Sequence[npt.NDArray[Any]], axis: int) -> list[Noise]:
-    return [_measure(a, b) for a, b in zip(_by_channel(right, axis), _by_channel(moved, axis))]
-
-
-def _measure(right: npt.NDArray[np.float64], moved: npt.NDArray[np.float64]) -> Noise:
-    counted = np.isfinite(right) & (np.abs(right) < STANDS_FOR_INFINITY)
-    right = right[counted]
-    with np.errstate(invalid="ignore", over="ignore"):
-        errors_ = np.abs(moved[counted] - right)
-        if not right.size:
-            return Noise(size=0.0, scale=0.0, rms=0.0, largest=0.0, independent=0.0)
-        if not np.isfinite(errors_).all():
-            return Noise(
-                size=_rms(right), scale=float(np.abs(right).max()), rms=math.inf, largest=math.inf, independent=1.0
-            )
-        largest = float(errors_.max())
-        relative = np.square(errors_ / largest) if largest > 0 else errors_
-    fourth = float(np.sum(np.square(relative)))
-    independent = float(np.sum(relative)) ** 2 / fourth if fourth > 0 else 0.0
-    return Noise(
-        size=_rms(right),
-        scale=float(np.abs(right).max()),
-        rms=_rms(errors_),
-        largest=largest,
-        independent=independent,
-    )
-
-
-def _rms(values: npt.NDArray[np.float64]) -> float:
-    return float(np.sqrt(np.mean(np.square(values))))
+def _measure(
+    right: Sequence[npt.NDArray[Any]], moved: Sequence[npt.NDArray[Any]], axis: int | None = None
+) -> list[Noise]:
+    """The noise of all numbers together, or of each channel along an axis."""
+    count, squares, scale, rms, fourth, largest = np.zeros((6, 1 if axis is None else right[0].shape[axis]))
+    for values, others in zip(_pieces(right, axis), _pieces(moved, axis)):
+        ignored = ~np.isfinite(values) | (np.abs(values) >= STANDS_FOR_INFINITY)
+        with np.errstate(invalid="ignore", over="ignore"):
+            error = np.nan_to_num(np.abs(others - values), copy=False, nan=math.inf, posinf=math.inf)
+            values[ignored] = error[ignored] = 0
+            count += (~ignored).sum(axis=1)
+            scale = np.maximum(scale, np.abs(values).max(axis=1))
+            largest = np.maximum(largest, error.max(axis=1))
+            squares += np.square(values, out=values).sum(axis=1)
+            rms += np.square(error, out=error).sum(axis=1)
+            fourth += np.square(error, out=error).sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        independent = np.where(np.isinf(largest), 1.0, np.where(fourth > 0, rms**2 / fourth, 0.0))
+        columns = np.sqrt(squares / np.maximum(count, 1)), scale, np.sqrt(rms / np.maximum(count, 1)), largest
+    return [
+        Noise(size=row[0], scale=row[1], rms=row[2], largest=row[3], independent=row[4])
+        for row in np.stack([*columns, independent], axis=1).tolist()
+    ]
 
 
 def _largest(draws: Iterable[Noise]) -> Noise:

@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Outputs: TypeAlias = "dict[str, Array]"
+Rows: TypeAlias = "Sequence[int] | np.ndarray[Any, np.dtype[np.intp]]"
 
 RelationName: TypeAlias = Literal[
     "equal rows", "permuted rows", "batch size", "other inputs", "shape order", "buffer contents", "repeated inference",
@@ -260,7 +262,7 @@ class _Side(NamedTuple):
 
     feed: Feed
     outputs: Outputs
-    rows: tuple[int, ...] | None = None
+    rows: Rows | None = None
 
 
 class _Batch(NamedTuple):
@@ -280,7 +282,7 @@ class _Batch(NamedTuple):
             for name, array in feed.items()
         }
 
-    def take(self, feed: Feed, rows: Sequence[int]) -> Feed:
+    def take(self, feed: Feed, rows: Rows) -> Feed:
         found = {n: np.take(a, rows, self.inputs[n]) if n in self.inputs else a for n, a in feed.items()}
         return _like(feed, found)
 
@@ -450,14 +452,14 @@ class _Check:
             return None
         self._batch = batch
         dynamic = all(is_dynamic(self._runner.get_input_metadata()[n].shape[a]) for n, a in batch.inputs.items())  # type: ignore[index]
-        rows = [
-            (side, row)
-            for side in given
-            if batch.shapes(side.feed) == batch.shapes(small.feed)
-            for row in range(batch.size(side.feed))
-        ]
         if dynamic:
-            return self._check_joined(batch, given, rows, small, variant, batches)
+            rows = (
+                (side, row)
+                for side in given
+                if batch.shapes(side.feed) == batch.shapes(small.feed)
+                for row in range(batch.size(side.feed))
+            )
+            return self._check_joined(batch, given, list(islice(rows, _MAX_BATCH)), small, variant, batches)
         self.skip("batch size", "the model's batch is fixed")
         return None
 
@@ -469,14 +471,14 @@ class _Check:
             self.skip("equal rows", "every batch has one row")
             self.skip("permuted rows", "every batch has one row")
             return
-        order = list(reversed(range(size)))
+        order = np.arange(size)[::-1].copy()  # not a list: an input of one axis may have millions of rows
         if joined is None:
             order[-1] = order[0]  # equal rows as well
         turned = self.attempt("permuted rows", batch.take(several.feed, order))
         if turned is not None:
             batch.learn(several, turned)
-            kept = range(size if joined is not None else size - 1)
-            self._compare_rows("permuted rows", several, [order[i] for i in kept], turned, list(kept))
+            kept = np.arange(size if joined is not None else size - 1)
+            self._compare_rows("permuted rows", several, order[kept], turned, kept)
             if joined is None:
                 self._compare_rows("equal rows", turned, [0], turned, [size - 1])
 
@@ -629,11 +631,9 @@ class _Check:
                 self._note(Relation(name=name, outcome="broken", output=output, largest=largest, allowed=allowed))
         self._note(Relation(name=name, outcome="held"))
 
-    def _compare_rows(
-        self, name: RelationName, one: _Side, rows: Sequence[int], other: _Side, places: Sequence[int]
-    ) -> None:
-        if rows:
-            self.compare(name, one._replace(rows=tuple(rows)), other._replace(rows=tuple(places)))
+    def _compare_rows(self, name: RelationName, one: _Side, rows: Rows, other: _Side, places: Rows) -> None:
+        if len(rows):
+            self.compare(name, one._replace(rows=rows), other._replace(rows=places))
 
     def _holds(self, one: _Side, other: _Side) -> bool:
         differences = (_difference(e, a, _SAME_SHAPE * self._unit) for _, e, a in self._pairs(one, other))
@@ -751,12 +751,12 @@ def _rows_of_batch(sizes: Sequence[int], small: int) -> int:
     return max(wanted - (wanted % 2 == 0), small + 1)
 
 
-def _rows(array: Array, axis: int, batch: int, rows: Sequence[int] | None) -> Array | None:
+def _rows(array: Array, axis: int, batch: int, rows: Rows | None) -> Array | None:
     """Some rows of an output whose axis holds one block for each row of the batch."""
     if array.ndim <= axis or array.shape[axis] % batch:
         return None
     blocks = array.reshape(*array.shape[:axis], batch, array.shape[axis] // batch, *array.shape[axis + 1 :])
-    return np.take(blocks, rows or (), axis)
+    return np.take(blocks, () if rows is None else rows, axis)
 
 
 def _like(feed: Feed, arrays: Mapping[str, Array]) -> Feed:
