@@ -4,10 +4,13 @@ import functools
 import gc
 import importlib.util
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,34 @@ def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
             environment = {**os.environ, "PREFECT_HOME": str(home), "TRTOPS_HOME": str(home / "store")}
             subprocess.run([sys.executable, "-c", make], env=environment, check=True)
     return home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def copied_stores(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make new embedded stores by copying the first one, except in tests of stores: making one takes a second."""
+    from trtops.tracking.location import Store
+    from trtops.tracking.mlflow import embedded
+
+    create, root = embedded._create_store, tmp_path_factory.mktemp("first") / "mlruns"
+    first = Store(database=root / "mlflow.db")
+
+    def copy(store: Store) -> None:
+        if os.environ.get("PYTEST_CURRENT_TEST", "").startswith("tests/tracking/") or not os.access(
+            store.root, os.W_OK
+        ):
+            return create(store)
+        if not first.database.exists():
+            root.mkdir(exist_ok=True)
+            create(first)
+        with locked(store.root / ".init.lock"):
+            if not store.database.exists():
+                building = store.root / ".copy"
+                shutil.copyfile(first.database, building)
+                with closing(sqlite3.connect(building)) as database, database:
+                    database.execute("UPDATE experiments SET artifact_location = ?", (f"{store.artifacts}/0",))
+                building.rename(store.database)
+
+    embedded._create_store = copy
 
 
 @pytest.fixture(scope="session")
