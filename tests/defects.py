@@ -301,15 +301,7 @@ def steep() -> Sound:
     ))  # fmt: skip
 
 
-MODELS: tuple[Callable[[], Sound], ...] = (
-    detector,
-    classifier,
-    segmentation,
-    transformer,
-    audio,
-    regression,
-    steep,
-)
+MODELS: tuple[Callable[[], Sound], ...] = (detector, classifier, segmentation, transformer, audio, regression, steep)
 
 
 def pairs() -> Iterator[tuple[Sound, Defect]]:

@@ -167,11 +167,7 @@ def conv_net() -> Case:
         "w2": random(16, 10, seed=8, scale=0.5),
         "b2": random(10, seed=9),
     }
-    proto = model(
-        f"(float[batch,3,8,8] image) => (float[batch,10] scores) {{ {CONV_NODES}",
-        weights,
-        name="conv_net",
-    )
+    proto = model(f"(float[batch,3,8,8] image) => (float[batch,10] scores) {{ {CONV_NODES}", weights, name="conv_net")
     return Case(proto, {"image": random(2, 3, 8, 8, seed=10)}, name="conv_net")
 
 

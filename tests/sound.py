@@ -158,10 +158,7 @@ def feeds_of(case: Case, number: int) -> list[dict[str, np.ndarray]]:
     return [[single, other], [feed], [single], [feed, other, feed]][number % 4]
 
 
-LEVELS = {
-    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-}
+LEVELS = {"all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL, "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC}
 
 
 def session(proto: onnx.ModelProto, level: str = "all", threads: int = 1) -> ort.InferenceSession:

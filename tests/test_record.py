@@ -14,16 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtops import errors
-from trtops.record import (
-    Record,
-    canonical_json,
-    digest,
-    option_fields,
-    sha256,
-    sha256_file,
-    to_jsonable,
-    with_options,
-)
+from trtops.record import Record, canonical_json, digest, option_fields, sha256, sha256_file, to_jsonable, with_options
 
 
 class Color(Enum):

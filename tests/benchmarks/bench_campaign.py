@@ -63,10 +63,7 @@ def bench_iterations(tracker: MlflowTracker, folder: Path) -> None:
     model, data = cases.two_blocks(folder)
     times: list[float] = []
     made = debug_build(
-        model,
-        cases.config(data, until=30),
-        tracker=tracker,
-        progress=lambda now: times.append(time.perf_counter()),
+        model, cases.config(data, until=30), tracker=tracker, progress=lambda now: times.append(time.perf_counter())
     )
     iteration = statistics.median(b - a for a, b in itertools.pairwise(times[5:]))
     runs = tracker.find(made.experiment, parent=made.run_id)

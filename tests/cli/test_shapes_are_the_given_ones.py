@@ -31,10 +31,7 @@ LINES = {
     "debug precision": "debug precision net.onnx",
     "debug accuracy": "debug accuracy net.onnx --onnxrt",
 }
-NOT_EVALUATING = {
-    "inspect capability": "reports which nodes TensorRT has",
-    "template trt-config": "writes a script",
-}
+NOT_EVALUATING = {"inspect capability": "reports which nodes TensorRT has", "template trt-config": "writes a script"}
 # Destinations of options.
 SHAPES, DATA, PROFILES = "input_shapes", "load_inputs", "trt_opt_shapes"
 PROFILE = "--trt-min-shapes x:[1,5,4] --trt-opt-shapes x:[3,5,4] --trt-max-shapes x:[6,5,4]"

@@ -21,12 +21,7 @@ from trtops.logger import G_LOGGER
 
 pytest.importorskip("polygraphy")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.parity,
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.parity, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 ERRORS = "an error has an exit code of its own, 3, where Polygraphy exits with 1 as if outputs differed"
 OTHER_CODES: dict[str, tuple[int, str]] = {

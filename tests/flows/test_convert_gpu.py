@@ -29,8 +29,7 @@ FP16 = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=
 QUICK = ConvertConfig(build=FP16, check=CHECK)
 # Where the verdict is looked at: left alone, the builder may find FP32 faster, and an FP16 engine in FP32 is bad.
 OBEYED = replace(
-    FP16,
-    options=replace(FP16.options, layer_precisions=(("conv[01]", "float16"),), precision_constraints="obey"),
+    FP16, options=replace(FP16.options, layer_precisions=(("conv[01]", "float16"),), precision_constraints="obey")
 )
 SHAPE = (8, 64, 28, 28)
 

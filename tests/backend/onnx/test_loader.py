@@ -21,9 +21,7 @@ from trtops.backend.onnx import Model
 from trtops.backend.onnx.model import model_digest
 from trtops.metadata import TensorMetadata
 
-BOUNDED = models.model(
-    "(float[n] x, int64[1] reps) => (float[m] y) { r = Abs(reps) t = Tile(x, r) y = Relu(t) }",
-)
+BOUNDED = models.model("(float[n] x, int64[1] reps) => (float[m] y) { r = Abs(reps) t = Tile(x, r) y = Relu(t) }")
 
 
 def names(values: object) -> list[str]:

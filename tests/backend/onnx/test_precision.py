@@ -275,10 +275,6 @@ def test_inconsistent_models_are_refused() -> None:
         """<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g (float[2] x) => (float[2] y) { y = own.once(x, x) }
         <domain: "own", opset_import: ["" : 17]> once (v) => (r) { r = Neg(v) }"""
     )
-    for proto, message in (
-        (short, "expected"),
-        (elsewhere, "in another file"),
-        (call, "functions cannot be inlined"),
-    ):
+    for proto, message in ((short, "expected"), (elsewhere, "in another file"), (call, "functions cannot be inlined")):
         with pytest.raises(errors.InvalidModelError, match=message):
             convert_to_fp16(proto)

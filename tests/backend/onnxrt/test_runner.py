@@ -30,8 +30,7 @@ class TestReferenceRunner(RunnerContract):
 
 
 @pytest.mark.parametrize(
-    ("name", "element"),
-    [("bfloat16", "bfloat16"), ("float8_e4m3fn", "float8e4m3fn"), ("float8_e5m2", "float8e5m2")],
+    ("name", "element"), [("bfloat16", "bfloat16"), ("float8_e4m3fn", "float8e4m3fn"), ("float8_e5m2", "float8e5m2")]
 )
 def test_ml_dtypes_pass_through(name, element):
     text = f"({element}[4] x) => ({element}[4] y, float[4] z) {{ y = Identity(x) z = Cast<to = 1>(x) }}"

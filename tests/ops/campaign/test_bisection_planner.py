@@ -47,14 +47,7 @@ def bisection(
         for units in confirmed
     )
     return BisectResult(
-        outcome=outcome,
-        culprits=culprits,
-        complete=True,
-        good_run=good,
-        bad_run=bad,
-        units=3,
-        given=given,
-        trials=(),
+        outcome=outcome, culprits=culprits, complete=True, good_run=good, bad_run=bad, units=3, given=given, trials=()
     )
 
 

@@ -66,10 +66,7 @@ def campaign(folder: Path, atol: float, **changes: object) -> DebugBuildConfig:
     # One layer computes in FP16 in every build: one that computes in FP32 alone is bad, whatever its outputs.
     options = TensorRTOptions(precision_constraints="prefer", layer_precisions=(("conv0", "float16"),))
     usual = DebugBuildConfig(
-        build=BuildConfig(precision="fp16", options=options),
-        check=check,
-        random_tactics=True,
-        timeout_seconds=120.0,
+        build=BuildConfig(precision="fp16", options=options), check=check, random_tactics=True, timeout_seconds=120.0
     )
     return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
 
@@ -109,10 +106,7 @@ def test_campaign_of_sixteen_builds_and_proof(
     confirmed = [proof for proof in proofs if proof.outcome == "confirmed"]
     if confirmed:
         avoided = debug_build(
-            model,
-            campaign(folder, tolerance, until=2, use_deny_list=True),
-            tracker=tracker,
-            experiment="avoided",
+            model, campaign(folder, tolerance, until=2, use_deny_list=True), tracker=tracker, experiment="avoided"
         )
         environment = promote_and_resolve(result.run_id, model, tracker)
         denied = deny_list(tracker, environment)

@@ -303,10 +303,7 @@ EDITED = {
         "m = ReduceMax<axes = [0]>(x) d = Sub(m, x) e = Mul(d, tenth) s = Add(x, e)",
         {"tenth": np.float32(0.1)},
     ),
-    "divided by the batch": (
-        "n = Shape(x) k = Gather(n, row) f = Cast<to = 1>(k) s = Div(x, f)",
-        {"row": np.array(0)},
-    ),
+    "divided by the batch": ("n = Shape(x) k = Gather(n, row) f = Cast<to = 1>(k) s = Div(x, f)", {"row": np.array(0)}),
     "rows summed up": ("s = CumSum(x, row)", {"row": np.array(0)}),
     "transposed merge": ("t = Transpose(x) n = Shape(x) r = Reshape(t, n) s = Mul(r, one)", {"one": np.float32(1)}),
     "range of the first row": (

@@ -13,21 +13,11 @@ from trtops.ops.gate.result import GateResult
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 # Kernels of nearly the same speed differ from build to build, and those of Winograd's algorithm are less exact: wider
 # limits than for one engine against itself.
-POLICY = Policy(
-    limits=Limits(
-        latency=LatencyLimit(ratio=1.2),
-        accuracy=AccuracyLimit(widths=20),
-        precision_share=0.5,
-    )
-)
+POLICY = Policy(limits=Limits(latency=LatencyLimit(ratio=1.2), accuracy=AccuracyLimit(widths=20), precision_share=0.5))
 
 
 @pytest.fixture(scope="module")

@@ -60,10 +60,7 @@ def place(source: str, target: str, **attributes: int) -> dict[str, object]:
     return {"inputs": [source], "outputs": [target], "attributes": attributes}
 
 
-FOUND = (
-    Match("gelu", "FastGelu", (place("x", "b", scale=2), place("c", "y", scale=2))),
-    Match("none", "FastGelu", ()),
-)
+FOUND = (Match("gelu", "FastGelu", (place("x", "b", scale=2), place("c", "y", scale=2))), Match("none", "FastGelu", ()))
 
 
 def test_every_place_of_every_plugin_is_found(model: Path, plugins: Path) -> None:
