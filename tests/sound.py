@@ -15,6 +15,7 @@ from trtops.backend.onnx.precision import lower_precision
 from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnxrt.runner import OnnxrtRunner, reference_outputs
 from trtops.calibration.cache import CalibrationCache, TensorRange
+from trtops.spec import BuildConfig
 
 _ROW = "(float[batch,12] x) => (float[batch,12] y)"
 _IMAGE = "(float[batch,4,10,10] x) => (float[batch,c,h,w] y)"
@@ -192,7 +193,7 @@ def rounded(case: Case, precision: str) -> onnx.ModelProto:
                     )
                 )
         insert_qdq(
-            proto, CalibrationCache(algorithm="minmax", ranges=tuple(ranges)), style="onnxruntime", policy="partial"
+            proto, CalibrationCache(algorithm="minmax", ranges=tuple(ranges)), BuildConfig(precision="int8"), "partial"
         )
         return proto
     return lower_precision(Model.from_proto(case.proto).proto(), precision).model  # type: ignore[arg-type]

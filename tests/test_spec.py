@@ -66,6 +66,7 @@ DECIDING: dict[type, tuple[Any, dict[str, Any]]] = {
         {
             "precision": "fp16", "profiles": (PROFILE,), "calibration_samples": 65, "calibration_fit": "partial",
             "keep": ("head",), "mark": ("head",), "options": TensorRTOptions(),
+            "qdq_op_types": ("Conv",), "qdq_rules": (),
         },
     ),
     BuildSpec: (
@@ -94,7 +95,7 @@ def test_digest_changes_with_every_field(cls: type) -> None:
         (BuildConfig(calibration_samples=8), BuildConfig(calibration_samples=9)),
         (SPEC, dataclasses.replace(SPEC, calibration_sha256="unused unless INT8")),
         (BuildConfig(calibration_fit="partial"), BuildConfig()),
-        (BuildConfig(keep=("head",)), BuildConfig()),
+        (BuildConfig(keep=("head",), qdq_rules=(), qdq_op_types=("Conv",)), BuildConfig()),
         (BuildConfig(precision="fp16", keep=("b", "a", "a")), BuildConfig(precision="fp16", keep=("a", "b"))),
         (BuildConfig(mark=("b", "a")), BuildConfig(mark=("a", "b"))),
         (

@@ -16,6 +16,8 @@ from trtops.record import JSONValue, Record, digest
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 
+# Fields whose order and repetitions do not change the engine.
+_SETS = {"keep", "mark", "tactics", "also", "tactic_sources", "qdq_op_types", "qdq_rules"}
 # Number of tactic seeds that belong to one campaign seed.
 CAMPAIGN_SEEDS = 1024
 
@@ -115,8 +117,12 @@ class BuildConfig(Record):
         calibration_samples: Feeds used to calibrate INT8.
         calibration_fit: Whether a calibration cache that lacks tensors of the model is refused, or used as far as
             possible, with the layers that need the missing tensors in higher precision.
-        keep: Layers that INT8, FP16 and BF16 leave in higher precision: names of nodes or of their outputs, shell
+        keep: Layers that INT8, FP8, FP16 and BF16 leave in higher precision: names of nodes or of their outputs, shell
             patterns of such names (``block0/*``), or op types.
+        qdq_op_types: Types of products to quantize, out of ``Conv``, ``ConvTranspose``, ``Gemm`` and ``MatMul``; by
+            default those for which the back end has 8-bit kernels.
+        qdq_rules: Rules that place Q/DQ nodes for TensorRT (:data:`trtops.backend.onnx.placement.RULES`); by default
+            all, and none if the list is empty.
         mark: Tensors that become outputs as well, so that nothing is fused across them. They are not evaluated.
         options: Options of one back end; their type chooses the back end.
     """
@@ -126,6 +132,8 @@ class BuildConfig(Record):
     calibration_samples: int = 64
     calibration_fit: Literal["refuse", "partial"] = "refuse"
     keep: tuple[str, ...] = ()
+    qdq_op_types: tuple[str, ...] = ()
+    qdq_rules: tuple[str, ...] | None = None
     mark: tuple[str, ...] = ()
     options: BackendOptions = field(default_factory=OnnxRuntimeOptions)
 
@@ -139,6 +147,11 @@ class BuildConfig(Record):
     def backend(self) -> BackendName:
         """The back end of the options."""
         return self.options.kind
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the precision needs ranges of activations."""
+        return self.precision in ("int8", "fp8")
 
     @property
     def times_at_data(self) -> bool:
@@ -155,17 +168,24 @@ class BuildConfig(Record):
         return replace(self, options=TensorRTOptions() if backend == "tensorrt" else OnnxRuntimeOptions())
 
     def deciding(self) -> JSONValue:
-        """All options; those of calibration for INT8 only, and ``keep`` for precisions below FP32."""
+        """All options; those of calibration for 8 bits only, and ``keep`` for precisions below FP32."""
         found: dict[str, Any] = self.to_dict()
-        # Their order and repetitions do not change the engine, so builds that differ in these are the same.
         for place in (found, found["options"]):
-            for name in {"keep", "mark", "tactics", "also", "tactic_sources"} & place.keys():
+            for name in {
+                "keep",
+                "mark",
+                "tactics",
+                "also",
+                "tactic_sources",
+                "qdq_op_types",
+                "qdq_rules",
+            } & place.keys():
                 place[name] = place[name] and sorted(set(place[name]))
         for profile in found["profiles"]:
             profile["shapes"].sort(key=lambda shape: shape["name"])
-        if self.precision != "int8":
-            found.update(calibration_samples=None, calibration_fit=None)
-        if self.precision not in ("int8", "fp16", "bf16"):
+        if not self.calibrates:
+            found.update(calibration_samples=None, calibration_fit=None, qdq_op_types=[], qdq_rules=None)
+        if self.precision == "fp32":
             found["keep"] = []
         return found
 
@@ -177,7 +197,7 @@ class BuildSpec(Record):
     model_sha256: str  # of the content, external data included
     config: BuildConfig
     timing_cache_sha256: str | None = None
-    calibration_sha256: str | None = None  # of the calibration cache, or else of the data; None unless INT8
+    calibration_sha256: str | None = None  # of the calibration cache, or else of the data; None unless 8 bits
     replay_sha256: str | None = None  # of the tactic record to be replayed
     denied_sha256: str | None = None  # of the tactics that may not be chosen
     # Input shapes, by name, that tactics were timed at; empty if the model or the config decides them, or the builder
@@ -185,8 +205,8 @@ class BuildSpec(Record):
     timed_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def deciding(self) -> JSONValue:
-        """All parts, with the deciding part of the config; calibration for INT8 only."""
-        calibration = self.calibration_sha256 if self.config.precision == "int8" else None
+        """All parts, with the deciding part of the config; calibration for 8 bits only."""
+        calibration = self.calibration_sha256 if self.config.calibrates else None
         return {**self.to_dict(), "config": self.config.deciding(), "calibration_sha256": calibration}
 
 

@@ -10,11 +10,13 @@ from onnx import numpy_helper
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx.quantize import insert_qdq, quantizable_layers, tensors_to_calibrate
+from trtops.backend.onnx import edit, placement
+from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, quantizable_layers, tensors_to_calibrate
 from trtops.backend.onnx.walk import copy_of, node_name
 from trtops.backend.onnxrt.calibration import collect
 from trtops.calibration import CalibrationCache, TensorRange
 from trtops.metadata import TensorMetadata
+from trtops.spec import BuildConfig
 
 STYLES = ["tensorrt", "onnxruntime"]
 
@@ -40,8 +42,18 @@ def residual() -> models.Case:
 CASES = [models.conv_net, models.transformer, residual]
 
 
+def config(style: str = "tensorrt", **options) -> BuildConfig:
+    """Without placement rules, which exclude small layers."""
+    return BuildConfig(**{"precision": "int8", "qdq_rules": (), **options}).on_backend(style)
+
+
 def calibrated(case: models.Case) -> CalibrationCache:
     return collect(case.proto, [case.feed], inputs=TensorMetadata.from_feed_dict(case.feed)).cache()
+
+
+def of_ones(proto: onnx.ModelProto) -> CalibrationCache:
+    names = [*(value.name for value in proto.graph.input), *edit.tensor_names(proto.graph)]
+    return CalibrationCache(algorithm="minmax", ranges=tuple(TensorRange(name=name, amax=1.0) for name in names))
 
 
 def run(proto: onnx.ModelProto, feed, *, optimize: bool = True) -> list[np.ndarray]:
@@ -62,7 +74,7 @@ def test_quantized_models_are_valid_and_accurate(make, style) -> None:
     cache = calibrated(case)
     quantized = copy_of(case.proto)
 
-    done = insert_qdq(quantized, cache, style=style)
+    done = insert_qdq(quantized, cache, config(style))
 
     onnx.checker.check_model(quantized, full_check=True)
     assert list(quantized.graph.input) == list(case.proto.graph.input)
@@ -77,7 +89,7 @@ def test_quantized_models_are_valid_and_accurate(make, style) -> None:
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_tensorrt_pairs_are_symmetric_and_per_channel(make) -> None:
     proto = make().proto
-    insert_qdq(proto, calibrated(make()), style="tensorrt")
+    insert_qdq(proto, calibrated(make()), config())
 
     arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
     makers = {name: node for node in proto.graph.node for name in node.output}
@@ -106,7 +118,7 @@ def test_onnx_runtime_computes_in_integers(tmp_path) -> None:
     }
     for make in CASES:
         case = make()
-        insert_qdq(case.proto, calibrated(make()), style="onnxruntime")
+        insert_qdq(case.proto, calibrated(make()), config("onnxruntime", qdq_op_types=OP_TYPES))
 
         options = ort.SessionOptions()
         options.log_severity_level = 4
@@ -130,9 +142,9 @@ def test_onnx_runtime_computes_in_integers(tmp_path) -> None:
 )
 def test_layers_are_kept_by_name_pattern_or_output(pattern, kept, style) -> None:
     case = models.transformer()
-    everything = quantizable_layers(case.proto)
+    everything = quantizable_layers(case.proto, config(style))
 
-    done = insert_qdq(case.proto, calibrated(models.transformer()), style=style, keep=[pattern])
+    done = insert_qdq(case.proto, calibrated(models.transformer()), config(style, keep=(pattern,)))
 
     assert list(done.kept) == kept
     assert done.layers == tuple(name for name in everything if name not in kept)
@@ -146,12 +158,15 @@ def test_partial_caches_quantize_some_layers() -> None:
     cache = models.without(calibrated(models.conv_net()), "r0")
 
     with pytest.raises(errors.CalibrationError, match="'r0'"):
-        insert_qdq(models.conv_net().proto, cache)
-    done = insert_qdq(case.proto, cache, policy="partial")
+        insert_qdq(models.conv_net().proto, cache, config())
+    done = insert_qdq(case.proto, cache, config(), "partial")
 
     assert done.missing == ("r0",) and done.layers == ("conv0", "fc")
     # Layers that only move values pass their ranges on.
-    assert insert_qdq(models.conv_net().proto, models.without(calibrated(models.conv_net()), "f")).layers[-1] == "fc"
+    assert (
+        insert_qdq(models.conv_net().proto, models.without(calibrated(models.conv_net()), "f"), config()).layers[-1]
+        == "fc"
+    )
 
 
 def test_tensorrt_caches_become_scales() -> None:
@@ -162,7 +177,7 @@ def test_tensorrt_caches_become_scales() -> None:
 
     for style in STYLES:
         proto = models.conv_net().proto
-        insert_qdq(proto, cache, style=style)
+        insert_qdq(proto, cache, config(style))
         arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
 
         if style == "tensorrt":
@@ -184,7 +199,7 @@ def test_bias_with_tiny_activations_is_kept(optimize: bool) -> None:
     largest = {"x": 4e-10, "t": float(np.abs(weights["b"]).max()), "y": float(np.abs(golden).max())}
     ranges = tuple(TensorRange(name=name, amax=amax) for name, amax in largest.items())
 
-    insert_qdq(proto, CalibrationCache(algorithm="minmax", ranges=ranges), style="onnxruntime")
+    insert_qdq(proto, CalibrationCache(algorithm="minmax", ranges=ranges), config("onnxruntime"))
 
     [y] = run(proto, feed, optimize=optimize)
     assert np.abs(y - golden).max() <= np.abs(golden).max() / 20
@@ -196,7 +211,105 @@ def test_old_operator_sets_are_converted() -> None:
     feed = {"x": models.random(2, 4)}
     golden = run(old, feed)[0]
 
-    insert_qdq(old, CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="x", amax=3.0),)))
+    insert_qdq(old, CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="x", amax=3.0),)), config())
 
     onnx.checker.check_model(old, full_check=True)
     assert relative_error(run(old, feed)[0], golden) < 0.05
+
+
+W, ONES = models.random(32, 32, 3, 3, scale=0.05), np.ones(32, np.float32)
+TWO = {"w": W, "o": ONES}
+IMAGE = "(float[1,32,8,8] x) => (float[1,32,8,8] y) {"
+SAME = "Conv<pads = [1,1,1,1]>"
+RULED = [  # rule, precision, graph, weights, and whether node n is quantized with the rule
+    ("gemv", "int8", "(float[1,32] x) => (float[1,32] y) { [n] y = MatMul(x, w) }", {"w": W[:, :, 0, 0]}, False),
+    ("gemv", "int8", "(float[b,32] x) => (float[b,32] y) { [n] y = MatMul(x, w) }", {"w": W[:, :, 0, 0]}, False),
+    ("small_matmul", "int8", "(float[4,32] x) => (float[4,8] y) { [n] y = MatMul(x, w) }", {"w": W[:, :8, 0, 0]},
+     False),
+    ("small_matmul", "fp8", "(float[4,8] x) => (float[4,32] y) { [n] y = Gemm<transB = 1>(x, w) }",
+     {"w": W[:, :8, 0, 0]}, False),
+    ("computed_kernel", "int8", "(float[1,32,8,8] x, float[32,32,3,3] w) => (float[1,32,6,6] y) { [n] y = Conv(x, w) }",
+     {}, False),
+    ("few_channels", "int8", "(float[1,12,8,8] x) => (float[1,12,6,6] y) { [n] y = Conv(x, w) }", {"w": W[:12, :12]},
+     False),
+    ("few_channels", "fp8", "(float[1,16,8,8] x) => (float[1,32,6,6] y) { [n] y = Conv(x, w) }", {"w": W[:, :16]},
+     False),
+    ("large_kernel", "fp8", "(float[1,32,8,8] x) => (float[1,32,3,3] y) { [n] y = Conv(x, w) }",
+     {"w": models.random(32, 32, 6, 6)}, False),
+    ("attention", "int8", "(float[2,32,32] q, float[2,32,32] k, float[2,32,32] m) => (float[2,32,32] y) {"
+     "s = MatMul(q, k) a = Add(s, m) p = Softmax(a) [n] y = MatMul(p, k) }", {}, False),
+    ("attention", "int8", "(float[2,520,32] q, float[2,32,520] k, float[2,520,32] v) => (float[2,520,32] y) {"
+     "s = MatMul(q, k) p = Softmax(s) [n] y = MatMul(p, v) }", {}, False),
+    ("attention", "fp8", "(float[2,32,300] q, float[2,300,32] k, float[2,32,32] v) => (float[2,32,32] y) {"
+     "[n] s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }", {}, False),
+    ("residual_add", "int8", f"{IMAGE} a = Relu(x) b = {SAME}(a, w) c = BatchNormalization(b, o, o, o, o)"
+     f" [n] d = Add(c, a) e = Relu(d) y = {SAME}(e, w) }}", TWO, True),
+    ("pointwise", "int8", f"{IMAGE} a = {SAME}(x, w) b = Tanh(a) c = Elu(x) [n] d = Mul(b, c) y = {SAME}(d, w) }}",
+     {"w": W}, True),
+    ("layer_norm", "int8", f"{IMAGE} a = {SAME}(x, w) b = Transpose<perm = [0,2,3,1]>(a) "
+     f"[n] c = LayerNormalization(b, o, o) d = Transpose<perm = [0,3,1,2]>(c) y = {SAME}(d, w) }}", TWO, True),
+    ("pool", "int8", f"{IMAGE} a = {SAME}(x, w) b = Relu(a) [n] c = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(b)"
+     f" y = {SAME}(c, w) }}", {"w": W}, True),
+    ("resize", "int8", "(float[1,32,4,4] x) => (float[1,32,6,6] y) { a = Conv<pads = [1,1,1,1]>(x, w)"
+     " [n] b = Resize(a, , t) y = Conv(b, w) }", {"w": W, "t": np.float32([1, 1, 2, 2])}, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "precision", "text", "weights", "quantized"), RULED, ids=lambda value: str(value)[:12]
+)
+def test_each_rule_decides_about_its_node(rule, precision, text, weights, quantized) -> None:
+    names = placement.RULE_NAMES
+    assert {row[0] for row in RULED} | {"concat"} == set(names) and all(r.reason and r.source for r in placement.RULES)
+    found = {}
+    for rules in (None, tuple(name for name in names if name != rule)):
+        proto = models.model(text, weights)
+        done = insert_qdq(proto, of_ones(proto), config(precision=precision, qdq_rules=rules))
+        onnx.checker.check_model(proto, full_check=True)
+        found[rules is None] = "n" in done.layers
+        assert ("n" in dict(done.excluded).get(rule, ())) == (rules is None and not quantized)
+    assert found == {True: quantized, False: not quantized}
+
+
+def test_residual_sum_reads_only_its_other_operand_in_8_bits() -> None:
+    _, _, text, weights, _ = next(row for row in RULED if row[0] == "residual_add")
+    proto = models.model(text, weights)
+    insert_qdq(proto, of_ones(proto), config(qdq_rules=None))
+
+    [add] = [node for node in proto.graph.node if node.op_type == "Add"]
+    assert list(add.input) == ["c", "a_dequantized"]
+
+
+def test_concatenated_tensors_share_one_scale() -> None:
+    text = f"""(float[1,32,8,8] x) => (float[1,32,8,8] y, float[1,32,8,8] z) {{ a = {SAME}(x, w) b = Relu(a)
+        c = Concat<axis = 1>(b, x) y = {SAME}(c, v) z = {SAME}(b, w) }}"""
+    scales = {}
+    for rules in (None, ()):
+        proto = models.model(text, {"w": W, "v": models.random(32, 64, 3, 3)})
+        ranges = tuple(TensorRange(name=name, amax=amax) for name, amax in (("x", 1.0), ("b", 2.0), ("c", 3.0)))
+        insert_qdq(proto, CalibrationCache(algorithm="minmax", ranges=ranges), config(qdq_rules=rules))
+        arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.name[1:] == "_scale"}
+        scales[rules] = [round(float(arrays[f"{name}_scale"]) * 127, 3) for name in "xbc"]
+    assert scales == {None: [3, 3, 3], (): [1, 2, 3]}
+
+
+def test_fp8_rounds_like_e4m3() -> None:
+    """ONNX Runtime emulates it on a CPU: activations with one scale, weights with one per column."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x, w = models.random(4, 32, seed=1), models.random(32, 16, seed=2) * np.logspace(-3, 2, 16, dtype=np.float32)
+    proto = models.model("(float[4,32] x) => (float[4,16] y) { y = MatMul(x, w) }", {"w": w})
+    ranges = (TensorRange(name="x", amax=float(np.abs(x).max()) / 2),)  # larger values saturate
+
+    insert_qdq(proto, CalibrationCache(algorithm="minmax", ranges=ranges), config(precision="fp8"))
+
+    def rounded(array, scale):
+        return np.clip(array / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+
+    onnx.checker.check_model(proto, full_check=True)
+    expected = rounded(x, np.float32(ranges[0].amax / 448)) @ rounded(w, (np.abs(w).max(0) / 448).astype(np.float32))
+    [y] = run(proto, {"x": x}, optimize=False)
+    assert relative_error(y, expected) < 1e-6 < 1e-3 < relative_error(y, x @ w)
+    with pytest.raises(errors.ConfigError, match="ConvTranspose"):
+        quantizable_layers(models.conv_net().proto, config(precision="fp8", qdq_op_types=("ConvTranspose",)))
+    with pytest.raises(errors.ConfigError, match="gemv"):
+        quantizable_layers(models.conv_net().proto, config(qdq_rules=("gem",)))

@@ -18,7 +18,7 @@ from trtops.calibration import CalibrationCache
 from trtops.calibration.choice import relative_error
 from trtops.calibration.histogram import ALGORITHMS
 from trtops.metadata import TensorMetadata
-from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 
 CASE = models.conv_net()
 INPUTS = TensorMetadata().add("image", "float32", (None, 3, 8, 8))
@@ -196,7 +196,7 @@ def values(kind: str, count: int = 8):
 )
 def test_best_algorithm_follows_the_data(kind, percentile, best, others) -> None:
     collected = collect(SCORES, values(kind), inputs=SCORES_INPUTS, hold_out=True)
-    comparison = compare(collected, Quantizer(SCORES, SessionLog()), percentile)
+    comparison = compare(collected, Quantizer(SCORES, SessionLog(), INT8), percentile)
 
     assert comparison.chosen == best and comparison.feeds == 4
     error = {each.algorithm: each.error for each in comparison.errors}
@@ -208,7 +208,7 @@ def test_compared_errors_are_those_of_held_out_feeds() -> None:
     feeds = list(values("tail"))
     trained, held_out = feeds[::2], slice(1, None, 2)
     collected = collect(SCORES, feeds, inputs=SCORES_INPUTS, hold_out=True)
-    quantized = Quantizer(SCORES, SessionLog())
+    quantized = Quantizer(SCORES, SessionLog(), INT8)
 
     comparison = compare(collected, quantized)
 
@@ -224,7 +224,9 @@ def test_compared_errors_are_those_of_held_out_feeds() -> None:
 
 def test_single_feed_is_compared_but_not_held_out() -> None:
     collected = collect(SCORES, values("spikes", 1), inputs=SCORES_INPUTS, hold_out=True)
-    comparison = compare(collected, Quantizer(SCORES, SessionLog(), style="tensorrt"))
+    comparison = compare(
+        collected, Quantizer(SCORES, SessionLog(), replace(INT8, qdq_rules=(), options=TensorRTOptions()))
+    )
 
     assert (comparison.data, comparison.feeds, comparison.chosen) == ("calibration data", 1, "percentile")
     assert "It was not held out" in comparison.sentence()

@@ -1,40 +1,44 @@
-"""INT8 in a model: QuantizeLinear and DequantizeLinear (Q/DQ) nodes from the ranges of a calibration cache."""
+"""INT8 and FP8 in a model: QuantizeLinear and DequantizeLinear (Q/DQ) nodes from the ranges of a calibration cache."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx import placement, shapes, walk
 from trtops.backend.onnx.model import tensor_array
 from trtops.backend.onnx.walk import FreshNames, constant_tensors, keep_only, rename, replace_nodes
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.record import Record
+from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.system.limits import limited_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The back ends recognize different patterns. ``tensorrt``: every activation that enters a quantized layer passes one
-# symmetric Q/DQ pair (zero point 0), its weights one pair per output channel; biases and outputs have none. This is
+# The back ends recognize different patterns. ``tensorrt``: activations that enter a quantized layer pass a symmetric
+# Q/DQ pair (zero point 0), its weights one pair per output channel; biases have none. Rules place the pairs. This is
 # TensorRT's explicit quantization on every release that supports it (developer guide, "Explicit Quantization").
 # ``onnxruntime``: activations are unsigned with a zero point, so that both ends of a tensor's range are used (ONNX
 # Runtime rewrites signed ones on x86, but not all alike, and then fuses less); biases are stored in INT32; the outputs
 # of convolutions and element-wise layers are quantized as well, after the activation function that follows, since ONNX
 # Runtime has integer kernels only for that pattern; layers that only move values keep the scale of their input.
-Style: TypeAlias = Literal["tensorrt", "onnxruntime"]
 
-# Layers that can be quantized: those that take most of the time.
+# Products that can be quantized, which take most of the time. ONNX Runtime has no integer kernel for ConvTranspose, and
+# TensorRT none in FP8.
 OP_TYPES: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # The first operator set in which Q/DQ nodes have channels.
 _MIN_OPSET = 13
+# The first one in which they take FP8, and scales in FP16.
+OPSET_OF_FP8 = 19
+_LARGEST_FP8 = 448.0  # E4M3 (onnx.ai, "Float stored in 8 bits")
 # In INT32: half of the range is left for the sum.
 _LARGEST_BIAS = 2.0**30
 # The smallest scale: some kernels flush subnormal ones to zero, and divide by them.
@@ -52,8 +56,9 @@ _MOVING = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "U
 class Quantization(Record):
     """The result of quantizing a model. Layers are named by their node, or its first output where that has no name."""
 
-    layers: tuple[str, ...]  # those that compute in INT8
+    layers: tuple[str, ...]  # those that read 8 bits
     kept: tuple[str, ...]  # requested in higher precision
+    excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()  # by placement rule, those that it excludes
     missing: tuple[str, ...] = ()  # tensors that the cache lacks, whose layers were not changed
     in_bodies: tuple[str, ...] = ()  # layers in If, Loop and Scan, which stay: calibration has no values there
 
@@ -63,10 +68,22 @@ class Quantization(Record):
             return
         kept, in_bodies = (", ".join(names) or "none" for names in (self.kept, self.in_bodies))
         raise errors.CalibrationError(
-            f"INT8 was requested, but no layer of the model is quantized. Of {', '.join(OP_TYPES)}, kept: {kept}; in "
-            f"bodies of If, Loop or Scan, where calibration has no values: {in_bodies}; others do not compute in FP32. "
-            "Keep fewer, start from the model in FP32, or build another precision."
+            f"8 bits were requested, but no layer of the model is quantized. Of {', '.join(OP_TYPES)}, kept: {kept}; "
+            f"{self.exclusions()}; in bodies of If, Loop or Scan, where calibration has no values: {in_bodies}; others "
+            "do not compute in FP32. Keep fewer, name fewer qdq_rules, start from FP32, or build another precision."
         )
+
+    def sentence(self) -> str:
+        """What was quantized, in a line."""
+        missing = f"; no ranges for {', '.join(self.missing)}" if self.missing else ""
+        bodies = f"; in bodies of If, Loop or Scan: {', '.join(self.in_bodies)}" if self.in_bodies else ""
+        kept = f"kept: {', '.join(self.kept) or 'none'}"
+        return f"{len(self.layers)} layers read 8 bits; {kept}; {self.exclusions()}{missing}{bodies}"
+
+    def exclusions(self) -> str:
+        """The layers that placement rules exclude, by rule, in part of a line."""
+        each = [f"{rule} ({', '.join(names)})" for rule, names in self.excluded]
+        return f"excluded by rule: {'; '.join(each) or 'none'}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +92,19 @@ class _Layer:
 
     node: onnx.NodeProto
     activations: tuple[int, ...]
-    weights: tuple[int, ...]
+    weights: tuple[int, ...] = ()
+
+    @property
+    def is_product(self) -> bool:
+        return self.node.op_type in OP_TYPES
+
+
+@dataclass(frozen=True)
+class _Plan:
+    layers: list[_Layer]  # in order of execution
+    kept: dict[str, None]
+    excluded: dict[str, list[str]]
+    one_scale: list[frozenset[str]]
 
 
 def is_quantized(model: onnx.ModelProto) -> bool:
@@ -98,16 +127,15 @@ def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(weights)
 
 
-def quantizable_layers(
-    model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = OP_TYPES
-) -> tuple[str, ...]:
-    """Names of the layers that :func:`insert_qdq` would quantize, in the graph's order."""
-    return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, keep, op_types)[0])
+def quantizable_layers(model: onnx.ModelProto, config: BuildConfig) -> tuple[str, ...]:
+    """Names of the products that :func:`insert_qdq` would quantize; what reads their results follows them."""
+    return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, config).layers if layer.is_product)
 
 
 def tensors_to_calibrate(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Names of the tensors whose ranges :func:`insert_qdq` needs, each once, in the graph's order."""
-    return _activation_names(_plan_layers(model, (), OP_TYPES)[0])
+    """Names of the tensors that enter products: a calibrator needs their ranges."""
+    everything = BuildConfig(qdq_rules=(), options=TensorRTOptions())
+    return _activation_names(_plan_layers(model, everything).layers)
 
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
@@ -126,46 +154,29 @@ def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
 
 
 def insert_qdq(
-    model: onnx.ModelProto,
-    cache: CalibrationCache,
-    *,
-    style: Style = "tensorrt",
-    keep: Iterable[str] = (),
-    op_types: Sequence[str] = OP_TYPES,
-    policy: FitPolicy = "refuse",
+    model: onnx.ModelProto, cache: CalibrationCache, config: BuildConfig, policy: FitPolicy | None = None
 ) -> Quantization:
-    """Quantize a model's layers to INT8, in place.
+    """Quantize a model's layers to INT8, or to FP8 (E4M3) if that is the config's precision, in place.
 
     Inputs, outputs and all tensor names stay. Only FP32 layers of the main graph are quantized, not those of bodies and
-    functions. A model of an operator set before 13 is converted to 13.
+    functions. A model of an older operator set than Q/DQ nodes need is converted to theirs.
 
     Args:
-        model: The model, with all its weights inside.
+        model: The model, with its weights inside or lean.
         cache: Ranges by tensor name.
-        style: The patterns to write, for one of the back ends.
-        keep: Layers that stay in FP32: names of nodes or their outputs, shell patterns of names, or op types.
-        op_types: Types of layers to quantize, out of :data:`OP_TYPES`.
-        policy: With ``partial``, layers stay in FP32 if the cache lacks their ranges (:func:`trtops.calibration.fit`).
+        config: The back end whose patterns are written, the layers to keep, and the placement.
+        policy: With ``partial``, layers stay in FP32 if the cache lacks their ranges (:func:`trtops.calibration.fit`);
+            by default the config's.
 
-    Raises ConfigError if a pattern of ``keep`` selects nothing, or an op type cannot be quantized; CalibrationError if
+    Raises ConfigError if a pattern of ``keep`` selects nothing, or an op type or rule is unknown; CalibrationError if
     the cache does not fit; UnsupportedFeatureError if the model has quantized layers already.
     """
     if is_quantized(model):
         raise errors.UnsupportedFeatureError(
             "The model already has QuantizeLinear nodes; build it as it is, or start from the model without them."
         )
-    found = walk.opset(model)
-    if found < _MIN_OPSET:
-        try:
-            with limited_memory(own=8 * model.ByteSize()):
-                model.CopyFrom(onnx.version_converter.convert_version(model, _MIN_OPSET))
-        # The converter raises RuntimeError and types of its own.
-        except Exception as exc:
-            raise errors.InvalidModelError(
-                f"The model has operator set {found}; Q/DQ nodes per channel need {_MIN_OPSET}, to which ONNX cannot "
-                f"convert it ({exc}). Export it with a newer operator set."
-            ) from exc
-    layers, kept = _plan_layers(model, tuple(keep), op_types)
+    raise_opset(model, OPSET_OF_FP8 if config.precision == "fp8" else _MIN_OPSET)
+    plan = _plan_layers(model, config)
     # Rewriting after the calibration may have added nodes that only move values. Ranges move along.
     known = cache.by_name()
     for index in walk.execution_order(model.graph.node):
@@ -174,30 +185,65 @@ def insert_qdq(
         if source is not None and node.output[0] not in known:
             known[node.output[0]] = replace(source, name=node.output[0])
     cache = replace(cache, ranges=tuple(known.values()))
-    missing = frozenset(fit(cache, _activation_names(layers), policy))
-    layers = [layer for layer in layers if not missing & set(_activation_names([layer]))]
-    _Writer(model, known, style, frozenset(kept)).write(layers)
+    missing = fit(
+        cache, _activation_names(each for each in plan.layers if each.is_product), policy or config.calibration_fit
+    )
+    layers = [layer for layer in plan.layers if known.keys() >= set(_activation_names([layer]))]
+    for group in plan.one_scale:
+        joined = group.intersection(_activation_names(layers))
+        known.update({n: replace(known[n], amax=max(known[each].amax for each in joined)) for n in joined})
+    _Writer(model, known, config, frozenset(plan.kept)).write(layers)
     _, *bodies = walk.graphs(model.graph)
     return Quantization(
         layers=tuple(walk.node_name(layer.node) for layer in layers),
-        kept=tuple(kept),
+        kept=tuple(plan.kept),
+        excluded=tuple((rule, tuple(names)) for rule, names in plan.excluded.items()),
         missing=tuple(sorted(missing)),
-        in_bodies=tuple(walk.node_name(n) for body in bodies for n in body.node if walk.is_onnx_op(n, *op_types)),
+        in_bodies=tuple(walk.node_name(n) for b in bodies for n in b.node if walk.is_onnx_op(n, *_op_types(config))),
     )
 
 
-def _plan_layers(
-    model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]
-) -> tuple[list[_Layer], dict[str, None]]:
-    """The layers to quantize, in order, and the names of layers of the same types to keep."""
-    for op in op_types:
-        if op not in OP_TYPES:
-            raise errors.ConfigError(f"Layers of type {op!r} cannot be quantized here. {errors.near(op, OP_TYPES)}")
-    names = kept_names(model, keep)
+def raise_opset(model: onnx.ModelProto, least: int) -> None:
+    """Convert a model of an older operator set, in place; InvalidModelError if ONNX cannot."""
+    found = walk.opset(model)
+    if found >= least:
+        return
+    # Large weights stay outside of the converter, which would copy those inside, and lose those of a lean model.
+    bare = walk.copy_model(model, walk.put_small(4096))
+    weights = {tensor.name: walk.copy_of(tensor) for tensor in model.graph.initializer}
+    try:
+        with limited_memory(own=8 * bare.ByteSize()):
+            converted = onnx.version_converter.convert_version(bare, least)
+    # The converter raises RuntimeError and types of its own.
+    except Exception as exc:
+        raise errors.InvalidModelError(
+            f"The model has operator set {found}; its Q/DQ nodes need {least}, to which ONNX cannot convert it "
+            f"({exc}). Export it with a newer operator set."
+        ) from exc
+    model.CopyFrom(converted)
+    for tensor in model.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(weights[tensor.name])
+
+
+def _op_types(config: BuildConfig) -> tuple[str, ...]:
+    """Types of products to quantize."""
+    no_transposed = tuple(op for op in OP_TYPES if op != "ConvTranspose")
+    known = no_transposed if config.precision == "fp8" else OP_TYPES
+    for op in config.qdq_op_types:
+        if op not in known:
+            raise errors.ConfigError(f"Layers of type {op!r} cannot be quantized here. {errors.near(op, known)}")
+    return config.qdq_op_types or (no_transposed if config.backend == "onnxruntime" else known)
+
+
+def _plan_layers(model: onnx.ModelProto, config: BuildConfig) -> _Plan:
+    """The layers to quantize, and those that are kept or excluded."""
+    op_types = _op_types(config)
+    names = kept_names(model, config.keep)
     shapes.infer_shapes(model)
     types = shapes.element_types(model.graph)
     constants = constant_tensors(model.graph)
-    layers: list[_Layer] = []
+    products: dict[str, tuple[int, ...]] = {}
     kept: dict[str, None] = {}
     for node in model.graph.node:
         if node.op_type not in op_types or not walk.is_onnx_op(node):
@@ -209,8 +255,49 @@ def _plan_layers(
         if names & {node.name, *node.output}:
             kept[walk.node_name(node)] = None
         else:
-            layers.append(_Layer(node, activations, tuple(i for i in operands if i not in activations)))
-    return layers, kept
+            products[node.output[0]] = activations
+    rules = placement.RULE_NAMES if config.qdq_rules is None else config.qdq_rules
+    for rule in rules:
+        if rule not in placement.RULE_NAMES:
+            raise errors.ConfigError(f"Unknown placement rule {rule!r}. {errors.near(rule, placement.RULE_NAMES)}")
+    if config.backend == "onnxruntime":
+        rules = ()
+    placed = placement.place(
+        model.graph,
+        products,
+        _sizes(model, config),
+        constants,
+        rules,
+        "fp8" if config.precision == "fp8" else "int8",
+        names,
+    )
+    layers = []
+    for index, activations in placed.activations.items():
+        node = placed.nodes[index]
+        if all(types.get(node.input[i]) == TensorProto.FLOAT for i in activations):
+            weights = range(2) if node.op_type in OP_TYPES else ()
+            layers.append(_Layer(node, activations, tuple(i for i in weights if i not in activations)))
+    return _Plan(layers, kept, placed.excluded, placed.one_scale)
+
+
+def _sizes(model: onnx.ModelProto, config: BuildConfig) -> dict[str, list[int]]:
+    """Shapes of a model's tensors at the shapes that its engine is optimized for; 0 is an unknown dimension."""
+    sized = walk.copy_model(model, walk.put_small(4096))
+    del sized.graph.value_info[:]
+    wanted = {each.name: each.opt for profile in config.profiles[:1] for each in profile.shapes}
+    for value in sized.graph.input:
+        tensor = value.type.tensor_type
+        if value.name in wanted:
+            walk.set_shape(tensor, wanted[value.name])
+        elif config.backend == "tensorrt" and tensor.HasField("shape"):  # which builds for 1 without a profile
+            walk.set_shape(tensor, [dim.dim_value or 1 for dim in tensor.shape.dim])
+    try:
+        shapes.infer_shapes(sized)
+    except errors.InvalidModelError:  # of shapes that do not fit, which the builder reports
+        sized = model
+    found = {name: value.type.tensor_type for name, value in shapes.values(sized.graph).items()}
+    known = {name: [dim.dim_value for dim in each.shape.dim] for name, each in found.items() if each.HasField("shape")}
+    return known | {name: list(tensor.dims) for name, tensor in constant_tensors(sized.graph).items()}
 
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
@@ -235,23 +322,21 @@ class _Params:
     """The quantization of one tensor."""
 
     scale: NDArray[np.float32]
-    zero_point: NDArray[Any]
     axis: int | None = None
+    zero_point: NDArray[Any] | None = None  # None is 0 in INT8 or FP8
 
 
 class _Writer:
     """Writes Q/DQ pairs into one model."""
 
     def __init__(
-        self,
-        model: onnx.ModelProto,
-        ranges: Mapping[str, TensorRange],
-        style: Style,
-        kept: frozenset[str],
+        self, model: onnx.ModelProto, ranges: Mapping[str, TensorRange], config: BuildConfig, kept: frozenset[str]
     ) -> None:
         self.graph = model.graph
         self.ranges = ranges
-        self.symmetric = style == "tensorrt"
+        self.symmetric = config.backend == "tensorrt" or config.precision == "fp8"
+        self.levels = _LARGEST_FP8 if config.precision == "fp8" else LEVELS
+        self.zero = TensorProto.FLOAT8E4M3FN if config.precision == "fp8" else TensorProto.INT8
         self.kept = kept
         self.maker = walk.makers(self.graph.node)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
@@ -292,7 +377,10 @@ class _Writer:
         # ONNX Runtime uses its integer kernels only where these tensors exist in integers alone.
         around = [] if self.symmetric else [each.node for each in layers if each.node.op_type not in _FLOAT_OUTPUTS]
         integer = {name for node in around for name in (*node.input, self._after_activation(node.output[0]))}
-        for name in tensors:
+        for layer in layers if self.symmetric else ():
+            for index in layer.activations:
+                layer.node.input[index] = pairs[layer.node.input[index]]
+        for name in () if self.symmetric else tensors:
             for node in self.readers.get(name, ()):
                 # Other nodes read the rounded values only where the FP32 values must not exist, and where they only
                 # move values to a tensor with the same scale.
@@ -345,14 +433,14 @@ class _Writer:
     def _activation_params(self, name: str, roots: Mapping[str, str]) -> _Params:
         entry = self.ranges[roots[name]]
         if self.symmetric:
-            return _Params(np.asarray(max(entry.scale, _SMALLEST), np.float32), np.zeros((), np.int8))
+            return _Params(np.asarray(max(entry.scale * (LEVELS / self.levels), _SMALLEST), np.float32))
         low, high = entry.interval
         node = self.maker.get(roots[name])
         if entry.low is None and node is not None and node.op_type in _NOT_NEGATIVE:
             # The cache has only the largest magnitude, as TensorRT's caches do.
             low = 0.0
         scale = max((high - low) / 255, _SMALLEST) if high > low else 1.0
-        return _Params(np.asarray(scale, np.float32), np.asarray(round(-low / scale), np.uint8))
+        return _Params(np.asarray(scale, np.float32), zero_point=np.asarray(round(-low / scale), np.uint8))
 
     def _add_pair(self, name: str, params: _Params) -> str:
         """Add Q and DQ after a tensor, and return the output's name."""
@@ -377,7 +465,7 @@ class _Writer:
         rounded = np.rint(bias.astype(np.float64) / scale)
         if np.abs(rounded).max(initial=0) > np.iinfo(np.int32).max:
             return
-        params = _Params(scale, np.zeros(scale.shape, np.int32), 0 if scale.shape else None)
+        params = _Params(scale, 0 if scale.shape else None, np.zeros(scale.shape, np.int32))
         node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)
 
     def _least_scale(self, node: onnx.NodeProto, params: Mapping[str, _Params]) -> Any:
@@ -398,12 +486,12 @@ class _Writer:
         weight = tensor_array(self.constants[name]).astype(np.float32)
         others = tuple(i for i in range(weight.ndim) if i != axis)
         amax = np.abs(weight).max(axis=others if axis is not None else None, initial=0)
-        scale = np.where(amax > 0, np.maximum(amax / LEVELS, _SMALLEST), 1)
+        scale = np.where(amax > 0, np.maximum(amax / self.levels, _SMALLEST), 1)
         least = np.max(least, initial=0) if scale.ndim == 0 else least
         if np.shape(least) in ((), scale.shape):
             scale = np.maximum(scale, least)
         scale = scale.astype(np.float32)
-        params = _Params(scale, np.zeros(scale.shape, np.int8), axis)
+        params = _Params(scale, axis)
         if self.symmetric:
             return self._add_pair(name, params), params
         shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
@@ -423,7 +511,11 @@ class _Writer:
     def _store_params(self, name: str, params: _Params) -> tuple[str, str]:
         scale, zero_point = self.fresh(f"{name}_scale"), self.fresh(f"{name}_zero_point")
         self.graph.initializer.append(numpy_helper.from_array(params.scale, scale))
-        self.graph.initializer.append(numpy_helper.from_array(params.zero_point, zero_point))
+        if params.zero_point is not None:
+            self.graph.initializer.append(numpy_helper.from_array(params.zero_point, zero_point))
+        else:
+            zeros = bytes(params.scale.size)
+            self.graph.initializer.add(name=zero_point, data_type=self.zero, dims=params.scale.shape, raw_data=zeros)
         return scale, zero_point
 
 

@@ -230,7 +230,7 @@ def _rewrite(
         log.add("[trtops] the model has Q/DQ nodes and is built as it is")
     elif config.precision == "int8":
         given = calibration_cache
-        quantized = calibration.Quantizer(proto, log, keep=config.keep)
+        quantized = calibration.Quantizer(proto, log, config)
         if given is not None:
             cache = read_cache(given)
         elif calibration_data is not None:
@@ -247,7 +247,7 @@ def _rewrite(
                 f"[trtops] the calibration cache was made with model {cache.model_sha256[:12]}, this is "
                 f"{model.info.sha256[:12]}; its ranges are used for the tensors of the same names"
             )
-        proto, done = quantized(cache, config.calibration_fit)
+        proto, done = quantized(cache)
         if done.in_bodies:
             log.add(f"[trtops] in bodies of If, Loop or Scan, so kept in FP32: {', '.join(done.in_bodies)}")
         layers = f"{len(done.layers)} layers in INT8, {len(done.kept)} kept in FP32"

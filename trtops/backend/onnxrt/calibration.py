@@ -18,7 +18,7 @@ from trtops.backend.base import Feed
 from trtops.backend.onnx import edit, walk
 from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.quantize import OP_TYPES, Quantization, Style, insert_qdq, kept_names
+from trtops.backend.onnx.quantize import OP_TYPES, Quantization, insert_qdq, kept_names
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnxrt.inference import Inference
 from trtops.backend.onnxrt.log import SessionLog
@@ -29,12 +29,10 @@ from trtops.calibration.choice import AlgorithmError, ComparedOn, Comparison, re
 from trtops.calibration.data import FeedDigest, samples_in
 from trtops.calibration.histogram import ALGORITHMS, DEFAULT_PERCENTILE, Algorithm, Histogram
 from trtops.metadata import TensorMetadata, TensorSpec, check_feed
+from trtops.spec import BuildConfig
 from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.processes import temporary_prefix
-
-# Layers to quantize for ONNX Runtime: they take most of the time, and it has integer kernels for them.
-INT8_OP_TYPES = ("Conv", "Gemm", "MatMul")
 
 MIN_SAMPLES = 2
 
@@ -328,22 +326,18 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
 
 
 class Quantizer:
-    """Writes ranges into copies of a model as Q/DQ nodes, for ONNX Runtime or for TensorRT.
+    """Writes ranges into copies of a model as Q/DQ nodes (:func:`trtops.backend.onnx.quantize.insert_qdq`).
 
-    For ONNX Runtime the model is folded first, and CalibrationError is raised if its layers have 16-bit weights. Layers
-    in ``keep`` stay in FP32 (:func:`trtops.backend.onnx.quantize.insert_qdq`).
+    For ONNX Runtime the model is folded first, and CalibrationError is raised if its layers have 16-bit weights.
     """
 
-    def __init__(
-        self, proto: onnx.ModelProto, log: SessionLog, *, style: Style = "onnxruntime", keep: Iterable[str] = ()
-    ) -> None:
-        """Take a model, which is not changed."""
-        self._style, self._model, self._keep, self._op_types = style, proto, tuple(keep), OP_TYPES
-        if style == "tensorrt":
+    def __init__(self, proto: onnx.ModelProto, log: SessionLog, config: BuildConfig) -> None:
+        """Take a model, which is not changed, and how it is built."""
+        self._model, self._config = proto, config
+        if config.backend == "tensorrt":
             return
-        self._op_types = INT8_OP_TYPES
         types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-        layers = [node for node in proto.graph.node if node.op_type in INT8_OP_TYPES]
+        layers = [node for node in proto.graph.node if node.op_type in OP_TYPES]
         weights = {types[name] for node in layers for name in node.input if name in types}
         for kind, label in ((onnx.TensorProto.FLOAT16, "FP16"), (onnx.TensorProto.BFLOAT16, "BF16")):
             if kind in weights and onnx.TensorProto.FLOAT not in weights:
@@ -351,18 +345,21 @@ class Quantizer:
                     f"The model computes in {label}: its layers have {label} weights, but INT8 needs layers in FP32. "
                     "Quantize the FP32 model that this one was made from."
                 )
-        kept = kept_names(proto, keep)
+        kept = kept_names(proto, config.keep)
         self._model = fold(proto, log)
         # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.
-        self._keep = tuple(n for node in self._model.graph.node for n in (node.name, *node.output) if n in kept)
+        names = (n for node in self._model.graph.node for n in (node.name, *node.output) if n in kept)
+        self._config = replace(config, keep=tuple(names))
 
-    def __call__(self, cache: CalibrationCache, policy: FitPolicy = "refuse") -> tuple[onnx.ModelProto, Quantization]:
-        """Return a quantized copy; the policy decides about ranges that the cache lacks.
+    def __call__(
+        self, cache: CalibrationCache, policy: FitPolicy | None = None
+    ) -> tuple[onnx.ModelProto, Quantization]:
+        """Return a quantized copy; the policy, by default the config's, decides about ranges that the cache lacks.
 
         CalibrationError if the cache does not fit the model, or no layer is quantized.
         """
         copy = onnx.ModelProto()
         copy.CopyFrom(self._model)
-        done = insert_qdq(copy, cache, style=self._style, keep=self._keep, op_types=self._op_types, policy=policy)
+        done = insert_qdq(copy, cache, self._config, policy)
         done.require_layers()
         return copy, done

@@ -35,7 +35,6 @@ from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker, Verdict
 
 if TYPE_CHECKING:
-    from trtops.backend.onnx.quantize import Style
     from trtops.backend.onnxrt.calibration import Collected
 
 _EVALUATED_FEEDS = 32
@@ -310,8 +309,7 @@ def _compare(
     from trtops.backend.onnxrt.calibration import Quantizer, compare
     from trtops.backend.onnxrt.log import SessionLog
 
-    style: Style = "tensorrt" if config.build.backend == "tensorrt" else "onnxruntime"
-    quantized = Quantizer(model.proto(lean=True), SessionLog(), style=style, keep=config.build.keep)
+    quantized = Quantizer(model.proto(lean=True), SessionLog(), config.build)
     return compare(collected, quantized, config.percentile, feeds)
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.quantize import Style, insert_qdq, kept_names, quantizable_layers
+from trtops.backend.onnx.quantize import insert_qdq, kept_names, quantizable_layers
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import relative_error
 from trtops.calibration.data import batches
@@ -19,6 +21,7 @@ from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.options import check_options
 from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
 from trtops.record import Record
+from trtops.spec import BackendName, BuildConfig, OptimizationProfile
 from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
@@ -49,7 +52,7 @@ class SensitivityConfig(DataConfig):
     samples: int = 64
     batch: int | None = None
     budget: float = 0.01
-    style: Style = "onnxruntime"
+    style: BackendName = "onnxruntime"
     keep: tuple[str, ...] = ()
 
 
@@ -168,7 +171,7 @@ def _measure(
     data: Iterable[Feed] | None,
     progress: OnProgress | None,
 ) -> SensitivityResult:
-    from trtops.backend.onnxrt.calibration import INT8_OP_TYPES, fold
+    from trtops.backend.onnxrt.calibration import fold
     from trtops.backend.onnxrt.loader import SessionFromOnnx
     from trtops.backend.onnxrt.log import SessionLog
     from trtops.backend.onnxrt.runner import OnnxrtRunner
@@ -185,11 +188,11 @@ def _measure(
         with OnnxrtRunner(SessionFromOnnx(proto), "sensitivity") as runner:
             return [runner.infer(feed) for feed in feeds]
 
-    layers = quantizable_layers(folded, keep=fixed, op_types=INT8_OP_TYPES)
+    profile = OptimizationProfile.fixed(**{name: np.shape(array) for name, array in feeds[0].items()})
+    build = BuildConfig(precision="int8", keep=fixed, profiles=(profile,)).on_backend(config.style)
+    layers = quantizable_layers(folded, build)
     if not layers:
-        raise errors.CalibrationError(
-            f"No layer of {model.name} can be quantized: it has no FP32 {', '.join(INT8_OP_TYPES)} to quantize."
-        )
+        raise errors.CalibrationError(f"No layer of {model.name} can be quantized: it has no FP32 layers to quantize.")
     golden = outputs(folded)
 
     def error(keep: Sequence[str]) -> float:
@@ -198,7 +201,7 @@ def _measure(
             return 0.0
         quantized = type(folded)()
         quantized.CopyFrom(folded)
-        insert_qdq(quantized, cache, style=config.style, keep=(*fixed, *keep), op_types=INT8_OP_TYPES)
+        insert_qdq(quantized, cache, replace(build, keep=(*fixed, *keep)))
         return relative_error(outputs(quantized), golden)
 
     # Each layer is measured as the only quantized one, so that errors of other layers neither hide nor add to its own.

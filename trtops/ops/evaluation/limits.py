@@ -39,13 +39,17 @@ log = logging.getLogger(__name__)
 
 # How many times the noise an engine's error may be, as a root mean square and for single elements. An engine rounds in
 # other places and orders. For FP32 the noise is that of inputs and weights alone: sums are not emulated.
-MULTIPLES: dict[Precision, float] = {"fp32": 16.0, "fp16": 2.0, "bf16": 2.0, "int8": 2.0}
-_LARGEST_MULTIPLES: dict[Precision, float] = {"fp32": 64.0, "fp16": 4.0, "bf16": 4.0, "int8": 3.0}
+MULTIPLES: dict[Precision, float] = {"fp32": 16.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0, "int8": 2.0}
+_LARGEST_MULTIPLES: dict[Precision, float] = {"fp32": 64.0, "fp16": 4.0, "bf16": 4.0, "fp8": 3.0, "int8": 3.0}
 # TensorRT may also add up in 16 bit and choose algorithms with more roundings, which are not emulated either.
 _TENSORRT = 1.5
 # The error that is always allowed, in rounding units of the output's size. Nothing is rounded further than FP16 in
 # operators that INT8 leaves out.
-_UNITS_ALLOWED = {"fp32": 8 * UNITS["fp32"], "fp16": UNITS["fp16"], "bf16": UNITS["bf16"], "int8": UNITS["fp16"]}
+_UNITS_ALLOWED = {
+    "fp32": 8 * UNITS["fp32"],
+    **dict.fromkeys(("fp16", "fp8", "int8"), UNITS["fp16"]),
+    "bf16": UNITS["bf16"],
+}
 # The allowed error of an output of zeros.
 _ZERO = 1e-9
 # Channels have their own limits if the ratio of the largest to the smallest root mean square is above this ...
@@ -297,27 +301,20 @@ class RightModel:
         Those of the model itself in FP32, and for a model that is quantized already. Raises TrtopsError if the
         precision cannot be emulated, or the rewritten model does not run.
         """
-        from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, is_quantized
+        from trtops.backend.onnx.quantize import insert_qdq, is_quantized
         from trtops.backend.onnxrt.runner import reference_outputs
         from trtops.calibration.cache import read_cache
 
         overflows: Overflows = ()
         if self.precision == "fp32" or is_quantized(self.model.structure()):
             return self.plain, ()
-        if self.precision == "fp8":
-            raise errors.UnsupportedFeatureError("FP8 cannot be emulated")
-        if self.precision == "int8":
+        if self.precision == "int8" or self.precision == "fp8":
             if self.calibration is None:
-                raise errors.CalibrationError("the INT8 build left no calibration cache")
-            op_types: Sequence[str] = OP_TYPES
-            if self.build.backend == "onnxruntime":
-                from trtops.backend.onnxrt.calibration import INT8_OP_TYPES
-
-                op_types = INT8_OP_TYPES
+                raise errors.CalibrationError(f"the {self.precision.upper()} build left no calibration cache")
             proto, ranges = self.model.proto(lean=True), read_cache(self.calibration)
-            insert_qdq(
-                proto, ranges, style=self.build.backend, keep=self.build.keep, op_types=op_types, policy="partial"
-            )
+            # TensorRT's text is of a calibrator, which quantizes every layer that it can.
+            everywhere = ranges.tensorrt_header is not None and self.precision == "int8"
+            insert_qdq(proto, ranges, replace(self.build, qdq_rules=()) if everywhere else self.build, "partial")
             found = reference_outputs(proto, list(self.feeds))
         else:
             found, overflows = run_in_16_bit(self.model, self.precision, self.feeds, self.build.keep)

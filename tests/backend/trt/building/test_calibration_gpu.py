@@ -101,7 +101,7 @@ def test_cpu_cache_is_as_accurate_as_tensorrts(demo: Demo, calibrated_by_tensorr
 def test_tensorrt_cache_becomes_quantized_model(demo: Demo, calibrated_by_tensorrt) -> None:
     cache = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
     proto = demo.model.proto()
-    done = insert_qdq(proto, cache, style="tensorrt", policy="partial")
+    done = insert_qdq(proto, cache, replace(INT8, qdq_rules=()), "partial")
     built = TensorRTBackend().build(Model.from_proto(proto, "digits_qdq"), INT8)
     on_cpu = OnnxRuntimeBackend().build(
         demo.model, BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes())

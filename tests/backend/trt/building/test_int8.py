@@ -23,7 +23,7 @@ from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOp
 
 INPUTS = TensorMetadata().add("image", "float32", (None, 3, 8, 8))
 PROFILE = OptimizationProfile(shapes=(ShapeRange(name="image", min=(1, 3, 8, 8), opt=(2, 3, 8, 8), max=(4, 3, 8, 8)),))
-INT8 = BuildConfig(precision="int8", profiles=(PROFILE,), options=TensorRTOptions())
+INT8 = BuildConfig(precision="int8", profiles=(PROFILE,), qdq_rules=(), options=TensorRTOptions())
 
 
 def images(count: int):
@@ -82,7 +82,7 @@ def test_int8_without_calibrators_uses_cache_or_data(model, cache, form) -> None
     if given is None:
         proto = models.conv_net().proto
         collected = collect(proto, images(4), inputs=INPUTS, hold_out=True)
-        best = compare(collected, Quantizer(proto, SessionLog(), style="tensorrt")).chosen
+        best = compare(collected, Quantizer(proto, SessionLog(), INT8)).chosen
         assert used.digest == collected.cache(best).digest and used.algorithm == best and used.samples == 8
     else:
         assert build.calibration_cache == given

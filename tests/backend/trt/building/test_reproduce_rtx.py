@@ -62,7 +62,9 @@ def test_tensors_that_were_marked_are_marked_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_precision_is_in_the_models(tmp_path: Path, precision: Precision) -> None:
     options = TensorRTOptions(max_num_tactics=2, avg_timing_iterations=3)
-    config = BuildConfig(precision=precision, keep=("act",) if precision == "fp16" else (), options=options)
+    config = BuildConfig(
+        precision=precision, keep=("act",) if precision == "fp16" else (), qdq_rules=(), options=options
+    )
     made = tuple(TensorRange(name=name, amax=4.0) for name in ("x", "a"))
     ranges = CalibrationCache(algorithm="min-max", ranges=made).to_bytes() if precision == "int8" else None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx.quantize import insert_qdq, tensors_to_calibrate
+from trtops.backend.onnx.quantize import Quantization, insert_qdq, tensors_to_calibrate
 from trtops.calibration.cache import CalibrationCache, fit, read_cache, tensorrt_header
 from trtops.spec import BuildConfig
 
@@ -27,11 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Quantized:
-    """A model with Q/DQ nodes, the calibration cache behind them, and the digest of the calibration data, if known."""
+    """A model with Q/DQ nodes, the calibration cache behind them, the digest of its data, if known, and the layers."""
 
     model: onnx.ModelProto = field(repr=False)
     calibration_cache: bytes = field(repr=False)
     data_sha256: str | None
+    done: Quantization
 
 
 def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str) -> bytes:
@@ -69,10 +70,10 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
         ranges = _best_ranges(model, config, data, proto)
     else:
         raise nothing_to_calibrate_with()
-    done = insert_qdq(proto, ranges, style="tensorrt", keep=config.keep, policy=config.calibration_fit)
+    done = insert_qdq(proto, ranges, config)
     done.require_layers()
-    log.info("%d layers in INT8, kept in higher precision: %s", len(done.layers), ", ".join(done.kept) or "none")
-    return Quantized(proto, cache or ranges.to_bytes(), ranges.data_sha256)
+    log.info("%s", done.sentence())
+    return Quantized(proto, cache or ranges.to_bytes(), ranges.data_sha256, done)
 
 
 def nothing_to_calibrate_with() -> errors.CalibrationError:
@@ -93,7 +94,7 @@ def _best_ranges(model: Model, config: BuildConfig, data: Iterable[Feed], proto:
             f"Calibrating for Q/DQ nodes needs {exc.name!r}, which is not installed. Install it (pip install "
             "onnxruntime), or give a calibration cache."
         ) from exc
-    quantized = Quantizer(proto, SessionLog(), style="tensorrt", keep=config.keep)
+    quantized = Quantizer(proto, SessionLog(), config)
     cache, comparison = best_ranges(model, proto, data, quantized, config.calibration_samples)
     log.info(comparison.sentence())
     return cache

@@ -1,0 +1,351 @@
+"""Which inputs of which nodes are quantized for TensorRT: the rules, and their application to a graph.
+
+The rules are those of NVIDIA's Model-Optimizer 0.47. TensorRT fuses a *chain*: a convolution or matrix product with the
+element-wise and moving nodes that read only its result. A Q/DQ pair inside a chain would split it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import onnx
+
+from trtops.backend.onnx import walk
+
+Eight: TypeAlias = Literal["int8", "fp8"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of placement. Model-Optimizer has it in ``modelopt/onnx/quantization/<source>``."""
+
+    name: str
+    effect: Literal["excludes", "adds", "joins"]  # products, inputs of other nodes, scales
+    reason: str
+    source: str
+
+
+_MATMULS, _CONVS = (f"graph_utils.py, find_nodes_from_{name}_to_exclude" for name in ("matmul", "convs"))
+_REMAINING = "partitioning.py, find_quantizable_nodes"
+RULES = (
+    Rule("attention", "excludes",
+         "no fused 8-bit attention: a computed mask is added to the unscaled product, over 512 positions "
+         "(INT8), or the head size is below 9 or above 256 (FP8)",
+         "partitioning.py, find_mha_partitions; graph_utils.py, find_nodes_from_mha_to_exclude"),
+    Rule("gemv", "excludes", "a product with one row or column does not use Tensor Cores", _MATMULS),
+    Rule("small_matmul", "excludes", "Tensor Cores need 16 columns and 16 summands", _MATMULS),
+    Rule("computed_kernel", "excludes", "the kernel of the convolution is not constant", _CONVS),
+    Rule("few_channels", "excludes", "no 8-bit kernel is efficient below 16 channels, with INT8 exceptions", _CONVS),
+    Rule("large_kernel", "excludes", "FP8 kernels take at most 32 positions", _CONVS),
+    Rule("residual_add", "adds", "the sum is fused into the product before it, and reads its other operand in 8 bits",
+         "graph_utils.py, build_non_residual_input_map"),
+    Rule("pointwise", "adds", "a sum or product of computed tensors reads the result of a chain in 8 bits",
+         "graph_utils.py, filter_quantizable_kgen_heads"),
+    Rule("layer_norm", "adds", "the chain before the normalization writes 8 bits (INT8)",
+         "graph_utils.py, find_conv_to_layernorm_nodes"),
+    Rule("pool", "adds", "pooling next to a quantized node moves 8 bits (INT8)", _REMAINING),
+    Rule("resize", "adds", "resizing the result of a chain moves 8 bits (INT8)", _REMAINING),
+    Rule("concat", "joins", "quantized inputs and output of Concat have one scale, so that nothing is quantized again",
+         "graph_utils.py, get_concat_eliminated_tensors"),
+)  # fmt: skip
+RULE_NAMES = tuple(rule.name for rule in RULES)
+
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_MOVING = frozenset((
+    "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Reshape", "Slice", "Split", "Squeeze",
+    "Tile", "Transpose", "Unsqueeze",
+))  # fmt: skip
+_POINTWISE = frozenset((
+    "Abs", "Add", "Cast", "Ceil", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "LeakyRelu",
+    "Less", "Log", "Max", "Min", "Mul", "Neg", "Pow", "Round", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Sqrt",
+    "Sub", "Tanh",
+))  # fmt: skip
+_AFTER_CONVOLUTIONS = frozenset({"BatchNormalization", "Relu"})
+_POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
+_IN_ATTENTION = frozenset({"Add", "Cast", "Div", "Flatten", "Mul", "Reshape", "Transpose"})
+_LONGEST_ATTENTION = 512
+_HEADS_IN_FP8 = range(9, 257)
+_LEAST = 16  # channels, columns or summands
+_LARGEST_FP8_KERNEL = 32
+
+
+@dataclass
+class Placement:
+    """The nodes of a graph to quantize, by index in ``nodes``, each with the positions of its activations."""
+
+    nodes: list[onnx.NodeProto]  # in order of execution
+    activations: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    excluded: dict[str, list[str]] = field(default_factory=dict)  # names of products that stay, by rule
+    one_scale: list[frozenset[str]] = field(default_factory=list)  # groups of tensors
+
+
+def place(
+    graph: onnx.GraphProto,
+    products: Mapping[str, tuple[int, ...]],
+    sizes: Mapping[str, Sequence[int]],
+    constants: Collection[str],
+    rules: Collection[str],
+    precision: Eight,
+    kept: Collection[str] = (),
+) -> Placement:
+    """Apply rules to a graph.
+
+    Args:
+        graph: The graph.
+        products: The activations of its products that may be quantized, by first output.
+        sizes: Shapes of its tensors, with 0 for an unknown dimension; unknown ones are omitted, and no rule applies.
+        constants: Names of its constants.
+        rules: Names of the rules that apply, out of :data:`RULE_NAMES`.
+        precision: FP8 is used by fewer nodes.
+        kept: Names and outputs of nodes that stay as they are.
+    """
+    return _Placing(graph, products, sizes, constants, frozenset(rules), precision, frozenset(kept)).result
+
+
+class _Placing:
+    def __init__(
+        self,
+        graph: onnx.GraphProto,
+        products: Mapping[str, tuple[int, ...]],
+        sizes: Mapping[str, Sequence[int]],
+        constants: Collection[str],
+        rules: frozenset[str],
+        precision: Eight,
+        kept: frozenset[str],
+    ) -> None:
+        self.sizes, self.constants, self.rules, self.precision = sizes, constants, rules, precision
+        self.inputs = {value.name for value in graph.input}
+        self.result = Placement([graph.node[index] for index in walk.execution_order(graph.node)])
+        nodes, chosen = self.result.nodes, self.result.activations
+        self.maker = walk.makers(nodes)
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in nodes:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+        # Tensors of chains, with the number of the chain. Those that begin with another node have negative numbers.
+        self.chains: dict[str, int] = {}
+        self.ended: set[str] = set()  # results of residual sums: nothing that reads them belongs to their chain
+        attention = self._attention()
+        for index, node in enumerate(nodes):
+            if not node.output:
+                continue
+            if node.output[0] in products:
+                why = next(self._against(node, node.output[0] in attention), None)
+                if why is None:
+                    chosen[index] = products[node.output[0]]
+                    self.chains.update(dict.fromkeys(node.output, index + 1))
+                else:
+                    self.result.excluded.setdefault(why, []).append(walk.node_name(node))
+            elif walk.is_onnx_op(node) and not kept & {node.name, *node.output} and node.output[0] not in attention:
+                self._add_node(index, node)
+        outputs = {value.name for value in graph.output}
+        for index, node in enumerate(nodes):
+            in_chain = node.op_type in _PRODUCTS or not self.ended.isdisjoint(node.output)
+            if not in_chain and outputs.intersection(node.output):
+                chosen.pop(index, None)
+        quantized = {name for index in chosen for name in nodes[index].output}
+        if "pool" in rules and precision == "int8":
+            for index, node in enumerate(nodes):
+                known = node.output and node.output[0] not in self.chains and not kept & {node.name, *node.output}
+                if known and node.op_type in _POOLS and self._is_near(node, quantized):
+                    chosen[index] = (0,)
+        if "concat" in rules:
+            self._join_scales()
+
+    def _add_node(self, index: int, node: onnx.NodeProto) -> None:
+        """Add a node that is no product to the chain that it reads, or choose inputs to quantize."""
+        dynamic = [i for i, name in enumerate(node.input) if name and name not in self.constants]
+        chains = {self.chains.get(node.input[i], 0) for i in dynamic if node.input[i] not in self.ended} or {0}
+        [first, *more] = chains
+        main = self._main_input(node) if node.op_type == "Add" and len(dynamic) == 2 else None
+        if main is not None and self.chains.get(node.input[main], 0) > 0 and node.input[main] not in self.ended:
+            if "residual_add" in self.rules:
+                self.result.activations[index] = (1 - main,)
+            self.chains[node.output[0]] = self.chains[node.input[main]]
+            self.ended.add(node.output[0])
+            return
+        unary = node.op_type in _MOVING | _POINTWISE or (
+            node.op_type in _AFTER_CONVOLUTIONS and self._backbone(node.input[0]) is not None
+        )
+        if unary and first and not more and all(node.input[i] not in self.ended for i in dynamic):
+            self.chains.update(dict.fromkeys(node.output, first))
+            return
+        if node.op_type in _POINTWISE:
+            self.chains.update(dict.fromkeys(node.output, -index - 1))
+        if node.op_type == "Add" or (node.op_type == "Mul" and self.precision == "int8"):
+            if "pointwise" in self.rules and len(dynamic) == len(node.input):
+                self._add_pointwise(index, node)
+        elif self.precision == "int8" and dynamic[:1] == [0] and self._follows_chain(node.input[0]):
+            rule = {"LayerNormalization": "layer_norm", "Resize": "resize", "Upsample": "resize"}.get(node.op_type)
+            if rule in self.rules:
+                self.result.activations[index] = (0,)
+
+    def _add_pointwise(self, index: int, node: onnx.NodeProto) -> None:
+        masks = any(
+            reader.op_type == "Softmax" for reader in self._readers_behind(node.output[0], {"Flatten", "Reshape"})
+        )
+        if node.op_type == "Add" and masks:
+            return
+        makers = [self.maker[name].op_type if name in self.maker else "" for name in node.input]
+        also = {"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Mul"}
+        found = {i for i, name in enumerate(node.input) if self._follows_chain(name) or makers[i] in also}
+        if not found and not (node.op_type == "Mul" and any(maker in ("Sigmoid", "HardSigmoid") for maker in makers)):
+            return
+        for i, name in enumerate(node.input):
+            if node.op_type == "Mul" or any(other.output[0] in self._heads() for other in self.readers[name]):
+                found.add(i)
+        self.result.activations[index] = tuple(sorted(found))
+
+    def _heads(self) -> set[str]:
+        return {self.result.nodes[index].output[0] for index in self.result.activations}
+
+    def _against(self, node: onnx.NodeProto, in_attention: bool) -> Iterator[str]:
+        """Names of the rules that exclude a product."""
+        found = []
+        if in_attention:
+            found.append("attention")
+        if node.op_type in ("Gemm", "MatMul"):
+            out, weight = self.sizes.get(node.output[0], ()), self.sizes.get(node.input[1], ())
+            dynamic = not any(name in self.constants for name in node.input)
+            if 1 in out[-2:] if dynamic else len(out) < 3 and 1 in out:
+                found.append("gemv")
+            summands, columns = weight[-2:] if len(weight) > 1 else (0, 0)
+            if walk.int_attribute(node, "transB", 0):
+                summands, columns = columns, summands
+            if 0 < columns < _LEAST or 0 < summands < _LEAST:
+                found.append("small_matmul")
+        elif node.op_type == "Conv":
+            if node.input[1] not in self.constants:
+                found.append("computed_kernel")
+            else:
+                channels = self.sizes[node.input[1]]
+                if not self._has_kernel(node, *channels[:2]):
+                    found.append("few_channels")
+                if self.precision == "fp8" and math.prod(channels[2:]) > _LARGEST_FP8_KERNEL:
+                    found.append("large_kernel")
+        return (name for name in found if name in self.rules)
+
+    def _has_kernel(self, node: onnx.NodeProto, outputs: int, inputs: int) -> bool:
+        """Whether a convolution has channels for an 8-bit kernel; ``inputs`` are those of a group."""
+        if min(outputs, inputs) > _LEAST or (min(outputs, inputs) == _LEAST and self.precision == "int8"):
+            return True
+        if self.precision == "fp8":
+            return False
+        kernel = walk.ints_attribute(node, "kernel_shape") or self.sizes[node.input[1]][2:]
+        if walk.int_attribute(node, "group", 1) > 1:
+            return outputs % 8 == 0 and min(kernel) >= 3
+        enough = max(outputs, inputs) >= _LEAST or node.input[0] in self.inputs
+        return enough and (outputs % 8 == 0 or inputs % 8 == 0) and len(set(kernel)) == 1
+
+    def _attention(self) -> set[str]:
+        """Outputs of the nodes of attention that is not quantized, from the first product to the second."""
+        found: set[str] = set()
+        for softmax in self.result.nodes:
+            if softmax.op_type != "Softmax" or "attention" not in self.rules:
+                continue
+            first = self._product_before(softmax.input[0])
+            second = [n for n in self._readers_behind(softmax.output[0], _IN_ATTENTION) if n.op_type == "MatMul"]
+            if first is None or not second:
+                continue
+            rows, columns = [0, 0, *self.sizes.get(first.input[1], ())][-2:]
+            add = self.maker.get(softmax.input[0])
+            masked = add is not None and add.op_type == "Add" and not any(n in self.constants for n in add.input)
+            if masked and first.output[0] in add.input and second[0].input[0] == softmax.output[0]:  # type: ignore[union-attr]
+                found |= {first.output[0], softmax.input[0], softmax.output[0], second[0].output[0]}
+            elif columns > _LONGEST_ATTENTION if self.precision == "int8" else rows and rows not in _HEADS_IN_FP8:
+                found |= {first.output[0], second[0].output[0]}
+        return found
+
+    def _product_before(self, name: str) -> onnx.NodeProto | None:
+        waiting, seen = [name], {name}
+        while waiting:
+            node = self.maker.get(waiting.pop())
+            if node is None or (node.op_type == "MatMul" and not any(n in self.constants for n in node.input)):
+                if node is not None:
+                    return node
+            elif node.op_type in _IN_ATTENTION:
+                waiting += [name for name in node.input if name not in seen]
+                seen.update(node.input)
+        return None
+
+    def _readers_behind(self, name: str, passed: Collection[str]) -> Iterator[onnx.NodeProto]:
+        """The nodes that read a tensor, also behind nodes of the given types."""
+        waiting, seen = [name], {name}
+        while waiting:
+            for node in self.readers.get(waiting.pop(), ()):
+                if node.op_type not in passed:
+                    yield node
+                waiting += [out for out in node.output if node.op_type in passed and out not in seen]
+                seen.update(node.output)
+
+    def _backbone(self, name: str) -> onnx.NodeProto | None:
+        """The convolution before a tensor, with only nodes between that are fused into it."""
+        while (node := self.maker.get(name)) is not None and node.op_type not in ("Conv", "ConvTranspose"):
+            dynamic = [each for each in node.input if each and each not in self.constants]
+            swish = node.op_type == "Mul" and len(dynamic) == 2
+            sources = [s for s in map(self.maker.get, dynamic) if swish and s is not None and s.op_type == "Sigmoid"]
+            if swish and sources and sources[0].input[0] in dynamic:
+                name = sources[0].input[0]
+            elif len(dynamic) == 1 and node.op_type in _MOVING | _AFTER_CONVOLUTIONS | {"Add", "Mul"}:
+                name = dynamic[0]
+            else:
+                return None
+        return node
+
+    def _main_input(self, node: onnx.NodeProto) -> int | None:
+        """Which input of a sum the convolution before it is fused with; None if it is not residual."""
+        if not all(name in self.maker for name in node.input):
+            return None
+        one, two = (self._backbone(name) for name in node.input)
+        first, second = (self._distances(name) for name in node.input)
+        near = min(first.keys() & second.keys(), key=lambda name: first[name], default=None)
+        if one is not None and two is not None:
+            if one.output[0] == two.output[0]:
+                return None
+            return 0 if near is not None and first[near] > second[near] else 1
+        only = one or two
+        if only is None or near == only.output[0]:
+            return None
+        return 0 if one is not None else 1
+
+    def _distances(self, name: str) -> dict[str, int]:
+        """The distance from a tensor's maker to each node that it depends on, by the node's first output."""
+        found, waiting = {self.maker[name].output[0]: 0}, [self.maker[name]]
+        for node in waiting:
+            for source in {id(m): m for m in map(self.maker.get, node.input) if m is not None}.values():
+                if source.output[0] not in found:
+                    found[source.output[0]] = found[node.output[0]] + 1
+                    waiting.append(source)
+        return found
+
+    def _follows_chain(self, name: str) -> bool:
+        """Whether a tensor is the result of a chain, or was moved from such results."""
+        if self.chains.get(name, 0) > 0:
+            return True
+        node = self.maker.get(name)
+        if node is None or node.op_type not in _MOVING:
+            return False
+        dynamic = [each for each in node.input if each in self.maker]
+        return bool(dynamic) and all(map(self._follows_chain, dynamic))
+
+    def _is_near(self, node: onnx.NodeProto, quantized: Collection[str]) -> bool:
+        """Whether a quantized node reads a node's result, or makes its input, perhaps moved."""
+        if any(reader.output[0] in quantized for reader in self._readers_behind(node.output[0], _MOVING)):
+            return True
+        source = self.maker.get(node.input[0])
+        while source is not None and source.op_type in _MOVING | {"Cast"} and source.output[0] not in quantized:
+            source = self.maker.get(source.input[0])
+        return source is not None and source.output[0] in quantized
+
+    def _join_scales(self) -> None:
+        chosen = self.result.activations
+        read = {self.result.nodes[index].input[i] for index, each in chosen.items() for i in each}
+        for node in self.result.nodes:
+            if node.op_type == "Concat" and node.output[0] in read and (inputs := read.intersection(node.input)):
+                group = frozenset((*inputs, node.output[0]))
+                touching = [each for each in self.result.one_scale if each & group]
+                others = [each for each in self.result.one_scale if not each & group]
+                self.result.one_scale = [*others, group.union(*touching)]
