@@ -39,7 +39,6 @@ TESTS = (
     "tests/backend/onnxrt/test_tactics.py",
     "tests/backend/onnxrt/test_search.py",
     "tests/backend/onnxrt/test_runner.py",
-    "tests/backend/onnxrt/test_ort_format.py",
     "tests/backend/onnx/test_lean_models.py",
     "tests/ops/engines/test_everything_converts.py",
     "tests/ops/evaluation/test_precision_check.py",

@@ -4,7 +4,6 @@
 * ``candidates``: twenty regressions and twenty unchanged candidates; none may be decided wrongly, or after its budget.
 * ``simulated``: the same for latencies on simulated machines: quiet, loaded, with drift, and with bursts.
 * ``planted``: twenty regressions; each must be refused for its own reason.
-* ``builds``: gates on builds of twenty networks, with and without one bad build in ten.
 """
 
 import argparse
@@ -18,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
-from tests import models, zoo
+from tests import models
 from tests.benchmarks.harness import Goals, benchmark, timed
 from tests.gates import (
     ZOO,
@@ -30,8 +28,6 @@ from tests.gates import (
     claiming,
     convolutions,
     kept,
-    perceptron,
-    renamed,
     slow_build,
     ten_outputs,
     with_ballast,
@@ -48,7 +44,6 @@ from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.ratio import decide_ratio
 from trtops.ops.gate.result import GateResult
-from trtops.ops.gate.tolerance import BuildShare, decide_share
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import builds
 from trtops.tracking.memory import MemoryTracker
@@ -222,98 +217,6 @@ def planted(folder: Path, goals: Goals) -> None:
     goals.at_most("planted regressions missed", missed, 0, "")
 
 
-def slow_branch(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with products of matrices whose result is zero, and added to an output: the same outputs, slower."""
-    make, output = onnx.helper.make_node, proto.graph.output[0].name
-    changed = renamed(proto, output)
-    arrays = {"slow_zeros": np.zeros((320, 320), np.float32), "slow_weight": models.random(320, 320, seed=3)}
-    changed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    steps = [make("MatMul", [f"slow_{n}", "slow_weight"], [f"slow_{n + 1}"], f"slow_product_{n}") for n in range(12)]
-    changed.graph.node.extend(
-        [
-            make("Cast", [changed.graph.input[0].name], ["slow_float"], "slow_cast", to=onnx.TensorProto.FLOAT),
-            make("ReduceMax", ["slow_float"], ["slow_high"], "slow_max", keepdims=0),
-            make("Mul", ["slow_high", "slow_zeros"], ["slow_0"], "slow_mul"),
-            *steps,
-            make("ReduceMax", ["slow_12"], ["slow_zero"], "slow_end", keepdims=0),
-            make("Add", ["before", "slow_zero"], [output], "slow_add"),
-        ]
-    )
-    return changed
-
-
-def networks() -> dict[str, onnx.ModelProto]:
-    """Twenty networks: those of the gate's tests, of the tests of verdicts, and some of other sizes."""
-    found = {name: make() for name, make in ZOO.items()}
-    for case in (zoo.segmentation, zoo.classifier, zoo.masked_attention, zoo.key_value_cache, zoo.lstm, zoo.boxes):
-        found[case.__name__] = case().fixed().proto
-    found |= {f"perceptron_{w}_{n}": perceptron(w, n) for w, n in ((64, 2), (128, 8), (384, 3), (512, 2))}
-    return found | {
-        f"convolutions_{c}_{s}": convolutions(c, s, n)
-        for c, s, n in ((8, 16, 2), (24, 24, 3), (32, 16, 4), (12, 40, 2))
-    }
-
-
-def on_builds(folder: Path, goals: Goals, count: int) -> None:
-    """Real gates of three fresh and two planted builds of each network; then gates on builds drawn from them."""
-    rough = LatencyLimit(ratio=1.5)
-    timed = GateConfig(
-        build=BuildConfig(options=OnnxRuntimeOptions(intra_op_threads=1, timing_seconds=1.0)),
-        policy=Policy(limits=Limits(latency=rough)),
-        check=replace(GateConfig().check, self_check=False),
-        register=False,
-        keep_model=False,
-        accept_unproven=True,
-        minutes=1.0,
-    )
-    random, wrong = np.random.default_rng(1), Counter[str]()
-    wanted = BuildShare(builds=20)
-    print(
-        "| network | fresh builds | slow build | FP32 build | unplanted accepted | planted refused | accepted | open |"
-    )
-    print("|---|---|---|---|---|---|---|---|", flush=True)
-    for name, proto in networks().items():
-        tracker = MemoryTracker()
-        path, slow_path = write(proto, folder, name), write(slow_branch(proto), folder / "slow", name)
-        accepted = gate(path, timed, tracker=tracker).holder
-        own = replace(timed, accepted=accepted)
-        fresh = [gate(path, own, tracker=tracker) for _ in range(3)]
-        usual = builds.load_build(tracker.load(accepted))
-        slow_engine = replace(usual, engine=built(slow_path, DEFAULT).engine)
-        slow = gate(path, replace(own, candidate=kept(tracker, path, slow_engine)), tracker=tracker)
-        int8 = replace(timed, build=replace(DEFAULT, precision="int8"), policy=UNTIMED)
-        quantized = gate(path, int8, tracker=tracker).holder
-        lost = kept(tracker, path, claiming(built(path, DEFAULT), int8.build))
-        plain = gate(path, replace(int8, accepted=quantized, candidate=lost), tracker=tracker)
-        # Drawn from the verdicts of the real gates.
-        outcomes = {True: [slow.decision, plain.decision], False: [each.decision for each in fresh]}
-        decisions: dict[float, Counter[str]] = {0.0: Counter(), 0.1: Counter()}
-        for share, found in decisions.items():
-            for _ in range(count):
-                seen: Counter[str] = Counter()
-                for number in range(1, wanted.builds + 1):
-                    seen[random.choice(outcomes[bool(random.random() < share)])] += 1
-                    decision = decide_share(wanted, number, seen["refuse"], number - seen["accept"] - seen["refuse"])
-                    if decision != "open":
-                        break
-                found[decision] += 1
-        wrong["refused"] += decisions[0.0]["refuse"]
-        wrong["accepted"] += decisions[0.1]["accept"]
-        cells = [
-            ", ".join(each.decision for each in fresh),
-            *(
-                f"{g.decision}: {', '.join(f.subject for f in g.findings if f.outcome == 'refuse')}"
-                for g in (slow, plain)
-            ),
-        ]
-        cells += [
-            f"{decisions[0.0]['accept'] / count:.0%}",
-            *(f"{decisions[0.1][d] / count:.0%}" for d in ("refuse", "accept", "open")),
-        ]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    goals.at_most("gates on unplanted builds refused", wrong["refused"], 0.05 * count * len(networks()), "gates")
-
-
 def cost(folder: Path) -> None:
     tracker = MemoryTracker()
     config = GateConfig(build=DEFAULT, policy=POLICY, keep_model=False)
@@ -328,18 +231,13 @@ def cost(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "part", nargs="?", choices=("cost", "candidates", "simulated", "planted", "builds"), default="cost"
-    )
-    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("part", nargs="?", choices=("cost", "candidates", "simulated", "planted"), default="cost")
     parser.add_argument("--minutes", type=float, default=5.0)
     given = parser.parse_args()
     with benchmark() as (goals, folder):
         os.environ.setdefault("TRTOPS_HOME", str(folder))
         if given.part in ("candidates", "simulated"):
             candidates(folder, goals, given.minutes, given.part == "simulated")
-        elif given.part == "builds":
-            on_builds(folder, goals, given.count)
         elif given.part == "planted":
             planted(folder, goals)
         else:

@@ -1,4 +1,5 @@
 import importlib
+import json
 import subprocess
 import sys
 
@@ -7,18 +8,22 @@ import onnx
 import pytest
 from onnx import parser
 
-from trtops import errors
+from trtops import config, errors
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from trtops.comparator import (
+    AccuracyResult,
+    AccuracyResults,
     Comparator,
     CompareFunc,
     DataLoader,
     IterationResult,
+    LazyArray,
     PostprocessFunc,
     RunResults,
     StreamingDataLoader,
 )
+from trtops.comparator.data_loader import DataLoaderCache, fit_feed
 from trtops.comparator.running import Writers
 from trtops.metadata import TensorMetadata
 
@@ -211,3 +216,105 @@ def test_validate_finds_nan_and_if_asked_infinity():
     assert not Comparator.validate(results[1:], check_inf=True, check_nan=False)
     with pytest.raises(errors.ComparisonError, match=r"output 'x' of iteration 0: NaN Detected \| 1 of"):
         list(Comparator.validate(iter([results])))
+
+
+MODEL = TensorMetadata().add("x", np.float32, (2, 3)).add("ids", np.int64, (4,)).add("mask", bool, (5,))
+
+
+def loader_for(model=MODEL, **options):
+    loader = DataLoader(**options)
+    loader.input_metadata = model
+    return loader
+
+
+def test_unused_names_are_warned_about(caplog):
+    loader = loader_for(input_metadata=TensorMetadata().add("idss", None, (4,)), val_range={"y": (0, 1)})
+    _ = loader[0]
+    assert "'idss', which is not an input of the model. Did you mean 'ids'" in caplog.text
+    assert "val_range names 'y'" in caplog.text
+
+
+def test_invalid_options_are_refused():
+    with pytest.raises(errors.ConfigError, match="expected 'numpy' or 'torch'"):
+        DataLoader(data_loader_backend_module="jax")
+    with pytest.raises(IndexError):
+        loader_for(iterations=3)[3]
+    for dtype, shape, options, message in (
+        (np.float32, (2,), {"val_range": (2, 1)}, "start exceeds its end"),
+        (np.uint8, (2,), {"val_range": (0, 300)}, r"range \(0, 300\) does not fit uint8"),
+        ("str", (2,), {}, "Random strings"),
+        (np.float32, None, {}, "shape of input 'x' is not known"),
+    ):
+        with pytest.raises(errors.ConfigError, match=message):
+            loader_for(TensorMetadata().add("x", dtype, shape), **options)[0]
+
+
+def test_runners_get_inputs_of_their_shapes():
+    cache = DataLoaderCache(DataLoader())
+    cache.set_input_metadata(TensorMetadata().add("x", np.float32, (2, 3)))
+    first = cache[0]["x"]
+    cache.set_input_metadata(TensorMetadata().add("x", np.float32, (4, 5)))
+    assert first.shape == (2, 3) and cache[0]["x"].shape == (4, 5)
+
+
+@pytest.mark.parametrize("array", [np.zeros((3, 2), np.float32), np.zeros(6, np.float16), np.zeros((1, 2, 3))])
+def test_arrays_are_permuted_reshaped_and_cast(array):
+    model = TensorMetadata().add("x", np.float32, (2, 3))
+    fitted = fit_feed({"x": array, "more": array}, model)
+    assert (fitted["x"].shape, fitted["x"].dtype) == ((2, 3), np.float32)
+    assert fit_feed(fitted, model)["x"] is fitted["x"] and list(fitted) == ["x"]
+    for value in (300, np.nan):
+        with pytest.raises(errors.InputError, match="values that int8 does not hold"):
+            fit_feed({"x": np.array([value])}, TensorMetadata().add("x", np.int8, (1,)))
+
+
+def run_of(**runners):
+    results = RunResults()
+    for name, iterations in runners.items():
+        results.add([{"y": np.full(2, value)} for value in iterations], runtime=0.5, runner_name=name)
+    return results
+
+
+def test_results_are_found_by_name_and_index():
+    results = run_of(ort=[1.0, 2.0], trt=[3.0])
+    assert list(results.keys()) == ["ort", "trt"] and len(results) == 2
+    assert results["trt"][0]["y"].tolist() == [3.0, 3.0]
+    assert results[0][0] == "ort" and results[0][1] is results["ort"]
+    assert [len(iterations) for iterations in results.values()] == [2, 1]
+    assert "ort" in results and "onnx" not in results
+    assert all(iteration.runner_name == name for name, iterations in results.items() for iteration in iterations)
+    with pytest.raises(errors.ComparisonError, match=r"no results of a runner 'orrt'\. Did you mean 'ort'"):
+        results["orrt"]
+
+
+def test_large_arrays_are_kept_in_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "ARRAY_SWAP_THRESHOLD_MB", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lazy = LazyArray(np.arange(1000.0))
+    assert lazy.arr is None and len(list(tmp_path.iterdir())) == 1
+    assert lazy.load().sum() == 499500.0
+    run = RunResults()
+    run.add([{"y": np.arange(5)}])
+    assert RunResults.from_json(run.to_json()) == run
+    del lazy, run
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("match", [1, "true", {"max_abs": 0.0}, None])
+def test_invalid_matches_in_files_are_refused(match):
+    text = AccuracyResults([AccuracyResult({("a", "b"): [{"y": True}]})]).to_json()
+    assert AccuracyResults.from_json(text)
+    with pytest.raises(errors.FormatError, match="expected matches by output"):
+        AccuracyResults.from_json(text.replace('"y": true', f'"y": {json.dumps(match)}'))
+
+
+def test_other_kinds_of_files_are_refused(tmp_path):
+    from trtops.json import save_json
+
+    save_json([{"x": np.zeros(2)}], tmp_path / "inputs.json")
+    with pytest.raises(errors.FormatError, match=r"holds a list; expected RunResults\. It may hold inputs"):
+        RunResults.load(tmp_path / "inputs.json")
+    with pytest.raises(errors.FormatError, match="holds a RunResults; expected AccuracyResults"):
+        AccuracyResults.from_json(RunResults().to_json())
+    with pytest.raises(FileNotFoundError):
+        RunResults.load(tmp_path / "none.json")

@@ -1,17 +1,22 @@
-"""Each tactic changes the optimized graph of some model."""
+"""Tactics of ONNX Runtime: each changes the optimized graph of some model; timing caches, and the ORT format."""
 
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
 import onnx
 import pytest
 
+from tests import models
 from tests.models import model, random
 from trtops import errors
 from trtops.backend.environment import Processor
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.optimize import Optimizer
+from trtops.backend.onnxrt.ort_format import read_graph
 from trtops.backend.onnxrt.tactics import TACTICS, Candidate, allowed, overflows_in_8_bits
+from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
 
 W = random(8, 8, seed=1, scale=0.3)
 KERNEL = random(8, 8, 3, 3, seed=2, scale=0.3)
@@ -127,3 +132,93 @@ def test_eight_bit_overflow_needs_x86_without_vnni(machine, sets, overflows):
     processor = Processor(name="p", machine=machine, instruction_sets=sets, sha256="")
 
     assert overflows_in_8_bits(processor) is overflows
+
+
+def key(candidate: str = "default", **changes) -> str:
+    given = {"model_sha256": "m", "providers": ("CPUExecutionProvider",), "threads": 0, "shapes": {"x": (1, 2)}}
+    return timing_key(candidate_id=candidate, **(given | changes))
+
+
+def make_cache(device: str = "here", **medians: float) -> TimingCache:
+    cache = TimingCache(device)
+    for candidate, median in medians.items():
+        cache.timings[key(candidate)] = Timing(median_seconds=median, cost_seconds=1.0)
+        cache.graphs[key(candidate, shapes=None)] = f"graph of {candidate}"
+        cache.skipped.add(key(f"-{candidate}", shapes=None))
+    return cache
+
+
+def test_cache_survives_serialization() -> None:
+    cache = make_cache(a=1.5, b=2.5)
+
+    assert TimingCache.from_bytes(cache.to_bytes(), "here") == cache
+    assert cache.to_bytes() == make_cache(b=2.5, a=1.5).to_bytes()
+
+
+def test_each_condition_changes_the_key() -> None:
+    changes = [
+        {"model_sha256": "n"},
+        {"candidate": "other"},
+        {"threads": 4},
+        {"shapes": {"x": (2, 2)}},
+        {"shapes": None},
+        {"providers": ("Other",)},
+    ]
+    assert len({key(), *(key(**change) for change in changes)}) == 7
+
+
+def test_damaged_or_foreign_caches_are_refused() -> None:
+    good = make_cache(a=1.0).to_bytes()
+    for data in (
+        *(b"", b"\x80\x04junk", b"[]", b"{}", b"[" * 100_000, good[:-20]),
+        good.replace(b'"version":1', b'"version":2'),
+        good.replace(b'"median_seconds":1.0', b'"median_seconds":"fast"'),
+        good.replace(b'"graphs"', b'"graph"'),
+    ):
+        with pytest.raises(errors.TimingCacheError):
+            TimingCache.from_bytes(data)
+    with pytest.raises(errors.TimingCacheError, match=r"'there'.*'here'"):
+        TimingCache.from_bytes(make_cache("there").to_bytes(), "here")
+
+
+# Runs in a process of its own: importing the generated reader changes the root logger and sys.path.
+_ORACLE = """
+import sys
+from onnxruntime.tools.ort_format_model.ort_flatbuffers_py.fbs.InferenceSession import InferenceSession
+
+graph = InferenceSession.GetRootAs(open(sys.argv[1], "rb").read(), 0).Model().Graph()
+for index in range(graph.NodesLength()):
+    node = graph.Nodes(index)
+    inputs = [node.Inputs(i).decode() for i in range(node.InputsLength())]
+    outputs = [node.Outputs(i).decode() for i in range(node.OutputsLength())]
+    texts = [node.Name(), node.Domain(), node.OpType(), node.ExecutionProviderType()]
+    print([text.decode() for text in texts], node.SinceVersion(), inputs, outputs, node.AttributesLength())
+"""
+
+
+@pytest.mark.parametrize("make", [models.conv_net, models.transformer, models.qdq_net])
+def test_nodes_equal_onnx_runtimes_reader(make, tmp_path):
+    path = tmp_path / "engine.ort"
+    with Optimizer(make().proto, ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
+        path.write_bytes(optimizer(Candidate()).plan)
+
+    found = read_graph(path.read_bytes())
+    nodes, types = found.nodes, found.types
+    done = subprocess.run([sys.executable, "-c", _ORACLE, str(path)], capture_output=True, text=True, check=True)
+
+    ours = [
+        f"{[n.name, n.domain, n.op, n.provider]} {n.since_version} {list(n.inputs)} {list(n.outputs)}"
+        f" {len(n.attributes)}"
+        for n in nodes
+    ]
+    assert ours == done.stdout.splitlines()
+    assert {"float"} <= set(types.values())
+
+
+def test_attributes_have_their_values():
+    text = "(float[1,3,8,8] x) => (float[1,3,4,4] y) { y = MaxPool<kernel_shape = [2,2], strides = [2,2]>(x) }"
+    with Optimizer(models.model(text), ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
+        (node,) = read_graph(optimizer(Candidate(("NchwcTransformer",))).plan).nodes
+
+    expected = {"kernel_shape": [2, 2], "ceil_mode": 0, "auto_pad": "NOTSET"}
+    assert {name: value for name, value in node.attributes if name in expected} == expected

@@ -1,15 +1,27 @@
 """Where input data comes from, and what happens when it is not what it should be."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import models
 from trtops import errors
-from trtops.comparator import DataLoader, RunResults
+from trtops.backend.engines import reference_runner
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from trtops.comparator import AccuracyResults, CompareFunc, DataLoader, IterationResult, PostprocessFunc, RunResults
+from trtops.json import load_json, save_json
 from trtops.metadata import TensorMetadata
+from trtops.ops.evaluation import check
+from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.evaluation.data import open_feeds
+from trtops.ops.evaluation.run import RunConfig, run_models
+from trtops.ops.evaluation.saved_data import concat, merge
 from trtops.spec import OptimizationProfile, ShapeRange
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Artifact, Tag
 
 INPUTS = TensorMetadata().add("x", "float32", (1, "n"))
 
@@ -96,3 +108,154 @@ def test_numbers_are_cast_with_a_warning(tmp_path, caplog):
     assert "Input 'x' is cast from float64 to float32" in caplog.text
     with pytest.raises(errors.InputError, match="values that int32 does not hold"):
         list(open_feeds([{"n": np.array([2**40])}], inputs))
+
+
+def inputs(path: Path, *feeds: dict[str, float]) -> Path:
+    save_json([{name: np.full(2, value) for name, value in feed.items()} for feed in feeds], path)
+    return path
+
+
+def outputs(path: Path, **runners: list[float]) -> Path:
+    RunResults(
+        (name, [IterationResult({"y": np.full(2, value)}, runner_name=name) for value in values])
+        for name, values in runners.items()
+    ).save(path)
+    return path
+
+
+def first(feeds: list[dict[str, np.ndarray]]) -> list[dict[str, float]]:
+    return [{name: float(array[0]) for name, array in feed.items()} for feed in feeds]
+
+
+def test_merge_joins_inputs_and_last_outputs(tmp_path: Path) -> None:
+    one = inputs(tmp_path / "in.json", {"x": 1, "y": 9}, {"x": 2, "y": 9})
+    two = outputs(tmp_path / "out.json", early=[5, 5], late=[6, 7])
+    assert merge([one, two], tmp_path / "merged.json") == 2
+    assert first(load_json(tmp_path / "merged.json")) == [{"x": 1, "y": 6}, {"x": 2, "y": 7}]
+
+
+def test_concat_keeps_the_kind_of_data(tmp_path: Path) -> None:
+    files = [inputs(tmp_path / "1.json", {"x": 1}), inputs(tmp_path / "2.json", {"x": 2}, {"x": 3})]
+    runs = [outputs(tmp_path / "a.json", r=[1], s=[2]), outputs(tmp_path / "b.json", r=[3], s=[4])]
+
+    assert concat(files, tmp_path / "in.json") == 3
+    assert concat(runs, tmp_path / "out.json") == 2
+    assert first(load_json(tmp_path / "in.json")) == [{"x": 1}, {"x": 2}, {"x": 3}]
+    joined = RunResults.load(tmp_path / "out.json")
+    assert [float(i["y"][0]) for i in joined["s"]] == [2, 4]
+
+
+def test_incompatible_files_are_refused(tmp_path: Path) -> None:
+    feed, run = inputs(tmp_path / "in.json", {"x": 1}), outputs(tmp_path / "out.json", r=[1])
+    save_json("text", tmp_path / "text.json")
+    RunResults().save(tmp_path / "empty.json")
+
+    two = outputs(tmp_path / "two.json", r=[1], s=[1])
+    for files, message in (([feed, run], "one kind at a time"), ([run, two], "1, 2 runners")):
+        with pytest.raises(errors.ComparisonError, match=message):
+            concat(files, tmp_path / "x.json")
+    for name, message in (("text", r"text\.json holds a str"), ("empty", "no runner")):
+        with pytest.raises(errors.FormatError, match=message):
+            merge([tmp_path / f"{name}.json"], tmp_path / "x.json")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(models.conv_net().write(tmp_path, "conv"))
+
+
+def runner(model: str, name: str) -> OnnxrtRunner:
+    return OnnxrtRunner(SessionFromOnnx(model), name=name)
+
+
+FEED = [models.conv_net().feed]
+
+
+@pytest.fixture
+def saved(model: str, tmp_path: Path) -> str:
+    """Saved outputs with something added to each."""
+    path = str(tmp_path / "then.json")
+    run_models([runner(model, "then")], RunConfig(save_outputs=path), data_loader=FEED)
+    loaded = RunResults.load(path)
+    for iteration in loaded["then"]:
+        for name in iteration:
+            iteration[name] = iteration[name] + np.float32(0.5)
+    loaded.save(path)
+    return path
+
+
+def test_saved_outputs_are_compared_after_runners(model: str, saved: str) -> None:
+    output, both = next(iter(RunResults.load(saved)["then"][0])), RunConfig(load_outputs=(saved,))
+    result = run_models([runner(model, "now")], both, data_loader=FEED)
+    assert result.runners == ("now", "then")
+    assert result.reasons == (f"now and then differ in {output}.",)
+    alone = run_models([], RunConfig(load_outputs=(saved, saved)))
+    assert (alone.verdict, alone.runners) == ("good", ("then", "then"))
+    ranked = {"postprocess": [PostprocessFunc.top_k(2)], "compare": [CompareFunc.indices()]}
+    assert run_models([runner(model, "now")], both, data_loader=FEED, **ranked).verdict == "good"
+
+
+def test_validation_finds_nan(tmp_path: Path) -> None:
+    path = models.identity().write(tmp_path, "identity")
+    feed = {name: np.full_like(array, np.nan) for name, array in models.identity().feed.items()}
+    runners = [runner(str(path), "a")]
+    checked = run_models(runners, RunConfig(validate=True), data_loader=[feed])
+    assert checked.reasons == ("Outputs hold NaN or infinities.",)
+    assert run_models(runners, data_loader=[feed]).verdict == "good"
+
+
+def test_run_logs_statistics_and_polygraphy_results(model: str) -> None:
+    tracker = MemoryTracker()
+    runners = [runner(model, "a"), runner(model, "b")]
+    result = run_models(runners, data_loader=FEED, model=model, tracker=tracker, tags={"who": "me"}, params={"n": 1})
+    stored = tracker.load(result.run_id)
+    assert (stored.info.experiment, stored.info.name, stored.info.verdict) == ("conv", "run conv.onnx", "good")
+    assert stored.info.tags["who"] == "me" and stored.info.params["n"] == "1"
+    assert stored.info.params["run.warm_up"] == "0"
+    assert any(name[0] == "error" and name[-1] == "max_abs" for name in stored.info.metrics)
+    assert AccuracyResults.from_json(stored.read_bytes("accuracy/results.polygraphy.json")).percentage() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("compare", "check_average", "verdict", "limits"),
+    [
+        ([CompareFunc.simple(atol=1.0)], False, "good", {"atol": 1.0, "rtol": 1e-5}),
+        ([CompareFunc.simple(atol=0.1, check_error_stat="max")], False, "bad", {"check_error_stat": "max"}),
+        ([CompareFunc.simple(atol=0.1, check_error_stat="max")], True, "bad", {"check_error_stat": "max"}),
+        ([CompareFunc.l2(l2_threshold=0.1)], False, "bad", {"max_l2": 0.1, "atol": math.inf}),
+        ([CompareFunc.simple(atol=1.0), CompareFunc.cosine_similarity(1.1)], False, "bad", {"min_cosine": 1.1}),
+        ([CompareFunc.kl(kl_threshold=-1.0)], False, "bad", {"max_kl": -1.0, "atol": math.inf}),
+        ([CompareFunc.indices(index_tolerance=0)], False, "bad", {"atol": math.inf}),
+        ([lambda a, b: dict.fromkeys(a, True)], False, "good", {"atol": math.inf}),
+    ],
+)
+def test_report_has_verdicts_of_compare_functions(
+    model: str, saved: str, compare, check_average: bool, verdict: str, limits: dict[str, object]
+) -> None:
+    tracker, config = MemoryTracker(), RunConfig(load_outputs=(saved,), check_average=check_average)
+    result = run_models([runner(model, "now")], config, data_loader=FEED, compare=compare, tracker=tracker)
+    stored = tracker.load(result.run_id)
+    report = Evaluation.from_json(stored.read_bytes(Artifact.ACCURACY)).report
+    assert result.verdict == stored.info.verdict == report.verdict == verdict
+    assert stored.info.tags[Tag.NOTE].startswith(f"**{verdict}**")
+    assert bool(report.reasons) == (verdict == "bad")
+    kept = report.tolerances.of(report.outputs[0].name)
+    assert {name: getattr(kept, name) for name in limits} == limits
+
+
+def test_later_pairs_count(model: str, saved: str) -> None:
+    tracker, runners = MemoryTracker(), [runner(model, "a"), runner(model, "b")]
+    result = run_models(runners, RunConfig(load_outputs=(saved,)), data_loader=FEED, tracker=tracker)
+    stored = tracker.load(result.run_id)
+    note = stored.info.tags[Tag.NOTE]
+    assert note.startswith("**bad** · run") and note.count("\n- b and then differ in") == 1
+    assert Evaluation.from_json(stored.read_bytes(Artifact.ACCURACY)).report.verdict == "good"  # of the first pair
+
+
+@pytest.mark.parametrize(("limit", "runs"), [(3600.0, 9), (0.0, 5)])
+def test_slow_engines_are_timed_less_often(monkeypatch: pytest.MonkeyPatch, limit: float, runs: int) -> None:
+    monkeypatch.setattr(check, "_LATENCY_SECONDS", limit)
+    case = models.identity()
+    with reference_runner(Model.from_proto(case.proto)) as runner:
+        latency = check.measure_latency(runner, [case.feed], check.CheckConfig(warm_up=1, latency_runs=9))
+    assert latency is not None and latency.runs == runs

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from tests import models
@@ -14,6 +15,7 @@ from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.comparator import Comparator, CompareFunc
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
+from trtops.ops.model.capability import CapabilityReport, capability
 from trtops.ops.model.inspect.data import inspect_data
 from trtops.ops.model.inspect.models import inspect_model
 from trtops.ops.model.inspect.records import inspect_calibration, inspect_sparsity, inspect_tactics
@@ -96,3 +98,39 @@ def test_calibration_caches_and_sparsity_are_shown(tmp_path: Path) -> None:
     text = inspect_calibration(str(tmp_path / "c.json")).text()
     assert "1 tensors by max, from 4 samples" in text and "0.02" in text
     assert inspect_sparsity(models.conv_net().proto).text().startswith("0 of ")
+
+
+def test_unsupported_nodes_are_listed_and_separated() -> None:
+    two_branches = models.model(
+        """(float[4] x) => (float[4] y) {
+            [a] a = Relu(x) [b] b = custom.Frobnicate(a) [c] c = Abs(b)
+            [d] d = Neg(x) [e] e = custom.Frobnicate(d) [f] f = Exp(e)
+            [g] y = Add(c, f)
+        }"""
+    )
+    report = capability(two_branches, "onnxruntime")
+
+    assert not report.supported
+    [refusal] = report.refused
+    assert (refusal.op, refusal.nodes) == ("custom.Frobnicate", ("b", "e"))
+    assert [(part.supported, part.nodes) for part in report.parts] == [
+        (True, ("a", "d")),
+        (False, ("b", "e")),
+        (True, ("c", "f", "g")),
+    ]
+    assert "refuses 2 of 7 nodes" in report.text()
+    assert CapabilityReport.from_json(report.to_json()) == report
+
+
+def test_parts_are_written_as_models(tmp_path: Path) -> None:
+    case = models.conv_net()
+    report = capability(case.proto, "onnxruntime", output_dir=tmp_path / "parts")
+    [part] = report.parts
+    assert report.supported and part.supported
+    found, expected = (models.run(proto, case.feed) for proto in (onnx.load(part.path), case.proto))
+    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
+    assert report.text().endswith("nodes.")
+
+
+def test_onnx_runtime_supports_every_model_it_runs() -> None:
+    assert all(capability(make().proto, "onnxruntime").supported for make in models.ALL)

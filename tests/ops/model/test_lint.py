@@ -1,4 +1,4 @@
-"""Linting model files."""
+"""Linting model files, and shapes observed by running them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +12,7 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnx import load_without_weights as reading
 from trtops.ops.model.lint import lint
+from trtops.ops.model.observed_shapes import with_observed_shapes
 
 
 def test_broken_files_are_findings(tmp_path: Path) -> None:
@@ -95,3 +96,31 @@ def test_models_above_2_gib_are_checked_without_loading(tmp_path: Path) -> None:
     assert lint(tmp_path / "m.onnx").failing == ("bad",)
     (tmp_path / "w.bin").unlink()
     assert "does not exist" in lint(tmp_path / "m.onnx").entries[0].message
+
+
+def shapes_of(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    graph = proto.graph
+    return {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+
+
+def test_data_dependent_shapes_are_observed() -> None:
+    proto = models.model("(float[n] x) => (int64[1,k] y) { a = Abs(x)\n y = NonZero(a) }")
+
+    found = with_observed_shapes(proto, [{"x": np.array([0, 2, 0, 3], np.float32)}])
+    assert shapes_of(found) == {"x": (4,), "a": (4,), "y": (1, 2)}
+    assert "dim_value" not in str(proto.graph.input[0])  # the model itself is as it was
+
+
+def test_models_with_sub_graphs_stay_valid() -> None:
+    for case in (models.branch(), models.loop(), models.transformer()):
+        proto = with_observed_shapes(case.proto, [case.feed])
+        onnx.checker.check_model(proto)
+        assert all(dim > 0 for shape in shapes_of(proto).values() for dim in shape)
+
+
+def test_other_data_is_refused() -> None:
+    with pytest.raises(errors.InputError):
+        with_observed_shapes(models.identity().proto, [{"other": np.zeros(3, np.float32)}])

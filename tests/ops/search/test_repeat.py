@@ -1,15 +1,25 @@
-"""Repeated checks by a command, and the files that they leave."""
+"""Repeated checks by a command, the files that they leave, and the runs of searches."""
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock, call
 
+import onnx
 import pytest
 
+from tests import models
 from trtops import errors
+from trtops.backend.onnx.submodel import SubModel
 from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.result import OpResult
+from trtops.ops.search.accuracy import Emulated, accuracy
+from trtops.ops.search.precision import precision
+from trtops.ops.search.reduce import reduce
 from trtops.ops.search.repeat import RepeatConfig, RepeatResult, RepeatStep, repeat
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Tag
 
 
 @pytest.fixture
@@ -85,3 +95,41 @@ def test_recorded_answers_are_not_asked_again(tmp_path: Path) -> None:
     assert [step.verdict for step in again.steps] == [*(step.verdict for step in first.steps), "good"]
     assert ask.call_args_list == [call(2)] and again.steps[0].detail == "from the replay"
     assert len(json.loads(Path(replay).read_text())) == 2
+
+
+def has_no_add(part: SubModel) -> bool:
+    return all(node.op_type != "Add" for node in part.proto.graph.node)
+
+
+OPS: dict[str, tuple[Callable[..., OpResult], str]] = {
+    "reduce": (lambda model, **options: reduce(model, has_no_add, **options), "multi_output reduce"),
+    "precision": (precision, "multi_output precision"),
+    "accuracy": (
+        lambda model, **options: accuracy(model, Emulated("fp16"), **options),
+        "multi_output accuracy emulated fp16",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_a_search_opens_its_own_run(kind: str, tmp_path: Path) -> None:
+    op, name = OPS[kind]
+    path, tracker = models.multi_output().write(tmp_path), MemoryTracker()
+
+    for result in (
+        op(onnx.load(path), file=path, tracker=tracker, tags={"a": "b"}),
+        op(path, tracker=tracker, tags={"a": "b"}),
+    ):
+        info = tracker.load(result.run_id).info
+        assert (info.name, info.experiment, info.status, info.verdict) == (name, path.stem, "finished", result.verdict)
+        assert info.tags[Tag.KIND] == kind and info.tags[Tag.MODEL_PATH] == str(path) and info.tags["a"] == "b"
+        assert result.experiment == path.stem
+        assert result.page().startswith(f"# {kind} {path.name}: {result.headline}\n")
+
+    # Only a file that exists leaves a failed run.
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    for name, statuses in (("nowhere", []), ("broken", ["failed"])):
+        with pytest.raises(errors.InvalidModelError, match=name):
+            OPS[kind][0](tmp_path / f"{name}.onnx", tracker=tracker, experiment="lost")
+
+        assert [info.status for info in tracker.find("lost")] == statuses
