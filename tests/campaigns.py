@@ -47,6 +47,7 @@ def config(data: Path, **changes: Any) -> DebugBuildConfig:
         build=BuildConfig(options=options),
         check=CheckConfig(data=str(data), tolerances=Tolerances(atol=1e-4, rtol=1e-4), plots="never", latency_runs=0),
         random_tactics=True,
+        complete=True,
         clean_builds=4,
     )
     return dataclasses.replace(usual, **changes)

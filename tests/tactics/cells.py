@@ -4,7 +4,7 @@ mixtures.
 Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What
 is built next is decided by :class:`trtops.ops.campaign.bisection_planner.Planner`, as in a real campaign; mixtures are
 made as :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each:
-``python -m tests.tactics.cells 100 20,one,0 100,either,0.05``; all cells if none is named.
+``python -m tests.tactics.cells 100 20,one,0 100,either,0.05 20,sum,0,repeats``; all cells if none is named.
 """
 
 import sys
@@ -23,13 +23,15 @@ from trtops.ops.campaign.bisection_planner import BuildPair, Planner, choose_exc
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import TrialResult
 from trtops.tactics.table import CampaignTable
+from trtops.tracking.schema import Metric, MetricName, Tag
 from trtops.verdict import Verdict
 
-Kind = Literal["one", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
+Kind = Literal["one", "sum", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
 """``layer``: several choices of one layer are bad, each alone; other kinds plant one choice of a layer."""
 Clause: TypeAlias = "tuple[tuple[int, int], ...]"
 """Layers and what they got, which make builds bad together."""
 LIMIT = 200
+SMALL = 0.05  # the most that choices add to the error which are no culprits
 
 
 @dataclass
@@ -40,6 +42,7 @@ class World:
     layers: int
     kind: Kind
     noise: float = 0.0
+    repeats: bool = False  # to the last bit: a build's error follows from its choices
     culprits: tuple[tuple[tuple[int, int], ...], ...] = ()
     built: int = 0
     mixtures: dict[str, np.ndarray] = field(default_factory=dict)
@@ -64,13 +67,17 @@ class World:
         if self.kind in ("none", "drift", "machines"):
             return
         drawn = np.array([self.draw() for _ in range(200)])
+        self._small = self._rng.normal(
+            0, SMALL / 5, (self.layers, TACTICS + 1)
+        )  # the last one where a layer is missing
         size = 2 if self.kind in ("together", "two of four") else 1
         shares = shares_of(drawn, np.flatnonzero((self._copied < 0) & (self._missing == 0)))
-        count = {"together": 2, "either": 2, "two of four": 4}.get(self.kind, 1)
+        count = {"together": 2, "either": 2, "two of four": 4, "sum": 5}.get(self.kind, 1)
         chosen = chosen_of(self._rng, shares, count, 0.3 if size == 2 else 0.1)
         if self.kind == "layer":
             chosen = self._bad_half(shares)
         self.culprits = tuple(combinations(chosen, min(size, len(chosen))))
+        self._limit = float(np.median([self.error(codes) for codes in drawn]))
 
     def _bad_half(self, shares: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
         """Every second of the choices that builds make of a layer, as where a kernel is wrong that several tactics
@@ -92,10 +99,18 @@ class World:
                 codes[layer] = self._rng.choice(len(others), p=others / others.sum())
         return codes
 
+    def error(self, codes: np.ndarray) -> float:
+        """The largest error of a build that repeats to the last bit."""
+        has = [all(codes[layer] == code for layer, code in clause) for clause in self.culprits]
+        added = np.dot(has, (1.0, 0.8, 0.5, 0.24, 0.12)[: len(has)]) if self.kind == "sum" else 5.0 * any(has)
+        return float(10 + self._small[np.arange(self.layers), codes].sum() + added)
+
     def is_bad(self, codes: np.ndarray) -> bool:
         """The verdict of a build."""
         self.built += 1
         bad = any(all(codes[layer] == code for layer, code in clause) for clause in self.culprits)
+        if self.kind == "sum":
+            return self.error(codes) > self._limit
         if self.kind == "sometimes":
             bad = bad and self._rng.random() < 0.6
         if not self.culprits:
@@ -108,15 +123,16 @@ class World:
 class Played:
     """How a campaign ended: with culprits, an unresolved combination as one clause, confirmed after ``when`` builds."""
 
-    confirmed: frozenset[Clause]
+    confirmed: frozenset[Clause]  # or the largest contributions to a sum
     unresolved: bool
     when: int
     builds: int
+    trials: int = 0  # of the bisection that confirmed the first one
 
 
-def play(world: World, limit: int = LIMIT) -> Played:
+def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
     """A campaign ``until decided``."""
-    planner = Planner(DebugBuildConfig(max_iterations=limit))
+    planner = Planner(DebugBuildConfig(max_iterations=limit, complete=complete))
     rows: list[np.ndarray] = []
     bad: list[bool] = []
     when = 0
@@ -132,7 +148,12 @@ def play(world: World, limit: int = LIMIT) -> Played:
         bad.append(world.is_bad(rows[-1]))
     confirmed, _ = planner.confirmed_and_doubtful(layer_table(rows, bad))
     clauses = frozenset(tuple(sorted(key_of(unit) for unit in each.units)) for each in confirmed)
-    return Played(clauses, any(not each.resolved for each in confirmed), when, world.built)
+    for result in planner.done:
+        if result.outcome == "contributions":  # others add little
+            clauses = frozenset((key_of(each.unit),) for each in result.contributions if abs(each.value) > SMALL)
+            when = world.built
+    trials = next((r.culprits[0].builds for r in planner.done if r.culprits), 0)
+    return Played(clauses, any(not each.resolved for each in confirmed), when, world.built, trials)
 
 
 def key_of(unit: Unit) -> tuple[int, int]:
@@ -149,6 +170,9 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
         Unit(kind="layer", name=f"layer-{n}", good=f"tactic-{good[n]}", bad=f"tactic-{bad[n]}") for n in places.tolist()
     )
 
+    def metrics_of(codes: np.ndarray) -> dict[MetricName, float]:
+        return {(Metric.ERROR, "y", "max_abs"): world.error(codes)} if world.repeats else {}
+
     class Session(BisectSession):
         def build(self, wanted: np.ndarray) -> TrialResult:
             codes = good.copy()
@@ -159,7 +183,9 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
             names = tuple(unit.name for unit, is_wanted in zip(units, wanted) if is_wanted)
             verdict: Verdict = "bad" if is_bad else "good"
             self.trials.append(Trial(run_id=name, taken=names, verdict=verdict, counted=True))
-            return TrialResult(wanted, is_bad)
+            errors = metrics_of(codes)
+            self._measured.append((wanted, is_bad, errors))
+            return TrialResult(wanted, is_bad, self._fingerprint(errors))
 
     bad_builds = set(table.named("bad"))
     plan = BisectPlan(
@@ -175,7 +201,9 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
         given=pair.given,
         chance=pair.chance,
     )
-    mixture: Any = SimpleNamespace(units=units, consequences=())
+    infos = [SimpleNamespace(metrics=metrics_of(each), tags={Tag.BAD_IN: "outputs"}) for each in (good, bad)]
+    ends = dict(zip(("good", "bad"), (SimpleNamespace(info=info) for info in infos)))
+    mixture: Any = SimpleNamespace(units=units, consequences=(), **ends)
     return Session(None, mixture, plan, None, "", None, None, []).run()  # type: ignore[arg-type]
 
 
@@ -186,11 +214,17 @@ class Cell:
     layers: int
     kind: Kind
     noise: float = 0.0
+    repeats: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether its campaigns search on: where there is more to find than one choice."""
+        return self.kind in ("layer", "together", "either", "two of four")
 
     def play(self, seeds: range) -> Iterator[tuple[World, Played]]:
         for seed in seeds:
-            world = World(seed, self.layers, self.kind, self.noise)
-            yield world, play(world)
+            world = World(seed, self.layers, self.kind, self.noise, self.repeats)
+            yield world, play(world, self.complete)
 
 
 CELLS = [
@@ -200,6 +234,7 @@ CELLS = [
     for noise in (0.0, 0.05)
 ]
 CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("layer", "sometimes", "two of four")]
+CELLS += [Cell(layers, kind, 0.0, True) for layers in (20, 100, 400) for kind in ("one", "either", "together", "sum")]
 CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("none", "drift", "machines")]
 
 
@@ -208,7 +243,9 @@ def truth(world: World) -> frozenset[Clause]:
 
 
 def names_wrongly(world: World, confirmed: Iterable[Clause]) -> bool:
-    """Whether a choice is confirmed that does not make builds bad."""
+    """Whether a choice is confirmed that does not make builds bad, or a layer that adds nothing to a sum."""
+    if world.kind == "sum":  # the good build may have what adds to the error
+        return not {key[0] for c in confirmed for key in c} <= {key[0] for c in truth(world) for key in c}
     return not {key for c in confirmed for key in c} <= {key for c in truth(world) for key in c}
 
 
@@ -219,15 +256,17 @@ def figures(cell: Cell, seeds: range) -> str:
     wrong = sum(names_wrongly(w, p.confirmed) for w, p in played)
     when = [p.when for _, p in played if p.when]
     return (
-        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: exactly right {right} of {len(played)}, "
-        f"unresolved {unresolved}, something wrongly named in {wrong}; median builds until confirmed "
+        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong{', repeats' * cell.repeats}: "
+        f"exactly right {right} of {len(played)}, unresolved {unresolved}, something wrongly named in {wrong}, nothing "
+        f"in {sum(not p.confirmed for _, p in played)}; "
+        f"median mixtures until confirmed {np.median([p.trials for _, p in played if p.trials] or [0]):g}, builds "
         f"{np.median(when) if when else 0:g}, in all {np.median([p.builds for _, p in played]):g}"
     )
 
 
 def cell_of(text: str) -> Cell:
-    layers, kind, noise = text.split(",")
-    return Cell(int(layers), kind, float(noise))  # type: ignore[arg-type]
+    layers, kind, noise, *repeats = text.split(",")
+    return Cell(int(layers), kind, float(noise), bool(repeats))  # type: ignore[arg-type]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -15,12 +15,14 @@ SEEDS = amount(10, in_every_run=6)
 @pytest.mark.parametrize(
     ("cell", "right", "builds"),
     [
-        (Cell(20, "one"), 1.0, 11),
-        (Cell(20, "one", 0.05), 0.8, 18),
-        (Cell(100, "one"), 1.0, 13),
+        (Cell(20, "one"), 1.0, 15),
+        (Cell(20, "one", repeats=True), 1.0, 11),
+        (Cell(20, "one", 0.05), 0.8, 21),
+        (Cell(100, "one"), 1.0, 17),
+        (Cell(100, "one", repeats=True), 1.0, 14),
         (Cell(20, "layer"), 0.8, 24),
-        (Cell(20, "together"), 0.8, 30),
-        (Cell(20, "either"), 0.8, 30),
+        (Cell(20, "together"), 0.8, 36),
+        (Cell(20, "either"), 0.8, 33),
         (Cell(20, "sometimes"), 0.8, 45),
     ],
     ids=str,
@@ -30,6 +32,15 @@ def test_campaigns_name_exactly_the_culprits(cell, right, builds):
 
     assert sum(p.confirmed == truth(world) for world, p in played) >= int(right * SEEDS)
     assert np.median([p.when for _, p in played if p.when]) <= builds
+
+
+@pytest.mark.parametrize("layers", [20, 100])
+def test_errors_that_add_up_have_shares(layers):
+    played = list(Cell(layers, "sum", repeats=True).play(range(SEEDS)))
+
+    assert not any(names_wrongly(world, p.confirmed) for world, p in played)
+    assert sum(bool(p.confirmed) for _, p in played) >= 0.8 * SEEDS
+    assert max(p.builds for _, p in played) <= 40 and np.median([p.builds for _, p in played]) <= 20
 
 
 @pytest.mark.parametrize(("kind", "clauses"), [("either", ((0,), (1,))), ("together", ((0, 1),))])

@@ -12,13 +12,16 @@ coin. So for every explanation the ratio ::
 
 has the mean 1, and products of such ratios, averaged over explanations, are a test martingale. See Vovk and Wang,
 Annals of Statistics 2021, on e-values; Fisher, The Design of Experiments, 1935, on randomisation.
+
+No coin is needed where builds repeat: if the good and the bad build, built again as mixtures, have the errors that they
+had to the last bit, and another mixture has others, then outputs follow the units.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -37,11 +40,17 @@ from trtops.tactics.model import (
     marginals,
 )
 
-BisectionDecision: TypeAlias = Literal["confirmed", "chance", "combination"]
-"""How a bisection ends: with its best explanation, with verdicts that follow no unit, or without an explanation."""
-SearchOutcome: TypeAlias = Literal["confirmed", "sufficient", "not repeatable", "combination", "undecided"]
-"""How a search ends: with culprits; with the held units alone being bad in the good build; with verdicts that follow no
-unit; with a combination that is neither one unit nor a pair; or without a decision."""
+BisectionDecision: TypeAlias = Literal["confirmed", "chance", "combination", "units missing"]
+"""How a bisection ends: with its best explanation, with verdicts that follow no unit, without an explanation, or with
+two good builds that have all units of the bad one."""
+SearchOutcome: TypeAlias = Literal[
+    "confirmed", "sufficient", "contributions", "not repeatable", "units missing", "combination", "undecided"
+]
+"""How a search ends: with culprits; with the held units alone being bad in the good build; with errors that add up over
+units; with verdicts that follow no unit; with units that do not make a build bad even all together; with a combination
+that is neither one unit nor a pair; or without a decision."""
+Errors: TypeAlias = "tuple[float, ...]"
+"""Errors of all outputs of a build, in one order. Builds with the same outputs have the same errors."""
 
 CHANCE = 0.2  # prior probability that no unit decides
 _ONE, _TOGETHER, _EITHER = 0.86, 0.07, 0.07  # prior shares of one unit, both of two, and either of two
@@ -57,6 +66,7 @@ _SUSPECTS = 3  # units, the most probable ones, whose partners are searched
 _SUSPECTED = 0.5  # probability from which a unit is reported as part of a combination
 _GOOD_VERDICTS = 3  # good verdicts after which held units alone do not make the good build bad
 _MAX_CULPRITS = 4  # explanations, each making builds bad alone, after which the search ends
+_MISSING = 2  # good builds with all units of the bad one, after which what makes it bad is none of them
 _MAX_FAILURES = 12  # trials that could not be built as wanted, after which the search ends
 _COMBINATION_TRIALS = 40  # trials after which evidence without a probable explanation is an unresolved combination
 
@@ -92,8 +102,8 @@ class Bisection:
         seed: Of the coin.
         seen: Builds that existed before. They raise suspicions, and are no evidence against chance.
         chance: Prior probability that no unit decides.
-        confidence: At most ``1 - confidence`` of bisections blame a unit where verdicts depend on none; and an
-            explanation needs that posterior probability.
+        confidence: What the posterior probability of an explanation needs. At most a fifth of ``1 - confidence`` of
+            bisections blame a unit where verdicts depend on none.
         confidence_of_one: What suffices against chance where a single unit is most probable and later builds check
             it again. It still needs ``(1 + confidence) / 2`` among the explanations without chance.
     """
@@ -122,6 +132,7 @@ class Bisection:
         # Logarithms of the e-values of single units and of pairs, for each prior of rates.
         self._log_e_values = [(np.zeros(units), np.zeros(self._pair_prior.shape)) for _ in _PRIORS]
         self._was_doubted = False
+        self.repeats = False
         self._shunned: set[bytes] = set()
         self._update()
 
@@ -194,7 +205,7 @@ class Bisection:
             for prior, share in _PRIORS
         ]
         single, pair = (np.logaddexp.reduce(scores) + self._log_not_chance for scores in zip(*parts))
-        chance = self._log_chance + _log_chance(self._bad)
+        chance = -math.inf if self.repeats else self._log_chance + _log_chance(self._bad)
         peak = max(float(single.max()), float(pair.max()), chance)
         single, pair, mass = np.exp(single - peak), np.exp(pair - peak), math.exp(chance - peak)
         total = float(single.sum() + pair.sum()) + mass
@@ -241,12 +252,18 @@ class Bisection:
 
     @property
     def _is_evident(self) -> bool:
-        # Once chance has seemed certain, a confirmation would contradict that, so it needs more evidence.
-        factor = _CHANCE_FACTOR if self._was_doubted else 1
-        return self.log_e_value >= -math.log((1 - self._needed_confidence) / factor)
+        # More evidence, where nothing checks a confirmation later, or it contradicts that chance seemed certain.
+        needed = self._needed_confidence
+        factor = _CHANCE_FACTOR if self._was_doubted or needed == self._confidence else 1
+        return self.repeats or self.log_e_value >= -math.log((1 - needed) / factor)
+
+    def exclude_chance(self) -> None:
+        """State that outputs follow the units: chance needs no coin from now on."""
+        self.repeats = True
+        self._update()
 
     def next(self) -> tuple[Bools, Bools | None]:
-        """The next trial, and its opposite if a coin decided between the two."""
+        """The next trial, and its opposite if a coin decided between the two. The first is one of the two builds."""
         splits = [pair for pair in self._splits() if not self._shunned & {taken.tobytes() for taken in pair}]
         while not splits:  # no informative trial can be built: share the units out at random
             one = self._coin.random(self.units) < 0.5
@@ -264,7 +281,7 @@ class Bisection:
             sides = zip((self._single, self._pair), *map(self._expected, pair))
             differing.append(sum(float(mass[here != there].sum()) for mass, here, there in sides))
         worth = gains.reshape(-1, 2).mean(axis=1) + differing
-        one, other = splits[int(worth.argmax())]
+        one, other = splits[int(worth.argmax()) if self.trials else 0]
         return (one, other) if self._coin.random() < 0.5 else (other, one)
 
     def shun(self, taken: Bools) -> None:
@@ -315,6 +332,7 @@ class TrialResult(NamedTuple):
 
     taken: Bools | None  # the units that it really got from the bad build; None if some are as in neither of the two
     bad: bool
+    errors: Errors | None = None  # None where the verdict does not follow from them
 
 
 @dataclass
@@ -340,6 +358,7 @@ class CulpritSearch:
     # Whether the good build has those units already. There is nothing to hold then, and its own verdict counts.
     is_held_by_good: bool = False
     seen: tuple[EarlierBuild, ...] = ()
+    errors: tuple[Errors | None, Errors | None] = (None, None)  # of the good and of the bad build
     chance: float = CHANCE  # this and what follows are as for :class:`Bisection`
     confidence: float = 0.95
     confidence_of_one: float | None = None
@@ -354,16 +373,20 @@ class CulpritSearch:
                 return SearchResult("sufficient" if enough else "undecided")
         free = ~self.held
         known_good: set[bytes] = set()
+        repeats = False
         while free.any() and len(found.culprits) < _MAX_CULPRITS:
             places = np.flatnonzero(free)
             seen = [EarlierBuild(s.taken[places], s.bad, s.other[places]) for s in self.seen]
             bisection = Bisection(len(places), self.seed, seen, self.chance, self.confidence, self.confidence_of_one)
+            if repeats:
+                bisection.exclude_chance()
             decision = yield from self._decide(bisection, places, known_good)
+            repeats = bisection.repeats
             if decision != "confirmed":
                 if decision == "combination":
                     found.suspects = tuple(places[bisection.probabilities >= _SUSPECTED].tolist())
                 if not found.culprits and decision is not None:
-                    found.outcome = "combination" if decision == "combination" else "not repeatable"
+                    found.outcome = "not repeatable" if decision == "chance" else decision
                 break
             # The bisection numbers the free units only.
             best = bisection.best
@@ -394,8 +417,11 @@ class CulpritSearch:
     ) -> Generator[Bools, TrialResult | None, BisectionDecision | None]:
         """Bisect some of the units; None if the search was ended or too many trials could not be built."""
         failed = 0
+        ends: dict[bool, list[TrialResult]] = {False: [], True: []}  # the good and the bad build, built again
+        seen: set[Errors | None] = {None, *self.errors}
+        end: Bools | None = None  # one of the two builds, if it is to be built next
         while (decision := bisection.decided()) is None and failed < _MAX_FAILURES:
-            wanted, opposite = bisection.next()
+            wanted, opposite = bisection.next() if end is None else (end, None)
             mask: Bools = self.held.copy()
             mask[places[wanted]] = True
             result = yield mask
@@ -403,7 +429,7 @@ class CulpritSearch:
                 return None
             others = np.delete(np.arange(self.units), places)
             if result.taken is None or not np.array_equal(result.taken[others], self.held[others]):
-                failed += 1
+                failed, end = failed + 1, None
                 bisection.shun(wanted)
                 continue
             if not result.bad:
@@ -414,7 +440,32 @@ class CulpritSearch:
                 bisection.shun(wanted)  # or it would be chosen again, and fail again
             # Where the build differs from the request, the coin did not choose it.
             bisection.add(got, result.bad, opposite if followed else None)
+            end = None
+            if followed and (wanted.all() or not wanted.any()):
+                ends[bool(wanted.all())].append(result)
+                if sum(not each.bad for each in ends[True]) == _MISSING:
+                    return "units missing"
+                end = self._next_end(ends, wanted)
+            elif result.errors not in seen and all(self._repeats(ends, is_bad) for is_bad in ends):
+                bisection.exclude_chance()
         return decision
+
+    def _next_end(self, ends: Mapping[bool, Sequence[TrialResult]], last: Bools) -> Bools | None:
+        """Which of the two builds has to be built again, if any; ``last`` is the one that just was."""
+        if last.all() and not ends[True][-1].bad:
+            return last  # with all units it must be bad, but the verdict may be wrong
+        if not ends[True]:
+            return ~last
+        if not ends[False]:
+            return None if ends[True][-1].errors is None else ~last
+        # Layers that cannot be chosen may make a difference to the bad build, so it is compared with itself.
+        is_open = len(ends[True]) == 1 and self._repeats(ends, False) and not self._repeats(ends, True)
+        return np.ones_like(last) if is_open else None
+
+    def _repeats(self, ends: Mapping[bool, Sequence[TrialResult]], is_bad: bool) -> bool:
+        """Whether one of the two builds, built again, had the same errors to the last bit."""
+        found = [each.errors for each in ends[is_bad]]
+        return bool(found) and found[0] is not None and (set(found) == {self.errors[is_bad]} or found[1:] == found[:1])
 
     def _is_good(self, taken: Bools) -> Generator[Bools, TrialResult | None, bool]:
         """Whether the bad build without its culprits is good; a bad verdict, which may be wrong, is repeated once."""

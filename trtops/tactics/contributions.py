@@ -7,8 +7,9 @@ information criterion (Chen and Chen, Biometrika 2008), which charges for the nu
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,40 +17,76 @@ from trtops.tactics.model import Bools, Floats
 
 # Errors are explained to this share of their range. Finer differences come from choices that do not matter here.
 _RESOLUTION = 0.03
-_MIN_BUILDS = 8
+_MIN_BUILDS = 7
 _BUILDS_PER_UNIT = 2.5  # of a sum, at least
 _ADVANTAGE = 10.0  # of the criterion's value, which is twice a log-likelihood: odds of 150 to 1
 _STEP = 0.95  # share of the variance of the error or of its logarithm that a step explains, so that it is no sum
+_ALIKE = 0.8  # correlation from which units are confounded
+_GAP = 0.2  # share of the range of errors between good and bad builds, below which the limit lies inside it
 _DECIDES = 0.6  # share of the sum from which one unit decides
 _MAX_PAIRED = 200  # units that pairs are made of
 
 
 @dataclass(frozen=True)
 class ErrorSum:
-    """A sum: units by their size, their contributions to the error, and half of the width of 95 % intervals."""
+    """A sum: units by their size, their contributions to the error, and half of the width of 95 % intervals.
+
+    A unit is sure if its interval does not contain zero, in this fit and in all that leave out one build. The sum is
+    settled if all these fits have the same ones.
+    """
 
     units: tuple[int, ...]
     values: Floats
     margins: Floats
-
-    @property
-    def sure(self) -> tuple[int, ...]:
-        """The units whose interval does not contain zero."""
-        return tuple(unit for unit, value, margin in zip(self.units, self.values, self.margins) if abs(value) > margin)
+    sure: frozenset[int] = frozenset()
+    settled: bool = False
 
 
-def find_sum(taken: Bools, error: Floats) -> ErrorSum | None:
+def find_sum(taken: Bools, error: Floats, bad: Bools) -> ErrorSum | None:
     """The sum that explains builds better than any step does; None if there is none, or one unit is most of it.
 
-    ``taken`` has the shape ``(builds, units)``, ``error`` the shape ``(builds,)`` with positive, finite values.
+    Where the limit lies inside the spread of errors, so that small differences decide, steps do not count.
+
+    ``taken`` has the shape ``(builds, units)``, ``error`` the shape ``(builds,)`` with positive, finite values, larger
+    ones where ``bad``.
     """
+    fit = functools.partial(_fit, is_inside=is_limit_inside(error, bad))
+    found = fit(taken, error)
+    if found is None:
+        return None
+    others = [fit(np.delete(taken, row, axis=0), np.delete(error, row)) for row in range(len(error))]
+    named = [_named(each) for each in (found, *others)]
+    # Another unit that nearly the same builds have may be meant.
+    with np.errstate(invalid="ignore"):  # where a unit is in all builds, or in none
+        alike = np.abs(np.nan_to_num(np.corrcoef(taken.T))) >= _ALIKE
+    clear = frozenset(unit for unit in found.units if alike[unit].sum() == 1)
+    is_settled = bool(named[0]) and len(set(named)) == 1 and named[0] <= clear
+    return replace(found, sure=frozenset.intersection(clear, *named), settled=is_settled)
+
+
+def is_limit_inside(error: Floats, bad: Bools) -> bool:
+    """Whether the largest error of good builds is so near to the smallest one of bad builds that nothing makes a step.
+
+    In a part of the range of all errors, and of their logarithms.
+    """
+    gaps = [values[bad].min() - values[~bad].max() for values in (error, np.log(error))]
+    return all(gap < _GAP * np.ptp(values) for gap, values in zip(gaps, (error, np.log(error))))
+
+
+def _named(fit: ErrorSum | None) -> frozenset[int]:
+    if fit is None:
+        return frozenset()
+    return frozenset(unit for unit, value, margin in zip(fit.units, fit.values, fit.margins) if abs(value) > margin)
+
+
+def _fit(taken: Bools, error: Floats, *, is_inside: bool) -> ErrorSum | None:
     builds, units = taken.shape
     if builds < _MIN_BUILDS or units < 2 or not np.ptp(error) > 0:
         return None
     total = float(((error - error.mean()) ** 2).sum())
     floor = builds * (_RESOLUTION * float(np.ptp(error))) ** 2
     left, features = _left_by_step(taken, error)
-    if max(1 - left / total, explained_by_step(taken, np.log(error))) >= _STEP:
+    if not is_inside and max(1 - left / total, _explained_by_step(taken, np.log(error))) >= _STEP:
         return None
     of_step = _criterion(left, floor, builds, 1, features)
     best: tuple[float, list[int]] = (math.inf, [])
@@ -62,10 +99,9 @@ def find_sum(taken: Bools, error: Floats) -> ErrorSum | None:
         rest, _, _ = _regress(taken[:, chosen], error)
         best = min(best, (_criterion(float((rest**2).sum()), floor, builds, len(chosen), units), list(chosen)))
     criterion, chosen = best
-    if len(chosen) < 2 or criterion + _ADVANTAGE > of_step:
-        return None
     rest, values, covariance = _regress(taken[:, chosen], error)
-    if np.abs(values).max() >= _DECIDES * np.abs(values).sum():
+    is_one = len(chosen) < 2 or np.abs(values).max() >= _DECIDES * np.abs(values).sum()
+    if not is_inside and (is_one or criterion + _ADVANTAGE > of_step):
         return None
     free = builds - len(chosen) - 1
     from scipy import special  # takes a tenth of a second to import
@@ -83,7 +119,7 @@ def _regress(taken: Bools, error: Floats) -> tuple[Floats, Floats, Floats]:
     return error - design @ solution, solution[1:], (inverse**2).sum(axis=1)[1:]
 
 
-def explained_by_step(taken: Bools, values: Floats) -> float:
+def _explained_by_step(taken: Bools, values: Floats) -> float:
     """The largest share of the variance of values that a step explains."""
     total = float(((values - values.mean()) ** 2).sum())
     return 1 - _left_by_step(taken, values)[0] / total if total else 0.0

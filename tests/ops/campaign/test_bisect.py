@@ -206,7 +206,7 @@ def test_kill_between_steps_builds_nothing_twice(model, data, tmp_path, undistur
 def test_later_builds_avoid_the_culprit(model, data):
     tracker = MemoryTracker()
 
-    result = debug_build(model, config(data, seed=200, clean_builds=6), tracker=tracker)
+    result = debug_build(model, config(data, seed=200, complete=True, clean_builds=6), tracker=tracker)
 
     seen = load_table(tracker, result.run_id)
     found, first = merge_culprits(result.bisections), result.bisections[0]

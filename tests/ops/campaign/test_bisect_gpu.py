@@ -134,6 +134,7 @@ def test_fp16_campaign_ends_with_a_promoted_engine(tmp_path: Path, monkeypatch: 
         random_tactics=True,
         seed=500,
         max_iterations=40,
+        complete=True,
         clean_builds=6,
         max_minutes=20.0,
     )

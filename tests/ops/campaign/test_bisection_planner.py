@@ -52,7 +52,7 @@ def bisection(
 
 
 def planner(*done: BisectResult, clean: int = 3, after: int = 0) -> Planner:
-    return Planner(DebugBuildConfig(clean_builds=clean), list(done), after=after)
+    return Planner(DebugBuildConfig(complete=True, clean_builds=clean), list(done), after=after)
 
 
 def mixtures(*taken: Sequence[int], verdicts: str) -> tuple[Trial, ...]:
@@ -179,7 +179,20 @@ def test_campaign_ends_with_enough_good_builds():
     assert verdicts.count("g") >= 3 and 2 <= transfers <= 5
 
 
-@pytest.mark.parametrize("outcome", ["not repeatable", "combination"])
+def test_campaign_ends_with_the_first_confirmed_culprit():
+    confirmed = replace(
+        bisection("0", "1", (unit(0),)), trials=mixtures((0,), (0, 1), (1, 2), (2,), (0,), (3,), verdicts="bbggbg")
+    )
+    found = Planner(DebugBuildConfig(), [confirmed])
+
+    assert found.is_answered(table(["0000", "1111"], "gb"))
+    assert not found.is_answered(table(["0000", "1111", "1000"], "gbg"))  # a good build has it
+    assert not planner(confirmed).is_answered(table(["0000", "1111"], "gb"))
+    sums = replace(bisection("0", "1"), outcome="contributions")
+    assert Planner(DebugBuildConfig(), [sums]).is_answered(table(["00", "11"], "gb"))
+
+
+@pytest.mark.parametrize("outcome", ["not repeatable", "units missing", "combination"])
 def test_campaign_ends_after_three_pairs_without_culprits(outcome):
     found = planner()
     rows = ["000", "100", "010", "001", "110", "101"]
@@ -221,6 +234,7 @@ def test_single_choices_need_less_evidence_at_first():
     assert planner().confidence_of_one(pair) == pytest.approx(0.8)
     assert planner().confidence_of_one(replace(pair, given=(unit(0),))) is None
     assert planner(bisection("0", "1", outcome="not repeatable")).confidence_of_one(pair) is None
+    assert Planner(DebugBuildConfig()).confidence_of_one(pair) is None
 
 
 def test_all_builds_and_mixtures_confirm_a_culprit():

@@ -7,20 +7,30 @@ from the bad build: if that is good, the set is complete; if it is bad, the sear
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from trtops import errors
-from trtops.ops.campaign.bisect_result import BisectConfig, BisectCulprit, BisectPlan, BisectResult, Trial, Unit
+from trtops.ops.campaign.bisect_result import (
+    BisectConfig,
+    BisectCulprit,
+    BisectPlan,
+    BisectResult,
+    Contribution,
+    Trial,
+    Unit,
+)
 from trtops.ops.campaign.bisection_planner import most_alike
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import (
     EngineEvaluator,
     build_and_evaluate,
-    largest_error,
+    errors_of,
     tested_aspect,
     verdict_in,
 )
@@ -28,12 +38,13 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with
-from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, TrialResult
+from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
+from trtops.tactics.contributions import ErrorSum, find_sum
 from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.model import Bools
+from trtops.tactics.model import Bools, Floats
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole, tracked
+from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, tracked
 from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import Kind
 from trtops.verdict import PASSED, VERDICTS, Verdict
@@ -41,6 +52,7 @@ from trtops.verdict import PASSED, VERDICTS, Verdict
 _KIND: Kind = "bisect"
 _SEEN = 200  # builds of a campaign, the last ones, that the prior of units is taken from
 _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
+_SUM_TRIALS = 20  # mixtures after which a sum is reported as it is known then
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -237,6 +249,8 @@ class BisectSession:
     progress: OnProgress | None
     resumed: list[RunInfo]
     trials: list[Trial] = field(default_factory=list)
+    # Units, verdict and errors of both builds and of each counted mixture.
+    _measured: list[tuple[Bools, bool, dict[MetricName, float]]] = field(default_factory=list)
 
     def run(self) -> BisectResult:
         """Search until all culprits of the bad build are known, or the budget is used up."""
@@ -244,26 +258,44 @@ class BisectSession:
         given = {unit.column for unit in self.plan.given}
         held = np.array([unit.column in given for unit in units], np.bool_)
         digits = [(np.array(list(text), "U1"), bad) for text, bad in self.plan.seen]  # as in BisectPlan
+        ends = [errors_of(build.info) for build in (self.mixture.good, self.mixture.bad)]
+        self._measured = [(np.full(len(units), bool(bad)), bool(bad), errors) for bad, errors in enumerate(ends)]
         steps = CulpritSearch(
             units=len(units),
             held=held,
             is_held_by_good=bool(given) and not held.any(),
             seen=tuple(EarlierBuild(each == "1", bad, each == "2") for each, bad in digits),
+            errors=(self._fingerprint(ends[0]), self._fingerprint(ends[1])),
             chance=self.plan.chance,
             confidence=config.confidence,
             confidence_of_one=config.confidence_of_one,
             seed=config.seed,
         ).run()
+
+        def is_spent() -> bool:
+            is_late = config.max_minutes is not None and time.perf_counter() - began > 60 * config.max_minutes
+            return is_late or len(self.trials) >= config.max_builds
+
         # The search yields the mixtures that it wants, and is sent what came of them; None ends it.
         answer: TrialResult | None = None
         while True:
             try:
                 wanted = steps.send(answer)
             except StopIteration as ended:
-                found = ended.value
+                found: SearchResult = ended.value
                 break
-            is_late = config.max_minutes is not None and time.perf_counter() - began > 60 * config.max_minutes
-            answer = None if is_late or len(self.trials) >= config.max_builds else self.build(wanted)
+            answer = None if is_spent() else self.build(wanted)
+            if answer is not None and self._error_sum() is not None:
+                found = SearchResult("contributions")
+                break
+        # A sum is reported once it is settled.
+        while found.outcome == "contributions" and len(self.trials) < _SUM_TRIALS and not is_spent():
+            if (added := self._error_sum()) is not None and added.settled:
+                break
+            self.build(held | (np.random.default_rng([config.seed, len(self.trials)]).random(len(units)) < 0.5))
+        added = self._error_sum()
+        if found.outcome == "contributions" and added is None:
+            found = SearchResult("undecided")
         return BisectResult(
             title=_title_of(self.plan),
             outcome=found.outcome,
@@ -284,7 +316,42 @@ class BisectSession:
             consequences=self.mixture.consequences,
             given=self.plan.given,
             trials=tuple(self.trials),
+            **(self._sum_fields(added) if added is not None and found.outcome == "contributions" else {}),
         )
+
+    def _errors(self) -> tuple[str, Bools, Floats, Bools] | None:
+        """The output whose largest errors part bad builds from good ones best; units, this error and bad of builds."""
+        bad = np.array([is_bad for _, is_bad, _ in self._measured])
+        best, ratio = None, 1.0
+        for name in self._measured[1][2]:
+            values = np.array([errors.get(name, math.inf) for _, _, errors in self._measured])
+            if len(name) != 3 or name[2] != "max_abs" or not (np.isfinite(values) & (values > 0)).all():
+                continue
+            if (found := float(values[bad].min() / values[~bad].max())) > ratio:
+                best, ratio = (name[1], np.array([taken for taken, _, _ in self._measured]), values, bad), found
+        return best
+
+    def _fingerprint(self, errors: Mapping[MetricName, float]) -> Errors | None:
+        """The errors of a build, if its verdict in the aspect under test follows from them."""
+        return tuple(errors.values()) if errors and tested_aspect(self.mixture.bad.info) == "outputs" else None
+
+    def _error_sum(self) -> ErrorSum | None:
+        found = self._errors()
+        return None if found is None else find_sum(*found[1:])
+
+    def _sum_fields(self, added: ErrorSum) -> dict[str, Any]:
+        """The fields of a result that describe a sum."""
+        found = self._errors()
+        assert found is not None
+        output, _, error, _ = found
+        most = max(float(error.max()), float(error[0] + added.values.clip(0).sum()))
+        sure = zip(added.units, added.values.tolist(), added.margins.tolist())
+        named = [Contribution(unit=self.mixture.units[u], value=v, margin=m) for u, v, m in sure if u in added.sure]
+        return {
+            "output": output,
+            "spread": (float(error.min()), float(error.max()), most),
+            "contributions": tuple(named),
+        }
 
     def build(self, wanted: Bools) -> TrialResult:
         """Build and evaluate a mixture, or take it from an earlier process."""
@@ -309,15 +376,18 @@ class BisectSession:
         assert verdict is not None
         outcome = self.mixture.outcome(wanted, tactics)
         counted = outcome.taken is not None and verdict != "error" and not outcome.also_changed
+        errors = errors_of(info)
         trial = Trial(
             run_id=info.id,
             taken=tuple(unit.name for unit, is_taken in zip(self.mixture.units, wanted) if is_taken),
             verdict=verdict,
             counted=counted,
             strayed=outcome.strayed,
-            error=largest_error(info),
+            error=errors.get((schema.Metric.ERROR, "max_abs")),
         )
         self.trials.append(trial)
+        if counted and outcome.taken is not None:
+            self._measured.append((outcome.taken, verdict == "bad", errors))
         if self.progress is not None:
             self.progress(len(self.trials), self.plan.config.max_builds)
-        return TrialResult(outcome.taken if counted else None, verdict == "bad")
+        return TrialResult(outcome.taken if counted else None, verdict == "bad", self._fingerprint(errors))

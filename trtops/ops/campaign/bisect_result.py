@@ -16,6 +16,8 @@ from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Verdict
 
+_SOUND_SPREAD = 2.0  # ratio of the largest to the smallest error up to which the limit, and no choice, is the problem
+
 ChoiceKey: TypeAlias = "tuple[str, str, str]"
 """What identifies a unit, whatever the good build has instead: its kind, its name, and the choice of the bad build."""
 
@@ -57,8 +59,8 @@ class BisectConfig(Record):
     """How long to search, and how sure to be.
 
     Attributes:
-        confidence: What a confirmation needs, between 0.5 and 1: at most ``1 - confidence`` of bisections name a
-            culprit where verdicts do not depend on what is mixed, and the named set needs that posterior probability.
+        confidence: The posterior probability that a named set needs, between 0.5 and 1. At most a fifth of ``1 -
+            confidence`` of bisections name a culprit where verdicts do not depend on what is mixed.
         confidence_of_one: What suffices against chance where a single layer or setting is most probable and later
             builds check it again, as a campaign's do; ``confidence`` unless given.
         max_builds: Maximum number of builds.
@@ -135,11 +137,22 @@ class BisectCulprit(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Contribution(Record):
+    """What a unit adds to the error of an output; the 95 % interval is ``value`` plus or minus ``margin``."""
+
+    unit: Unit
+    value: float
+    margin: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class BisectResult(OpResult):
     """How a bisection ended: ``undecided`` where the budget was too small, or nothing differs that can be chosen.
 
     It is complete if the bad build is good without the culprits. ``suspects`` probably take part in a combination.
     ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can.
+    Where errors add up, ``contributions`` are the units that surely take part, the largest first. ``spread`` is the
+    smallest and the largest error of ``output`` among the builds, and the largest that the sum predicts.
     """
 
     outcome: SearchOutcome
@@ -151,12 +164,15 @@ class BisectResult(OpResult):
     units: int
     consequences: tuple[str, ...] = ()
     given: tuple[Unit, ...] = ()
+    contributions: tuple[Contribution, ...] = ()
+    output: str = ""
+    spread: tuple[float, ...] = ()
     trials: tuple[Trial, ...]
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if a culprit was confirmed, now or again, else ``bad``."""
-        return "good" if self.outcome in ("confirmed", "sufficient") else "bad"
+        """``good`` if a culprit was confirmed, now or again, or a sum was measured; else ``bad``."""
+        return "good" if self.outcome in ("confirmed", "sufficient", "contributions") else "bad"
 
     @property
     def headline(self) -> str:
@@ -201,6 +217,21 @@ class BisectResult(OpResult):
         if self.outcome == "confirmed":
             rest = "Without it the bad build is good." if self.complete else "The bad build is bad without it too."
             return f"Confirmed in {builds}: {names}. {rest}"
+        if self.outcome == "contributions":
+            low, high, most = self.spread
+            parts = [f"{c.unit.describe()} adds {c.value:.2g} (+-{c.margin:.1g})" for c in self.contributions]
+            limit = f"The limit lies inside the spread of the builds, {low:.3g} to {high:.3g}"
+            broken = "no choice is broken" if high <= _SOUND_SPREAD * low else "no choice decides alone"
+            return (
+                f"The errors of output {self.output!r} add up over choices, found in {builds}: "
+                f"{'; '.join(parts) or 'each adds too little to name it'}. {limit}: {broken}. A limit above {most:.3g} "
+                "accepts them all."
+            )
+        if self.outcome == "units missing":
+            return (
+                f"With all {self.units} differences of the bad build, the good build stays good. What makes the bad "
+                "build bad was not recorded, or its verdict was chance."
+            )
         if self.outcome == "not repeatable":
             return f"After {builds} the verdicts do not follow what was mixed. Is the check repeatable?"
         if self.outcome == "combination":

@@ -129,7 +129,8 @@ class Planner:
 
     @property
     def _unexplained_pairs(self) -> int:
-        return sum(not r.culprits and r.outcome in ("not repeatable", "combination") and not r.given for r in self.done)
+        unexplained = ("not repeatable", "units missing", "combination")
+        return sum(not r.culprits and r.outcome in unexplained and not r.given for r in self.done)
 
     def pair(self, table: CampaignTable) -> BuildPair | None:
         """The next good and bad build to mix; None if builds are needed first."""
@@ -157,9 +158,17 @@ class Planner:
         return next((pair for pair in transfers if pair is not None), None)
 
     def is_answered(self, table: CampaignTable) -> bool:
-        """Whether enough builds are good without the culprits, or choices do not decide."""
+        """Whether a culprit is confirmed and contradicted by no build, errors add up, or choices do not decide.
+
+        With ``complete``, whether enough builds are good without the culprits as well.
+        """
+        if any(result.outcome == "contributions" for result in self.done):
+            return True
         if not self.culprits:
             return self._unexplained_pairs >= MAX_UNREPEATABLE_PAIRS
+        if not self.config.complete and self.confirmed_and_doubtful(table)[0]:
+            passed = np.isin(table.verdicts, [VERDICTS.index(verdict) for verdict in PASSED])
+            return not any((each.is_in(table) & passed).any() for each in self.culprits if not each.settled)
         return self._has_waited(table) and self.pair(table) is None
 
     def _has_waited(self, table: CampaignTable) -> bool:
@@ -192,9 +201,13 @@ class Planner:
         return 1 - doubt / 5 if self._unexplained_pairs else self.config.confidence
 
     def confidence_of_one(self, pair: BuildPair) -> float | None:
-        """What it needs for a single choice: less, since later builds and mixtures check it again."""
+        """What it needs for a single choice: less, where later builds and mixtures check it again."""
         doubt = 1 - self.config.confidence
-        return None if pair.given or self._unexplained_pairs else max(0.5, 1 - EARLY_DOUBT * doubt)
+        return (
+            None
+            if pair.given or self._unexplained_pairs or not self.config.complete
+            else max(0.5, 1 - EARLY_DOUBT * doubt)
+        )
 
     def denied(self, tracker: Tracker, table: CampaignTable) -> DenyList:
         """What the next builds must not choose: the culprits. Nothing, where a build has failed since."""

@@ -46,9 +46,10 @@ class DebugBuildConfig(Record):
         max_minutes: No build starts after this many minutes of one process; None for no limit.
         bisect: With ``until="decided"``, mix a good and a bad build by replay as soon as there is one of each, instead
             of waiting for chance (:func:`trtops.ops.campaign.bisect.bisect`).
-        clean_builds: Number of good builds required before the search for further culprits ends; builds avoid the known
-            ones. Among 24 a culprit that one in ten builds has shows with 92 %, one that one in five has with more than
-            99 %.
+        complete: Search for further culprits once one is confirmed.
+        clean_builds: With ``complete``, number of good builds required before that search ends; builds avoid the known
+            culprits. Among 24 a culprit that one in ten builds has shows with 92 %, one that one in five has with more
+            than 99 %.
         confidence: The probability from which a tactic is confirmed as culprit.
         timeout_seconds: Seconds that a build, or a first inference with it, may take; None for no limit.
         parallel: Number of iterations at a time.
@@ -70,6 +71,7 @@ class DebugBuildConfig(Record):
     max_iterations: int = 200
     max_minutes: float | None = None
     bisect: bool = True
+    complete: bool = False
     clean_builds: int = 24
     confidence: float = 0.95
     timeout_seconds: float | None = 1800.0
@@ -115,7 +117,7 @@ class DebugBuildConfig(Record):
         """Whether both configs make the same builds with the same verdicts."""
         # What only decides when a campaign ends, and where and how many at a time its builds are made.
         free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95}
-        free |= {"max_minutes": None, "bisect": True, "clean_builds": 24, "timeout_seconds": None}
+        free |= {"max_minutes": None, "bisect": True, "complete": False, "clean_builds": 24, "timeout_seconds": None}
         return replace(self, **free) == replace(other, **free)  # type: ignore[arg-type]
 
 

@@ -119,6 +119,8 @@ class DebugBuildResult(OpResult):
             yield ""
         for result in self.bisections:
             yield f"- Mixtures of `{result.good_run[:8]}` and `{result.bad_run[:8]}`: {result.summary}"
+        if self.confirmed and self.found.conclusion == "not enough runs":
+            return  # that is what the mixtures are for
         if self.bisections:
             yield from ("", "## Without the mixtures", "")
         yield from diff_body(self.found)

@@ -37,7 +37,7 @@ from trtops.system.processes import temporary_prefix
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, incomplete
+from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, Verdict, incomplete
 from trtops.verdict import PASSED, BadIn
 
 EngineEvaluator: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
@@ -340,7 +340,6 @@ def verdict_in(aspect: BadIn | None, info: RunInfo) -> Verdict | None:
     return "good" if is_good else info.verdict
 
 
-def largest_error(info: RunInfo) -> float | None:
-    """The largest absolute difference of an evaluated build, over its outputs."""
-    found = [value for name, value in info.metrics.items() if name[0] == "error" and name[-1] == "max_abs"]
-    return max(found, default=None)
+def errors_of(info: RunInfo) -> dict[MetricName, float]:
+    """All errors of an evaluated build, sorted by their names: of each output, and the worst of all outputs."""
+    return {name: value for name, value in sorted(info.metrics.items()) if name[0] == schema.Metric.ERROR}
