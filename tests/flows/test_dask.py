@@ -25,7 +25,8 @@ pytest.importorskip("prefect_dask")
 import dask
 from distributed import Client, LocalCluster
 
-BUILDS = 40 if os.environ.get("TRTOPS_TEST_KILLS") == "1" else 5
+KILLS = os.environ.get("TRTOPS_TEST_KILLS") == "1"
+BUILDS = 40
 
 DATA = """
 import os, signal
@@ -49,6 +50,19 @@ def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
     return models.identity().write(tmp_path), replace(of_one_node(BUILDS), check=check, parallel=2)
 
 
+def test_iterations_run_on_the_cluster(store: Path, case) -> None:
+    model, campaign = case
+    campaign = replace(campaign, check=replace(campaign.check, data=None), until=2)  # no process is killed
+    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+        result = debug_build(model, campaign, dask=cluster.scheduler_address)
+        [ran] = cluster.scheduler.task_prefixes.values()
+
+    runs = default_tracker().find("identity", parent=result.run_id)
+    assert ran.state_counts["memory"] + ran.state_counts["released"] + ran.state_counts["forgotten"] >= 2
+    assert [info.status for info in runs] == ["finished"] * 2 and result.good == 2
+
+
+@pytest.mark.skipif(not KILLS, reason="TRTOPS_TEST_KILLS=1 runs it")
 def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case, tmp_path: Path) -> None:
     model, campaign = case
 
