@@ -353,7 +353,7 @@ def live(
 
 
 def test_campaign_killed_at_random_gives_same_result(model, data, tracker) -> None:
-    kills = amount(20, in_every_run=3)
+    kills = amount(20, in_every_run=1)
     campaign = config(data, until=2 * kills + 5, keep_model=False)
     undisturbed = debug_build(model, campaign, tracker=MemoryTracker(), experiment="killed")
     short = seconds_of(live, tracker, model, dataclasses.replace(campaign, until=1), None, "short")
