@@ -154,6 +154,11 @@ class BuildConfig(Record):
         return self.precision in ("int8", "fp8")
 
     @property
+    def strongly_typed(self) -> bool:
+        """Whether TensorRT takes every precision from the model: it takes FP8 from nothing else."""
+        return isinstance(self.options, TensorRTOptions) and (self.options.strongly_typed or self.precision == "fp8")
+
+    @property
     def times_at_data(self) -> bool:
         """Whether tactics are timed at the shapes of the data: ONNX Runtime does, if it times, without profiles."""
         options = self.options

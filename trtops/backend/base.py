@@ -30,6 +30,7 @@ from trtops.tactics.record import TacticRecord
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.model import Model
+    from trtops.backend.onnx.quantize import Quantization
 
 known_as(__name__, "loader", "runner")
 
@@ -141,6 +142,7 @@ class Build:
     timing_cache_use: TimingCacheUse = TimingCacheUse()
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
     calibration_cache: bytes | None = field(default=None, repr=False)
+    quantization: Quantization | None = None  # layers with Q/DQ nodes that this build wrote
     seconds: float  # wall time, without reading the model and logging
     log: str = field(default="", repr=False)
 

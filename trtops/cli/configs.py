@@ -114,6 +114,12 @@ def make(args: Options, config: str, values: Mapping[str, Any] | None = None, **
     return with_options(getattr(ops, config), found)
 
 
+QUANTIZING = config_flags(
+    "layers in lower precision",
+    "BuildConfig",
+    skip="precision profiles calibration_samples calibration_fit mark options",
+)
+
 # Options of a build that are no part of its spec, but are used with it.
 _FILES = (
     "fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics",
@@ -156,10 +162,11 @@ def build_config(args: Options, backend: str) -> BuildConfig:
             allow_approximation=bool(getattr(args, "allow_approximation", False)),
             timing_seconds=getattr(args, "timing_seconds", None),
         )
-    precision: Any = asked[0] if asked else "fp32"
+    precision = asked[0] if asked else "fp32"
     # TensorRT has no other way to build for given input shapes; ONNX Runtime's engines run at any.
     shapes = profiles(args, of_inputs=backend == "tensorrt")
-    return BuildConfig(precision=precision, profiles=shapes, options=options)
+    config: BuildConfig = make(args, "BuildConfig", precision=precision, profiles=shapes, options=options)
+    return config
 
 
 def profiles(args: Options, *, of_inputs: bool = False) -> tuple[OptimizationProfile, ...]:

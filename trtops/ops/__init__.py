@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from trtops.ops.stored_runs import Report, inspect_run, list_runs, reevaluate, report, side_by_side
     from trtops.ops.triaging.op import triage
     from trtops.ops.triaging.result import TriageConfig, TriageResult
+    from trtops.spec import BuildConfig
     from trtops.tracking.builds import load_cache
 
 # Names are imported on first use, so that each op loads only its own dependencies.

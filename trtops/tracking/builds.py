@@ -61,6 +61,9 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     run.set_tags({Tag.ENGINE_SHA256: engine.sha256})
     if build.skipped:
         run.set_tags({Tag.SKIPPED: json.dumps(build.skipped)})
+    if build.quantization is not None:
+        run.log_json(build.quantization, Artifact.QUANTIZATION)
+        run.log_params({f"excluded_by_{rule}": len(names) for rule, names in build.quantization.excluded})
     _log_numbers(run, build)
     run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
     run.log_json(dict(engine.options), Artifact.ENGINE_OPTIONS)

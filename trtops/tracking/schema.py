@@ -136,6 +136,7 @@ class Artifact:
     MODEL = "model/"  # the ONNX file and its external data
     TACTICS = "tactics/replay.json"
     LAYERS = "tactics/layers.json"
+    QUANTIZATION = "tactics/quantization.json"  # the layers that got Q/DQ nodes, and those excluded, by rule
     PRECISIONS = "tactics/precisions.json"  # the precision of each kernel, as a table
     TIMING_CACHE = "caches/timing.cache"
     CALIBRATION_CACHE = "caches/calibration.cache"

@@ -1,4 +1,4 @@
-"""Which inputs of which nodes are quantized for TensorRT: the rules, and their application to a graph.
+"""Inputs of nodes that are quantized for TensorRT: the rules, and their application to a graph.
 
 The rules are those of NVIDIA's Model-Optimizer 0.47. TensorRT fuses a *chain*: a convolution or matrix product with the
 element-wise and moving nodes that read only its result. A Q/DQ pair inside a chain would split it.

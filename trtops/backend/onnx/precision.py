@@ -33,8 +33,10 @@ log = logging.getLogger(__name__)
 
 LowPrecision: TypeAlias = Literal["fp16", "bf16"]
 
-# Kept in FP32: scales can be too small for 16 bit, and counts soon become inexact.
-_KEPT_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Range", "CumSum"})
+# Kept in FP32: counts soon become inexact.
+_KEPT_TYPES = frozenset({"DynamicQuantizeLinear", "Range", "CumSum"})
+# FP16 rounds smaller scales by more than 1/256, half a step of INT8 for the largest value.
+_LEAST_SCALE = {"fp16": 2.0**-17, "bf16": 2.0**-118}
 _STANDS_FOR_INFINITY = 1e9
 # Largest finite value and smallest above zero, subnormal ones included.
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
@@ -214,6 +216,7 @@ class _Rewrite:
         self.dtype = DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
         self.element = TensorProto.FLOAT16 if to == "fp16" else TensorProto.BFLOAT16
         self.largest, self.smallest = _RANGE[to]
+        self.least_scale = _LEAST_SCALE[to]
         self.excluded = excluded
         self.index_tensors = index_tensors
         self.fresh = FreshNames(model.graph)
@@ -327,6 +330,10 @@ class _Rewrite:
         version = self.opsets.get(domain, 0)
         if not onnx.defs.has(node.op_type, version, domain) or next(walk.subgraphs(node), None) is not None:
             return _KEPT
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            scale = scope.get(node.input[1])
+            if scale is None or scale.weight is None or _weight_array(scale.weight).min(initial=1) < self.least_scale:
+                return _KEPT
         schema = onnx.defs.get_schema(node.op_type, version, domain)
         inputs = [_type_variable(schema.inputs, i) for i in range(len(node.input))]
         outputs = [_type_variable(schema.outputs, i) for i in range(len(node.output))]

@@ -37,7 +37,7 @@ OP_TYPES: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # The first operator set in which Q/DQ nodes have channels.
 _MIN_OPSET = 13
 # The first one in which they take FP8, and scales in FP16.
-OPSET_OF_FP8 = 19
+OPSET_OF_FP16_SCALES = 19
 _LARGEST_FP8 = 448.0  # E4M3 (onnx.ai, "Float stored in 8 bits")
 # In INT32: half of the range is left for the sum.
 _LARGEST_BIAS = 2.0**30
@@ -175,7 +175,7 @@ def insert_qdq(
         raise errors.UnsupportedFeatureError(
             "The model already has QuantizeLinear nodes; build it as it is, or start from the model without them."
         )
-    raise_opset(model, OPSET_OF_FP8 if config.precision == "fp8" else _MIN_OPSET)
+    raise_opset(model, OPSET_OF_FP16_SCALES if config.precision == "fp8" else _MIN_OPSET)
     plan = _plan_layers(model, config)
     # Rewriting after the calibration may have added nodes that only move values. Ranges move along.
     known = cache.by_name()

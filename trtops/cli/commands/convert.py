@@ -38,6 +38,7 @@ _SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", "
     TARGET,
     groups.TRACKING,
     configs.BACKEND.without("--onnxrt", "--trt"),
+    configs.QUANTIZING,
     *groups.TRT_BUILD,
     groups.DATA,
     *groups.ONNX,
@@ -67,7 +68,7 @@ def convert(args: Options) -> Job:
             raise UsageError("only engines of unchanged ONNX files are recorded; convert the model first")
         return _evaluated(args, target, output if args.output or args.experiment is None else None)
     # As Polygraphy's: nothing is compared or recorded.
-    recorded = Group("", groups.THRESHOLDS.only("rtol", "atol"), groups.STORE, EVALUATION)
+    recorded = Group("", groups.THRESHOLDS.only("rtol", "atol"), groups.STORE, EVALUATION, configs.QUANTIZING)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
     loader: Any
     if target == "trt":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
@@ -45,7 +44,7 @@ def build_list(args: Options) -> Job:
 @command(
     groups.ONNX_MODEL,
     configs.config_flags("calibration", "CalibrateConfig", {"output": "-o --output"}, skip="check build data"),
-    Group("building", flag("--keep LAYER+", "layers that stay in higher precision: names, patterns or types")),
+    configs.QUANTIZING,
     groups.TRACKING,
     configs.BACKEND,
     Group(
@@ -67,7 +66,7 @@ def calibrate(args: Options) -> Job:
     if data is None:
         raise UsageError("calibration needs real data: use --load-inputs or --data-loader-script")
     args.int8 = True
-    build = replace(configs.build_config(args, args.backend or "onnxruntime"), keep=tuple(args.keep or ()))
+    build = configs.build_config(args, args.backend or "onnxruntime")
     check = configs.check_values(args) | {"check.data": args.check_data}
     config = configs.make(args, "CalibrateConfig", check, data=data, build=build)
     return op_job(args, "calibrate", args.model_file, config, store="temporary", progress=("Calibrating", "samples"))
@@ -118,6 +117,7 @@ def compare(args: Options) -> Job:
     ),
     configs.config_flags("evaluation", "GateConfig", skip="build policy release register"),
     configs.BACKEND,
+    configs.QUANTIZING,
     groups.SPEC,
     groups.SOURCE,
     groups.TRACKING,

@@ -389,7 +389,7 @@ def _check_materials(
             values = {Artifact.SPEC: wanted or _NONE, material.path: read(run.read_bytes(material.path))}
             facts.add(f"{name} given", {**values, Artifact.MATERIALS: material.sha256})
     given, path = materials.of("calibration_cache"), Artifact.CALIBRATION_CACHE
-    if spec.config.precision == "int8" and path in run and given is not None:
+    if spec.config.calibrates and path in run and given is not None:
         values = {path: sha256(run.read_bytes(path)), Artifact.MATERIALS: given.sha256}
         values[given.path] = sha256(run.read_bytes(given.path))
         facts.add("calibration cache given", {Artifact.SPEC: spec.calibration_sha256 or _NONE, **values})

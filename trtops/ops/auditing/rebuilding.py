@@ -105,7 +105,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
 
     spec = build.spec
     calibration = build.calibration_cache
-    if spec.config.precision == "int8" and calibration is None:
+    if spec.config.calibrates and calibration is None:
         calibration = cache("calibration cache or data", "calibration_cache", spec.calibration_sha256)
     # Usually the replayed record is the build's own; another one was logged as a material.
     replay = None if spec.replay_sha256 is None else build.tactics

@@ -167,11 +167,11 @@ def _tensorrt_case(
     lowered = {config.precision, *options.also} - {"fp32"}
     keep = config.keep if config.precision in ("fp16", "bf16") else ()
     layers = [*((name, "float32") for name in keep), *options.layer_precisions]
-    quantizes = "int8" in lowered and not is_quantized(model)
-    if quantizes and (config.keep or not has(Feature.CALIBRATOR)):
+    quantizes = ("int8" in lowered or config.precision == "fp8") and not is_quantized(model)
+    if quantizes and int8.needs_qdq(config, has_calibrators=has(Feature.CALIBRATOR)):
         model = int8.quantize(Model.from_proto(model), config, calibration, None).model
         quantizes = False
-    strongly = options.strongly_typed or not has(Feature.PRECISION_FLAGS)
+    strongly = config.strongly_typed or not has(Feature.PRECISION_FLAGS)
     if strongly:
         types = tuple((name, DataType.of(dtype)) for name, dtype in layers)
         wanted = precision.ModelPrecision(precisions=tuple(sorted(lowered)), layers=types)
@@ -193,7 +193,7 @@ def _tensorrt_case(
         model=model,
         settings={
             "module": "tensorrt_rtx" if rtx else "tensorrt",
-            "strongly_typed": options.strongly_typed,
+            "strongly_typed": config.strongly_typed,
             "flags": list(flags),
             "cleared_flags": [] if options.tf32 else ["TF32"],  # TensorRT sets it by default
             "properties": {name: value for name, value in properties.items() if value is not None},

@@ -143,8 +143,8 @@ def _build_engine(
     config = campaign.config
     environment = backend.environment()
     run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
-    int8 = request.build.precision == "int8"
-    ranges = read_cache_file(config.calibration_cache, "calibration_cache") if int8 else None
+    calibrates = request.build.calibrates
+    ranges = read_cache_file(config.calibration_cache, "calibration_cache") if calibrates else None
     if request.replay is None:
         listed = deny_list(tracker, environment).entries if config.use_deny_list else ()
         caches = Caches(calibration=ranges, denied=DenyList(entries=(*listed, *campaign.denied.entries)))

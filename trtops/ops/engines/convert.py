@@ -102,6 +102,7 @@ class ConvertResult(OpResult):
     evaluation: Evaluation
     crashed: tuple[str, ...] = ()  # settings that were left out because they crashed the builder's process
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
+    quantization: str = ""  # layers that this build quantized, and those that placement rules exclude
     backend: BackendName = "onnxruntime"
     options: str = ""  # of a command line that evaluates on the same data, shapes and limits
 
@@ -125,6 +126,8 @@ class ConvertResult(OpResult):
     def _left_out(self) -> Iterable[str]:
         if self.crashed:
             yield from (f"The builder crashed with {', '.join(self.crashed)}; the engine is built without.", "")
+        if self.quantization:
+            yield from (f"{self.quantization}.", "")
         if self.skipped:
             yield from (f"No time to try {', '.join(self.skipped)}; the option `timing_seconds` gives more.", "")
 
@@ -316,6 +319,7 @@ def _build_and_evaluate(
         evaluation=evaluation,
         crashed=crashed,
         skipped=build.skipped,
+        quantization="" if build.quantization is None else build.quantization.sentence(),
     )
 
 
@@ -410,14 +414,14 @@ class BuildJob:
         check: CheckConfig,
         calibration_data: str | None,
     ) -> BuildJob:
-        """Compute the spec. INT8 is calibrated with the data of the check by default."""
+        """Compute the spec. INT8 and FP8 are calibrated with the data of the check by default."""
         inputs = TensorMetadata.of(model.info.inputs)
         feeds, data_sha256, timing_feed = None, None, None
         if config.backend == "onnxruntime" and caches.replay is None and config.options.tactic_seed is None:
             timing_feed = next(iter(check.open_for(model, profiles=config.profiles)))
             check_feed(inputs, timing_feed)
         # Calibration data is read for its digest: other data gives other ranges, and so another engine.
-        if config.precision == "int8" and caches.calibration is None:
+        if config.calibrates and caches.calibration is None:
             samples = config.calibration_samples
             if calibration_data is not None:
                 source = open_feeds(calibration_data, inputs)

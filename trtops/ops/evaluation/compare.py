@@ -126,7 +126,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         tolerances = tolerances_for(precision, check.tolerances)
         evaluation = assess(outputs, expected, latency, check, tolerances, feeds, seen)
     else:
-        held = next((tracker.load(info.id) for info in runs if precision == "int8"), None)
+        held = next((tracker.load(info.id) for info in runs if precision in ("int8", "fp8")), None)
         rounded = RightModel(
             model=model,
             build=BuildConfig(precision=precision),

@@ -242,7 +242,7 @@ class _ReleaseSearch:
             # The price of right outputs is speed, size, and kernels in the precision.
             limits = Limits(latency=None, size=None, build_time=None, precision_share=None)
             policy = Policy(limits=replace(limits, accuracy=policy.of(build.precision).accuracy))
-            if nodes and build.precision in ("fp16", "bf16", "int8"):
+            if nodes:
                 others.append((f"keep {', '.join(nodes)} in FP32 (--keep)", replace(build, keep=(*build.keep, *nodes))))
             others.append(("build in FP32", replace(build, precision="fp32")))
         if isinstance(options, OnnxRuntimeOptions) and options.tactics != ():

@@ -194,7 +194,7 @@ class Measurement:
             model,
             config.build,
             environment,
-            caches=Caches(calibration=ranges if config.build.precision == "int8" else None, denied=denied),
+            caches=Caches(calibration=ranges if config.build.calibrates else None, denied=denied),
             check=config.check,
             calibration_data=config.calibration_data,
         )

@@ -89,7 +89,7 @@ def _convert(
         build=build,
         check=config.check,
         calibration_data=config.calibration_data,
-        calibration_cache=config.calibration_cache if build.precision == "int8" else None,
+        calibration_cache=config.calibration_cache if build.calibrates else None,
         replay=config.replay if replay else None,
         rebuild=rebuild,
     )

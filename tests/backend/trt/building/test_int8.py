@@ -10,11 +10,13 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.base import Caches
+from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.calibration import Quantizer, collect, compare
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.trt import TensorRTBackend
 from trtops.backend.trt.building import calibrator, int8
+from trtops.backend.trt.building.precision import ModelPrecision, write_into_model
 from trtops.backend.trt.library import memory
 from trtops.calibration import CalibrationCache
 from trtops.calibration.data import FeedDigest
@@ -87,6 +89,30 @@ def test_int8_without_calibrators_uses_cache_or_data(model, cache, form) -> None
     else:
         assert build.calibration_cache == given
     assert build.spec.calibration_sha256
+
+
+@pytest.mark.usefixtures("rtx")
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_fp8_is_written_into_the_model(model, cache, precision) -> None:
+    """With FP16, DequantizeLinear feeds every quantized operator in FP16."""
+    config = replace(INT8, precision=precision, keep=("conv0",), options=TensorRTOptions(also=("fp16",)))
+
+    build = TensorRTBackend().build(model, config, caches=Caches(calibration=cache.to_bytes()))
+
+    assert len(build.engine.plan) > 1000 and build.quantization.layers == ("conv1", "fc")
+    quantized = int8.quantize(model, config, cache.to_bytes(), None).model
+    written = write_into_model(quantized, ModelPrecision(precisions=("fp16", precision)))
+    onnx.checker.check_model(written, full_check=True)
+    scales = [t.data_type for t in written.graph.initializer if t.name.endswith("_scale")]
+    assert set(scales) == {onnx.TensorProto.FLOAT16} and walk.opset(written) == 19
+    makers = {name: node.op_type for node in written.graph.node for name in node.output}
+    for node in written.graph.node:
+        if node.name in ("conv1", "fc"):
+            assert [makers[name] for name in node.input[:2]] == ["DequantizeLinear"] * 2
+    types = {t.data_type for t in written.graph.initializer if t.name.endswith("zero_point")}
+    assert types == {onnx.TensorProto.INT8 if precision == "int8" else onnx.TensorProto.FLOAT8E4M3FN}
+    with pytest.raises(errors.UnsupportedFeatureError, match="takes FP8 from Q/DQ"):
+        write_into_model(model.proto(), ModelPrecision(precisions=("fp8",)))
 
 
 @pytest.mark.usefixtures("rtx")

@@ -183,7 +183,7 @@ class _Building:
         # Neither: the inspector names the tactics of the finished engine, and they cannot be replayed.
         # The header of 10.8 to 10.16 promises no stable builds of weakly typed networks from an editable cache.
         selects = line.supports(Feature.ALGORITHM_SELECTOR)
-        self.edits = line.supports(Feature.EDITABLE_TIMING_CACHE) and (self.options.strongly_typed or not selects)
+        self.edits = line.supports(Feature.EDITABLE_TIMING_CACHE) and (build_config.strongly_typed or not selects)
         self.restricted = bool(self.denied.entries) or self.options.tactic_seed is not None
         has_selector = not self.edits and selects
         self.replays_by_selector = caches.replay is not None and not self.edits
@@ -193,7 +193,8 @@ class _Building:
         # So the network is built twice: the timing cache is then complete, and a replay or a build with it times
         # nothing.
         self.times_first = self.records and not self.restricted
-        self.is_quantized = "int8" in self.precisions and is_quantized(model.structure())
+        self.to_8_bits = build_config.precision == "fp8" or "int8" in self.precisions
+        self.is_quantized = self.to_8_bits and is_quantized(model.structure())
 
     def run(self) -> Build:
         """Build, load the engine to read its layers, and return the results."""
@@ -218,6 +219,7 @@ class _Building:
             timing_cache=None if cache is None else cache.to_bytes(),
             timing_cache_use=timing_cache.use(self.timing, cache, seconds, self.entries_read),
             calibration_cache=self._calibration_cache(),
+            quantization=None if self.quantized is None else self.quantized.done,
             seconds=seconds,
             log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
         )
@@ -312,7 +314,7 @@ class _Building:
         )  # fmt: skip
         workspace = library.load().MemoryPoolType.WORKSPACE
         # Where the model takes the precisions, there is nothing to constrain.
-        by_layer = self.line.supports(Feature.LAYER_PRECISION) and not options.strongly_typed
+        by_layer = self.line.supports(Feature.LAYER_PRECISION) and not self.build_config.strongly_typed
         constraints = "obey" if self.kept and by_layer else options.precision_constraints
         timings: bytes | None = None
         if self.line.supports(Feature.TIMING_CACHE):
@@ -347,16 +349,18 @@ class _Building:
         return [members[name.upper()] for name in self.options.tactic_sources]
 
     def _quantize(self) -> None:
-        """Write Q/DQ nodes into the model if the release has no calibrators, or if layers keep a higher precision."""
-        if "int8" not in self.precisions or self.is_quantized:
+        """Write Q/DQ nodes into the model, if not a calibrator chooses the layers."""
+        if self.build_config.precision == "fp8":
+            self.line.require(Feature.FP8_IN_MODELS)
+        if not self.to_8_bits or self.is_quantized:
             return
-        if self.build_config.keep or not self.line.supports(Feature.CALIBRATOR):
+        if int8.needs_qdq(self.build_config, has_calibrators=self.line.supports(Feature.CALIBRATOR)):
             self.quantized = int8.quantize(
                 self.model, self.build_config, self.caches.calibration, self.calibration_data
             )
 
     def _make_calibrator(self, folder: str) -> Any:
-        if "int8" not in self.precisions or self.quantized is not None or self.is_quantized:
+        if not self.to_8_bits or self.quantized is not None or self.is_quantized:
             return None
         if self.caches.calibration is None and self.calibration_data is None:
             raise int8.nothing_to_calibrate_with()
@@ -375,7 +379,7 @@ class _Building:
         return None if self.calibrator is None else self.calibrator.cache_contents
 
     def _network(self, loader: CreateConfig) -> tuple[Any, Any, Any]:
-        strongly = self.options.strongly_typed
+        strongly = self.build_config.strongly_typed
         network: Any
         if self.model.path is not None and self.quantized is None:
             network = NetworkFromOnnxPath(self.model.path, strongly_typed=strongly, config=loader)

@@ -1,7 +1,7 @@
-"""INT8 from a calibration cache: as text for TensorRT's calibrators, or written into the model as Q/DQ nodes.
+"""INT8 and FP8 from a calibration cache: as text for TensorRT's calibrators, or written into the model as Q/DQ nodes.
 
 Calibrators exist up to TensorRT 10.16, and quantize every layer that they can. Every release takes Q/DQ nodes; they
-are the only way from 11 on, and the only one that keeps chosen layers in higher precision.
+are the only way from 11 on, for FP8, and for a choice of layers.
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
     return cache.to_tensorrt(tensorrt_header(release, "EntropyCalibration2"))
 
 
+def needs_qdq(config: BuildConfig, *, has_calibrators: bool) -> bool:
+    """Whether INT8 or FP8 is written into the model, on releases with or without calibrators."""
+    chosen = bool(config.keep or config.qdq_op_types) or config.qdq_rules is not None
+    return config.precision == "fp8" or chosen or not has_calibrators
+
+
 def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Iterable[Feed] | None) -> Quantized:
     """Write Q/DQ nodes into a model, with ranges from a cache or from calibration in ONNX Runtime on the CPU.
 
@@ -79,7 +85,7 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
 def nothing_to_calibrate_with() -> errors.CalibrationError:
     """The error for INT8 without calibration data, calibration cache, and Q/DQ nodes."""
     return errors.CalibrationError(
-        "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
+        "INT8 and FP8 need calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
     )
 
 

@@ -45,12 +45,16 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Pa
     The model, with its weights inside or lean (:meth:`trtops.backend.onnx.model.Model.proto`), is not changed.
     ``weights`` is a folder for a lean model's weights in FP16; it must exist as long as the result is used.
 
-    Raises UnsupportedFeatureError for BF16 and FP8; for INT8 unless the model is quantized. Raises ConfigError if the
+    Raises UnsupportedFeatureError for BF16; for INT8 and FP8 unless the model is quantized. Raises ConfigError if the
     model has no layer of a name.
     """
+    from trtops.backend.onnx import walk
+    from trtops.backend.onnx.quantize import OPSET_OF_FP16_SCALES, is_quantized, raise_opset
+
+    quantized = is_quantized(model)
     for precision in wanted.precisions:
-        if precision == "int8":
-            require_quantized(any(node.op_type == "QuantizeLinear" for node in model.graph.node))
+        if precision in ("int8", "fp8"):
+            require_quantized(quantized, precision)
         elif precision != "fp16":
             raise errors.UnsupportedFeatureError(
                 f"{library.line().name} takes precisions from the model, and trtops writes FP16 into models, not "
@@ -61,16 +65,21 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Pa
         return model
     from trtops.backend.onnx.precision import convert_to_fp16
 
+    if quantized and walk.opset(model) < OPSET_OF_FP16_SCALES:
+        # With scales in FP16, DequantizeLinear feeds operators in FP16, without a Cast that TensorRT would not fuse.
+        model = walk.copy_of(model)
+        raise_opset(model, OPSET_OF_FP16_SCALES)
+
     # Inputs and outputs keep their types, so that the engine takes the feeds of the model.
     return convert_to_fp16(model, keep_io=True, exclude=excluded, weights=weights)
 
 
-def require_quantized(quantized: bool) -> None:
-    """Raise UnsupportedFeatureError for INT8 in a strongly typed network without Q/DQ nodes."""
+def require_quantized(quantized: bool, precision: str = "int8") -> None:
+    """Raise UnsupportedFeatureError for INT8 or FP8 in a strongly typed network without Q/DQ nodes."""
     if not quantized:
         raise errors.UnsupportedFeatureError(
-            f"{library.line().name} takes INT8 from Q/DQ nodes in the model, and this model has none. TensorRTBackend "
-            "puts them in, from calibration data or a calibration cache; for a loader, insert_qdq of "
+            f"{library.line().name} takes {precision.upper()} from Q/DQ nodes in the model, and this model has none. "
+            "TensorRTBackend puts them in, from calibration data or a calibration cache; for a loader, insert_qdq of "
             "trtops.backend.onnx.quantize does."
         )
 

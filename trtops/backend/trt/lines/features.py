@@ -25,6 +25,9 @@ class Feature(Enum):
     BF16_FLAG = ("BuilderFlag.BF16", "bf16 precision flag", "10.0", "10.16", False, "Cast the ONNX model to bfloat16.")
     FP8_FLAG = (
         "BuilderFlag.FP8", "fp8 precision flag", "8.6", "10.16", False, "Put FP8 Q/DQ nodes into the ONNX model.")
+    FP8_IN_MODELS = (
+        "NetworkDefinitionCreationFlag.STRONGLY_TYPED", "FP8 from Q/DQ nodes of ONNX models", "10.0", None, True,
+        "Build fp16 or int8.")
     LAYER_PRECISION = (
         "ILayer.precision_is_set", "precisions per layer", "8.6", "10.16", False,
         "Put Cast nodes into the ONNX model: trtops adds them if SetLayerPrecisions wraps a NetworkFromOnnx loader.")
