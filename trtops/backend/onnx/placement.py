@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import onnx
@@ -72,58 +72,42 @@ _LEAST = 16  # channels, columns or summands
 _LARGEST_FP8_KERNEL = 32
 
 
-@dataclass
 class Placement:
-    """The nodes of a graph to quantize, by index in ``nodes``, each with the positions of its activations."""
+    """The nodes of a graph to quantize.
 
-    nodes: list[onnx.NodeProto]  # in order of execution
-    activations: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    excluded: dict[str, list[str]] = field(default_factory=dict)  # names of products that stay, by rule
-    one_scale: list[frozenset[str]] = field(default_factory=list)  # groups of tensors
-
-
-def place(
-    graph: onnx.GraphProto,
-    products: Mapping[str, tuple[int, ...]],
-    sizes: Mapping[str, Sequence[int]],
-    constants: Collection[str],
-    rules: Collection[str],
-    precision: Eight,
-    kept: Collection[str] = (),
-) -> Placement:
-    """Apply rules to a graph.
-
-    Args:
-        graph: The graph.
-        products: The activations of its products that may be quantized, by first output.
-        sizes: Shapes of its tensors, with 0 for an unknown dimension; unknown ones are omitted, and no rule applies.
-        constants: Names of its constants.
-        rules: Names of the rules that apply, out of :data:`RULE_NAMES`.
-        precision: FP8 is used by fewer nodes.
-        kept: Names and outputs of nodes that stay as they are.
+    Attributes:
+        nodes: All nodes in order of execution.
+        activations: Nodes to quantize, by index, with the positions of the inputs that are activations.
+        excluded: Names of the products that a rule excludes, by rule.
+        one_scale: Groups of tensors with a common scale.
     """
-    return _Placing(graph, products, sizes, constants, frozenset(rules), precision, frozenset(kept)).result
 
-
-class _Placing:
     def __init__(
         self,
         graph: onnx.GraphProto,
         products: Mapping[str, tuple[int, ...]],
         sizes: Mapping[str, Sequence[int]],
         constants: Collection[str],
-        rules: frozenset[str],
+        rules: Collection[str],
         precision: Eight,
-        kept: frozenset[str],
+        kept: Collection[str],
     ) -> None:
+        """Apply rules, by name, to a graph.
+
+        ``products`` are the activations of the products that may be quantized, by first output, and ``kept`` names and
+        outputs of nodes that stay. ``sizes`` are shapes of tensors; no rule applies to a dimension of 0 or omitted.
+        """
         self.sizes, self.constants, self.rules, self.precision = sizes, constants, rules, precision
         self.inputs = {value.name for value in graph.input}
-        self.result = Placement([graph.node[index] for index in walk.execution_order(graph.node)])
-        nodes, chosen = self.result.nodes, self.result.activations
+        self.nodes = nodes = [graph.node[index] for index in walk.execution_order(graph.node)]
+        self.activations: dict[int, tuple[int, ...]] = {}
+        self.excluded: dict[str, list[str]] = {}
+        self.one_scale: list[frozenset[str]] = []
+        chosen, kept = self.activations, frozenset(kept)
         self.maker = walk.makers(nodes)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in nodes:
-            for name in node.input:
+            for name in node.input if node.output else ():
                 self.readers.setdefault(name, []).append(node)
         # Tensors of chains, with the number of the chain. Those that begin with another node have negative numbers.
         self.chains: dict[str, int] = {}
@@ -138,7 +122,7 @@ class _Placing:
                     chosen[index] = products[node.output[0]]
                     self.chains.update(dict.fromkeys(node.output, index + 1))
                 else:
-                    self.result.excluded.setdefault(why, []).append(walk.node_name(node))
+                    self.excluded.setdefault(why, []).append(walk.node_name(node))
             elif walk.is_onnx_op(node) and not kept & {node.name, *node.output} and node.output[0] not in attention:
                 self._add_node(index, node)
         outputs = {value.name for value in graph.output}
@@ -163,7 +147,7 @@ class _Placing:
         main = self._main_input(node) if node.op_type == "Add" and len(dynamic) == 2 else None
         if main is not None and self.chains.get(node.input[main], 0) > 0 and node.input[main] not in self.ended:
             if "residual_add" in self.rules:
-                self.result.activations[index] = (1 - main,)
+                self.activations[index] = (1 - main,)
             self.chains[node.output[0]] = self.chains[node.input[main]]
             self.ended.add(node.output[0])
             return
@@ -181,26 +165,22 @@ class _Placing:
         elif self.precision == "int8" and dynamic[:1] == [0] and self._follows_chain(node.input[0]):
             rule = {"LayerNormalization": "layer_norm", "Resize": "resize", "Upsample": "resize"}.get(node.op_type)
             if rule in self.rules:
-                self.result.activations[index] = (0,)
+                self.activations[index] = (0,)
 
     def _add_pointwise(self, index: int, node: onnx.NodeProto) -> None:
-        masks = any(
-            reader.op_type == "Softmax" for reader in self._readers_behind(node.output[0], {"Flatten", "Reshape"})
-        )
-        if node.op_type == "Add" and masks:
+        behind = {reader.op_type for reader in self._readers_behind(node.output[0], {"Flatten", "Reshape"})}
+        if node.op_type == "Add" and "Softmax" in behind:  # a mask
             return
         makers = [self.maker[name].op_type if name in self.maker else "" for name in node.input]
         also = {"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Mul"}
         found = {i for i, name in enumerate(node.input) if self._follows_chain(name) or makers[i] in also}
         if not found and not (node.op_type == "Mul" and any(maker in ("Sigmoid", "HardSigmoid") for maker in makers)):
             return
+        heads = {self.nodes[index].output[0] for index in self.activations}
         for i, name in enumerate(node.input):
-            if node.op_type == "Mul" or any(other.output[0] in self._heads() for other in self.readers[name]):
+            if node.op_type == "Mul" or any(other.output[0] in heads for other in self.readers[name]):
                 found.add(i)
-        self.result.activations[index] = tuple(sorted(found))
-
-    def _heads(self) -> set[str]:
-        return {self.result.nodes[index].output[0] for index in self.result.activations}
+        self.activations[index] = tuple(sorted(found))
 
     def _against(self, node: onnx.NodeProto, in_attention: bool) -> Iterator[str]:
         """Names of the rules that exclude a product."""
@@ -243,7 +223,7 @@ class _Placing:
     def _attention(self) -> set[str]:
         """Outputs of the nodes of attention that is not quantized, from the first product to the second."""
         found: set[str] = set()
-        for softmax in self.result.nodes:
+        for softmax in self.nodes:
             if softmax.op_type != "Softmax" or "attention" not in self.rules:
                 continue
             first = self._product_before(softmax.input[0])
@@ -300,14 +280,15 @@ class _Placing:
         if not all(name in self.maker for name in node.input):
             return None
         one, two = (self._backbone(name) for name in node.input)
+        if one is None and two is None:
+            return None
         first, second = (self._distances(name) for name in node.input)
         near = min(first.keys() & second.keys(), key=lambda name: first[name], default=None)
         if one is not None and two is not None:
             if one.output[0] == two.output[0]:
                 return None
             return 0 if near is not None and first[near] > second[near] else 1
-        only = one or two
-        if only is None or near == only.output[0]:
+        if near in [each.output[0] for each in (one, two) if each is not None]:
             return None
         return 0 if one is not None else 1
 
@@ -341,11 +322,11 @@ class _Placing:
         return source is not None and source.output[0] in quantized
 
     def _join_scales(self) -> None:
-        chosen = self.result.activations
-        read = {self.result.nodes[index].input[i] for index, each in chosen.items() for i in each}
-        for node in self.result.nodes:
+        chosen = self.activations
+        read = {self.nodes[index].input[i] for index, each in chosen.items() for i in each}
+        for node in self.nodes:
             if node.op_type == "Concat" and node.output[0] in read and (inputs := read.intersection(node.input)):
                 group = frozenset((*inputs, node.output[0]))
-                touching = [each for each in self.result.one_scale if each & group]
-                others = [each for each in self.result.one_scale if not each & group]
-                self.result.one_scale = [*others, group.union(*touching)]
+                touching = [each for each in self.one_scale if each & group]
+                others = [each for each in self.one_scale if not each & group]
+                self.one_scale = [*others, group.union(*touching)]

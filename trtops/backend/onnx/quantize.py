@@ -262,7 +262,7 @@ def _plan_layers(model: onnx.ModelProto, config: BuildConfig) -> _Plan:
             raise errors.ConfigError(f"Unknown placement rule {rule!r}. {errors.near(rule, placement.RULE_NAMES)}")
     if config.backend == "onnxruntime":
         rules = ()
-    placed = placement.place(
+    placed = placement.Placement(
         model.graph,
         products,
         _sizes(model, config),
