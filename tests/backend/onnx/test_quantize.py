@@ -205,10 +205,14 @@ def test_bias_with_tiny_activations_is_kept(optimize: bool) -> None:
     assert np.abs(y - golden).max() <= np.abs(golden).max() / 20
 
 
-def test_old_operator_sets_are_converted() -> None:
-    weights = {"w": models.random(4, 3), "b": models.random(3)}
-    old = models.model("(float[2,4] x) => (float[2,3] y) { y = Gemm(x, w, b) }", weights, opset=9, ir_version=4)
-    feed = {"x": models.random(2, 4)}
+@pytest.mark.parametrize("in_node", [False, True])
+def test_old_operator_sets_are_converted(in_node) -> None:
+    weights = {"w": models.random(400, 30, scale=0.1), "b": models.random(30)}
+    old = models.model("(float[2,400] x) => (float[2,30] y) { y = Gemm(x, w, b) }", weights, opset=9, ir_version=4)
+    if in_node:  # as exporters of Paddle write weights
+        constant = onnx.helper.make_node("Constant", [], ["w"], value=old.graph.initializer.pop(0))
+        old.graph.node.insert(0, constant)
+    feed = {"x": models.random(2, 400)}
     golden = run(old, feed)[0]
 
     insert_qdq(old, CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="x", amax=3.0),)), config())

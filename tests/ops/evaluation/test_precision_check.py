@@ -20,7 +20,7 @@ from trtops.comparator import compare_outputs
 from trtops.ops.campaign.promote import promote
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.attribution import Attribution, OutputErrors
-from trtops.ops.evaluation.check import CheckConfig, Evaluation
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, Latency
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.stored_runs import list_runs
 from trtops.reports.sections import facts_of
@@ -135,6 +135,14 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     assert result.verdict == "good" and result.called == "FP32 (not FP16)"
     assert "0% compute in the requested FP16" in result.page()  # the engine is smaller in some releases
     assert "FP32 (not FP16)" in builds_table([result])
+
+    def timed(precision: Precision, p50: float) -> ConvertResult:
+        latency = Latency(p50_ms=p50, p99_ms=p50, mean_ms=p50, runs=1)
+        return replace(result, precision=precision, evaluation=replace(result.evaluation, latency=latency))
+
+    slower = "INT8 is slower than FP16 in onnxruntime: 2.000 ms instead of 1.000 ms"
+    assert slower in builds_table([timed("fp16", 1.0), timed("int8", 2.0)])
+    assert "slower" not in builds_table([timed("fp16", 2.0), timed("int8", 1.0)])
     info = tracker.info(result.run_id)
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
     assert "FP16 as a GPU rounds it, emulated: good" in info.tags[schema.Tag.NOTE]

@@ -209,8 +209,9 @@ def raise_opset(model: onnx.ModelProto, least: int) -> None:
     if found >= least:
         return
     # Large weights stay outside of the converter, which would copy those inside, and lose those of a lean model.
-    bare = walk.copy_model(model, walk.put_small(4096))
     weights = {tensor.name: walk.copy_of(tensor) for tensor in model.graph.initializer}
+    put_small = walk.put_small(4096)
+    bare = walk.copy_model(model, lambda t, to: put_small(t, to) if t.name in weights else to.CopyFrom(t))
     try:
         with limited_memory(own=8 * bare.ByteSize()):
             converted = onnx.version_converter.convert_version(bare, least)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -164,8 +165,9 @@ _TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
 
 
 def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = table) -> str:
-    """One line per engine, in plain text unless another function writes the table."""
-    rows = []
+    """One line per engine, in plain text unless another function writes the table, and which 8-bit ones are slower."""
+    rows, slower = [], []
+    p50: dict[tuple[str, str, str], float] = {}
     for result in results:
         evaluation, found = result.evaluation, result.evaluation.computed
         outputs = evaluation.report.outputs
@@ -183,7 +185,14 @@ def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = t
             "run": result.run_id[:8],
         }
         rows.append(row)
-    return write(list(rows[0]), [list(row.values()) for row in rows])
+        if evaluation.latency is not None:
+            p50[result.subject, result.backend, result.precision] = evaluation.latency.p50_ms
+    for (subject, backend, precision), milliseconds in p50.items():
+        in_half = p50.get((subject, backend, "fp16"), math.inf)
+        if precision in ("int8", "fp8") and milliseconds > in_half:
+            times = f"{milliseconds:.3f} ms instead of {in_half:.3f} ms"
+            slower.append(f"\n{precision.upper()} is slower than FP16 in {backend}: {times} ({Path(subject).name}).")
+    return "\n".join((write(list(rows[0]), [list(row.values()) for row in rows]), *slower))
 
 
 def convert(
