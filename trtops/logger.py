@@ -223,6 +223,8 @@ class _Console(logging.Handler):
             if G_LOGGER.colors and color and "NO_COLOR" not in os.environ and file.isatty():
                 text = f"\x1b[{color}m{text}\x1b[0m"
             print(text, file=file, flush=True)
+        except OSError:  # the command reports a full output when it ends
+            pass
         # As in logging's own handlers: a line that cannot be written, for whatever reason, does not end the program.
         except Exception:
             self.handleError(record)

@@ -38,7 +38,10 @@ def one_line(text: str) -> str:
 def print_line(text: str, file: TextIO | None = None, *, start: str = "") -> None:
     """Print text, escaped, to a stream; to standard output unless given. ``start`` is printed before it as it is."""
     # Flushed, so that lines keep their order with those of child processes and of the log.
-    print(start + escaped(text), file=file or sys.stdout, flush=True)
+    try:
+        print(start + escaped(text), file=file or sys.stdout, flush=True)
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, "the output") from None
 
 
 @contextmanager

@@ -401,6 +401,19 @@ def test_run_of_a_full_store_is_spooled(memory, offline, spool) -> None:
     assert [each.name for each in upload(memory, spool)] == ["r", "another"]
 
 
+def test_large_bytes_wait_in_files(memory, offline, spool) -> None:
+    run, data = offline.start("m", "r", kind="build"), os.urandom(3 << 20)
+    run.log_bytes(data, "engine/engine.ort")
+    assert data not in run._sources.values()
+
+    go_away(memory)
+    assert offline.peek(run.id, "engine/engine.ort") == data
+    run.finish("good")
+
+    [spooled] = spool.runs()
+    assert spooled.read("engine/engine.ort") == data
+
+
 def test_failing_spool_fails_the_run_with_both_reasons(memory, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     offline = OfflineTracker(memory, Spool(tmp_path / "file" / "spool"))

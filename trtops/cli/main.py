@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     This process' own command runs in a child process, which native code may crash.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        _open_closed_streams()
     if arguments is not None or not {"-h", "--help"}.isdisjoint(words):
         return _run_line(words, own_process=False)
     from trtops.cli.supervised import supervise  # takes as long to import as help takes to print
@@ -57,6 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         # The last garbage collection of all modules and arrays would only delay the end of the process.
         gc.freeze()
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that is closed.
+
+    Otherwise a file of the store might get its number, and whatever native code prints.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):  # it is open if Python had another reason
+                os.fstat(number)
+                continue
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _run_line(words: list[str], own_process: bool) -> int:

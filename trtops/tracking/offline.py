@@ -11,6 +11,7 @@ that this process has read before are answered from memory, so that a campaign k
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import weakref
@@ -20,13 +21,15 @@ from typing import Any, TypeVar
 
 from trtops import errors
 from trtops.tracking.records import ArtifactEntry, RunDetails, RunInfo, RunStatus, Tags, incomplete, is_local
-from trtops.tracking.run import Run, StoredRun, new_run, read_manifest, write_artifact
+from trtops.tracking.run import Run, Scratch, StoredRun, new_run, read_manifest, write_artifact
 from trtops.tracking.schema import Artifact, Kind, MetricName, metric_key
 from trtops.tracking.spool import AWAY, Spool, SpooledRun, SpoolTarget, upload
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_MAX_IN_MEMORY = 1 << 20  # bytes of an artifact
 
 
 class OfflineTracker:
@@ -137,8 +140,8 @@ class OfflineTracker:
     def peek(self, run_id: str, path: str) -> bytes | None:
         if (spooled := self._spooled(run_id)) is not None:
             return spooled.read(path)
-        source = None if (run := self._runs.get(run_id)) is None else run.sources.get(path)
-        return source if isinstance(source, bytes) else self.inner.peek(run_id, path)
+        logged = None if (run := self._runs.get(run_id)) is None else run.logged_bytes(path)
+        return self.inner.peek(run_id, path) if logged is None else logged
 
     def upload_spool(self) -> None:
         """Upload the spool if the store can take it now."""
@@ -190,7 +193,9 @@ class OfflineRun(Run):
         self.record = record
         self._tracker = tracker
         self._inner = inner
-        self.sources: dict[str, Path | bytes] = {}  # what was logged to the store, which may be lost
+        # What was logged to the store, which may be lost; large bytes are in files.
+        self._sources: dict[str, Path | bytes] = {}
+        self._scratch = Scratch()
         self._no_space = False
 
     @property
@@ -198,10 +203,17 @@ class OfflineRun(Run):
         """True while the run is written to the spool."""
         return self._inner is None and self._ended is None
 
+    def logged_bytes(self, path: str) -> bytes | None:
+        """The content of an artifact that was logged as bytes; None for others."""
+        source = self._sources.get(path)
+        if isinstance(source, Path):
+            return source.read_bytes() if source.parent == self._scratch.folder() else None
+        return source
+
     def go_offline(self, why: str) -> None:
         """Write to the spool from now on, with everything that was logged so far."""
         folder = self._tracker.spool.begin(self.record.local_id)
-        for path, source in self.sources.items():
+        for path, source in self._sources.items():
             file = folder / "artifacts" / path
             try:
                 # The source file may have changed since; then only the store has the artifact.
@@ -213,7 +225,7 @@ class OfflineRun(Run):
                 if self._tracker.store is None:  # the artifacts of an embedded store are on this machine
                     raise
         self.record.folder, self._inner = folder, None
-        self.sources.clear()
+        self._sources.clear()
         self._tracker.warn(f"Run {self.id} goes to the spool {folder.parent}: {why} Upload it by: trtops store upload")
 
     def _sync(self, paths: Iterable[str]) -> None:
@@ -252,8 +264,13 @@ class OfflineRun(Run):
             except errors.TrackingError as exc:
                 self._leave(inner, exc)
             else:
+                if isinstance(source, bytes) and len(source) > _MAX_IN_MEMORY:
+                    file = self._scratch.folder() / entry.sha256
+                    with contextlib.suppress(errors.LogError):  # a full disk: the bytes stay in memory
+                        write_artifact(source, file, path)
+                        source = file
                 with self._lock:
-                    self.record.artifacts[path], self.sources[path] = entry, source
+                    self.record.artifacts[path], self._sources[path] = entry, source
                 return entry
         with self._lock:
             file = self.record.folder / "artifacts" / path

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests import models
+from tests import bombs, models
 from tests.contracts.engine_backend import EngineBackendContract
 from trtops import errors
 from trtops.backend.base import Caches
@@ -253,6 +253,16 @@ def test_layers_are_named_after_tensors(backend):
     assert layers["r0"].onnx_nodes == ("conv0", "bn0", "relu0")
     assert layers["scores"].onnx_nodes == ("softmax",)
     assert layers["scores"].precision == "float"
+
+
+def test_fp16_layers_have_names_of_their_tensors(backend) -> None:
+    build = backend.build(Model.from_proto(models.conv_net().proto), config("fp16"))
+    nodes = {layer.name.partition("~")[0]: layer.onnx_nodes for layer in build.layers}
+    assert {"f": ("flatten",), "logits": ("fc",)}.items() <= nodes.items()
+    assert len({layer.name for layer in build.layers}) == len(build.layers)
+
+    chain = backend.build(Model.from_proto(bombs.doubling_functions(8)), config("fp16")).layers
+    assert len(chain) > 250 and sum(len(layer.onnx_nodes) for layer in chain) < 2 * len(chain)
 
 
 @pytest.mark.parametrize("make", [models.transformer, models.conv_net])

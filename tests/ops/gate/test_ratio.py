@@ -7,13 +7,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scipy import special
 
 from tests.gates import Machine, SimulatedEngine
 from trtops import errors
 from trtops.ops.gate import engine_process
 from trtops.ops.gate.engine_process import Rounds, measure_rounds
 from trtops.ops.gate.policy import LatencyLimit
-from trtops.ops.gate.ratio import RatioEstimate, decide_ratio, estimate, starts_needed
+from trtops.ops.gate.ratio import MIN_STARTS, RatioEstimate, decide_ratio, estimate, starts_needed
 from trtops.ops.gate.result import latency_finding
 from trtops.ops.gate.tolerance import BuildShare, ShareDecision, decide_share, shown_share
 from trtops.system.counters import count_instructions
@@ -48,6 +49,19 @@ def measured(monkeypatch):
 
 def decided(rounds: Rounds, limit: float = 1.05) -> RatioEstimate:
     return decide_ratio(rounds.starts, limit, 0.99, last=rounds.ended)
+
+
+def test_all_looks_spend_the_error_once() -> None:
+    values = np.random.default_rng(0).normal(size=200)
+    spent = 0.0
+    for count in range(MIN_STARTS, len(values) + 1):
+        found = estimate([(value,) for value in values[:count]], 1.05, 0.99, last=count == len(values))
+        cut = count // 8
+        half = math.log(found.high / found.low) / 2
+        spent += special.stdtr(
+            count - 2 * cut - 1, -half / found.noise * (1 - 2 * cut / count) * math.sqrt(count)
+        )  # of a decision on the wrong side
+    assert 0.0098 < spent <= 0.01 + 1e-9
 
 
 @pytest.mark.parametrize("noise", NOISE)

@@ -136,6 +136,7 @@ class _Origins:
         for node in plan.nodes:
             for name in node.inputs:
                 self._readers.setdefault(name, node)
+        self._followers: dict[str, str | None] = {}  # the model's tensor that follows from one of the plan's
         self._anchors = {tensor for node in plan.nodes for tensor in self._anchors_of(node)}
 
     def layer_name(self, node: Node) -> str:
@@ -154,8 +155,14 @@ class _Origins:
         return len(self._positions) if anchor is None else self._positions[anchor]
 
     def onnx_nodes(self, node: Node) -> tuple[str, ...]:
-        """Return names of the model's nodes between a layer's outputs and its inputs, or other layers' outputs."""
+        """Return names of the model's nodes between a layer's outputs and its inputs, or other layers' outputs.
+
+        A layer that only precedes its anchor has the node of the anchor: a long chain of such layers has one anchor.
+        """
         own = self._anchors_of(node)
+        if own and not self._makes(node):
+            end = self._producers[own[0]]
+            return (end.name or end.output[0],)
         pending, seen = list(own), {*own, *node.inputs}
         found: dict[str, None] = {}
         while pending:
@@ -170,24 +177,37 @@ class _Origins:
 
     def _anchors_of(self, node: Node) -> tuple[str, ...]:
         """The model's tensors among a layer's outputs; without any, its anchor."""
-        real = tuple(name for name in node.outputs if name in self._producers)
+        real = tuple(name for name in map(_before_cast, node.outputs) if name in self._producers)
         anchor = self._anchor(node)
         return real or (() if anchor is None else (anchor,))
+
+    def _makes(self, node: Node) -> bool:
+        """Whether a layer makes or replaces a tensor of the model."""
+        names = (*map(_before_cast, node.outputs), _before_cast(_NCHWC_NODE.sub("", node.name)))
+        return any(name in self._producers for name in names)
 
     def _anchor(self, node: Node) -> str | None:
         """The model's tensor that a layer makes first, or that it replaces, or that follows from its output."""
         first = next(filter(None, node.outputs), "")
-        if first in self._producers:
-            return first
-        replaced = _NCHWC_NODE.sub("", node.name)
-        if replaced in self._producers:
+        replaced = _before_cast(_NCHWC_NODE.sub("", node.name))
+        if _before_cast(first) not in self._producers and replaced in self._producers:
             return replaced
-        reader = self._readers.get(first)
-        while reader is not None and reader.outputs:
-            if reader.outputs[0] in self._producers:
-                return reader.outputs[0]
-            reader = self._readers.get(reader.outputs[0])
-        return None
+        passed = []
+        while _before_cast(first) not in self._producers and first not in self._followers:
+            passed.append(first)
+            reader = self._readers.get(first)
+            if reader is None or not reader.outputs:
+                break
+            first = reader.outputs[0]
+        own = _before_cast(first)
+        found = own if own in self._producers else self._followers.get(first)
+        self._followers.update(dict.fromkeys(passed, found))
+        return found
+
+
+def _before_cast(name: str) -> str:
+    """The tensor whose FP32 value a tensor of an optimized FP16 model is, or the tensor itself."""
+    return name.removeprefix("InsertedPrecisionFreeCast_")
 
 
 def _nodes_with_bodies(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
