@@ -191,7 +191,7 @@ def test_a_finished_campaign_is_read_again(run, ids):
 
 
 def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
-    line = "debug build transformer.onnx --onnxrt --allow-approximation --vary-tactics --until 16 --experiment culprit"
+    line = "debug build transformer.onnx --onnxrt --allow-approximation --vary-tactics --until 9 --experiment culprit"
     assert run(f"{line} --atol 1e-4 --rtol 1e-4")[0] == 1
     campaign = json.loads(run("runs list --experiment culprit --kind debug_build --json")[1])[0]["id"]
 
