@@ -26,7 +26,9 @@ from trtops.tactics.table import CampaignTable
 from trtops.tracking.schema import Metric, MetricName, Tag
 from trtops.verdict import Verdict
 
-Kind = Literal["one", "sum", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
+Kind = Literal[
+    "one", "sum", "reformat", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"
+]
 """``layer``: several choices of one layer are bad, each alone; other kinds plant one choice of a layer."""
 Clause: TypeAlias = "tuple[tuple[int, int], ...]"
 """Layers and what they got, which make builds bad together."""
@@ -64,7 +66,7 @@ class World:
         self._plant()
 
     def _plant(self) -> None:
-        if self.kind in ("none", "drift", "machines"):
+        if self.kind in ("none", "drift", "machines", "reformat"):
             return
         drawn = np.array([self.draw() for _ in range(200)])
         self._small = self._rng.normal(
@@ -149,6 +151,8 @@ def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
     confirmed, _ = planner.confirmed_and_doubtful(layer_table(rows, bad))
     clauses = frozenset(tuple(sorted(key_of(unit) for unit in each.units)) for each in confirmed)
     for result in planner.done:
+        if result.follows:
+            clauses, when = frozenset({((-1, 1),)}), world.built
         if result.outcome == "contributions":  # others add little
             clauses = frozenset((key_of(each.unit),) for each in result.contributions if abs(each.value) > SMALL)
             when = world.built
@@ -185,6 +189,8 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
             self.trials.append(Trial(run_id=name, taken=names, verdict=verdict, counted=True))
             errors = metrics_of(codes)
             self._measured.append((wanted, is_bad, errors))
+            # A reformat that is chosen by timing, and decides.
+            self._followed.append((is_bad,) if mixture.consequences else ())
             return TrialResult(wanted, is_bad, self._fingerprint(errors))
 
     bad_builds = set(table.named("bad"))
@@ -203,7 +209,8 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
     )
     infos = [SimpleNamespace(metrics=metrics_of(each), tags={Tag.BAD_IN: "outputs"}) for each in (good, bad)]
     ends = dict(zip(("good", "bad"), (SimpleNamespace(info=info) for info in infos)))
-    mixture: Any = SimpleNamespace(units=units, consequences=(), **ends)
+    consequences = ("reformat",) if world.kind == "reformat" else ()
+    mixture: Any = SimpleNamespace(units=units, consequences=consequences, **ends)
     return Session(None, mixture, plan, None, "", None, None, []).run()  # type: ignore[arg-type]
 
 
@@ -239,6 +246,8 @@ CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("none", "drift
 
 
 def truth(world: World) -> frozenset[Clause]:
+    if world.kind == "reformat":
+        return frozenset({((-1, 1),)})
     return frozenset(tuple(sorted(clause)) for clause in world.culprits)
 
 

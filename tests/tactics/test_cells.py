@@ -20,6 +20,7 @@ SEEDS = amount(10, in_every_run=6)
         (Cell(20, "one", 0.05), 0.8, 21),
         (Cell(100, "one"), 1.0, 17),
         (Cell(100, "one", repeats=True), 1.0, 14),
+        (Cell(20, "reformat"), 0.8, 40),
         (Cell(20, "layer"), 0.8, 24),
         (Cell(20, "together"), 0.8, 36),
         (Cell(20, "either"), 0.8, 33),

@@ -44,11 +44,18 @@ BisectionDecision: TypeAlias = Literal["confirmed", "chance", "combination", "un
 """How a bisection ends: with its best explanation, with verdicts that follow no unit, without an explanation, or with
 two good builds that have all units of the bad one."""
 SearchOutcome: TypeAlias = Literal[
-    "confirmed", "sufficient", "contributions", "not repeatable", "units missing", "combination", "undecided"
+    "confirmed",
+    "sufficient",
+    "contributions",
+    "not replayable",
+    "not repeatable",
+    "units missing",
+    "combination",
+    "undecided",
 ]
 """How a search ends: with culprits; with the held units alone being bad in the good build; with errors that add up over
-units; with verdicts that follow no unit; with units that do not make a build bad even all together; with a combination
-that is neither one unit nor a pair; or without a decision."""
+units; with verdicts that follow a layer that is no unit; with verdicts that follow nothing; with units that do not make
+a build bad even all together; with a combination that is neither one unit nor a pair; or without a decision."""
 Errors: TypeAlias = "tuple[float, ...]"
 """Errors of all outputs of a build, in one order. Builds with the same outputs have the same errors."""
 
@@ -66,7 +73,7 @@ _SUSPECTS = 3  # units, the most probable ones, whose partners are searched
 _SUSPECTED = 0.5  # probability from which a unit is reported as part of a combination
 _GOOD_VERDICTS = 3  # good verdicts after which held units alone do not make the good build bad
 _MAX_CULPRITS = 4  # explanations, each making builds bad alone, after which the search ends
-_MISSING = 2  # good builds with all units of the bad one, after which what makes it bad is none of them
+_MISSING = 2  # good builds with all units of the bad one, after which something else makes it bad
 _MAX_FAILURES = 12  # trials that could not be built as wanted, after which the search ends
 _COMBINATION_TRIALS = 40  # trials after which evidence without a probable explanation is an unresolved combination
 

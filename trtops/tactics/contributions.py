@@ -43,7 +43,7 @@ class ErrorSum:
 
 
 def find_sum(taken: Bools, error: Floats, bad: Bools) -> ErrorSum | None:
-    """The sum that explains builds better than any step does; None if there is none, or one unit is most of it.
+    """The sum that explains builds better than any step does; None without one, or if one unit is most of it.
 
     Where the limit lies inside the spread of errors, so that small differences decide, steps do not count.
 

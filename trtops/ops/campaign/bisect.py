@@ -41,7 +41,7 @@ from trtops.ops.result import OnProgress, finish_with
 from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
 from trtops.tactics.contributions import ErrorSum, find_sum
 from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.model import Bools, Floats
+from trtops.tactics.model import Bools, Floats, Likelihood
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, tracked
@@ -52,7 +52,8 @@ from trtops.verdict import PASSED, VERDICTS, Verdict
 _KIND: Kind = "bisect"
 _SEEN = 200  # builds of a campaign, the last ones, that the prior of units is taken from
 _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
-_SUM_TRIALS = 20  # mixtures after which a sum is reported as it is known then
+_DOUBT = 5  # times the confidence that a layer needs which no replay sets, since no coin decides about it
+_MORE_TRIALS = 20  # mixtures after which a sum, or missing units, are reported as they are known then
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -251,6 +252,8 @@ class BisectSession:
     trials: list[Trial] = field(default_factory=list)
     # Units, verdict and errors of both builds and of each counted mixture.
     _measured: list[tuple[Bools, bool, dict[MetricName, float]]] = field(default_factory=list)
+    # For both builds and each counted mixture, whether each of the consequences is as in the bad build.
+    _followed: list[tuple[bool, ...]] = field(default_factory=list)
 
     def run(self) -> BisectResult:
         """Search until all culprits of the bad build are known, or the budget is used up."""
@@ -260,6 +263,7 @@ class BisectSession:
         digits = [(np.array(list(text), "U1"), bad) for text, bad in self.plan.seen]  # as in BisectPlan
         ends = [errors_of(build.info) for build in (self.mixture.good, self.mixture.bad)]
         self._measured = [(np.full(len(units), bool(bad)), bool(bad), errors) for bad, errors in enumerate(ends)]
+        self._followed = [(bad,) * len(self.mixture.consequences) for bad in (False, True)]
         steps = CulpritSearch(
             units=len(units),
             held=held,
@@ -288,14 +292,18 @@ class BisectSession:
             if answer is not None and self._error_sum() is not None:
                 found = SearchResult("contributions")
                 break
-        # A sum is reported once it is settled.
-        while found.outcome == "contributions" and len(self.trials) < _SUM_TRIALS and not is_spent():
-            if (added := self._error_sum()) is not None and added.settled:
+        # A sum is reported once it is settled. Where units are missing, a layer that no replay sets may decide.
+        while len(self.trials) < _MORE_TRIALS and not is_spent():
+            is_settled = (added := self._error_sum()) is not None and added.settled
+            looks_on = found.outcome == "units missing" and self.mixture.consequences and not self._unreplayable(found)
+            if not looks_on and (found.outcome != "contributions" or is_settled):
                 break
             self.build(held | (np.random.default_rng([config.seed, len(self.trials)]).random(len(units)) < 0.5))
         added = self._error_sum()
         if found.outcome == "contributions" and added is None:
             found = SearchResult("undecided")
+        if follows := self._unreplayable(found):
+            found = SearchResult("not replayable")
         return BisectResult(
             title=_title_of(self.plan),
             outcome=found.outcome,
@@ -314,6 +322,7 @@ class BisectSession:
             bad_run=self.plan.bad_run,
             units=len(units),
             consequences=self.mixture.consequences,
+            follows=follows,
             given=self.plan.given,
             trials=tuple(self.trials),
             **(self._sum_fields(added) if added is not None and found.outcome == "contributions" else {}),
@@ -330,6 +339,24 @@ class BisectSession:
             if (found := float(values[bad].min() / values[~bad].max())) > ratio:
                 best, ratio = (name[1], np.array([taken for taken, _, _ in self._measured]), values, bad), found
         return best
+
+    def _unreplayable(self, found: SearchResult) -> str:
+        """The layer that cannot be chosen and explains the verdicts better than what was found; empty without one."""
+        if not self.mixture.consequences or found.outcome in ("sufficient", "contributions"):
+            return ""
+        taken = np.array([taken for taken, _, _ in self._measured])
+        bad = np.array([is_bad for _, is_bad, _ in self._measured])
+        clauses = [taken[:, clause].all(axis=1) for culprit in found.culprits for clause in culprit.clauses]
+        expected = np.array(self._followed).T
+        likelihood = Likelihood(len(bad), int(bad.sum()))
+        scores = likelihood.mixed(expected.sum(axis=1), (expected & bad).sum(axis=1))
+        best = likelihood.chance
+        if clauses:
+            units: Bools = np.logical_or.reduce(clauses)
+            best = max(best, float(likelihood.mixed(units.sum(), (units & bad).sum())))
+        place = int(scores.argmax())
+        is_better = scores[place] - best >= math.log(_DOUBT * len(scores) / (1 - self.plan.config.confidence))
+        return self.mixture.consequences[place] if is_better else ""
 
     def _fingerprint(self, errors: Mapping[MetricName, float]) -> Errors | None:
         """The errors of a build, if its verdict in the aspect under test follows from them."""
@@ -388,6 +415,7 @@ class BisectSession:
         self.trials.append(trial)
         if counted and outcome.taken is not None:
             self._measured.append((outcome.taken, verdict == "bad", errors))
+            self._followed.append(outcome.followed)
         if self.progress is not None:
             self.progress(len(self.trials), self.plan.config.max_builds)
         return TrialResult(outcome.taken if counted else None, verdict == "bad", self._fingerprint(errors))

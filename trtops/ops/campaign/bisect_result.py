@@ -16,6 +16,7 @@ from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Verdict
 
+_ANSWERED = ("confirmed", "sufficient", "contributions", "not replayable")
 _SOUND_SPREAD = 2.0  # ratio of the largest to the smallest error up to which the limit, and no choice, is the problem
 
 ChoiceKey: TypeAlias = "tuple[str, str, str]"
@@ -150,7 +151,8 @@ class BisectResult(OpResult):
     """How a bisection ended: ``undecided`` where the budget was too small, or nothing differs that can be chosen.
 
     It is complete if the bad build is good without the culprits. ``suspects`` probably take part in a combination.
-    ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can.
+    ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can, or from
+    timing. ``follows`` is the one that explains verdicts better than any units.
     Where errors add up, ``contributions`` are the units that surely take part, the largest first. ``spread`` is the
     smallest and the largest error of ``output`` among the builds, and the largest that the sum predicts.
     """
@@ -163,6 +165,7 @@ class BisectResult(OpResult):
     bad_run: str
     units: int
     consequences: tuple[str, ...] = ()
+    follows: str = ""
     given: tuple[Unit, ...] = ()
     contributions: tuple[Contribution, ...] = ()
     output: str = ""
@@ -172,7 +175,7 @@ class BisectResult(OpResult):
     @property
     def verdict(self) -> Verdict:
         """``good`` if a culprit was confirmed, now or again, or a sum was measured; else ``bad``."""
-        return "good" if self.outcome in ("confirmed", "sufficient", "contributions") else "bad"
+        return "good" if self.outcome in _ANSWERED else "bad"
 
     @property
     def headline(self) -> str:
@@ -226,6 +229,12 @@ class BisectResult(OpResult):
                 f"The errors of output {self.output!r} add up over choices, found in {builds}: "
                 f"{'; '.join(parts) or 'each adds too little to name it'}. {limit}: {broken}. A limit above {most:.3g} "
                 "accepts them all."
+            )
+        if self.outcome == "not replayable":
+            return (
+                f"The verdicts of {builds} follow layer {self.follows!r} better than anything that can be chosen. It "
+                "differs between the two builds, and no replay sets it: compare its choices with trtops inspect "
+                "diff-tactics."
             )
         if self.outcome == "units missing":
             return (

@@ -158,11 +158,11 @@ class Planner:
         return next((pair for pair in transfers if pair is not None), None)
 
     def is_answered(self, table: CampaignTable) -> bool:
-        """Whether a culprit is confirmed and contradicted by no build, errors add up, or choices do not decide.
+        """Whether a culprit is confirmed and contradicted by no build, or something other than choices decides.
 
         With ``complete``, whether enough builds are good without the culprits as well.
         """
-        if any(result.outcome == "contributions" for result in self.done):
+        if any(result.outcome in ("contributions", "not replayable") for result in self.done):
             return True
         if not self.culprits:
             return self._unexplained_pairs >= MAX_UNREPEATABLE_PAIRS

@@ -28,6 +28,7 @@ class MixtureOutcome:
     strayed: tuple[str, ...] = ()  # units that are not as requested
     # Other layers that are not as in the good build, and follow from no unit.
     also_changed: tuple[str, ...] = ()
+    followed: tuple[bool, ...] = ()  # whether each of the consequences is as in the bad build
 
 
 class Mixture:
@@ -99,8 +100,9 @@ class Mixture:
         kept = np.array([now.get(unit.column) == good.get(unit.column) for unit in self.units], np.bool_)
         strayed = tuple(unit.name for unit, t, w in zip(self.units, taken, wanted) if t != w)
         made = taken if (taken | kept).all() else None  # else a unit has a third choice
+        followed = tuple(now.get(("layer", name)) == bad.get(("layer", name)) for name in self.consequences)
         if self.is_by_settings:  # settings decide the layers, and all settings were compared
-            return MixtureOutcome(made, strayed)
+            return MixtureOutcome(made, strayed, followed=followed)
         # Layers that cannot be replayed are free to change: copies between formats and the like come and go with their
         # neighbours' choices.
         records = (got, self.good_tactics, self.bad_tactics)
@@ -111,7 +113,7 @@ class Mixture:
             for kind, name in dict.fromkeys([*good, *now])
             if kind == "layer" and name not in free and now.get((kind, name)) != good.get((kind, name))
         ]
-        return MixtureOutcome(made, strayed, tuple(also))
+        return MixtureOutcome(made, strayed, tuple(also), followed)
 
 
 def _load_tactics(run: StoredRun) -> TacticRecord:
