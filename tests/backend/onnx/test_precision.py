@@ -278,3 +278,16 @@ def test_inconsistent_models_are_refused() -> None:
     for proto, message in ((short, "expected"), (elsewhere, "in another file"), (call, "functions cannot be inlined")):
         with pytest.raises(errors.InvalidModelError, match=message):
             convert_to_fp16(proto)
+
+
+@pytest.mark.parametrize(("opset", "scale", "element"), [(17, 0.01, 1), (19, 0.01, 10), (19, 1e-6, 1)])
+def test_scales_are_fp16_unless_too_small(opset, scale, element) -> None:
+    weights = {"s": np.float32(scale), "z": np.int8(0), "w": models.random(8, 4)}
+    text = """(float[2,8] x) => (float[2,4] y) { a = Relu(x) q = QuantizeLinear(a, s, z) d = DequantizeLinear(q, s, z)
+        y = MatMul(d, w) }"""
+    low = lower_precision(models.model(text, weights, opset=opset), "fp16").model
+
+    onnx.checker.check_model(low, full_check=True)
+    assert {t.name: t.data_type for t in low.graph.initializer}["s"] == element
+    casts = [node.input[0] for node in low.graph.node if node.op_type == "Cast"]
+    assert ("d" in casts) == (element == onnx.TensorProto.FLOAT)

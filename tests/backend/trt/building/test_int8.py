@@ -1,5 +1,6 @@
 """INT8 from a calibration cache: as TensorRT's text, and as Q/DQ nodes on TensorRT-RTX."""
 
+import json
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -22,6 +23,8 @@ from trtops.calibration import CalibrationCache
 from trtops.calibration.data import FeedDigest
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
+from trtops.tracking.builds import log_build
+from trtops.tracking.memory import MemoryTracker
 
 INPUTS = TensorMetadata().add("image", "float32", (None, 3, 8, 8))
 PROFILE = OptimizationProfile(shapes=(ShapeRange(name="image", min=(1, 3, 8, 8), opt=(2, 3, 8, 8), max=(4, 3, 8, 8)),))
@@ -113,6 +116,22 @@ def test_fp8_is_written_into_the_model(model, cache, precision) -> None:
     assert types == {onnx.TensorProto.INT8 if precision == "int8" else onnx.TensorProto.FLOAT8E4M3FN}
     with pytest.raises(errors.UnsupportedFeatureError, match="takes FP8 from Q/DQ"):
         write_into_model(model.proto(), ModelPrecision(precisions=("fp8",)))
+
+
+@pytest.mark.usefixtures("rtx")
+def test_runs_list_what_rules_exclude(model, cache) -> None:
+    config, tracker = replace(INT8, qdq_rules=("small_matmul",)), MemoryTracker()
+    build = TensorRTBackend().build(model, config, caches=Caches(calibration=cache.to_bytes()))
+
+    run = tracker.start("e", "build", kind="build")
+    log_build(run, build, ".engine")
+    run.finish("good")
+
+    stored = tracker.load(run.id)
+    assert build.quantization.excluded == (("small_matmul", ("fc",)),)
+    assert stored.info.params["excluded_by_small_matmul"] == "1"
+    assert json.loads(stored.read_bytes("tactics/quantization.json"))["excluded"] == [["small_matmul", ["fc"]]]
+    assert "excluded by rule: small_matmul (fc)" in build.quantization.sentence()
 
 
 @pytest.mark.usefixtures("rtx")
