@@ -52,7 +52,7 @@ from trtops.verdict import PASSED, VERDICTS, Verdict
 _KIND: Kind = "bisect"
 _SEEN = 200  # builds of a campaign, the last ones, that the prior of units is taken from
 _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
-_DOUBT = 5  # times the confidence that a layer needs which no replay sets, since no coin decides about it
+_DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
 _MORE_TRIALS = 20  # mixtures after which a sum, or missing units, are reported as they are known then
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
@@ -344,10 +344,13 @@ class BisectSession:
         """The layer that cannot be chosen and explains the verdicts better than what was found; empty without one."""
         if not self.mixture.consequences or found.outcome in ("sufficient", "contributions"):
             return ""
-        taken = np.array([taken for taken, _, _ in self._measured])
-        bad = np.array([is_bad for _, is_bad, _ in self._measured])
+        # Without the two builds: all these layers differ between them, because of how they were chosen.
+        mixtures = self._measured[2:]
+        if not mixtures:
+            return ""
+        taken, bad = np.array([taken for taken, _, _ in mixtures]), np.array([is_bad for _, is_bad, _ in mixtures])
         clauses = [taken[:, clause].all(axis=1) for culprit in found.culprits for clause in culprit.clauses]
-        expected = np.array(self._followed).T
+        expected = np.array(self._followed[2:]).T
         likelihood = Likelihood(len(bad), int(bad.sum()))
         scores = likelihood.mixed(expected.sum(axis=1), (expected & bad).sum(axis=1))
         best = likelihood.chance
