@@ -15,11 +15,16 @@ import psutil
 import pytest
 
 from tests import models
+from tests.amounts import LONG
 from tests.team.conftest import RunningTeam, eventually, running_team
 from trtops import errors
 from trtops.team import servers
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo
+
+long = pytest.mark.skipif(
+    not LONG, reason="TRTOPS_TEST_LONG=1 runs it"
+)  # registering all deployments takes 30 CPU seconds
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +87,14 @@ def test_servers_are_protected(running: RunningTeam):
     assert {ip for ip, port in addresses if port in ports} == {"127.0.0.1"}
 
 
+@long
 def test_wrong_parameters_of_deployments_are_refused(deployed: RunningTeam):
     for wrong, said in (({}, "'model' is a required property"), ({"model": "x.onnx", "precision": "fp61"}, "fp61")):
         with pytest.raises(LookupError, match=said):
             deployed.start("convert/cpu", **wrong)
 
 
+@long
 def test_schedule_builds_list_on_the_workers_server(deployed: RunningTeam):
     listed = deployed.models / "list.yaml"
     listed.write_text("models:\n  - model: conv_net.onnx\n    experiment: scheduled\n  - model: conv_nett.onnx\n")
