@@ -156,7 +156,7 @@ class OutputComparison(Record):
         """The error that takes the largest share of its limit; None if nothing is limited or could be measured."""
         if self.statistics is None:
             return None
-        found = list(_margins(self.statistics, tolerances.of(self.name)))
+        found = [margin for margin, _ in _checks(self.statistics, tolerances.of(self.name))]
         # An error says more than a correlation or an agreement that is close to 1.
         errors_ = [margin for margin in found if margin.is_error or margin.used > 1]
         return max(errors_ or found, key=lambda margin: margin.used, default=None)
@@ -350,89 +350,74 @@ def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable
     if stats.dtype == "str" and stats.max_abs > 0:
         yield f"{round(stats.mean_abs * stats.elements)} of {stats.elements} strings differ"
         return
-    limited = LIMITED
-    if own.min_agreement is not None and stats.agreement is not None:
-        # Integers may be labels or tokens, which have no distance: only the share of equal ones counts.
-        limited = tuple(metric for metric in LIMITED if metric.name == "agreement")
-    elif objection := _error_objection(stats, own):
-        yield objection
-    for metric in limited:
-        limit, value = getattr(own, str(metric.tolerance)), getattr(stats, metric.name)
-        if limit is not None and value is not None and not metric.passes(value, limit):
-            bound = f"{limit:g}{metric.suffix}"
-            rule = f"at most {bound} is allowed" if metric.better == "lower" else f"at least {bound} is required"
-            yield f"{metric.label} is {value:.5g}{metric.suffix}, {rule}"
-    exceeded = [margin for margin in _channel_margins(stats, own) if margin.used > 1]
-    if exceeded:
-        worst = max(exceeded, key=lambda margin: margin.used)
-        count = len({margin.label.rpartition(":")[0] for margin in exceeded})
-        yield f"errors of {count} channels are too large, the worst is {worst}"
+    yield from (text for _, text in _checks(stats, own) if text)
 
 
-def _error_objection(stats: OutputStatistics, own: Tolerances) -> str | None:
-    stat, atol = own.check_error_stat, own.largest_abs(stats)
-    if not stats.exceeds(stat, atol, own.rtol, own.error_quantile):
-        return None
-    limits = f"atol {atol:g} and rtol {own.rtol:g}"
-    if atol > own.atol:
-        limits = f"atol {atol:.3g} ({own.atol_of_scale:.3g} of the scale {stats.scale:.3g}) and rtol {own.rtol:.3g}"
-    if stat == "elemwise":
-        counted = (stats.atol, stats.rtol) == (atol, own.rtol)
-        how_many = f"{stats.violations} of {stats.elements}" if counted else "some"
-        largest = f"{stats.max_abs:.3g} absolute, {stats.max_rel:.3g} relative"
-        return f"{how_many} elements exceed {limits}; the largest errors are {largest}"
-    found = stats.error(stat, own.error_quantile)
-    label = f"{own.error_quantile:g} quantile of the" if stat == "quantile" else stat
-    return f"{label} error is {found.abs:.3g} absolute, {found.rel:.3g} relative; exceeds {limits}"
-
-
-def _margins(stats: OutputStatistics, own: Tolerances) -> Iterable[Margin]:
-    """The errors of an output that are limited, in the order of :func:`_objections`."""
+def _checks(stats: OutputStatistics, own: Tolerances) -> Iterable[tuple[Margin, str]]:
+    """Each error of an output that is limited, and a sentence on it if it is too large."""
     if stats.dtype == "str":
         return
+    # Integers may be labels or tokens, which have no distance: only the share of equal ones counts.
     counted = own.min_agreement is not None and stats.agreement is not None
     if not counted:
-        yield from _error_margins(stats, own)
-        yield from _channel_margins(stats, own)
+        yield from _check_errors(stats, own)
     for metric in LIMITED:
         limit, value = getattr(own, str(metric.tolerance)), getattr(stats, metric.name)
         if limit is None or value is None or (counted and metric.name != "agreement"):
             continue
+        bound = f"{limit:g}{metric.suffix}"
         if metric.better == "lower":
-            used = _share(value, limit)
-        elif metric.unit:  # decibels have no best value
-            used = _share(limit, value)
-        else:
-            used = _share(1 - value, 1 - limit)
-        yield Margin(metric.column or metric.label, value, limit, used, metric.better == "lower")
+            used, rule = _share(value, limit), f"at most {bound} is allowed"
+        else:  # decibels have no best value
+            used = _share(limit, value) if metric.unit else _share(1 - value, 1 - limit)
+            rule = f"at least {bound} is required"
+        text = "" if metric.passes(value, limit) else f"{metric.label} is {value:.5g}{metric.suffix}, {rule}"
+        yield Margin(metric.column or metric.label, value, limit, used, metric.better == "lower"), text
+    if not counted and stats.channels is not None and own.channels is not None:
+        yield from _check_channels(stats.channels, own.channels)
 
 
-def _error_margins(stats: OutputStatistics, own: Tolerances) -> Iterable[Margin]:
+def _check_errors(stats: OutputStatistics, own: Tolerances) -> Iterable[tuple[Margin, str]]:
     """The error that is closest to or beyond both tolerances, with the tolerance that it exceeds less."""
     stat, atol = own.check_error_stat, own.largest_abs(stats)
     points: Iterable[tuple[float, float]] = stats.frontier
     names = "max abs", "max rel"
-    if stat != "elemwise":
+    if stat == "elemwise":
+        counted = (stats.atol, stats.rtol) == (atol, own.rtol)
+        how_many = f"{stats.violations} of {stats.elements}" if counted else "some"
+        largest = f"the largest errors are {stats.max_abs:.3g} absolute, {stats.max_rel:.3g} relative"
+        text = f"{how_many} elements exceed {{}}; {largest}"
+    else:
         found = stats.error(stat, own.error_quantile)
         label = f"{own.error_quantile:g} quantile" if stat == "quantile" else stat
         points, names = [(found.abs, found.rel)], (f"{label} abs", f"{label} rel")
+        of_the = " of the" if stat == "quantile" else ""
+        text = f"{label}{of_the} error is {found.abs:.3g} absolute, {found.rel:.3g} relative; exceeds {{}}"
+    limits = f"atol {atol:g} and rtol {own.rtol:g}"
+    if atol > own.atol:
+        limits = f"atol {atol:.3g} ({own.atol_of_scale:.3g} of the scale {stats.scale:.3g}) and rtol {own.rtol:.3g}"
     shares = []
     for point in points:
         both = [Margin(*parts, _share(*parts[1:])) for parts in zip(names, point, (atol, own.rtol))]
         shares.append(min(both, key=lambda margin: margin.used))
+    if not shares and math.isfinite(atol):  # no element has an error
+        shares.append(Margin(names[0], 0.0, atol, 0.0))
     if shares:
-        yield max(shares, key=lambda margin: margin.used)
-    elif math.isfinite(atol):
-        yield Margin(names[0], 0.0, atol, 0.0)
+        exceeds = stats.exceeds(stat, atol, own.rtol, own.error_quantile)
+        yield max(shares, key=lambda margin: margin.used), text.format(limits) if exceeds else ""
 
 
-def _channel_margins(stats: OutputStatistics, own: Tolerances) -> Iterable[Margin]:
-    measured, limits = stats.channels, own.channels
-    if measured is None or limits is None or measured.axis != limits.axis:
-        return
-    for label, values, allowed in (("max abs", measured.max_abs, limits.max_abs), ("RMS", measured.rms, limits.rms)):
-        for number, (value, limit) in enumerate(zip(values, allowed)):
-            yield Margin(f"channel {number}: {label}", value, limit, _share(value, limit))
+def _check_channels(measured: ChannelErrors, limits: ChannelErrors) -> Iterable[tuple[Margin, str]]:
+    """The largest error of a channel relative to its limit, of channels along the same axis."""
+    margins = [
+        Margin(f"channel {number}: {label}", value, limit, _share(value, limit))
+        for label, values, allowed in (("max abs", measured.max_abs, limits.max_abs), ("RMS", measured.rms, limits.rms))
+        for number, (value, limit) in enumerate(zip(values, allowed))
+    ]
+    count = len({margin.label.rpartition(":")[0] for margin in margins if margin.used > 1})
+    worst = max(margins, key=lambda margin: margin.used, default=None)
+    if worst is not None:
+        yield worst, f"errors of {count} channels are too large, the worst is {worst}" if count else ""
 
 
 def _share(value: float, limit: float) -> float:
