@@ -30,6 +30,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def listed(names: Iterable[str], most: int = 10, separator: str = ", ") -> str:
+    """Return the first names, and the number of the others: ``a, b, c and 2 more``."""
+    known = list(names)
+    return separator.join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, which takes an ``s`` in the plural: ``1 feed``, ``2 feeds``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

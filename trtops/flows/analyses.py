@@ -33,14 +33,13 @@ from trtops.spec import BackendName, BuildConfig, Precision
 from trtops.tracking.schema import Tag
 
 
-def _audit(config: AuditConfig | None = None, *, backend: BackendName = "onnxruntime", **logged: Any) -> AuditResult:
+def _audit(config: AuditConfig = AuditConfig(), *, backend: BackendName = "onnxruntime", **logged: Any) -> AuditResult:
     """Check stored runs against themselves, rebuild them from the store alone, and grade each.
 
     Args:
         config: Everything that can be chosen. A sample without a seed is another one every week.
         backend: The back end that rebuilds; runs of another one are left out.
     """
-    config = AuditConfig() if config is None else config
     if config.seed == 0:
         # A scheduled audit has the same parameters each time, and should reach all runs in the end.
         year, week, _ = datetime.datetime.now(datetime.timezone.utc).isocalendar()
@@ -52,7 +51,7 @@ def _audit(config: AuditConfig | None = None, *, backend: BackendName = "onnxrun
 
 def _gate(
     models: tuple[Path, ...],
-    config: GateConfig | None = None,
+    config: GateConfig = GateConfig(),
     *,
     policy: Path | None = None,
     releases: tuple[str, ...] = (),
@@ -70,14 +69,13 @@ def _gate(
         releases: Releases of the back end: constraints files (.txt) or environments, optionally as ``name=path``.
         precisions: Precisions to build in.
     """
-    config = GateConfig() if config is None else config
     if policy is not None:
         config = replace(config, policy=read_policy(policy))
     return gate_all(models, config, releases=tuple(map(Release.parse, releases)), precisions=precisions, **logged)
 
 
 def _gate_releases(
-    releases: tuple[str, ...], config: GateConfig | None = None, **logged: Any
+    releases: tuple[str, ...], config: GateConfig = GateConfig(), **logged: Any
 ) -> GateResult | MatrixResult:
     """Gate the accepted engines of a back end with newer releases, and report what broke, since when, and what helps.
 
@@ -90,7 +88,7 @@ def _gate_releases(
 
 def _accuracy(
     model: Path,
-    config: AccuracyConfig | None = None,
+    config: AccuracyConfig = AccuracyConfig(),
     *,
     side: Literal["onnxruntime", "tensorrt", "emulated"] = "onnxruntime",
     precision: Precision = "fp32",
@@ -111,7 +109,7 @@ def _accuracy(
 
 def _precision(
     model: Path,
-    config: PrecisionConfig | None = None,
+    config: PrecisionConfig = PrecisionConfig(),
     *,
     side: Literal["emulated", "tensorrt"] = "emulated",
     **logged: Any,
@@ -129,7 +127,7 @@ def _precision(
 
 def _reduce(
     model: Path,
-    config: ReduceConfig | None = None,
+    config: ReduceConfig = ReduceConfig(),
     *,
     command: CommandCheck | None = None,
     backend: BackendName = "onnxruntime",

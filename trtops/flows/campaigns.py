@@ -131,7 +131,7 @@ def _shown_progress() -> Iterator[Any]:
 
 def _debug_build(
     model: Path | None = None,
-    config: DebugBuildConfig | None = None,
+    config: DebugBuildConfig = DebugBuildConfig(),
     *,
     resume: str | None = None,
     dask: str | None = None,
@@ -148,7 +148,6 @@ def _debug_build(
         allow_scripts: Run scripts and commands that the campaign to resume names. Everybody who may write to the store
             can change them.
     """
-    config = DebugBuildConfig() if config is None else config
     # A bisection builds in this process, while only Dask's workers may have the GPU.
     config = replace(config, bisect=config.bisect and dask is None)
     with spread(config.parallel, dask) as submit, _shown_progress() as show:

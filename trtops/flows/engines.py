@@ -18,7 +18,7 @@ from trtops.ops.evaluation.compare import compare as compare_op
 from trtops.spec import BackendName, Precision
 
 
-def _nightly(models: Path, config: BuildListConfig | None = None, **logged: Any) -> BuildListResult:
+def _nightly(models: Path, config: BuildListConfig = BuildListConfig(), **logged: Any) -> BuildListResult:
     """Build and evaluate every model of a list, log everything to MLflow, and show a summary.
 
     Args:

@@ -154,12 +154,24 @@ def _cell_text(cell: str | float | None) -> str:
 
 
 def finish_with(
-    run: Run, result: OpResult, tracker: Tracker | None, *, title: str = "", evaluated: bool = True
+    run: Run,
+    result: OpResult,
+    tracker: Tracker | None,
+    *,
+    artifact: str = "",
+    page: str = "",
+    title: str = "",
+    evaluated: bool = True,
 ) -> None:
-    """End a run: log the report, the verdict and the manifest. ``title`` is the report's, if it is not the result's.
+    """End a run: log the result, its page, the report, the verdict and the manifest.
 
-    The verdict becomes the run's own if the op has ``evaluated`` something.
+    ``artifact`` and ``page`` are the paths of the result and its page, which are not logged without one. ``title`` is
+    the report's, if it is not the result's. The verdict becomes the run's own if the op has ``evaluated`` something.
     """
+    if artifact:
+        run.log_json(result, artifact)
+    if page:
+        run.log_text(result.page(), page)
     if tracker is not None and run.id:
         from trtops.reports.present import present  # imports templates and Markdown
 

@@ -110,23 +110,23 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Record):
-    """One param or metric of several runs, with its value in each; empty if a run has none."""
+    """One param or metric in which runs differ, with its value in each; empty if a run has none."""
 
     name: str
     kind: str
     values: tuple[str, ...]
-    same: bool
 
 
 def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
-    """Params, then metrics, of several runs."""
+    """Params, then metrics, in which several runs differ."""
     infos = [tracker.info(run_id_of(run_id, tracker)) for run_id in run_ids]
     metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
     lines = []
     for kind, tables in (("param", [dict(info.params) for info in infos]), ("metric", metrics)):
         for name in sorted({name for each in tables for name in each}):
             values = tuple(each.get(name, "") for each in tables)
-            lines.append(Line(name=name, kind=kind, values=values, same=len(set(values)) == 1))
+            if len(set(values)) > 1:
+                lines.append(Line(name=name, kind=kind, values=values))
     return lines
 
 

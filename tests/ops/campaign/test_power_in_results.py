@@ -50,7 +50,7 @@ def stored(tracker: MemoryTracker, run_id: str) -> Evaluation:
 
 
 def measured(evaluation: Evaluation) -> Power:
-    assert evaluation.coverage is not None and evaluation.coverage.never_negative == ("image",)
+    assert "blind to negative values of `image`" in evaluation.blind
     assert evaluation.power is not None and evaluation.power.share is not None
     return evaluation.power
 
@@ -76,7 +76,7 @@ def test_comparisons_need_a_model_for_power(model: Path, check: CheckConfig, tra
     run_id = convert(model, ConvertConfig(build=BUILD, check=replace(check, power=False)), tracker=tracker).run_id
     measured(compare(f"run:{run_id}", model, check, tracker=tracker).evaluation)
     engines = compare(f"run:{run_id}", f"run:{run_id}", check, tracker=tracker).evaluation
-    assert engines.power is not None and engines.power.share is None and engines.coverage is not None
+    assert engines.power is not None and engines.power.share is None and engines.blind
     assert engines.power.why_not == "the golden outputs are not those of a model"
 
 
@@ -105,7 +105,7 @@ def test_gate_notes_power_and_coverage(model: Path, check: CheckConfig, tracker:
         [note] = [finding for finding in result.findings if finding.subject in ("power", "data")]
         assert (note.subject, note.outcome) == (subject, "note") and "negative values of `image`" in note.text
         assert note.text in result.page()
-        assert stored(tracker, result.run_id).coverage is not None
+        assert stored(tracker, result.run_id).blind
 
 
 def test_saved_golden_outputs_have_power(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:

@@ -110,7 +110,7 @@ def test_reused_build_reads_as_its_own(folder, tracker) -> None:
 
     one, other = tracker.load(first), tracker.load(again)
     assert builds.load_build(one) == dataclasses.replace(builds.load_build(other), log=builds.load_build(one).log)
-    assert all(line.same for line in side_by_side([first, again], tracker) if line.name.startswith("build/"))
+    assert not any(line.name.startswith("build/") for line in side_by_side([first, again], tracker))
     layers = f"Layers ({len(builds.load_build(one).layers)})"
     assert layers in report_page(tracker, again) and layers in other.read_bytes(Artifact.REPORT).decode()
     assert audit(AuditConfig(runs=(again,), rebuild=False), tracker=tracker).verdict == "good"

@@ -11,11 +11,11 @@ from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups
 from trtops.cli.commands import inspect
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, direct_command, json_of, no_verdict, op_job, tracker
+from trtops.cli.jobs import Job, command, direct_command, no_verdict, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_json, say_table
 from trtops.errors import near
 from trtops.terminal import one_line
-from trtops.tracking.records import run_id_of
+from trtops.tracking.records import RUN_PREFIX
 from trtops.tracking.schema import KINDS, Tag
 
 
@@ -75,22 +75,18 @@ def _show_list(rows: list[Any], store: str | None) -> None:
 show = replace(inspect.run, examples=("trtops runs show 8d6e3f1a",))
 
 
-@direct_command(
-    Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",)
-)
-def compare(args: Options) -> int:
+@command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",))
+def compare(args: Options) -> Job:
     """Show params and numbers of runs side by side, where they differ."""
-    store = tracker("reads", args.store)
-    ids = [run_id_of(run, store) for run in args.runs]
-    lines = [line for line in ops.side_by_side(ids, store) if not line.same]
-    if args.json:
-        say_json(json_of(lines))
-    elif lines:
-        rows = ((line.name, *(value or "-" for value in line.values)) for line in lines)
-        say_table(("", *(run[:8] for run in ids)), rows)
-    else:
-        say("Nothing differs.")
-    return 0
+    header = ("", *(run.removeprefix(RUN_PREFIX)[:8] for run in args.runs))
+
+    def show(lines: Any, store: str | None) -> None:
+        if lines:
+            say_table(header, ((line.name, *(value or "-" for value in line.values)) for line in lines))
+        else:
+            say("Nothing differs.")
+
+    return op_job(args, "side_by_side", tuple(args.runs), store="reads", show=show)
 
 
 @command(

@@ -101,7 +101,7 @@ class BundleResult(OpResult):
         yield from ("", *(f"- `{name}`" for name in self.files))
 
 
-def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) -> BundleResult:
+def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker) -> BundleResult:
     """Pack a run so that its verdict can be reproduced without trtops.
 
     ConfigError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
@@ -112,7 +112,6 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
         config: Options.
         tracker: The tracking store.
     """
-    config = BundleConfig() if config is None else config
     info = tracker.info(run_id_of(run, tracker))
     config = replace(config, output=config.output or f"{info.experiment}-{info.id[:8]}.zip".replace("/", "-"))
     folder = MaterialFolder(config.materials)

@@ -130,7 +130,7 @@ class BuildListResult(OpResult):
 
 def build_list(
     models: str | Path | ModelList,
-    config: BuildListConfig | None = None,
+    config: BuildListConfig = BuildListConfig(),
     *,
     tracker: Tracker,
     experiment: str | None = None,
@@ -142,7 +142,6 @@ def build_list(
     ``experiment`` is that of the summary (the list's name by default); builds go to their models' experiments.
     ``convert_one`` makes one build; by default the convert op in this process.
     """
-    config = BuildListConfig() if config is None else config
     listed = models if isinstance(models, ModelList) else read_model_list(models)
     wanted = [build for build in listed.builds() if config.backends is None or build.backend in config.backends]
     plans = [_plan_build(build, config, tracker) for build in wanted]
@@ -161,9 +160,7 @@ def build_list(
         counts = Counter(build.outcome for build in result.builds)
         run.log_metrics({("builds", outcome): float(counts[outcome]) for outcome in OUTCOMES})
         run.log_metrics({("builds", "failed"): float(len(result.failed))})
-        run.log_json(result, schema.Artifact.BUILD_LIST)
-        run.log_text(result.page(), schema.Artifact.BUILD_LIST_PAGE)
-        finish_with(run, result, tracker)
+        finish_with(run, result, tracker, artifact=schema.Artifact.BUILD_LIST, page=schema.Artifact.BUILD_LIST_PAGE)
         return result
 
 

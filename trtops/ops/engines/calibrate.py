@@ -123,7 +123,7 @@ class CalibrateResult(OpResult):
 
 def calibrate(
     model: str | Path,
-    config: CalibrateConfig | None = None,
+    config: CalibrateConfig = CalibrateConfig(),
     *,
     tracker: Tracker,
     data: Iterable[Feed] | None = None,
@@ -140,7 +140,6 @@ def calibrate(
     CalibrationError if the data is bad, missing or too little. What was collected before is logged as
     ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
     """
-    config = CalibrateConfig() if config is None else config
     path = Path(model)
     experiment = experiment or path.stem
     name = f"{path.stem} calibrate {config.algorithm}"
@@ -168,7 +167,7 @@ def calibrate(
                 check = replace(check, data=f"{folder}/feeds.json")
                 save_json([dict(feed) for feed in given.first], f"{folder}/feeds.json", "the first calibration feeds")
         if has_check_data:
-            for feed in check.open(inputs).first(_EVALUATED_FEEDS):
+            for feed in check.open_for(None, inputs=inputs).first(_EVALUATED_FEEDS):
                 check_feed(inputs, feed)
         # Computed once for all engines, and to compare algorithms.
         evaluated = check.open_for(loaded, profiles=config.build.profiles)
@@ -177,7 +176,7 @@ def calibrate(
         if algorithm == "best":
             held_out = None
             if has_check_data:
-                own = check.open(inputs).first(_EVALUATED_FEEDS)
+                own = check.open_for(None, inputs=inputs).first(_EVALUATED_FEEDS)
                 held_out = list(zip(own, iterations_of(golden, "golden")))
             comparison = run_step("compare algorithms", _compare, loaded, config, collected, held_out)
             algorithm = comparison.chosen

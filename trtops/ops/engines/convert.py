@@ -10,7 +10,7 @@ import logging
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
@@ -24,6 +24,7 @@ from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.evaluation.attribution import attribute
 from trtops.ops.evaluation.check import (
     CheckConfig,
+    EngineConfig,
     Evaluation,
     describe,
     describe_measurements,
@@ -36,7 +37,6 @@ from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.options import check_options, data_options, engine_options
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_name, run_step
-from trtops.record import Record
 from trtops.reports.document import Section
 from trtops.spec import BackendName, BuildConfig, BuildSpec, Environment, Precision
 from trtops.tables import size, table
@@ -51,15 +51,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertConfig(Record):
+class ConvertConfig(EngineConfig):
     """What to build, from what, and how to evaluate it.
 
     Attributes:
-        build: How the engine is built.
-        check: How it is evaluated.
-        calibration_data: Data source for INT8 calibration; the check's own data by default.
         timing_cache: Timing cache to build with: a file, or ``run:<id>`` for the cache of a run.
-        calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         replay: A tactic record to replay (``tactics/replay.json`` of a run).
         use_deny_list: Leave out tactics on the deny-list of this device and release; a replay that has one is refused.
         attribute_error: Measure how much of the engine's error comes from the precision, from noise and from the
@@ -73,11 +69,7 @@ class ConvertConfig(Record):
         max_engine_bytes: Largest size of a good engine, such as that of a device's partition; None sets no limit.
     """
 
-    build: BuildConfig = field(default_factory=BuildConfig)
-    check: CheckConfig = field(default_factory=CheckConfig)
-    calibration_data: str | None = None
     timing_cache: str | None = None
-    calibration_cache: str | None = None
     replay: str | None = None
     use_deny_list: bool = True
     attribute_error: bool = False
@@ -197,7 +189,7 @@ def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = t
 
 def convert(
     model: str | Path,
-    config: ConvertConfig | None = None,
+    config: ConvertConfig = ConvertConfig(),
     *,
     tracker: Tracker,
     experiment: str | None = None,
@@ -213,7 +205,6 @@ def convert(
     now or read from the store, before it is evaluated. ``known_golden`` are the golden outputs of the feeds; by default
     they are computed, or read from the config's file.
     """
-    config = ConvertConfig() if config is None else config
     path = Path(model)
     loaded = Model.load(model_file(path))
     # Data and back end are checked before a run starts, so that a mistake leaves no run.

@@ -60,7 +60,7 @@ class Policy(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListedModel(Record):
+class ListedModel(DataConfig):
     """One entry of a list, with the defaults merged in.
 
     Attributes:
@@ -69,10 +69,6 @@ class ListedModel(Record):
         precisions: Precisions to build.
         backends: Back ends to build for; each with each precision.
         profiles: Shapes to build for; the model's own by default.
-        data: Where inputs come from (:func:`trtops.ops.evaluation.data.open_feeds`); random by default.
-        input_shapes: Shapes of random data, by input.
-        iterations: Number of random feeds.
-        seed: Seed of the random data.
         labels: The class of each sample, as ``.npy``.
         golden: Saved outputs to compare with; the model's own by default.
         calibration_data: Data to calibrate INT8 with; ``data`` by default.
@@ -90,10 +86,6 @@ class ListedModel(Record):
     precisions: tuple[Precision, ...] = ("fp32",)
     backends: tuple[BackendName, ...] = ("onnxruntime",)
     profiles: tuple[OptimizationProfile, ...] = ()
-    data: str | None = None
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    iterations: int = DataConfig.iterations
-    seed: int = DataConfig.seed
     labels: str | None = None
     golden: str | None = None
     calibration_data: str | None = None

@@ -109,7 +109,7 @@ class SensitivityResult(OpResult):
 def sensitivity(
     model: str | Path,
     calibration_cache: str | CalibrationCache,
-    config: SensitivityConfig | None = None,
+    config: SensitivityConfig = SensitivityConfig(),
     *,
     tracker: Tracker,
     data: Iterable[Feed] | None = None,
@@ -133,7 +133,6 @@ def sensitivity(
         parent: Id of a parent run.
         progress: Called after every layer.
     """
-    config = SensitivityConfig() if config is None else config
     path = model_file(model)
     experiment = experiment or path.stem
     name = f"{path.stem} sensitivity"
@@ -151,7 +150,6 @@ def sensitivity(
             _COLUMNS,
             ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),
         )
-        run.log_json(result, schema.Artifact.SENSITIVITY_RESULT)
         run.log_metrics(
             {
                 (schema.Metric.SENSITIVITY, "error"): result.error,
@@ -160,7 +158,7 @@ def sensitivity(
                 (schema.Metric.SENSITIVITY, "layers"): float(len(result.layers)),
             }
         )
-        finish_with(run, result, tracker, evaluated=False)
+        finish_with(run, result, tracker, artifact=schema.Artifact.SENSITIVITY_RESULT, evaluated=False)
         return result
 
 

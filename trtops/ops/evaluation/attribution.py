@@ -26,6 +26,7 @@ from trtops.ops.evaluation.data import UNITS, all_numbers, collect, root_mean_sq
 from trtops.ops.evaluation.limits import MULTIPLES, STANDS_FOR_INFINITY
 from trtops.record import Record
 from trtops.spec import Precision
+from trtops.tables import listed
 from trtops.verdict import PASSED, Verdict
 
 if TYPE_CHECKING:
@@ -127,8 +128,7 @@ class Attribution(Record):
             if (excess := worst.excess(self.unit)) > 1:
                 text += f" ({excess:.3g} times the allowed error)"
         if self.overflows:
-            more = f" and {len(self.overflows) - 3} more" if len(self.overflows) > 3 else ""
-            text += f"; overflows in {name}: {', '.join(f'`{tensor}`' for tensor in self.overflows[:3])}{more}"
+            text += f"; overflows in {name}: {listed((f'`{tensor}`' for tensor in self.overflows), 3)}"
         return f"{text}."
 
 

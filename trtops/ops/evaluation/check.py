@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,6 @@ from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.attribution import Attribution
-from trtops.ops.evaluation.coverage import Coverage
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
 from trtops.ops.evaluation.limits import NoiseLimits, RightModel
@@ -27,6 +26,7 @@ from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
 from trtops.ops.result import run_step
 from trtops.record import Record
+from trtops.spec import BuildConfig
 from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
@@ -86,6 +86,23 @@ class CheckConfig(DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineConfig(Record):
+    """An engine and its evaluation: the base of configs of ops that build engines.
+
+    Attributes:
+        build: How the engine is built.
+        check: How it is evaluated, and on what data.
+        calibration_data: Data source for INT8 calibration; the check's own data by default.
+        calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
+    """
+
+    build: BuildConfig = field(default_factory=BuildConfig)
+    check: CheckConfig = field(default_factory=CheckConfig)
+    calibration_data: str | None = None
+    calibration_cache: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Latency(Record):
     """Wall time of one inference inside the back end; ``device_p50_ms`` is on the accelerator, without copies."""
 
@@ -116,7 +133,6 @@ class Evaluation(Record):
     emulated: Emulation | None = None  # the model in 16 bit as a GPU rounds it; None if it was not needed
     attribution: Attribution | None = None
     evidence: Evidence | None = None  # None for saved outputs, whose inputs are not known
-    coverage: Coverage | None = None  # as evidence
     power: Power | None = None  # None if it was not requested
     noise: NoiseLimits | None = None  # the model's own noise, from which the limits are derived; None if they are given
     self_check: SelfCheck | None = None
@@ -151,6 +167,11 @@ class Evaluation(Record):
         if self.computed is not None and self._lacks_precision:
             found += (self.computed.reason(),)
         return found
+
+    @property
+    def blind(self) -> tuple[str, ...]:
+        """What the data never exercises, in phrases."""
+        return () if self.evidence is None else self.evidence.blind
 
     @property
     def bad_in(self) -> tuple[BadIn, ...]:
@@ -215,14 +236,13 @@ def assess(
     """
     noise = right.noise if right is not None and config.tolerances is None else None
     report = compare_outputs(outputs, golden, tolerances)
-    evidence, coverage, given = None, None, report.iterations
+    evidence, given = None, report.iterations
     if feeds is not None and seen is not None:
         given = seen.given
-        coverage = seen.covered.with_golden(golden)
         evidence = Evidence(
             source=feeds.source,
-            feeds=coverage.feeds,
-            samples=coverage.samples,
+            feeds=seen.covered.feeds,
+            samples=seen.covered.samples,
             shapes=seen.entries(
                 iterations_of(outputs, "actual"),
                 iterations_of(golden, "golden"),
@@ -234,12 +254,11 @@ def assess(
             limits="given ones" if config.tolerances else "fixed ones" if noise is None else noise.sentence(),
             margin=report.decided_by,
             elements=sum(o.statistics.elements for o in report.outputs if o.statistics is not None),
+            blind=seen.covered.blind(golden),
         )
     # Labels are for the given data, not for its copies at other shapes.
     accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, given)
-    return Evaluation(
-        report=report, latency=latency, accuracy=accuracy, evidence=evidence, coverage=coverage, noise=noise
-    )
+    return Evaluation(report=report, latency=latency, accuracy=accuracy, evidence=evidence, noise=noise)
 
 
 def with_power(
@@ -403,11 +422,10 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
         if len(shapes := evaluation.evidence.shapes) > 1:
             rows = ([e.text(), e.verdict, "-" if e.max_abs is None else f"{e.max_abs:.3g}"] for e in shapes)
             lines += [markdown_table(("shapes", "verdict", "largest error"), rows), ""]
-    blind = () if evaluation.coverage is None else evaluation.coverage.blind
     if evaluation.power is not None:
-        lines += [evaluation.power.sentence(blind), "", evaluation.power.table(), ""]
-    elif evaluation.coverage is not None and blind:
-        lines += [evaluation.coverage.sentence(), ""]
+        lines += [evaluation.power.sentence(evaluation.blind), "", evaluation.power.table(), ""]
+    elif evaluation.evidence is not None and evaluation.blind:
+        lines += [evaluation.evidence.coverage(), ""]
     if evaluation.latency is not None:
         measured = evaluation.latency
         device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"

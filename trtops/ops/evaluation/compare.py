@@ -56,7 +56,7 @@ class CompareResult(OpResult):
 def compare(
     actual: str | Path,
     golden: str | Path,
-    config: CheckConfig | None = None,
+    config: CheckConfig = CheckConfig(),
     *,
     tracker: Tracker,
     experiment: str | None = None,
@@ -80,7 +80,6 @@ def compare(
 
     Raises TrtopsError if a side is something else, or cannot be loaded or run. Outputs that differ are a result.
     """
-    config = CheckConfig() if config is None else config
     actual, golden = str(actual), str(golden)
     if experiment is None:
         is_run = actual.startswith(RUN_PREFIX)
@@ -113,7 +112,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
     # One side after the other: each takes as much memory as it has weights.
     with _runner_of(under_test) as runner:
         inputs = runner.get_input_metadata()
-        feeds = check.open(inputs) if model is None else check.open_for(model, inputs=inputs)
+        feeds = check.open_for(model, inputs=inputs)
         seen = SeenFeeds(feeds)
         outputs = collect(runner, seen)
         latency = measure_latency(runner, feeds, check)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,7 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, holds_strings, to_numpy
 from trtops.comparator.report import Outputs, iterations_of
-from trtops.record import Record
-from trtops.tables import counted
+from trtops.tables import listed
 
 if TYPE_CHECKING:
     from trtops.backend.base import Feed
@@ -22,58 +21,6 @@ if TYPE_CHECKING:
 # Share of values at the ends of an output's range above which it counts as saturated, and the fewest values for that.
 _SATURATED, _MIN_VALUES = 0.99, 16
 _SHOWN = 4  # names in a phrase
-
-
-@dataclass(frozen=True, kw_only=True)
-class Coverage(Record):
-    """What the data of a comparison exercises; names of inputs and outputs, in their order."""
-
-    feeds: int
-    samples: int  # sizes of the first axis of the first input that has one, added up; a feed without any counts as one
-    batches: tuple[int, ...] = ()  # the different sizes of that axis
-    shapes: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()  # the different shapes of each input
-    never_negative: tuple[str, ...] = ()  # floating-point inputs that vary
-    never_positive: tuple[str, ...] = ()
-    constant_inputs: tuple[str, ...] = ()  # floating-point inputs of one value
-    single_values: tuple[tuple[str, int], ...] = ()  # integer and boolean inputs of one value, and the value
-    constant_outputs: tuple[str, ...] = ()
-    saturated_outputs: tuple[str, ...] = ()  # more than 99 % of the values are the smallest or the largest one
-    empty_outputs: tuple[str, ...] = ()
-    not_finite: tuple[tuple[str, int], ...] = ()  # golden outputs with NaN or infinity, and the number of such values
-
-    @property
-    def blind(self) -> tuple[str, ...]:
-        """What an error could hide behind, in phrases."""
-        outputs = (
-            (self.constant_outputs, "{} constant on this data"),
-            (self.saturated_outputs, "{} at one end of its range in more than 99 % of the values"),
-            (self.empty_outputs, "{} without elements"),
-            (tuple(name for name, _ in self.not_finite), "{} not finite everywhere"),
-        )
-        found = [f"blind to negative values of {_listed(self.never_negative)}"] if self.never_negative else []
-        found += [f"blind to positive values of {_listed(self.never_positive)}"] if self.never_positive else []
-        found += [f"{_listed(self.constant_inputs)} constant"] if self.constant_inputs else []
-        found += [f"`{name}` is always {value}" for name, value in self.single_values]
-        for names, phrase in outputs:
-            if names:
-                found.append(
-                    phrase.format(f"output {_listed(names)} is" if len(names) == 1 else f"outputs {_listed(names)} are")
-                )
-        if self.feeds == 1:
-            found.append("one feed: a stale output cannot be seen")
-        if self.batches and max(self.batches) == 1:
-            found.append("batch 1 only")
-        return tuple(found)
-
-    def sentence(self) -> str:
-        """The amount of data, followed by what it is blind to."""
-        amount = f"Coverage: {counted(self.feeds, 'feed')}, {counted(self.samples, 'sample')}"
-        return "; ".join((amount, *self.blind)) + "."
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 @dataclass
@@ -88,10 +35,8 @@ class _Values:
     at_low: int = 0
     at_high: int = 0
     texts: set[Any] = field(default_factory=set)  # up to two different ones
-    shapes: dict[tuple[int, ...], None] = field(default_factory=dict)
 
     def add(self, array: Array) -> None:
-        self.shapes[array.shape] = None
         self.elements += array.size
         if holds_strings(array):
             self.kind = "U"
@@ -130,8 +75,10 @@ class Covered:
 
     def __init__(self) -> None:
         """Start without feeds."""
-        self._feeds = self._samples = 0
-        self._batches: set[int] = set()
+        self.feeds = 0
+        # Sizes of the first axis of the first input that has one, added up; a feed without any counts as one.
+        self.samples = 0
+        self._largest_batch = 0
         self._inputs: dict[str, _Values] = {}
 
     def add(self, feed: Feed) -> None:
@@ -142,32 +89,48 @@ class Covered:
                 arrays[name] = to_numpy(array, name)
         for name, array in arrays.items():
             self._inputs.setdefault(name, _Values()).add(array)
-        sizes = [array.shape[0] for array in arrays.values() if array.ndim]
-        self._feeds += 1
-        self._samples += sizes[0] if sizes else 1
-        self._batches.update(sizes[:1])
+        size = next((array.shape[0] for array in arrays.values() if array.ndim), None)
+        self.feeds += 1
+        self.samples += 1 if size is None else size
+        self._largest_batch = max(self._largest_batch, size or 0)
 
-    def with_golden(self, golden: Outputs) -> Coverage:
-        """The coverage of the feeds so far and of the golden outputs; infinity and NaN do not count as values."""
+    def blind(self, golden: Outputs) -> tuple[str, ...]:
+        """What an error could hide behind, in phrases, from the feeds so far and the golden outputs.
+
+        Inputs that vary but never change their sign, constant ones, and outputs that are constant, saturated, empty or
+        not finite; NaN and infinity do not count as values.
+        """
         outputs: dict[str, _Values] = {}
         for iteration in iterations_of(golden, "golden"):
             for name, array in iteration.items():
                 outputs.setdefault(name, _Values()).add(to_numpy(array, name))
-        inputs = self._inputs
-        floating = {name: values for name, values in inputs.items() if values.kind == "f" and values.low <= values.high}
-        varied = {name: values for name, values in floating.items() if values.low < values.high}
-        whole = {name: values for name, values in inputs.items() if values.kind in "iub" and values.constant}
-        return Coverage(
-            feeds=self._feeds,
-            samples=self._samples,
-            batches=tuple(sorted(self._batches)),
-            shapes=tuple((name, tuple(values.shapes)) for name, values in inputs.items()),
-            never_negative=tuple(name for name, values in varied.items() if values.low >= 0),
-            never_positive=tuple(name for name, values in varied.items() if values.high <= 0),
-            constant_inputs=tuple(name for name in floating if name not in varied),
-            single_values=tuple((name, int(values.low)) for name, values in whole.items()),
-            constant_outputs=tuple(name for name, values in outputs.items() if values.constant),
-            saturated_outputs=tuple(name for name, values in outputs.items() if values.saturated),
-            empty_outputs=tuple(name for name, values in outputs.items() if not values.elements),
-            not_finite=tuple((name, values.not_finite) for name, values in outputs.items() if values.not_finite),
-        )
+        floating = {name: v for name, v in self._inputs.items() if v.kind == "f" and v.low <= v.high}
+        varied = {name: v for name, v in floating.items() if v.low < v.high}
+        whole = {name: v for name, v in self._inputs.items() if v.kind in "iub" and v.constant}
+        found = [
+            *_phrase("blind to negative values of {}", (name for name, v in varied.items() if v.low >= 0)),
+            *_phrase("blind to positive values of {}", (name for name, v in varied.items() if v.high <= 0)),
+            *_phrase("{} constant", (name for name in floating if name not in varied)),
+            *(f"`{name}` is always {int(v.low)}" for name, v in whole.items()),
+            *_phrase("output{} constant on this data", (name for name, v in outputs.items() if v.constant)),
+            *_phrase(
+                "output{} at one end of its range in more than 99 % of the values",
+                (name for name, v in outputs.items() if v.saturated),
+            ),
+            *_phrase("output{} without elements", (name for name, v in outputs.items() if not v.elements)),
+            *_phrase("output{} not finite everywhere", (name for name, v in outputs.items() if v.not_finite)),
+        ]
+        if self.feeds == 1:
+            found.append("one feed: a stale output cannot be seen")
+        if self._largest_batch == 1:
+            found.append("batch 1 only")
+        return tuple(found)
+
+
+def _phrase(phrase: str, names: Iterable[str]) -> Iterable[str]:
+    """The phrase with the names, if there are any; behind "output" also the verb."""
+    known = list(names)
+    shown = listed((f"`{name}`" for name in known), _SHOWN)
+    if phrase.startswith("output"):
+        shown = f" {shown} is" if len(known) == 1 else f"s {shown} are"
+    return [phrase.format(shown)] if known else []

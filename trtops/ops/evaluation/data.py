@@ -24,7 +24,7 @@ from trtops.backend.engines import reference_runner
 from trtops.calibration.data import FeedDigest
 from trtops.comparator.arrays import cast_feed
 from trtops.comparator.data_loader import DataLoader
-from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs, iterations_of
+from trtops.comparator.report import ComparisonReport, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
@@ -229,38 +229,28 @@ class DataConfig(Record):
         """The file of saved outputs that results on this data are compared with; None without one."""
         return None
 
-    def open(self, inputs: TensorMetadata) -> Feeds:
-        """The feeds of a model with these inputs; errors as in :func:`open_feeds`."""
-        return open_feeds(
-            self.data,
-            inputs,
-            iterations=self.iterations,
-            seed=self.seed,
-            input_shapes=self.input_shapes,
-            golden=self._saved_outputs(),
-        )
-
     def open_for(
         self,
-        model: Model,
+        model: Model | None,
         instead: Iterable[Feed] | None = None,
         inputs: TensorMetadata | None = None,
         profiles: Sequence[OptimizationProfile] = (),
     ) -> Feeds:
         """The feeds of a model, from ``instead`` if it is given; random data has values that the model accepts.
 
-        Data for every shape of the ``profiles`` follows.
+        Data for every shape of the ``profiles`` follows. An engine without a model needs ``inputs``. Errors as in
+        :func:`open_feeds`.
         """
         from trtops.backend.onnx.accepted_inputs import accepted_inputs  # imports onnx
 
         return open_feeds(
             self.data if instead is None else instead,
-            TensorMetadata.of(model.info.inputs) if inputs is None else inputs,
+            TensorMetadata.of(model.info.inputs if model else ()) if inputs is None else inputs,
             iterations=self.iterations,
             seed=self.seed,
             input_shapes=self.input_shapes,
             profiles=profiles,
-            accepted=lambda: accepted_inputs(model.structure()),
+            accepted=None if model is None else lambda: accepted_inputs(model.structure()),
             golden=self._saved_outputs(),
         )
 
@@ -419,19 +409,6 @@ class Emulation(Record):
             f"{self.precision.upper()} as a GPU rounds it, emulated: {self.verdict}; relative error {worst:.3g}, "
             f"overflowing tensors: {len(self.overflows)}."
         )
-
-
-def emulate(
-    model: Model,
-    precision: Literal["fp16", "bf16"],
-    feeds: Iterable[Feed],
-    golden: RunResults,
-    tolerances: Tolerances,
-    keep: Sequence[str] = (),
-) -> Emulation:
-    """Evaluate an FP32 model in 16 bit; nodes of ``keep`` stay in FP32. Errors as for :func:`run_in_16_bit`."""
-    outputs, overflows = run_in_16_bit(model, precision, feeds, keep)
-    return Emulation(precision=precision, report=compare_outputs(outputs, golden, tolerances), overflows=overflows)
 
 
 def run_in_16_bit(

@@ -12,7 +12,7 @@ from trtops.backend.base import Feed
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.coverage import Covered
 from trtops.record import Record
-from trtops.tables import counted
+from trtops.tables import counted, listed
 from trtops.verdict import Verdict
 
 _SHOWN = 6  # shapes in a line
@@ -50,6 +50,7 @@ class Evidence(Record):
     limits: str
     margin: str  # the number that comes closest to its limit, or exceeds it the most
     elements: int  # compared elements of all outputs
+    blind: tuple[str, ...] = ()  # what the data never exercises, so that an error there cannot be seen, in phrases
 
     @property
     def missing(self) -> str:
@@ -62,16 +63,19 @@ class Evidence(Record):
             )
         return "" if self.elements else "no output has an element to compare"
 
+    def coverage(self) -> str:
+        """The amount of data, followed by what it is blind to."""
+        amount = f"Coverage: {counted(self.feeds, 'feed')}, {counted(self.samples, 'sample')}"
+        return "; ".join((amount, *self.blind)) + "."
+
     def sentence(self) -> str:
-        """Everything in one line."""
-        texts = list(dict.fromkeys(entry.text() for entry in self.shapes))
-        more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-        shapes = "; ".join(texts[:_SHOWN]) or "no inputs"
+        """Everything but the blind spots in one line."""
+        shapes = listed(dict.fromkeys(entry.text() for entry in self.shapes), _SHOWN, "; ") or "no inputs"
         assumed = ", assumed" if self.assumed else ""
         return (
             f"{self.margin or 'nothing was compared'}; {self.source}, {counted(self.samples, 'sample')} in "
             f"{counted(self.feeds, 'feed')}; "
-            f"shapes: {shapes}{more}{assumed}; reference: {self.reference}; limits: {self.limits}"
+            f"shapes: {shapes}{assumed}; reference: {self.reference}; limits: {self.limits}"
         )
 
 

@@ -30,6 +30,7 @@ from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import UNITS, Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
+from trtops.tables import listed
 
 if TYPE_CHECKING:
     from trtops.backend.base import Feed
@@ -251,8 +252,7 @@ class NoiseLimits(Record):
             text += f", per channel in {channels} outputs"
         lost = [f"channel {n} of `{o.name}`" for o in self.outputs for n, c in enumerate(o.channels) if c.is_lost]
         if lost:
-            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-            text += f", which leaves nothing of {', '.join(lost[:3])}{more}"
+            text += f", which leaves nothing of {listed(lost, 3)}"
         return text
 
 

@@ -75,7 +75,7 @@ class Power(Record):
         return tuple(fault for fault in self.planted if fault.kind == kind)
 
     def sentence(self, blind: Sequence[str] = ()) -> str:
-        """The share, followed by what the data is blind to (:attr:`trtops.ops.evaluation.coverage.Coverage.blind`)."""
+        """The share, followed by what the data is blind to (:attr:`trtops.ops.evaluation.evidence.Evidence.blind`)."""
         if self.share is None:
             return f"The power of this check is unknown: {self.why_not or 'no fault could be planted'}."
         seen = f"This check sees {self.caught} of {len(self.planted)} planted faults ({self.share:.0%})"

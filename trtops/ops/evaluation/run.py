@@ -56,7 +56,7 @@ class RunResult(OpResult):
 
 def run_models(
     runners: Sequence[BaseRunner],
-    config: RunConfig | None = None,
+    config: RunConfig = RunConfig(),
     *,
     data_loader: Iterable[Mapping[str, Any]] | None = None,
     compare: Sequence[CompareFunction] | None = None,
@@ -73,7 +73,6 @@ def run_models(
     every iteration's outputs before. Without a tracker nothing is logged; with one the first pair of runners is, to an
     experiment named after the model's file unless it is given.
     """
-    config = RunConfig() if config is None else config
     path = Path(model)
     title = f"run {path.name}".strip()
     experiment = experiment or path.stem or "run"

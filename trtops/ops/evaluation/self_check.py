@@ -3,17 +3,6 @@
 They need no golden outputs, and find faults that a comparison on the given data cannot show: one wrong row of a batch,
 results of an earlier inference, a kernel that is wrong for another size, a buffer that two contexts share.
 
-========================  ==============================================================================
-equal rows                Equal rows of a batch have equal results.
-permuted rows             Rows in another order have the same results in that order.
-batch size                A row has the same result in a batch of another size, alone included.
-other inputs              Other inputs have other results, where the model's results differ.
-shape order               Results after an inference of a larger shape are those before it.
-buffer contents           Results after an inference on NaN (or on large values) are those before it.
-repeated inference        The same inputs have the same results again.
-two contexts              Two contexts that infer at once have the results of one.
-========================  ==============================================================================
-
 Larger batches repeat the rows of the data, in an order that is its own reverse. Kernels of another shape sum in another
 order, so results of another shape may differ by some rounding units of the output's scale. Only where a difference is
 larger, the relation is checked on the model in ONNX Runtime: a model may break it itself, such as one that normalizes
@@ -22,6 +11,7 @@ over the batch, and may amplify rounding errors. A sound engine therefore costs 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -164,20 +154,14 @@ def self_check(
 ) -> SelfCheck:
     """Check the relations of an active runner's results to each other.
 
-    Args:
-        runner: Runs the engine. Its batch axes are the dynamic first axes of the inputs, with further axes of the same
-            name, or the equal first sizes of a model of fixed shapes.
-        feeds: The evaluated feeds, of any shapes.
-        reference: A runner of the model, which is activated on its first use if it is not active. Without it, a
-            relation that the model itself breaks counts as broken.
-        open_runner: Makes a second, inactive runner of the same engine, which is activated here; by default
-            :meth:`~trtops.backend.runner.BaseRunner.second_context`.
-        outputs: The runner's results for the feeds, if there are any: of its first inferences, at best.
-        precision: The engine's precision, which decides how large rounding errors are.
-        batches: Smallest and largest batch that the engine accepts.
-        nan: Whether the model may be run on NaN (:func:`accepts_nan`); otherwise on large values.
+    Its batch axes are the dynamic first axes of the inputs, with further axes of the same name, or the equal first
+    sizes of a model of fixed shapes. Errors of the runner on the feeds themselves are raised; on others they break a
+    relation, if the model runs on them.
 
-    Errors of the runner on the feeds themselves are raised; on others they break a relation, if the model runs on them.
+    ``reference`` is a runner of the model, which is activated on its first use if it is not active; without it, a
+    relation that the model itself breaks counts as broken. ``open_runner`` makes a second, inactive runner of the
+    engine. ``outputs`` are the runner's first results for the feeds, if there are any. ``batches`` are the smallest and
+    the largest batch that the engine accepts. With ``nan`` the model may be run on NaN (:func:`accepts_nan`).
     """
     given = [_like(feed, {name: np.asarray(array) for name, array in feed.items()}) for feed in feeds]
     if not given:
@@ -266,21 +250,26 @@ class _Side(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """The batch axes of a model's inputs, and those of its outputs that are known."""
+    """The batch axes of a model's inputs, those of its outputs that are known, and whether batches may differ."""
 
     inputs: Mapping[str, int]
     outputs: dict[str, int]
+    dynamic: bool
 
     def size(self, feed: Feed) -> int:
         name, axis = next(iter(self.inputs.items()))
         return int(feed[name].shape[axis])
 
-    def shapes(self, feed: Feed) -> Any:
-        """The shapes of one row, which rows of one batch share. Inputs without batch axis must be equal."""
-        return {
-            name: np.delete(array.shape, self.inputs[name]).tolist() if name in self.inputs else array.tobytes()
-            for name, array in feed.items()
-        }
+    def alike(self, sides: Iterable[_Side], like: _Side) -> list[_Side]:
+        """The sides whose rows fit into one batch with those of another side."""
+
+        def row(feed: Feed) -> Any:  # inputs without batch axis must be equal
+            return {
+                name: np.delete(array.shape, self.inputs[name]).tolist() if name in self.inputs else array.tobytes()
+                for name, array in feed.items()
+            }
+
+        return [side for side in sides if row(side.feed) == row(like.feed)]
 
     def take(self, feed: Feed, rows: Rows) -> Feed:
         found = {n: np.take(a, rows, self.inputs[n]) if n in self.inputs else a for n, a in feed.items()}
@@ -306,47 +295,15 @@ class _Batch(NamedTuple):
                         break
 
 
-class _Reference:
-    """The model in ONNX Runtime. Results are kept by feed."""
-
-    def __init__(self, runner: BaseRunner | None) -> None:
-        self.runner = runner
-        self.inferences = 0
-        self._opened = False
-        self._kept: dict[tuple[int, float], tuple[Feed, Outputs]] = {}  # with the feed, whose id stays its own
-
-    def again(self, feed: Feed) -> Outputs:
-        assert self.runner is not None
-        if not self.runner.is_active:
-            self.runner.activate()
-            self._opened = True
-        self.inferences += 1
-        return _copied(self.runner.infer(feed))
-
-    def close(self) -> None:
-        if self.runner is not None and self._opened:
-            self.runner.deactivate()
-
-    def outputs(self, feed: Feed, step: float = 0.0) -> Outputs:
-        """The results for a feed whose floating-point values are moved at random by up to a relative step."""
-        key = id(feed), step
-        if key not in self._kept:
-            random = np.random.default_rng(1)
-            moved = {
-                name: _moved(array, 1 + step * random.uniform(-1, 1, array.shape)) if step else array
-                for name, array in feed.items()
-            }
-            self._kept[key] = feed, self.again(moved)
-        return self._kept[key][1]
-
-
 class _Check:
     """The relations of one engine while they are checked."""
 
     def __init__(self, runner: BaseRunner | None, reference: BaseRunner | None, precision: Precision) -> None:
-        self.inferences = 0
+        self.inferences = self.reference_inferences = 0
         self._runner = runner
-        self._model = _Reference(reference)
+        self._model = reference
+        self._model_is_ours = reference is not None and not reference.is_active
+        self._kept: dict[tuple[int, float], tuple[Feed, Outputs]] = {}  # of the model, with the feed, whose id stays
         self._unit = UNITS[precision]
         self._batch: _Batch | None = None
         self._found: dict[tuple[RelationName, str], Relation] = {}
@@ -360,16 +317,37 @@ class _Check:
             skipped = Relation(name=name, outcome="skipped", why=self._skipped.get(name, "no output has a batch axis"))
             relations.append(max(found, key=lambda each: _rank(each, "skipped held broken"), default=skipped))
         return SelfCheck(
-            relations=tuple(relations), inferences=self.inferences, reference_inferences=self._model.inferences
+            relations=tuple(relations),
+            inferences=self.inferences,
+            reference_inferences=self.reference_inferences,
         )
 
     def close(self) -> None:
-        self._model.close()
+        if self._model is not None and self._model_is_ours and self._model.is_active:
+            self._model.deactivate()
 
     def infer(self, feed: Feed) -> Outputs:
         assert self._runner is not None
         self.inferences += 1
         return _copied(self._runner.infer(feed))
+
+    def _infer_model(self, feed: Feed) -> Outputs:
+        assert self._model is not None
+        if not self._model.is_active:
+            self._model.activate()
+        self.reference_inferences += 1
+        return _copied(self._model.infer(feed))
+
+    def _model_outputs(self, feed: Feed, step: float = 0.0) -> Outputs:
+        """The model's results for a feed whose floating-point values are moved at random by up to a relative step."""
+        if (id(feed), step) not in self._kept:
+            random = np.random.default_rng(1)
+            moved = {
+                name: _moved(array, 1 + step * random.uniform(-1, 1, array.shape)) if step else array
+                for name, array in feed.items()
+            }
+            self._kept[id(feed), step] = feed, self._infer_model(moved)
+        return self._kept[id(feed), step][1]
 
     def skip(self, name: RelationName, why: str) -> None:
         self._skipped.setdefault(name, why)
@@ -381,13 +359,11 @@ class _Check:
         except errors.InputError as exc:
             self.skip(name, f"the engine does not accept the inputs: {exc}")
         except errors.TrtopsError as exc:
-            try:
-                if self._model.runner is not None:
-                    self._model.outputs(feed)
-                    self._note(Relation(name=name, outcome="broken", why=f"the engine fails ({exc})"[:300]))
+            relation = Relation(name=name, outcome="broken", why=f"the engine fails ({exc})"[:300])
+            with contextlib.suppress(errors.TrtopsError):
+                if self._model is not None and self._model_outputs(feed):
+                    self._note(relation)
                     return None
-            except errors.TrtopsError:
-                pass
             self.skip(name, f"the model does not run on the inputs: {exc}"[:300])
         return None
 
@@ -412,7 +388,17 @@ class _Check:
             for each in RELATIONS:
                 self.skip(each, "the model's own results change from inference to inference")
             return
-        batched = self._check_batches(given, small, variant, batches)
+        assert self._runner is not None
+        batch, batched = _batch_of(self._runner.get_input_metadata(), small.feed), None
+        if isinstance(batch, str):
+            for each in ("equal rows", "permuted rows", "batch size"):
+                self.skip(each, batch)
+        else:
+            self._batch = batch
+            if batch.dynamic:
+                batched = self._check_joined(batch, given, small, variant, batches)
+            else:
+                self.skip("batch size", "the model's batch is fixed")
         if other is None and batched is None and variant is not None:
             other = self.attempt("other inputs", variant)
             if other is not None:
@@ -436,32 +422,8 @@ class _Check:
             for before, found in zip((small, other), at_once):
                 if before is not None:
                     self.compare("two contexts", before, found)
-        if self._batch is not None:
-            alike = [side for side in given if self._batch.shapes(side.feed) == self._batch.shapes(small.feed)]
-            self._check_permuted(self._batch, alike, batched)
-
-    def _check_batches(
-        self, given: Sequence[_Side], small: _Side, variant: Feed | None, batches: tuple[int, int]
-    ) -> _Side | None:
-        """Check rows of batches; returns the larger batch."""
-        assert self._runner is not None
-        batch = _batch_of(self._runner.get_input_metadata(), small.feed)
-        if isinstance(batch, str):
-            for name in ("equal rows", "permuted rows", "batch size"):
-                self.skip(name, batch)
-            return None
-        self._batch = batch
-        dynamic = all(is_dynamic(self._runner.get_input_metadata()[n].shape[a]) for n, a in batch.inputs.items())  # type: ignore[index]
-        if dynamic:
-            rows = (
-                (side, row)
-                for side in given
-                if batch.shapes(side.feed) == batch.shapes(small.feed)
-                for row in range(batch.size(side.feed))
-            )
-            return self._check_joined(batch, given, list(islice(rows, _MAX_BATCH)), small, variant, batches)
-        self.skip("batch size", "the model's batch is fixed")
-        return None
+        if not isinstance(batch, str):
+            self._check_permuted(batch, batch.alike(given, small), batched)
 
     def _check_permuted(self, batch: _Batch, given: Sequence[_Side], joined: _Side | None) -> None:
         """Check the rows of the largest batch of the data in reverse order."""
@@ -486,12 +448,13 @@ class _Check:
         self,
         batch: _Batch,
         given: Sequence[_Side],
-        rows: Sequence[tuple[_Side, int]],
         small: _Side,
         variant: Feed | None,
         batches: tuple[int, int],
     ) -> _Side | None:
-        """Check a batch of all rows, then all reversed, and so on, and a batch of one row."""
+        """Check a batch of all rows, then all reversed, and so on, and a batch of one row; returns the larger batch."""
+        found = ((side, row) for side in batch.alike(given, small) for row in range(batch.size(side.feed)))
+        rows = list(islice(found, _MAX_BATCH))
         least, most = batches[0], min(batches[1], _MAX_BATCH)
         singles = [batch.take(side.feed, [row]) for side, row in rows[:most]]
         known = len(singles)
@@ -535,32 +498,29 @@ class _Check:
     def _check_lost_rows(self, batch: _Batch, small: _Side, joined: _Side) -> None:
         """Check the shapes of outputs whose size is not in the ratio of the batches."""
         unknown = joined.outputs.keys() - batch.outputs.keys()
-        if not unknown or self._model.runner is None:
+        if not unknown or self._model is None:
             return
-        own = _Batch(batch.inputs, {})
+        own = batch._replace(outputs={})
         try:
-            large = joined._replace(outputs=self._model.outputs(joined.feed))
-            own.learn(small._replace(outputs=self._model.outputs(small.feed)), large)
+            large = joined._replace(outputs=self._model_outputs(joined.feed))
+            own.learn(small._replace(outputs=self._model_outputs(small.feed)), large)
         except errors.TrtopsError:
             return
         for name in sorted(unknown & own.outputs.keys()):
-            shapes = (name, joined.outputs[name].shape, large.outputs[name].shape)
-            why = "`{}` has shape {}, and {} in the model".format(*shapes)
+            why = f"`{name}` has shape {joined.outputs[name].shape}, and {large.outputs[name].shape} in the model"
             self._note(Relation(name="batch size", outcome="broken", output=name, largest=math.inf, why=why))
 
     def _check_contents(self, small: _Side, disturbing: Feed | None) -> None:
         """Check a feed after other contents of the buffers."""
-        cause: RelationName = "buffer contents"
-        if disturbing is None:
-            self.skip(cause, "no input is a floating-point number")
-            cause = "repeated inference"
-        else:
-            try:
+        why = "no input is a floating-point number" if disturbing is None else ""
+        try:
+            if disturbing is not None:
                 self.infer(disturbing)
-            except errors.TrtopsError as exc:
-                self.skip(cause, f"the engine does not run on other contents: {exc}"[:300])
-                cause = "repeated inference"
-        self._check_again(cause, small)
+        except errors.TrtopsError as exc:
+            why = f"the engine does not run on other contents: {exc}"[:300]
+        if why:
+            self.skip("buffer contents", why)
+        self._check_again("repeated inference" if why else "buffer contents", small)
 
     def _check_again(self, cause: RelationName, first: _Side) -> None:
         """Compare a feed's results with its first ones; ``cause`` is broken if the inference before changed them."""
@@ -572,10 +532,9 @@ class _Check:
             if not self._holds(second, third):
                 self.skip(cause, "repeated inferences differ")
                 return
-            self.compare(cause, first, now)
-            return
+        else:
+            self.compare("repeated inference", first, now)
         self.compare(cause, first, now)
-        self.compare("repeated inference", first, now)
 
     def _infer_at_once(
         self,
@@ -615,14 +574,14 @@ class _Check:
     def _check_other_inputs(self, one: _Side, other: _Side) -> None:
         """Check that floating-point outputs which are equal for different inputs are so in the model."""
         name: RelationName = "other inputs"
-        if self._model.runner is None:
+        if self._model is None:
             self.skip(name, "there is no model to compare with")
             return
         for output, first, second in self._pairs(one, other):
             if not _is_floating(first) or not np.array_equal(first, second, equal_nan=True):
                 continue
             try:
-                own = [side._replace(outputs=self._model.outputs(side.feed)) for side in (one, other)]
+                own = [side._replace(outputs=self._model_outputs(side.feed)) for side in (one, other)]
             except errors.TrtopsError:
                 continue
             pair = self._pair(own[0], own[1], output)
@@ -650,14 +609,14 @@ class _Check:
 
     def _decide(self, relation: Relation, expected: _Side, actual: _Side) -> Relation:
         """Compare a difference with the model's own in the same relation, and with the effect of rounding errors."""
-        if self._model.runner is None:
+        if self._model is None:
             return relation
-        output = relation.output
+        output, same_feed = relation.output, expected.feed is actual.feed
         try:
-            own = self._model.outputs(expected.feed)
+            own = self._model_outputs(expected.feed)
             # Three times, since random numbers may be equal by chance.
-            tries = [self._model.again(actual.feed) for _ in range(3 if expected.feed is actual.feed else 1)]
-            moved = self._model.outputs(expected.feed, _NUDGE * self._unit)
+            tries = [self._infer_model(actual.feed) for _ in range(3 if same_feed else 1)]
+            moved = self._model_outputs(expected.feed, _NUDGE * self._unit)
         except errors.TrtopsError as exc:
             return replace(relation, outcome="skipped", why=f"the model does not run on the inputs: {exc}"[:300])
         if output not in own:  # a marked tensor
@@ -668,7 +627,6 @@ class _Check:
             pair = self._pair(before, actual._replace(outputs=again), output)
             difference, allowed = (0.0, 0.0) if pair is None else _difference(*pair, _OTHER_SHAPE * UNITS["fp32"])
             largest = max(largest, difference if difference > allowed else 0.0)
-        same_feed = expected.feed is actual.feed
         if largest > 0 and (same_feed or math.isinf(largest) or largest >= _OWN_SHARE * relation.largest):
             why = f"the model breaks it itself: `{output}` differs by {largest:.3g}"
             return replace(relation, outcome="skipped", why=why)
@@ -728,14 +686,14 @@ def _batch_of(inputs: TensorMetadata, feed: Feed) -> _Batch | str:
             return "the model's batch is fixed at one row"
         if len(set(sizes.values())) > 1:
             return "the inputs' first sizes differ"
-        return _Batch(dict.fromkeys(sizes, 0), {})
+        return _Batch(dict.fromkeys(sizes, 0), {}, False)
     first, place, symbol = found[0]
     axes: dict[str, int] = {}
     for name, axis, dim in dims:
         same = dim == symbol if isinstance(dim, str) and isinstance(symbol, str) else axis == 0 and is_dynamic(dim)
         if same and feed[name].shape[axis] == feed[first].shape[place]:
             axes.setdefault(name, axis)
-    return _Batch(axes, {})
+    return _Batch(axes, {}, True)
 
 
 def _rows_of_batch(sizes: Sequence[int], small: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from trtops import errors
-from trtops.backend.base import BaseRunner
+from trtops.backend.base import BaseRunner, Build, Caches, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import SubModel
@@ -102,14 +102,19 @@ def onnxruntime_runner(model: onnx.ModelProto) -> BaseRunner:
 
 @dataclass(frozen=True)
 class EngineRunner:
-    """Makes runners of sub-models by building engines; for :attr:`ComparisonCheck.runner`."""
+    """Makes runners of models by building engines, from the same caches; for :attr:`ComparisonCheck.runner`."""
 
     config: BuildConfig
+    caches: Caches = field(default_factory=Caches)
+    timing_feed: Feed | None = None  # to time tactics on
+
+    def build(self, model: onnx.ModelProto) -> Build:
+        """Build an engine; a BackendError if that fails."""
+        return built_safely(Model.from_proto(model), self.config, self.caches, self.timing_feed)
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """A runner whose engine is built when it is activated."""
-        backend = engine_backend(self.config.backend)
-        return backend.runner(lambda: built_safely(Model.from_proto(model), self.config).engine, self.config.backend)
+        return engine_backend(self.config.backend).runner(lambda: self.build(model).engine, self.config.backend)
 
 
 def describe(check: Check) -> str:

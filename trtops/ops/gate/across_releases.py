@@ -134,10 +134,8 @@ def gate_releases(
                 progress(number, len(accepted))
         result = ReleasesResult(cells=tuple(cells), regressions=tuple(regressions), unchecked=tuple(unchecked))
         result = result.kept_in(run, experiment)
-        run.log_json(result, schema.Artifact.GATE)
-        run.log_text(result.page(), schema.Artifact.GATE_PAGE)
         run.log_metrics({(schema.Metric.GATE, "regressions"): float(len(regressions))})
-        finish_with(run, result, tracker)
+        finish_with(run, result, tracker, artifact=schema.Artifact.GATE, page=schema.Artifact.GATE_PAGE)
     return result
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from trtops import errors
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.open_campaign import find_model
-from trtops.ops.gate.op import GateConfig, accept, gate
+from trtops.ops.gate.op import GateConfig, end_gate, gate, registered
 from trtops.ops.gate.releases import HERE
 from trtops.ops.gate.result import EVIDENCE, Decision, Finding, FindingOutcome, GateResult
 from trtops.ops.gate.tolerance import BuildShare, ShareDecision, decide_share, shown_share
-from trtops.ops.result import finish_with, model_file, op_run, run_step
+from trtops.ops.result import model_file, op_run, run_step
 from trtops.record import Record
 from trtops.reports.document import Section, Table
 from trtops.tactics.diff import diff
@@ -181,18 +181,11 @@ def gate_builds(
         ).kept_in(run, experiment)
         if not is_stopped:
             result = replace(result, findings=tuple(_findings(result, decision)))
-        run.log_metrics(result.metrics())
-        run.log_json(result, schema.Artifact.GATE)
-        run.log_text(result.page(), schema.Artifact.GATE_PAGE)
         run.log_table(schema.Artifact.GATE_TABLE, tuple(_COLUMNS.values()), (list(row) for row in result.rows()))
         log_diff(run, result.tactics)
-        run.set_tags({schema.Tag.GATE: result.decision, **({schema.Tag.EVIDENCE: holder} if holder else {})})
-        finish_with(run, result, tracker)
-    if result.decision == "accept" and config.register:
-        engine = builds.load_build(tracker.load(holder))
-        registered, alias = accept(tracker, holder, engine, name=config.name or path.stem, evidence=result.run_id)
-        result = replace(result, version=registered.version, alias=alias)
-    return result
+        run.set_tags({schema.Tag.EVIDENCE: holder} if holder else {})
+        end_gate(run, result, tracker)
+    return registered(result, config, tracker)
 
 
 def _gated(number: int, of: str, found: GateResult, tracker: Tracker, table: CampaignTable) -> GatedBuild:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.ops.gate.distribution import gate_builds
-from trtops.ops.gate.op import GateConfig, accept, gate
+from trtops.ops.gate.op import GateConfig, gate, registered
 from trtops.ops.gate.releases import Release
 from trtops.ops.gate.result import DECIDED, EXIT_CODES, Finding, GateResult
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
 from trtops.reports.document import Section, Table
 from trtops.spec import Precision
-from trtops.tracking import builds, schema
+from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 
 _COLUMNS = ("model", "precision", "release", "decision", "latency ratio", "widths", "size ratio", "seconds", "run")
@@ -71,7 +71,7 @@ class MatrixResult(OpResult):
 
 def gate_all(
     models: Sequence[str | Path],
-    config: GateConfig | None = None,
+    config: GateConfig = GateConfig(),
     *,
     releases: Sequence[Release] = (),
     precisions: Sequence[Precision] = (),
@@ -86,7 +86,6 @@ def gate_all(
     ``config`` has the release and the precision, unless ``releases`` or ``precisions`` are given. All candidates are
     compared with the engines that were accepted before the first of them.
     """
-    config = GateConfig() if config is None else config
     releases = tuple(releases) or (config.release,)
     # The name is all that tells the rows of two releases apart.
     if len({release.name for release in releases}) < len(releases):
@@ -96,21 +95,21 @@ def gate_all(
 
         experiment = experiment or "gate"
         return gate_releases(releases, config, tracker=tracker, experiment=experiment, tags=tags, progress=progress)
-    cells = [
+    candidates = [
         (model, replace(config, build=replace(config.build, precision=precision), release=release))
         for model, precision, release in product(models, precisions or (config.build.precision,), releases)
     ]
     gate_one = gate if config.distribution.builds == 1 else gate_builds
-    if len(cells) == 1:
-        [(model, own)] = cells
+    if len(candidates) == 1:
+        [(model, own)] = candidates
         return run_step("gate", gate_one, model, own, tracker=tracker, experiment=experiment, tags=tags)
     if config.candidate is not None:
-        raise errors.ConfigError(f"candidate is one run, but there are {len(cells)} combinations; expected one.")
+        raise errors.ConfigError(f"candidate is one run, but there are {len(candidates)} combinations; expected one.")
     experiment = experiment or "gate"
     with op_run(tracker, experiment, "gate matrix", kind="gate_matrix", tags=tags) as run:
         run.log_params({"models": list(map(str, models)), "releases": [r.name for r in releases]})
         results: list[GateResult] = []
-        for model, own in cells:
+        for model, own in candidates:
             # Registered at the end: otherwise a later candidate would be compared with an earlier one.
             own = replace(own, register=False, others=(*config.others, *releases))
             name = f"gate {Path(model).stem} {own.build.precision} {own.release.name}"
@@ -128,18 +127,11 @@ def gate_all(
                 )
             results.append(result)
             if progress is not None:
-                progress(len(results), len(cells))
-        for number, result in enumerate(results):
-            if result.decision == "accept" and config.register:
-                build = builds.load_build(tracker.load(result.holder))
-                name = config.name or Path(result.subject).stem
-                version, alias = accept(tracker, result.holder, build, name=name, evidence=result.run_id)
-                results[number] = replace(result, version=version.version, alias=alias)
-        matrix = MatrixResult(cells=tuple(results)).kept_in(run, experiment)
-        run.log_json(matrix, schema.Artifact.GATE)
-        run.log_text(matrix.page(), schema.Artifact.GATE_PAGE)
+                progress(len(results), len(candidates))
+        cells = tuple(registered(result, config, tracker) for result in results)
+        matrix = MatrixResult(cells=cells).kept_in(run, experiment)
         run.log_table(schema.Artifact.GATE_TABLE, _COLUMNS, (list(row) for row in matrix.rows()))
-        counts = Counter(result.decision for result in results)
+        counts = Counter(result.decision for result in cells)
         run.log_metrics({(schema.Metric.GATE, decision): float(count) for decision, count in counts.items()})
-        finish_with(run, matrix, tracker)
+        finish_with(run, matrix, tracker, artifact=schema.Artifact.GATE, page=schema.Artifact.GATE_PAGE)
     return matrix

@@ -23,7 +23,7 @@ from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
 from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
-from trtops.ops.evaluation.data import collect, moved_reference
+from trtops.ops.evaluation.data import collect
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision
@@ -63,7 +63,6 @@ class Measurement:
     """The measurement of one candidate."""
 
     def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker) -> None:
-        self.build: Build | None = None  # once it is built or loaded
         self.holder = ""  # id of the run that holds it: the gate's own if it is built now
         self.measured: Measured | None = None  # as far as it is complete
         self._end = time.monotonic() + _USED * 60 * config.minutes
@@ -76,7 +75,6 @@ class Measurement:
     def measure(self) -> None:
         """Build, run, compare and time; NotMeasuredError if an engine cannot be built or run, or the budget ends."""
         config, model = self._config, self._model
-        precision = config.build.precision
         source = config.check.open_for(model, profiles=config.build.profiles)
         seen = SeenFeeds(source)
         feeds = list(seen)
@@ -117,12 +115,11 @@ class Measurement:
                 other_process = EngineProcess(other_backend, other.engine, file, metrics)
                 theirs, again = other_process.outputs(), other_process.outputs()
             same_model = other.spec.model_sha256 == model.info.sha256
-            reference = (plain, moved_reference(model, feeds, precision))
             self.measured = measured = replace(
                 measured,
                 accepted=_facts(accepted.id, other, other_process, theirs),
                 agreement=compare_outputs(outputs, theirs, Tolerances()),
-                widths=measure_widths(outputs, (theirs, again), golden, reference, precision, same_model=same_model),
+                widths=measure_widths(outputs, (theirs, again), golden, right.noise, same_model=same_model),
                 accepted_top1=measure_accuracy(theirs, golden, check.labels, tolerances, seen.given),
             )
             if self._limits.latency is None or measured.same_engine:
@@ -181,7 +178,7 @@ class Measurement:
                     f"The model has digest {model.info.sha256[:12]}, but candidate {stored.info.id} was built from "
                     f"{build.spec.model_sha256[:12]}."
                 )
-            self.build, self.holder = build, holder.info.id
+            self.holder = holder.info.id
             run.set_tags({Tag.EVIDENCE: holder.info.id, Tag.MODEL_SHA256: build.spec.model_sha256})
             return build, self._accepted_run(build.engine.environment)
         with self._ending("device"):
@@ -211,7 +208,7 @@ class Measurement:
         builds.log_build(run, build, backend.engine_suffix)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
-        self.build, self.holder = build, run.id
+        self.holder = run.id
         return build, accepted
 
     def _accepted_run(self, environment: Environment) -> RunInfo | None:

@@ -1,7 +1,7 @@
 """Noise widths of outputs: how much correct engines of one model differ, as root mean squares.
 
-A width has three parts: the effect of rounding (the reference runs again with every weight and input moved at random by
-up to one rounding unit of the precision), the error of the accepted engine, and its difference from run to run.
+A width has three parts: the effect of rounding to the precision (:mod:`trtops.ops.evaluation.limits`), the error of
+the accepted engine, and its difference from run to run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import UNITS, all_numbers, root_mean_square
+from trtops.ops.evaluation.limits import NoiseLimits
 from trtops.record import Record
-from trtops.spec import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,33 +38,29 @@ def measure_widths(
     candidate: RunResults,
     accepted: tuple[RunResults, RunResults],
     golden: RunResults,
-    reference: tuple[RunResults, RunResults | None],
-    precision: Precision,
+    noise: NoiseLimits,
     *,
     same_model: bool,
 ) -> tuple[OutputWidth, ...]:
     """Noise widths of all numeric outputs that have the same shape in all results.
 
-    ``accepted`` has the outputs of two runs; ``reference`` those of the candidate's model, as it is and moved.
+    ``accepted`` has the outputs of two runs, and ``noise`` what rounding does to the candidate's model.
     """
-    plain, moved = reference
+    rounding = {each.name: each.whole.rms for each in noise.outputs if each.whole is not None}
     found = []
     for name in candidate[0][1][0]:
-        columns = [
-            all_numbers(run, name) for run in (candidate, *accepted, golden, plain, plain if moved is None else moved)
-        ]
+        columns = [all_numbers(run, name) for run in (candidate, *accepted, golden)]
         if any(column is None or column.shape != columns[0].shape for column in columns):  # type: ignore[union-attr]
             continue
-        mine, theirs, repeated, expected, unmoved, shifted = (np.asarray(column) for column in columns)
-        rounding = root_mean_square(shifted - unmoved)
+        mine, theirs, repeated, expected = (np.asarray(column) for column in columns)
         error = root_mean_square(mine - expected)
         # The error of an engine from another model is unknown; it counts as accurate as the candidate.
         accepted_error = root_mean_square(theirs - expected) if same_model else error
         # The difference of two runs has the noise of both.
         run_to_run = root_mean_square(repeated - theirs) / math.sqrt(2)
         # The three are independent, so their squares add up.
-        width = math.sqrt(rounding**2 + accepted_error**2 + run_to_run**2)
+        width = math.sqrt(rounding.get(name, 0.0) ** 2 + accepted_error**2 + run_to_run**2)
         # Not less than one rounding unit: an engine may happen to repeat the reference exactly.
-        width = max(width, UNITS[precision] * root_mean_square(expected))
+        width = max(width, UNITS[noise.precision] * root_mean_square(expected))
         found.append(OutputWidth(name=name, width=width, error=error, distance=root_mean_square(mine - theirs)))
     return tuple(found)

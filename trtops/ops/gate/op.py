@@ -6,14 +6,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from trtops import errors
-from trtops.backend.base import Build
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
-from trtops.ops.evaluation.check import CheckConfig, log_evaluation
+from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
 from trtops.ops.gate.measurement import Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.ratio import Metric
@@ -21,23 +20,21 @@ from trtops.ops.gate.releases import HERE, Release
 from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.result import finish_with, model_file, op_run
-from trtops.record import Record
-from trtops.spec import BuildConfig
 from trtops.system.counters import count_instructions
-from trtops.tracking import schema
-from trtops.tracking.base import RegisteredVersion, Tracker
+from trtops.tracking import builds, schema
+from trtops.tracking.base import Run, Tracker
+
+R = TypeVar("R", bound=GateResult)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateConfig(Record):
-    """One candidate, and the policy it must meet.
+class GateConfig(EngineConfig):
+    """One candidate, and the policy it must meet. Tolerances and latency runs of the check are not used.
 
     Attributes:
-        build: How the candidate is built.
         candidate: Run id of a candidate that exists; built now if None.
         accepted: Run id of the engine to compare with; if None, the last accepted one of this model,
             precision and device.
-        check: Data to compare on, golden outputs and labels. Its tolerances and latency runs are not used.
         policy: What is accepted.
         minutes: Time limit of the whole gate, builds included. A candidate that is not decided by then is undecided.
         metric: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
@@ -45,8 +42,6 @@ class GateConfig(Record):
         release: Release that builds and runs the candidate.
         others: Releases that the accepted engine may need, which runs with its own.
         devices: GPUs to measure on, as in ``CUDA_VISIBLE_DEVICES``; those of that variable, or the first, if empty.
-        calibration_data: Data source for INT8 calibration; the data of ``check`` if None.
-        calibration_cache: Calibration cache file to build INT8 with, instead of calibrating.
         use_deny_list: Exclude tactics that are on the deny-list.
         name: Registered model; the name of the model file without its suffix if None.
         register: Whether an accepted candidate gets the alias.
@@ -57,7 +52,6 @@ class GateConfig(Record):
         timeout_seconds: Time limit of a build and of each step of the measurement; None waits without limit.
     """
 
-    build: BuildConfig = field(default_factory=BuildConfig)
     candidate: str | None = None
     accepted: str | None = None
     check: CheckConfig = field(default_factory=lambda: CheckConfig(iterations=4, latency_runs=0, plots="never"))
@@ -67,8 +61,6 @@ class GateConfig(Record):
     release: Release = HERE
     others: tuple[Release, ...] = ()
     devices: tuple[str, ...] = ()
-    calibration_data: str | None = None
-    calibration_cache: str | None = None
     use_deny_list: bool = True
     name: str | None = None
     register: bool = True
@@ -86,7 +78,7 @@ class GateConfig(Record):
 
 def gate(
     model: str | Path,
-    config: GateConfig | None = None,
+    config: GateConfig = GateConfig(),
     *,
     tracker: Tracker,
     experiment: str | None = None,
@@ -99,7 +91,6 @@ def gate(
     installed, a missing device, a failed build and an engine that does not run are refusals. UnsupportedFeatureError if
     the metric cannot be measured on this machine.
     """
-    config = GateConfig() if config is None else config
     begin = time.perf_counter()
     path = model_file(model)
     if config.metric == "instructions":
@@ -138,24 +129,29 @@ def gate(
             log_evaluation(run, measured.evaluation)
             if measured.rounds is not None:
                 run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
-            run.log_metrics(result.metrics())
-        run.log_json(result, schema.Artifact.GATE)
-        run.log_text(result.page(), schema.Artifact.GATE_PAGE)
-        run.set_tags({schema.Tag.GATE: result.decision})
-        finish_with(run, result, tracker)
-    # After the run has ended: the registry must not name an engine whose run is incomplete.
-    if result.decision == "accept" and config.register and measurement.build is not None and result.holder:
-        registered = config.name or path.stem
-        version, alias = accept(tracker, result.holder, measurement.build, name=registered, evidence=result.run_id)
-        result = replace(result, version=version.version, alias=alias)
-    return result
+        end_gate(run, result, tracker)
+    return registered(result, config, tracker)
 
 
-def accept(tracker: Tracker, run_id: str, build: Build, *, name: str, evidence: str) -> tuple[RegisteredVersion, str]:
-    """Register a candidate as the accepted engine; returns the version and its alias."""
+def end_gate(run: Run, result: GateResult, tracker: Tracker) -> None:
+    """Log the decision with all numbers, and end the run."""
+    run.log_metrics(result.metrics())
+    run.set_tags({schema.Tag.GATE: result.decision})
+    finish_with(run, result, tracker, artifact=schema.Artifact.GATE, page=schema.Artifact.GATE_PAGE)
+
+
+def registered(result: R, config: GateConfig, tracker: Tracker) -> R:
+    """Register the engine of an accepted candidate, unless the config forbids it; the result with version and alias.
+
+    The run must have ended: the registry must not name an engine whose run is incomplete.
+    """
+    if result.decision != "accept" or not config.register:
+        return result
+    build, name = builds.load_build(tracker.load(result.holder)), config.name or Path(result.subject).stem
     # The alias names model and device. If an engine of another precision has it, this one gets an alias of its own.
     holder = tracker.registered(registered_model(name), alias_of(build.spec.model_sha256, build.engine.environment))
     precision = build.spec.config.precision
     taken = holder is not None and tracker.info(holder.run_id).params.get("precision", "") != precision
     suffix = f"_{precision}" if taken else ""
-    return register_accepted(tracker, run_id, build, name=name, evidence=evidence, suffix=suffix)
+    version, alias = register_accepted(tracker, result.holder, build, name=name, evidence=result.run_id, suffix=suffix)
+    return replace(result, version=version.version, alias=alias)

@@ -123,11 +123,10 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
         found += [Finding("self-check", "refuse", each.removeprefix("self-check: ")) for each in checked.reasons]
         if not checked.reasons:
             found.append(Finding("self-check", "pass", checked.sentence()))
-    blind = () if evaluation.coverage is None else evaluation.coverage.blind
     if evaluation.power is not None:
-        found.append(Finding("power", "note", evaluation.power.sentence(blind)))
-    elif evaluation.coverage is not None and blind:
-        found.append(Finding("data", "note", evaluation.coverage.sentence()))
+        found.append(Finding("power", "note", evaluation.power.sentence(evaluation.blind)))
+    elif evaluation.evidence is not None and evaluation.blind:
+        found.append(Finding("data", "note", evaluation.evidence.coverage()))
     if accepted is None:
         return (*found, Finding("accepted", "note", "there is no accepted engine to compare with"))
     if candidate.model_sha256 != accepted.model_sha256:

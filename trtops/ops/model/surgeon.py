@@ -27,6 +27,7 @@ from trtops.backend.onnx.walk import copy_of
 from trtops.logger import ON_STDOUT
 from trtops.metadata import Shape, TensorSpec
 from trtops.ops.model.model_files import SaveConfig, Source
+from trtops.tables import listed
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def extract(
     def cut(proto: onnx.ModelProto) -> list[str]:
         edit.extract(proto, starts, ends)
         graph = proto.graph
-        return [f"From {_first_names(v.name for v in graph.input)} to {_first_names(v.name for v in graph.output)}."]
+        return [f"From {listed(v.name for v in graph.input)} to {listed(v.name for v in graph.output)}."]
 
     return operate(model, output, save_as, cut, check="after")
 
@@ -86,7 +87,7 @@ def insert(
 
     def put(proto: onnx.ModelProto) -> list[str]:
         edit.insert_node(proto, op, inputs, outputs, name=name, domain=domain, attributes=attributes)
-        return [f"Inserted {op} between {_first_names(inputs)} and {_first_names(outputs)}."]
+        return [f"Inserted {op} between {listed(inputs)} and {listed(outputs)}."]
 
     return operate(model, output, save_as, put)
 
@@ -128,7 +129,7 @@ def remove_nodes(
                 for reader in graph.node:
                     walk.rename(reader.input, target, source)
             graph.node.remove(node)
-        return [f"Removed {len(removed)} nodes: {_first_names(removed)}."]
+        return [f"Removed {len(removed)} nodes: {listed(removed)}."]
 
     return operate(model, output, save_as, remove)
 
@@ -180,14 +181,14 @@ def sanitize(
         if input_shapes:
             edit.override_input_shapes(proto, input_shapes)
             shapes.infer_shapes(proto, symbolic=symbolic_shapes)
-            changes.append(f"Changed the shapes of {_first_names(input_shapes)}.")
+            changes.append(f"Changed the shapes of {listed(input_shapes)}.")
         wanted = outputs if output_types is None else edit.outputs_of_types(proto.graph, output_types)
         if wanted is not None:
             edit.set_outputs(proto, wanted)
         if exclude_outputs is not None:
             edit.drop_outputs(proto, exclude_outputs)
         if wanted is not None or exclude_outputs is not None:
-            changes.append(f"The outputs are now {_first_names(value.name for value in proto.graph.output)}.")
+            changes.append(f"The outputs are now {listed(value.name for value in proto.graph.output)}.")
         if sort and edit.sort_nodes(proto):
             changes.append("Sorted the nodes in order of execution.")
         if cleanup:
@@ -207,7 +208,7 @@ def sanitize(
         if upper_bounds:
             shapes.infer_shapes(proto, symbolic=symbolic_shapes)
             bounded = edit.set_upper_bounds(proto, upper_bounds)
-            bounds = _first_names(f"{name} by {bound}" for name, bound in bounded.items())
+            bounds = listed(f"{name} by {bound}" for name, bound in bounded.items())
             changes.append(f"Bounded {bounds or 'nothing'}.")
         return changes
 
@@ -318,8 +319,3 @@ def _load_with_weights(model: Source) -> tuple[onnx.ModelProto, set[Path]]:
 def _count_nodes(proto: onnx.ModelProto) -> int:
     """Nodes, including those of sub-graphs and functions."""
     return sum(1 for _ in walk.nodes(proto))
-
-
-def _first_names(names: Iterable[str], most: int = 10) -> str:
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

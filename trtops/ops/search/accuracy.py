@@ -238,7 +238,7 @@ class AccuracyResult(OpResult):
 def accuracy(
     model: Source,
     actual: BuildConfig | MakeRunner,
-    config: AccuracyConfig | None = None,
+    config: AccuracyConfig = AccuracyConfig(),
     *,
     feeds: Iterable[Feed] | None = None,
     tracker: Tracker | None = None,
@@ -253,7 +253,6 @@ def accuracy(
     itself is taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
     """
     started = time.perf_counter()
-    config = AccuracyConfig() if config is None else config
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
     tested: Precision = "fp32"

@@ -233,7 +233,7 @@ class PrecisionResult(OpResult):
 
 def precision(
     model: Source,
-    config: PrecisionConfig | None = None,
+    config: PrecisionConfig = PrecisionConfig(),
     *,
     feeds: Iterable[Feed] | None = None,
     runner: MakeRunner = emulated_runner,
@@ -253,7 +253,6 @@ def precision(
     a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
     ConfigError if an excluded name matches nothing, or the output is the model's own file.
     """
-    config = PrecisionConfig() if config is None else config
     if config.fastest and evaluate is not None:
         raise errors.ConfigError("fastest measures engines; a check command or function gives none. Use one of them.")
     subject = Subject.of(model, file)

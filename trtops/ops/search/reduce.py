@@ -176,7 +176,7 @@ def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> Co
 def reduce(
     model: Source,
     check: Check,
-    config: ReduceConfig | None = None,
+    config: ReduceConfig = ReduceConfig(),
     *,
     feeds: Iterable[Feed] | None = None,
     tracker: Tracker | None = None,
@@ -194,7 +194,6 @@ def reduce(
     ConfigError if the replay belongs to another search, or an output path is the model's own. Any exception of the
     check on the whole model passes through; on a part it counts as another failure.
     """
-    config = ReduceConfig() if config is None else config
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
     name = f"{subject.name} reduce"

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
-import numpy as np
-import onnx
-
 from trtops import errors
-from trtops.backend.base import BaseRunner, Build, Caches, Feed
+from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.onnxrt.calibration import collect
 from trtops.backend.onnxrt.runner import reference_outputs
-from trtops.backend.worker import built_safely
 from trtops.calibration.cache import CalibrationCache
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
@@ -28,14 +24,16 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
-from trtops.ops.evaluation.data import emulate
-from trtops.ops.evaluation.submodel import Check, ComparisonCheck
+from trtops.ops.evaluation.data import collect as run_feeds
+from trtops.ops.evaluation.limits import RightModel
+from trtops.ops.evaluation.submodel import Check, CheckVerdict, ComparisonCheck, EngineRunner
 from trtops.ops.search.accuracy import AccuracyConfig, Emulated, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.ops.triaging.model_questions import Subject, first_lines
 from trtops.ops.triaging.result import Answer, Kind
 from trtops.spec import BuildConfig
+from trtops.tables import listed
 from trtops.tracking import builds
 
 MINIMAL = "minimal.onnx"
@@ -53,32 +51,16 @@ _ADDING = frozenset({"Sub", "Add", "Sum", "ReduceSum", "ReduceMean"})
 _CANCELS = 0.25
 
 
-@dataclass(frozen=True)
-class Pinned:
-    """Builds engines of any model with the settings of a record and a calibration cache."""
-
-    config: BuildConfig
-    caches: Caches
-    timing_feed: Feed
-
-    def build(self, model: onnx.ModelProto) -> Build:
-        """Build an engine."""
-        return built_safely(Model.from_proto(model), self.config, self.caches, self.timing_feed)
-
-    def __call__(self, model: onnx.ModelProto) -> BaseRunner:
-        """A runner, whose engine is built when it is activated."""
-        return engine_backend(self.config.backend).runner(lambda: self.build(model).engine, self.config.backend)
-
-    def is_right(self, subject: Subject) -> bool:
-        """Whether an engine of the whole model gives the outputs of the model itself."""
-        try:
-            build = self.build(subject.model.proto())
-            with engine_backend(self.config.backend).runner(build.engine, self.config.backend) as runner:
-                outputs = [{n: np.array(a) for n, a in runner.infer(feed).items()} for feed in subject.feeds]
-        except errors.BackendError:
-            return False
-        right = subject.right_model(self.config, build.calibration_cache)
-        return bool(compare_outputs(outputs, subject.outputs, right.tolerances(subject.config.check.tolerances)))
+def _is_right(subject: Subject, side: EngineRunner) -> bool:
+    """Whether an engine of the whole model gives the outputs of the model itself."""
+    try:
+        build = side.build(subject.model.proto())
+        with engine_backend(side.config.backend).runner(build.engine) as runner:
+            outputs = run_feeds(runner, subject.feeds)
+    except errors.BackendError:
+        return False
+    right = subject.right_model(side.config, build.calibration_cache)
+    return bool(compare_outputs(outputs, subject.outputs, right.tolerances(subject.config.check.tolerances)))
 
 
 def _convert(
@@ -102,14 +84,14 @@ def bad_build(subject: Subject, parent: str) -> Build:
     return builds.load_build(subject.tracker.load(found.run_id))
 
 
-def pinned_side(subject: Subject, parent: str) -> Pinned:
+def pinned_side(subject: Subject, parent: str) -> EngineRunner:
     """Builds as the bad engine was built, also of parts of the model."""
     record = bad_build(subject, parent).tactics
     # Settings alone fit any model, while choices name layers of this one.
     replay = replace(record, choices=()) if record.settings else None
     # A seed would choose other tactics for each part.
     config = replace(subject.config.build, options=replace(subject.config.build.options, tactic_seed=None))
-    return Pinned(config, Caches(replay=replay, calibration=subject.calibration), subject.feeds[0])
+    return EngineRunner(config, Caches(replay=replay, calibration=subject.calibration), subject.feeds[0])
 
 
 def _low_precision(subject: Subject) -> LowPrecision:
@@ -142,9 +124,8 @@ def ask_build(subject: Subject, parent: str) -> Answer:
 def ask_again(subject: Subject, parent: str) -> Answer:
     """Whether the same engine gives the same outputs twice, and whether new engines are bad too."""
     first = bad_build(subject, parent)
-    # Copies, since a runner may return its own buffers, which the next run overwrites.
     with engine_backend(subject.config.build.backend).runner(first.engine) as runner:
-        runs = [[{n: np.array(a) for n, a in runner.infer(feed).items()} for feed in subject.feeds] for _ in range(2)]
+        runs = [run_feeds(runner, subject.feeds) for _ in range(2)]
     # Wider than equal bits: the order of additions may differ from run to run without harm.
     alike = Tolerances(atol=1e-6, rtol=1e-5, atol_of_scale=1e-5, nans_equal=True, infinities_equal=True)
     report = compare_outputs(runs[1], runs[0], alike)
@@ -253,7 +234,7 @@ def ask_keep(subject: Subject, parent: str) -> Answer:
         return Answer("keeping nodes does not help", evidence)
     if found.outcome == "good":
         return Answer("none", (*evidence, "The outputs are within tolerance: only values inside overflow."))
-    named = ", ".join(found.keep[:8]) + (f" and {len(found.keep) - 8} more" if len(found.keep) > 8 else "")
+    named = listed(found.keep, 8)
     remedy = f"keep in FP32: {named} (`trtops debug precision`)"
     return Answer(f"{len(found.keep)} nodes", (*evidence, f"Right with these in FP32: {named}."), remedy=remedy)
 
@@ -272,7 +253,8 @@ def ask_ranges(subject: Subject, parent: str) -> Answer:
         return Answer("all fit", (f"{len(ratios)} ranges hold all values of this data.",))
     said = f"{worst[0]!r} reaches {seen[worst[0]].amax:.4g}, {ratios[worst[0]]:.3g} times what its range holds."
     corrected = replace(cache, ranges=tuple(seen[r.name] if r.name in worst else r for r in cache.ranges))
-    if not Pinned(subject.config.build, Caches(calibration=corrected.to_bytes()), subject.feeds[0]).is_right(subject):
+    side = EngineRunner(subject.config.build, Caches(calibration=corrected.to_bytes()), subject.feeds[0])
+    if not _is_right(subject, side):
         return Answer("other causes", (said, "Correcting that does not help."), builds=1)
     evidence = (said, f"With the observed ranges of {', '.join(map(repr, worst))} the engine is good.")
     remedy = f"calibrate again on data like this; the range of {worst[0]!r} has to reach {seen[worst[0]].amax:.4g}"
@@ -306,7 +288,7 @@ def ask_tactic(subject: Subject, parent: str) -> Answer:
         other = "off" if value == "on" else "on"
         settings = tuple((n, other if n == name else v) for n, v in bad.settings)
         replay = replace(bad, settings=settings, choices=())
-        if replace(side, caches=replace(side.caches, replay=replay)).is_right(subject):
+        if _is_right(subject, replace(side, caches=replace(side.caches, replay=replay))):
             culprits.append((name, value))
     made = len(bad.settings)
     if not culprits:
@@ -339,10 +321,12 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
         check = _fails_to_build(subject)
     else:
 
-        def check(part: SubModel) -> bool:
+        def check(part: SubModel) -> CheckVerdict:
             golden = RunResults([("golden", [IterationResult(dict(each)) for each in part.golden])])
-            model = Model.from_proto(part.proto)
-            return emulate(model, _low_precision(subject), part.feeds, golden, tolerances).verdict == "good"
+            build = BuildConfig(precision=_low_precision(subject))
+            right = RightModel(model=Model.from_proto(part.proto), build=build, feeds=part.feeds, golden=golden)
+            found = right.emulation(tolerances)
+            return "error" if found is None else "pass" if found.verdict == "good" else "fail"
 
     config = ReduceConfig(output=str(subject.files / MINIMAL), max_checks=_MAX_CHECKS)
     found = reduce(str(subject.path), check, config, feeds=subject.feeds, **subject.below(parent))
@@ -357,7 +341,7 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
 
 def _fails_to_build(subject: Subject) -> Check:
     """A check that fails for parts that the builder refuses, or, if it builds the whole, for parts that do not run."""
-    side = Pinned(subject.config.build, Caches(calibration=subject.calibration), subject.feeds[0])
+    side = EngineRunner(subject.config.build, Caches(calibration=subject.calibration), subject.feeds[0])
     try:
         side.build(subject.model.proto())
         refused = False

@@ -83,7 +83,7 @@ QUESTIONS: dict[str, Question] = {
 
 def triage(
     model: str | Path,
-    config: TriageConfig | None = None,
+    config: TriageConfig = TriageConfig(),
     *,
     tracker: Tracker | None = None,
     experiment: str | None = None,
@@ -96,7 +96,6 @@ def triage(
     again with its answer.
     """
     store: Tracker = MemoryTracker() if tracker is None else tracker
-    config = TriageConfig() if config is None else config
     check_source(config.check.data)
     path = model_file(model).absolute()
     experiment = experiment or path.stem
@@ -140,8 +139,7 @@ def triage(
             seconds = time.perf_counter() - began
             run.log_metrics({("triage", "builds"): float(result.builds), ("triage", "seconds"): seconds})
             run.set_tags({schema.Tag.FAULT: result.kind})
-            run.log_text(result.page(), schema.Artifact.TRIAGE_PAGE)
-            finish_with(run, result, store)
+            finish_with(run, result, store, page=schema.Artifact.TRIAGE_PAGE)
             return result
     finally:
         close_workers()

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from trtops import errors
-from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig, EngineConfig
 from trtops.ops.result import OpResult
 from trtops.record import Record
-from trtops.spec import BuildConfig
 from trtops.verdict import Verdict
 
 Kind: TypeAlias = Literal[
@@ -22,27 +21,20 @@ Kind: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriageConfig(Record):
+class TriageConfig(EngineConfig):
     """Which engine is wrong, on what data, and what the search may cost.
 
     Attributes:
-        build: How the engine is built.
-        check: The data on which it is evaluated, and the tolerances.
         golden_model: A model that is right, for example an earlier export. Tensors are matched by name. With it the
             fault of a wrong model is located.
-        calibration_data: Data source for INT8 calibration; the check's data by default.
-        calibration_cache: A calibration cache file that INT8 is built with.
         replay: A tactic record that the engine is built with.
         minutes: No question is asked after this time. None for no limit.
         campaign_builds: Maximum number of builds to find a tactic.
         output: Folder for the smallest failing case and its bundle; only the run has them by default.
     """
 
-    build: BuildConfig = field(default_factory=BuildConfig)
     check: CheckConfig = field(default_factory=lambda: CheckConfig(plots="never", latency_runs=0))
     golden_model: str | None = None
-    calibration_data: str | None = None
-    calibration_cache: str | None = None
     replay: str | None = None
     minutes: float | None = None
     campaign_builds: int = 40

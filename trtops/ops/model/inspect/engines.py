@@ -18,7 +18,7 @@ from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
-from trtops.tables import markdown_table, size
+from trtops.tables import listed, markdown_table, size
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.records import run_id_of
@@ -118,9 +118,8 @@ class InspectEnginesResult(OpResult):
         for name, missing in (("first", "b"), ("second", "a")):
             lonely = [row for row in self.alignment.rows if not getattr(row, missing).layers]
             if lonely:
-                names = ", ".join(f"`{_nodes_text(row.nodes)}`" for row in lonely[: self.shown])
-                more = f" and {len(lonely) - self.shown} more" if len(lonely) > self.shown else ""
-                yield from ("", f"Only in the {name} engine: {names}{more}.")
+                names = listed((f"`{_nodes_text(row.nodes)}`" for row in lonely), self.shown)
+                yield from ("", f"Only in the {name} engine: {names}.")
 
     def _table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> Iterable[str]:
         yield markdown_table(columns, rows[: self.shown]) if rows else empty
@@ -129,8 +128,7 @@ class InspectEnginesResult(OpResult):
 
 
 def _nodes_text(nodes: tuple[str, ...]) -> str:
-    shown = " + ".join(nodes[:_NODES_SHOWN])
-    return shown + (f" + {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else "")
+    return listed(nodes, _NODES_SHOWN, " + ")
 
 
 def _ms(value: float | None) -> str:
@@ -164,9 +162,7 @@ def _cells(row: Row) -> list[str]:
     """The cells of a row: the values of both engines, or one value if they are equal."""
     sides = []
     for side in (row.a, row.b):
-        kernel = " ".join(f"`{tactic}`" for tactic in side.tactics[:1])
-        if len(side.tactics) > 1:
-            kernel += f" and {len(side.tactics) - 1} more"
+        kernel = listed((f"`{tactic}`" for tactic in side.tactics), 1)
         sides.append((str(len(side.layers)), ", ".join(side.precisions), kernel, side.reads, side.writes, _ms(side.ms)))
     return [one or "-" if one == other else f"{one or '-'} → {other or '-'}" for one, other in zip(*sides)]
 
@@ -272,7 +268,7 @@ def _described(engine: Any, profile: bool) -> tuple[EngineLayers, dict[str, int]
     found = trt.describe_engine(engine)
     times: Mapping[str, float] = {}
     if profile:
-        times = trt.layer_times(engine, next(iter(DataConfig().open(TensorMetadata.of(found.inputs)))))
+        times = trt.layer_times(engine, next(iter(DataConfig().open_for(None, inputs=TensorMetadata.of(found.inputs)))))
     memory = {"device_memory_bytes": found.device_memory_bytes, "weights_bytes": found.weights_bytes}
     return EngineLayers(found.layers, times), memory
 
