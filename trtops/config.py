@@ -1,7 +1,5 @@
 """Settings under Polygraphy's names, read from the environment once; scripts may set them."""
 
-from __future__ import annotations
-
 import os
 import sys
 

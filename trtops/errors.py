@@ -4,8 +4,6 @@ A message names the thing, what was found, what was expected and what to do. Out
 (:mod:`trtops.comparator`), never an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from trtops.system.masking import masked

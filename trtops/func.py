@@ -1,7 +1,5 @@
 """Tools to compose loaders: extend one with a function, make one from a value, call one."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

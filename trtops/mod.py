@@ -1,7 +1,5 @@
 """Modules imported on first use, for scripts that were written or generated with Polygraphy."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shell patterns of names."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Tables in plain text and in Markdown, and sizes as text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from trtops.terminal import escaped, one_line

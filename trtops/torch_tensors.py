@@ -1,7 +1,5 @@
 """Conversion of torch tensors to arrays and back. Torch is only imported if it is needed."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Verdicts: the one word that a build, a comparison or a run is given, and that exit codes follow from."""
 
-from __future__ import annotations
-
 from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["good", "bad", "error", "unproven"]

@@ -1,7 +1,5 @@
 """Facts of the build environment that all back ends share: processor, system, git commit, package releases."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import platform

@@ -1,7 +1,5 @@
 """Functions that create a loader and call it."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """TensorRT-RTX's builder config, under Polygraphy's module name."""
 
-from __future__ import annotations
-
 from trtops.backend.trt import CreateConfigRTX, create_config_rtx
 from trtops.lazy import known_as
 

@@ -1,7 +1,5 @@
 """The choice between calibration algorithms: the error of each, and which is best."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

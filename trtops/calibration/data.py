@@ -1,7 +1,5 @@
 """Calibration data on its way to a calibrator: hashed and cut into batches, one feed at a time in memory."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping

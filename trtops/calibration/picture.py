@@ -1,7 +1,5 @@
 """Draws histograms of tensors with their chosen ranges, as PNG pages."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator, Mapping

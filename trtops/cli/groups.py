@@ -1,7 +1,5 @@
 """The options that commands share, in groups."""
 
-from __future__ import annotations
-
 from trtops.cli import values
 from trtops.cli.flags import Group, flag
 from trtops.comparator.table import COMPARISONS, METRICS

@@ -1,7 +1,5 @@
 """Commands, and the jobs that they make of their options: one call of an op, and how its result is shown."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

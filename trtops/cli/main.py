@@ -4,8 +4,6 @@
 141: stdout was closed before the verdict was known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

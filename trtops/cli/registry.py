@@ -2,8 +2,6 @@
 
 # No command is imported here, so that help and completion are fast.
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 Path: TypeAlias = tuple[str, ...]

@@ -6,8 +6,6 @@ Both start from the loaders themselves, which are dataclasses.
 # What needs TensorRT, a user's script or a file is a `Late` or a `Name` inside a loader: it is made when the work
 # starts, so that wrong usage is reported first and scripts are written on machines without a GPU.
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import itertools

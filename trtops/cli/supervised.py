@@ -1,7 +1,5 @@
 """Runs the command in a child process, and reports how the child died if native code crashes or never returns."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Log lines about outputs and comparisons, in Polygraphy's words."""
 
-from __future__ import annotations
-
 import logging
 import math
 import textwrap

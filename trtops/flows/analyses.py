@@ -1,7 +1,5 @@
 """The flows that check what is stored, and those that search a model for the cause of a bad engine."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from dataclasses import replace

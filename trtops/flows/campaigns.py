@@ -1,7 +1,5 @@
 """The flows of campaigns: builds of one model, again and again, and what makes some of them bad."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Iterator, Mapping

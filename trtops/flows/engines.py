@@ -1,7 +1,5 @@
 """The flows that build, calibrate and compare engines: one model at a time, a list of models, or a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Make a Prefect flow from an op: its parameters are those of the op and the options of the op's config."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """The server that Prefect starts for flows without one: its database, its working folder, and its end."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

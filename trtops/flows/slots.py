@@ -1,7 +1,5 @@
 """One build per GPU at a time: each GPU has a concurrency limit on the Prefect server, created if it is missing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress

@@ -12,8 +12,6 @@ Nothing read from a file is executed: there is no pickle, arrays of objects are 
 foreign or claims more than it holds raises ``FormatError``.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable

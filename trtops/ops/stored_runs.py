@@ -1,7 +1,5 @@
 """List, show, compare, re-evaluate and report stored runs. A run is named by its id."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

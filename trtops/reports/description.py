@@ -1,7 +1,5 @@
 """A run's description in MLflow: Markdown with the outcome first, since the page shows three lines."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The content of a report without its appearance. It is stored in the run, so that the page can be drawn again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 

@@ -1,7 +1,5 @@
 """A run as one HTML file: it fetches nothing, and only its own script runs."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import functools

@@ -1,7 +1,5 @@
 """Descriptions and reports: written into a run before it ends, and reports of any run from the store."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from dataclasses import replace

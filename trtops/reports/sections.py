@@ -1,7 +1,5 @@
 """What reports show of any run: facts, next commands, and sections with outputs, builds, layers and options."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

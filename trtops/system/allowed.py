@@ -4,8 +4,6 @@ If ``TRTOPS_ALLOWED_SCRIPTS`` is a list of folders separated by ``:``, only file
 empty, as it is by default for deployments: their parameters come from anyone who can reach the server.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

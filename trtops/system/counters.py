@@ -1,7 +1,5 @@
 """Hardware counters, through Linux's ``perf_event_open``."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

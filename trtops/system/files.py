@@ -1,7 +1,5 @@
 """Write files so that readers see either the complete new content or the old one."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

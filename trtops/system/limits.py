@@ -4,8 +4,6 @@ A file of two kilobytes can request any amount of memory: by a declared shape, b
 archive of zeros. Known sizes are checked before allocation; native code runs with a limit on this process' memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -3,8 +3,6 @@
 Lock files stay where they are: removing one would let two processes hold the same lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

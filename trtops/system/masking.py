@@ -4,8 +4,6 @@ Users and passwords in URLs (``scheme://user:password@host``), values of environ
 ``AWS_SECRET_ACCESS_KEY``, and tokens with the prefixes of well-known services are recognized; nothing else is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

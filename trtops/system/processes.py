@@ -4,8 +4,6 @@ Temporary folders carry the mark of their process in their name. A mark consists
 seconds (process ids are reused) and the pid namespace (containers count for themselves).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -4,8 +4,6 @@
 decrypts it. The key is read for each signature and not cached. No service is contacted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

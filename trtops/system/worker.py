@@ -5,8 +5,6 @@ A :class:`Worker` keeps its child from call to call. If the child crashes, hangs
 Calls and results are pickled over a pipe that only these two processes hold; no pickle is read from a file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -17,8 +17,6 @@ No coin is needed where builds repeat: if the good and the bad build, built agai
 had to the last bit, and another mixture has others, then outputs follow the units.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ one. For builds without an order of arrival, such as loose files, this holds for
 beforehand.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

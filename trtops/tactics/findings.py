@@ -1,7 +1,5 @@
 """The result of a diff: records that are saved with the campaign, a summary in words, and a Markdown page."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

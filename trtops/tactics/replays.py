@@ -4,8 +4,6 @@ The folders are those that Polygraphy's ``debug build`` sorts into: ``good/`` an
 them. Files do not say in which order builds were made, so the table has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """What is stored about the servers of a team, and how programs reach them: ports, passwords, environment variables."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex

@@ -5,8 +5,6 @@ starts inherits: MLflow's server has worker processes, and a Prefect worker has 
 session of its own.
 """
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import itertools

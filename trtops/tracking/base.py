@@ -12,8 +12,6 @@ either. Rules for all of them:
   written last, by :meth:`Run.finish`. A run without a manifest is incomplete.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path

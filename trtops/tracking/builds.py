@@ -5,8 +5,6 @@
 if it is small enough; its digest is always logged.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ thousand child runs takes ten seconds, reading the table milliseconds. It is rew
 iterations that it lacks are read from their runs.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Problems are runs of dead processes, files without runs, runs without files, and half-written files.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import re

@@ -11,8 +11,6 @@ The embedded store is a folder, ``./mlruns`` unless ``TRTOPS_HOME`` names anothe
 ``MLFLOW_TRACKING_URI`` overrides both; a team shares a server through it (``http://...``).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ containers have their own. Whether a process on another machine or in another co
 runs are closed by ``trtops runs close --force``.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from contextlib import suppress

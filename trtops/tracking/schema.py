@@ -12,8 +12,6 @@ Longer names are logged as :func:`fitting` shortens them. Tags and params are na
 encoding; MLflow's rules for them are checked (:func:`check_text`).
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 import posixpath

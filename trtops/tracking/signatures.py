@@ -1,7 +1,5 @@
 """Signatures of runs, and whether runs still match them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Opening stores."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 from pathlib import Path

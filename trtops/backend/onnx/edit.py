@@ -1,7 +1,5 @@
 """In-place changes of a model: outputs, input shapes, parts, inserted nodes, bounds on data-dependent sizes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ With the neutral values of these inputs the model computes what it did before, u
 constant weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias

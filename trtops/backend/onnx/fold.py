@@ -4,8 +4,6 @@ Shapes are constant where shape inference knows them, also partly. ONNX Runtime 
 cannot evaluate stays, with everything that depends on it; the rest is folded all the same.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ FP16 holds whole numbers up to 2,048 and BF16 up to 256. Exporters compute sizes
 ``Cast -> Div -> Floor -> Cast``, and rounding there changes a shape, the element that is read, or a mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

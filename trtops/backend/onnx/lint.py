@@ -1,7 +1,5 @@
 """Problems of a model, found node by node."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -4,8 +4,6 @@ Every node is either *lowered*, so that it reads and produces 16-bit tensors, or
 without a schema (custom operators), If, Loop and Scan are kept, and the bodies of the latter are rewritten.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections import ChainMap

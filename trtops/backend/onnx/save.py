@@ -1,7 +1,5 @@
 """Models written to files or bytes: completely or not at all, with weights inside the file or next to it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable

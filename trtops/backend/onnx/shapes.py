@@ -1,7 +1,5 @@
 """Inference of types and shapes, without copying weights."""
 
-from __future__ import annotations
-
 import logging
 
 import onnx

@@ -3,8 +3,6 @@
 Of ``(batch, 16, 8)`` the 16 is known, so a Gather or Slice of only that element is known as well.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

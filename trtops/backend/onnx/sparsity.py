@@ -3,8 +3,6 @@
 Sparse tensor cores skip those zeros (NVIDIA, "Accelerating Sparse Deep Neural Networks", arXiv:2104.08378).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias

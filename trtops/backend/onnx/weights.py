@@ -4,8 +4,6 @@ The marks are those of Polygraphy and TensorRT's parser: a stripped weight has n
 ``TRT_WEIGHTLESS/``, followed by ``SPARSE_2_4`` if it was 2:4 sparse.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping

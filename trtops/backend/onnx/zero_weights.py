@@ -1,7 +1,5 @@
 """Zeros instead of large weights, where their values cannot affect whether a model runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from typing import Any

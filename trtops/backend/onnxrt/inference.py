@@ -1,7 +1,5 @@
 """Runs a session on numpy arrays, torch tensors, and types that numpy lacks."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ temporary file while a session is created. Lines with the session's log id are c
 standard error, where other threads meant to write them.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """Times candidates in turns. After every round the slower half drops out (successive halving)."""
 
-from __future__ import annotations
-
 import logging
 import math
 import statistics

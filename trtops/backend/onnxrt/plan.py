@@ -1,7 +1,5 @@
 """Describes an engine: its kernels, in which layers, made from which nodes of the model."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The builder's search: which tactics change a model's graph, how fast each candidate is, which one is built."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

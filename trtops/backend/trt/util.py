@@ -3,8 +3,6 @@
 The work is done in :mod:`trtops.backend.trt.describe` and :mod:`trtops.backend.trt.building`.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

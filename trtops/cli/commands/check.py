@@ -1,7 +1,5 @@
 """The commands of ``trtops check``."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command ``trtops completion``."""
 
-from __future__ import annotations
-
 from trtops.cli import registry
 from trtops.cli.flags import Group, Options, flag, flags_of
 from trtops.cli.jobs import direct_command

@@ -1,7 +1,5 @@
 """The commands of ``trtops data``."""
 
-from __future__ import annotations
-
 from trtops import ops
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import direct_command

@@ -1,7 +1,5 @@
 """The command ``trtops doctor``."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version

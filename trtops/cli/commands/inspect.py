@@ -1,7 +1,5 @@
 """The commands of ``trtops inspect``."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The commands of ``trtops plugin``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

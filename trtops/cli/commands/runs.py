@@ -1,7 +1,5 @@
 """The commands of ``trtops runs``."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

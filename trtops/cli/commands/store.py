@@ -1,7 +1,5 @@
 """The commands of ``trtops store``. MLflow is imported when they run, since help does not need it."""
 
-from __future__ import annotations
-
 from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import direct_command

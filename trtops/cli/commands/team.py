@@ -2,8 +2,6 @@
 
 # The package that starts servers imports Prefect, which takes a second. Help does not need it.
 
-from __future__ import annotations
-
 from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command, direct_command

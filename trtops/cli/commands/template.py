@@ -1,7 +1,5 @@
 """The commands of ``trtops template``: each writes a script that does what the options request, to be edited."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

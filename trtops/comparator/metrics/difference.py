@@ -1,7 +1,5 @@
 """Blocks of an output and its reference as float64, and the errors between them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trtops import errors

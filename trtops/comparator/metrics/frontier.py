@@ -3,8 +3,6 @@
 If any element exceeds both tolerances, one of these does.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

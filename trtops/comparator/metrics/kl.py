@@ -1,7 +1,5 @@
 """The KL divergence of the distributions that rows of scores stand for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Outputs as rows of scores, and whether the largest element of each row is at the same place."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

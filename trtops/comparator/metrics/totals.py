@@ -1,7 +1,5 @@
 """Sums over all elements, and the metrics computed from them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ A fact has claims: values with their sources. Two different values are a contrad
 The manifest states the run's row in the database; a report is drawn again; an engine has the layers that were logged.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

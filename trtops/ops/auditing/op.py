@@ -1,7 +1,5 @@
 """Audit: check runs for contradictions, rebuild their engines, and grade the result."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Mapping

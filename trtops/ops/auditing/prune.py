@@ -1,7 +1,5 @@
 """Retention: delete engines of old runs. Everything else of a run stays, so that its engine can be rebuilt."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass

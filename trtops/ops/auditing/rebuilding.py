@@ -4,8 +4,6 @@ A grade has two parts: the kernels, and the numbers. Equal kernels whose outputs
 own noise are not equal tactics, since something else differs, such as the ranges of a calibration.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

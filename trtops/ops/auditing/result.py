@@ -1,7 +1,5 @@
 """Results of an audit: an answer for each run, contradictions, and grades of rebuilt engines."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

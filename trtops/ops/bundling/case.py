@@ -1,7 +1,5 @@
 """A verdict with everything it depends on: model, inputs, golden outputs, tolerances, and settings of the back end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Bundle: pack a run into a zip file that reproduces its verdict without trtops."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Records of a bisection: its options, its plan, its trials and its result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

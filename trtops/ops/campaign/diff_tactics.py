@@ -1,7 +1,5 @@
 """Diff tactics: compare good and bad builds, and report the tactic that the bad ones have and the good ones lack."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

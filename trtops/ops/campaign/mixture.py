@@ -1,7 +1,5 @@
 """A good and a bad build, and builds that mix the two by replay: each layer and setting as in one or in the other."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

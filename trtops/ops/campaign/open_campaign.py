@@ -1,7 +1,5 @@
 """Opens earlier campaigns: to mix builds, to prove a suspect, to promote a good build."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 :func:`resolve` looks the accepted engine up, or explains what is missing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Child processes that build engines, and devices that take one build at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Build every model of a list with the convert op; a build that fails does not stop the others."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

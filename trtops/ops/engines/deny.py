@@ -1,7 +1,5 @@
 """The deny-list: tactics that a proof confirmed as culprits; later builds on the same device and release avoid them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 ``models`` lists :class:`ListedModel`, and ``defaults`` has values for all of them; see ``docs/pages/howto/nightly.md``.
 """
 
-from __future__ import annotations
-
 import glob
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Read records from YAML. All errors of a file are reported together, each with its line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

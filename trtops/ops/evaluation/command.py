@@ -1,7 +1,5 @@
 """External commands as checks: exit code and output give the verdict."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

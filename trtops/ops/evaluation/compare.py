@@ -1,7 +1,5 @@
 """Compare two engines, models, runs or saved results, output by output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

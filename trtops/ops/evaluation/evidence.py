@@ -1,7 +1,5 @@
 """The evidence of a verdict: data, samples, shapes, reference, limits and margin."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of a command line that repeats a build and its evaluation, for the commands that results propose."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Run several runners on the same inputs, and compare their outputs with one another and with saved outputs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Join saved inputs and outputs: side by side, or one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Gate accepted engines with later releases: what broke, since when, in which part of the model, and what helps."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time

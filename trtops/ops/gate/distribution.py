@@ -1,7 +1,5 @@
 """The gate on builds: which share of a candidate's builds is within the limits, not whether one engine of it is."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

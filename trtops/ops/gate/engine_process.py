@@ -1,7 +1,5 @@
 """Run and time the two engines of a gate, each in its own process with its own release."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Gate several candidates: every combination of models, precisions and releases, in one table."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A width has three parts: the effect of rounding to the precision (:mod:`trtops.o
 the accepted engine, and its difference from run to run.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The gate: compare a candidate with the accepted engine, and accept it, refuse it or leave it undecided."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -15,8 +15,6 @@ Policies are YAML files::
         accuracy: {widths: 4, tolerances: {atol: .inf, rtol: .inf, min_cosine: 0.99}}
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decide whether a candidate is slower, from logarithms of ratios measured in rounds, by one or several clocks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Measuring is left to other modules, so that any past run can be evaluated again with another policy.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

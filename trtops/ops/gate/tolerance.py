@@ -5,8 +5,6 @@ outside, ``n`` builds show a share ``s`` with confidence ``c`` if ``s**n <= 1 - 
 Statistics 12, 1941): 95 % of builds with confidence 95 % take 59 builds, and 20 builds show 86 %.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Capability: which nodes of a model a back end supports, why not the others, and the model in supported parts."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

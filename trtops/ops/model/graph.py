@@ -1,7 +1,5 @@
 """A model as a picture: one self-contained HTML page, to save or serve (``inspect model --visual``)."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

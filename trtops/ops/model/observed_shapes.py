@@ -1,7 +1,5 @@
 """Shapes of a model's tensors observed in a run, for models whose shapes cannot be inferred."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -6,8 +6,6 @@ A plugin is a folder with a ``pattern.py``, as in Polygraphy: ``get_plugin_metad
 inserts the node.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

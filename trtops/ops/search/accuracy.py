@@ -3,8 +3,6 @@
 Every tensor is compared, in order of execution, in windows that fit into memory.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import shlex

@@ -5,8 +5,6 @@ precision tests whether a model is accurate enough with a set of nodes in FP32. 
 hold for any test unless they mention *monotone* ones, which hold for every superset of a set for which they hold.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Each set of nodes is tested by writing its Casts into the ONNX model and running that.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

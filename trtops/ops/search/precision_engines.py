@@ -1,7 +1,5 @@
 """Candidates of a precision search as TensorRT engines."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field

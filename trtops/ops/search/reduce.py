@@ -10,8 +10,6 @@ observed once at the beginning. The search works on *parts* of the model, number
 * *nodes*: delta debugging over the rest, until no single part can be left out.
 """
 
-from __future__ import annotations
-
 import logging
 import shlex
 import tempfile

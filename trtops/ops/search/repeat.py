@@ -1,7 +1,5 @@
 """Repeat: make something, check it with a command, and sort the files left behind into good and bad."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

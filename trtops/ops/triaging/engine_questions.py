@@ -1,7 +1,5 @@
 """Questions about the engine: is it bad every time, is it the precision or the builder, where does it begin."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

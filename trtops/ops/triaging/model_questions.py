@@ -1,7 +1,5 @@
 """The model under triage, and the questions about it and its data, before anything is built."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

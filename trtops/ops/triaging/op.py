@@ -3,8 +3,6 @@
 A table of questions. Each has one answer out of a few, which selects the next question.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Mapping

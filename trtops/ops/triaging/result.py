@@ -1,7 +1,5 @@
 """What triage is asked, and what it finds: each question with its answer, evidence and cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias

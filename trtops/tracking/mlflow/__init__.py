@@ -12,6 +12,4 @@ How MLflow is used, and why:
 MLflow is imported on first use, which takes 2 s.
 """
 
-from __future__ import annotations
-
 from trtops.tracking.mlflow.tracker import MlflowTracker as MlflowTracker

@@ -1,7 +1,5 @@
 """The artifacts of a run: in the run's folder of an embedded store, or behind a server."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

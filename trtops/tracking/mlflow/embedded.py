@@ -4,8 +4,6 @@ MLflow makes a database wherever it finds none, without a lock, and upgrades an 
 database is made here, under a lock, and appears whole; and its version is checked before MLflow opens it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

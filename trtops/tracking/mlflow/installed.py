@@ -1,7 +1,5 @@
 """The installed MLflow: imported quietly, with a password from a file, and its exceptions as errors of ours."""
 
-from __future__ import annotations
-
 import configparser
 import functools
 import logging

@@ -1,7 +1,5 @@
 """Which of a model's nodes TensorRT's ONNX parser supports. Needs no GPU."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from trtops.backend.trt import library

@@ -1,7 +1,5 @@
 """The builder config, with all of Polygraphy's options."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence

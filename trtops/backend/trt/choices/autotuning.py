@@ -3,8 +3,6 @@
 There is no call for this. In editable mode the builder writes a table into its verbose log for each op that it times.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ nothing, so a tactic is replayed by writing the recorded hash, and replaced by w
 as in NVIDIA's sample ``sampleEditableTimingCache``. Layers inside fused regions have no entry, and cannot be replayed.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping

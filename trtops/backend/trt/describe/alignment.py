@@ -8,8 +8,6 @@ Reformat layers and other layers without a node were inserted. They are at a bou
 read and the row that reads their output.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Layers come from TensorRT's engine inspector. Of a layer that cannot be read, only the name is known.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence

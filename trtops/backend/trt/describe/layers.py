@@ -1,7 +1,5 @@
 """A TensorRT network's layers and tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Describes a TensorRT network before it is built, as data and as text: layers, attributes, summaries of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

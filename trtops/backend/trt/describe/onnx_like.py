@@ -1,7 +1,5 @@
 """Converts a TensorRT network to an ONNX model for viewers. The model does not run."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Objects that TensorRT calls during an inference: output allocators and debug listeners."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

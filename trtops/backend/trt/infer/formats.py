@@ -1,7 +1,5 @@
 """Memory formats of inputs and outputs: vectors of channels (CHW32), channels last (HWC8), and row major (LINEAR)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

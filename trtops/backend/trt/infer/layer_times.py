@@ -1,7 +1,5 @@
 """Measures the time of each layer of an engine with TensorRT's profiler."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Inputs and outputs of a runner: their host and device memory, and their state in the execution context."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

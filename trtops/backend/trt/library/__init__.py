@@ -1,7 +1,5 @@
 """Access to TensorRT and CUDA: import, log, builders and runtimes, device memory, and the device's state."""
 
-from __future__ import annotations
-
 from trtops.backend.trt.library.handles import make_builder, make_runtime, require_device
 from trtops.backend.trt.library.loading import check_numpy, line, load, load_for_device, uses_rtx
 from trtops.backend.trt.library.log import LogLines, collect_log, get_trt_logger, log_warning

@@ -1,7 +1,5 @@
 """The GPU in use: its identity, its clocks, and other processes on it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

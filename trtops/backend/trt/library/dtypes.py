@@ -1,7 +1,5 @@
 """Converts data types of TensorRT and trtops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trtops import errors

@@ -1,7 +1,5 @@
 """Reads engines from a file in blocks, as TensorRT requests them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

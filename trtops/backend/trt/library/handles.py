@@ -1,7 +1,5 @@
 """Creates builders and runtimes, and checks for a GPU first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trtops import errors

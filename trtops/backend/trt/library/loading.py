@@ -3,8 +3,6 @@
 TensorRT-RTX is used if :data:`trtops.config.USE_TENSORRT_RTX` is set.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib

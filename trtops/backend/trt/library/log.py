@@ -1,7 +1,5 @@
 """TensorRT's log: sent to ``logging`` as ``trtops.tensorrt``, and collected for error messages and build logs."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import re

@@ -1,7 +1,5 @@
 """All differences between TensorRT releases: one class per release line, chosen once by probing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trtops import errors

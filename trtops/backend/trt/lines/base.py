@@ -4,8 +4,6 @@ One class per release line overrides what differs. A method calls :meth:`Release
 lack the feature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 

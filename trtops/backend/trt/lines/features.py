@@ -3,8 +3,6 @@
 The table follows the Python API of 8.6.0, 10.8.0, 10.16.1, 11.4.0 and TensorRT-RTX 1.7.1; a test compares them.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any
 

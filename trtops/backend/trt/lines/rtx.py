@@ -1,7 +1,5 @@
 """TensorRT-RTX, for GeForce and RTX GPUs: like 11, but it builds without a GPU and stores no timings."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from trtops.backend.trt.lines.features import Feature

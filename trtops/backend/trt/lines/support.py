@@ -1,7 +1,5 @@
 """What the TensorRT back end can do on each release, and what a test has shown on the real library."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from trtops.backend.trt.lines import Feature

@@ -1,7 +1,5 @@
 """TensorRT 10: weakly typed by default, strongly typed by flag. What came during the line is probed for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trtops.backend.trt.lines.base import AllocationStrategy, ReleaseLine

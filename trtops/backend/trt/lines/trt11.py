@@ -1,7 +1,5 @@
 """TensorRT 11: every network is strongly typed; precision flags, calibrators and algorithm selectors are gone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trtops.backend.trt.lines.base import ReleaseLine

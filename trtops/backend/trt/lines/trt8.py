@@ -1,7 +1,5 @@
 """TensorRT 8.6: weakly typed, explicit batch by flag."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trtops.backend.trt.lines.base import ReleaseLine

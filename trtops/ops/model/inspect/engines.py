@@ -1,7 +1,5 @@
 """Comparison of two engines: layers aligned by their ONNX nodes, and layers inserted between them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
