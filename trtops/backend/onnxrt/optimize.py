@@ -1,16 +1,14 @@
 """Optimizes one ONNX model under candidate after candidate, and keeps the results as files in ONNX Runtime's format."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 import onnxruntime as ort
+from typing_extensions import Self
 
 from trtops import errors
 from trtops.backend.onnx import walk
@@ -23,9 +21,6 @@ from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.processes import temporary_prefix
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)

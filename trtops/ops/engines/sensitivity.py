@@ -1,12 +1,12 @@
 """Sensitivity: each layer's share of the INT8 error, and the layers to keep in FP32 to stay within a budget."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.builds import load_cache
-
-if TYPE_CHECKING:
-    import onnx
 
 _PRUNED = 32  # kept layers that are tried without, one by one
 _SHOWN = 30  # layers on a page

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtops import errors
+from trtops.backend.base import Feed
 from trtops.backend.onnx import lint as linting
 from trtops.backend.onnx.lint import LintEntry, LintReport
 from trtops.backend.onnx.load_without_weights import ModelWithoutWeights, load_without_weights
@@ -15,9 +15,6 @@ from trtops.backend.onnx.model import Model, input_specs
 from trtops.backend.onnx.zero_weights import can_run_on_zero_weights
 from trtops.metadata import Shape, TensorMetadata, is_dynamic
 from trtops.ops.model.model_files import Source, inputs_with_shapes
-
-if TYPE_CHECKING:
-    from trtops.backend.base import Feed
 
 
 def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed: Feed | None = None) -> LintReport:

@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed, ProfiledFeed
+from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
 from trtops.backend.trt.building import int8
@@ -32,9 +33,6 @@ from trtops.record import sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, TensorRTOptions
 from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
-
-if TYPE_CHECKING:
-    from trtops.backend.onnx.model import Model
 
 NO_CACHES = Caches()
 
