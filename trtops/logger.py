@@ -22,7 +22,7 @@ from trtops.lazy import known_as
 from trtops.system.masking import masked
 from trtops.terminal import escaped
 
-Severity: TypeAlias = "int | Mapping[str, int]"
+Severity: TypeAlias = int | Mapping[str, int]
 
 # The letter of each level, and its color as a parameter of the escape sequence "ESC [ n m", 0 for none.
 _STYLES = {

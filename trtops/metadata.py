@@ -15,7 +15,7 @@ from trtops.terminal import one_line
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Dim: TypeAlias = "int | str | None"
+Dim: TypeAlias = int | str | None
 """One dimension: a size, a symbolic name, or None (also -1) where it is not known."""
 
 DEFAULT_SHAPE_VALUE = 1

@@ -103,7 +103,7 @@ class TensorRTOptions(Record):
 
 
 BackendName: TypeAlias = Literal["onnxruntime", "tensorrt"]
-BackendOptions: TypeAlias = "OnnxRuntimeOptions | TensorRTOptions"
+BackendOptions: TypeAlias = OnnxRuntimeOptions | TensorRTOptions
 
 
 @dataclass(frozen=True, kw_only=True)

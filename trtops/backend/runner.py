@@ -22,7 +22,7 @@ T = TypeVar("T")
 Feed: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 """Arrays by input name, in host memory unless a runner accepts others."""
 
-ValueOrCallable: TypeAlias = "T | Callable[[], T]"
+ValueOrCallable: TypeAlias = T | Callable[[], T]
 
 
 class ProfiledFeed(dict[str, Any]):

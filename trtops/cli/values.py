@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-Shape: TypeAlias = "tuple[int | str, ...]"
+Shape: TypeAlias = tuple[int | str, ...]
 
 # Binary, as in TensorRT's own tools: 1G is 2**30 bytes.
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

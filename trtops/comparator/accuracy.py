@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["AccuracyResult", "AccuracyResults"]
 
 Aggregation = Literal["per_sample", "average"]
-Match: TypeAlias = "CompareResult | bool"
+Match: TypeAlias = CompareResult | bool
 RunnerPair: TypeAlias = tuple[str, str]
 Thresholds: TypeAlias = "Threshold | Mapping[str, Threshold]"
 
@@ -237,4 +237,4 @@ def _decode_accuracies(members: dict[str, Any]) -> AccuracyResults:
     return AccuracyResults(results)
 
 
-CompareFunction: TypeAlias = "Callable[[IterationResult, IterationResult], Mapping[str, Match]]"
+CompareFunction: TypeAlias = Callable[[IterationResult, IterationResult], Mapping[str, Match]]

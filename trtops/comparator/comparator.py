@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparator"]
 
-Runs: TypeAlias = "RunResults | Iterable[RunResults]"
+Runs: TypeAlias = RunResults | Iterable[RunResults]
 
 _log = logging.getLogger(__name__)
 

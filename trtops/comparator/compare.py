@@ -41,16 +41,16 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-PerOutput: TypeAlias = "T | Mapping[str, T]"
-Matches: TypeAlias = "dict[str, CompareResult | bool]"
-FindOutput: TypeAlias = "Callable[[str, int, IterationResult], Sequence[str] | None]"
+PerOutput: TypeAlias = T | Mapping[str, T]
+Matches: TypeAlias = dict[str, CompareResult | bool]
+FindOutput: TypeAlias = Callable[[str, int, IterationResult], Sequence[str] | None]
 
 _log = logging.getLogger(__name__)
 
 
 # Statistics of the outputs of two iterations, shared by the compare functions that are used together: one pass over the
 # arrays is most of a comparison's time.
-Cache: TypeAlias = "dict[tuple[object, ...], OutputStatistics]"
+Cache: TypeAlias = dict[tuple[object, ...], OutputStatistics]
 
 _DEFAULT = SimpleThreshold("elemwise", 1e-5, 1e-5)
 

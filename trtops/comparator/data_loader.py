@@ -28,7 +28,7 @@ from trtops.torch_tensors import to_torch
 
 __all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]
 
-Range: TypeAlias = "tuple[float | None, float | None]"
+Range: TypeAlias = tuple[float | None, float | None]
 
 _log = logging.getLogger(__name__)
 

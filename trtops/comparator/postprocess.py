@@ -14,7 +14,7 @@ from trtops.comparator.results import IterationResult
 
 __all__ = ["BasePostprocessFunc", "PostprocessFunc", "TopKPostprocessFunc"]
 
-TopK: TypeAlias = "int | tuple[int, int]"
+TopK: TypeAlias = int | tuple[int, int]
 
 
 class BasePostprocessFunc:

@@ -24,7 +24,7 @@ from trtops.torch_tensors import is_torch
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
 
-Feeds: TypeAlias = "Iterable[Mapping[str, Any]]"
+Feeds: TypeAlias = Iterable[Mapping[str, Any]]
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.json import load_json, save_json
 
 T = TypeVar("T")
-PathLike: TypeAlias = "str | os.PathLike[str]"
+PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def iterate_files(

@@ -26,7 +26,7 @@ from trtops.system.files import open_atomically, write_open_file
 __all__ = ["MARKER", "Decoder", "Encoder", "add_json_methods", "from_json", "load_json", "save_json", "to_json"]
 
 T = TypeVar("T")
-Source: TypeAlias = "str | os.PathLike[str] | IO[str] | IO[bytes]"
+Source: TypeAlias = str | os.PathLike[str] | IO[str] | IO[bytes]
 
 
 def to_json(obj: object) -> str:

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from trtops.record import Record
 from trtops.verdict import Verdict
 
-Cell: TypeAlias = "str | float | None"
+Cell: TypeAlias = str | float | None
 Tone: TypeAlias = Literal[Verdict, "plain"]
 
 

@@ -15,7 +15,7 @@ from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.schema import Artifact, Metric, MetricName, Tag
 from trtops.verdict import Verdict
 
-Facts: TypeAlias = "tuple[tuple[str, str], ...]"
+Facts: TypeAlias = tuple[tuple[str, str], ...]
 Read: TypeAlias = Callable[[str], "bytes | None"]
 
 # A page with more rows is slow in a browser.

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from trtops import errors
 from trtops.record import JSONValue, Record
 
-Column: TypeAlias = "tuple[Literal['layer', 'setting'], str]"
+Column: TypeAlias = tuple[Literal['layer', 'setting'], str]
 """A layer, or a setting of the whole engine, by its name."""
 
 Mechanism = Literal["onnxruntime", "algorithm_selector", "editable_timing_cache", "inspector"]

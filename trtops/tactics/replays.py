@@ -13,7 +13,7 @@ from trtops.tactics.record import read_record
 from trtops.tactics.table import CampaignTable
 from trtops.verdict import Verdict
 
-Skipped: TypeAlias = "tuple[tuple[str, str], ...]"
+Skipped: TypeAlias = tuple[tuple[str, str], ...]
 """Files that hold no tactics, as ``(path, why)``."""
 
 

@@ -37,7 +37,7 @@ _DEAD = "Its process ended without closing the run: it was killed or crashed."
 _REAP = "Run: trtops store reap"
 
 # A run's id, a path or a process, and what is wrong with it.
-Problem: TypeAlias = "tuple[str, str]"
+Problem: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

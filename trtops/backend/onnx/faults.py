@@ -18,7 +18,7 @@ from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.edit import override_input_shapes, sort_nodes
 from trtops.metadata import Shape
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
+Array: TypeAlias = np.ndarray[Any, Any]
 Part: TypeAlias = Literal["weight", "bias", "shift", "range"]
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)

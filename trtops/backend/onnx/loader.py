@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OnnxModel: TypeAlias = "onnx.ModelProto | Model | Callable[[], onnx.ModelProto]"
-Partitioning: TypeAlias = 'Literal["basic", "recursive"] | None'
+OnnxModel: TypeAlias = onnx.ModelProto | Model | Callable[[], onnx.ModelProto]
+Partitioning: TypeAlias = Literal["basic", "recursive"] | None
 
 
 def _model_to_read(source: OnnxModel) -> onnx.ModelProto:

@@ -179,8 +179,8 @@ def _weight_array(weight: TensorProto) -> np.ndarray[Any, Any]:
     return tensor_array(weight)
 
 
-_Scope: TypeAlias = "ChainMap[str, _Tensor]"
-_Types: TypeAlias = "ChainMap[str, int]"
+_Scope: TypeAlias = ChainMap[str, _Tensor]
+_Types: TypeAlias = ChainMap[str, int]
 
 
 class _Ports(NamedTuple):

@@ -14,9 +14,9 @@ from onnx import numpy_helper
 
 from trtops.backend.onnx import walk
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
+Array: TypeAlias = np.ndarray[Any, Any]
 # Elements of an integer vector, None where one is unknown; or an integer scalar. None if nothing is known.
-Sizes: TypeAlias = "list[int | None] | int | None"
+Sizes: TypeAlias = list[int | None] | int | None
 
 # Of vectors of sizes: no tensor has as many dimensions, and longer vectors would be slow to follow.
 _MAX_LENGTH = 1024

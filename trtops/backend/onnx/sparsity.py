@@ -15,7 +15,7 @@ from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import tensor_array
 from trtops.record import Record
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
+Array: TypeAlias = np.ndarray[Any, Any]
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _ELEMENTWISE = frozenset({"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"})

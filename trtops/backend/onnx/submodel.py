@@ -23,7 +23,7 @@ from trtops.backend.onnx.model import tensor_spec
 from trtops.backend.onnx.walk import add_copy, constant_tensors, copy_of
 from trtops.metadata import TensorSpec
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
+Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
 
 _RANDOM_OPS = frozenset(
@@ -39,7 +39,7 @@ _SEQUENCE_OPS = frozenset(
 # From which on weights need not be inputs too.
 _MIN_IR_VERSION = 4
 
-_Constant: TypeAlias = "onnx.TensorProto | onnx.SparseTensorProto | onnx.NodeProto"
+_Constant: TypeAlias = onnx.TensorProto | onnx.SparseTensorProto | onnx.NodeProto
 
 
 class Values(Protocol):

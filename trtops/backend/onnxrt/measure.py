@@ -17,7 +17,7 @@ from trtops.backend.runner import BaseRunner
 
 log = logging.getLogger(__name__)
 
-Feed: TypeAlias = "Mapping[str, Any]"
+Feed: TypeAlias = Mapping[str, Any]
 
 TURNS_PER_ROUND = 2
 

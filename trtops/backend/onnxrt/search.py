@@ -27,7 +27,7 @@ _MAX_EXHAUSTIVE = 3
 _MAX_CRASHES = 4
 
 # Returns why a candidate may not be built, given the names of the applicable tactics; None if it may.
-WhyDenied: TypeAlias = "Callable[[Candidate, tuple[str, ...]], str | None]"
+WhyDenied: TypeAlias = Callable[[Candidate, tuple[str, ...]], str | None]
 # A shape for each input, by name.
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 

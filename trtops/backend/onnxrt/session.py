@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ModelSource: TypeAlias = "bytes | str | os.PathLike[str] | onnx.ModelProto"
 
 # An execution provider's name, or its name with its options.
-Provider: TypeAlias = "str | tuple[str, Mapping[str, Any]]"
+Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 
 # The exceptions of ONNX Runtime, which have no common base class.
 ORT_ERRORS: tuple[type[Exception], ...] = (

@@ -17,7 +17,7 @@ from trtops.tracking.base import Verdict
 _ANSWERED = ("confirmed", "sufficient", "contributions", "not replayable")
 _SOUND_SPREAD = 2.0  # ratio of the largest to the smallest error up to which the limit, and no choice, is the problem
 
-ChoiceKey: TypeAlias = "tuple[str, str, str]"
+ChoiceKey: TypeAlias = tuple[str, str, str]
 """What identifies a unit, whatever the good build has instead: its kind, its name, and the choice of the bad build."""
 
 

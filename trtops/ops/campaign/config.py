@@ -14,7 +14,7 @@ from trtops.spec import CAMPAIGN_SEEDS, BackendName, BuildConfig
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
-Until: TypeAlias = 'int | Literal["good", "bad", "decided"]'
+Until: TypeAlias = int | Literal["good", "bad", "decided"]
 """When a campaign ends: after a number of builds, with the first good or bad one, or when the culprits are known."""
 
 

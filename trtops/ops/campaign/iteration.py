@@ -40,7 +40,7 @@ from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, Verdict, incomplete
 from trtops.verdict import PASSED, BadIn
 
-EngineEvaluator: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
+EngineEvaluator: TypeAlias = Callable[[Engine], bool | str | CheckOutcome]
 """A Python callable as check: True or ``pass`` for a good engine, False or ``fail`` for a bad one, ``error``, or an
 outcome."""
 

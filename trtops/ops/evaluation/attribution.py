@@ -42,7 +42,7 @@ TIMES = 3.0
 # Error in rounding units of the output's size that every engine may have.
 UNITS_ALLOWED = 4.0
 
-Numbers: TypeAlias = "npt.NDArray[np.float64]"
+Numbers: TypeAlias = npt.NDArray[np.float64]
 
 Statement: TypeAlias = Literal["within limits", "builder", "precision", "noise", "not in its precision", "unknown"]
 _SENTENCES: dict[Statement, str] = {

@@ -35,9 +35,9 @@ from trtops.verdict import Verdict
 if TYPE_CHECKING:
     from trtops.backend.onnx.model import Model
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
-Outputs: TypeAlias = "dict[str, Array]"
-Rows: TypeAlias = "Sequence[int] | np.ndarray[Any, np.dtype[np.intp]]"
+Array: TypeAlias = np.ndarray[Any, Any]
+Outputs: TypeAlias = dict[str, Array]
+Rows: TypeAlias = Sequence[int] | np.ndarray[Any, np.dtype[np.intp]]
 
 RelationName: TypeAlias = Literal[
     "equal rows", "permuted rows", "batch size", "other inputs", "shape order", "buffer contents", "repeated inference",

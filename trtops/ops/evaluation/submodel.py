@@ -50,7 +50,7 @@ class CheckOutcome(Record):
         )
 
 
-Check: TypeAlias = "Callable[[SubModel], bool | CheckVerdict | CheckOutcome]"
+Check: TypeAlias = Callable[[SubModel], bool | CheckVerdict | CheckOutcome]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import onnx
 
 # ``(builder, network)`` or ``(builder, network, parser)``.
-NetworkParts: TypeAlias = "tuple[Any, ...]"
+NetworkParts: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
