@@ -4,8 +4,6 @@ Two builds with equal spec digests were given the same inputs. If :meth:`Environ
 engine can replace the other. Names, paths, labels and times are not part of either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -47,7 +45,7 @@ class OptimizationProfile(Record):
     shapes: tuple[ShapeRange, ...]
 
     @classmethod
-    def fixed(cls, **shapes: Sequence[int]) -> OptimizationProfile:
+    def fixed(cls, **shapes: Sequence[int]) -> "OptimizationProfile":
         """A profile with min = opt = max, from ``name=(1, 3, 224, 224)`` arguments."""
         ranges = (ShapeRange(name=n, min=tuple(s), opt=tuple(s), max=tuple(s)) for n, s in shapes.items())
         return cls(shapes=tuple(ranges))
@@ -166,7 +164,7 @@ class BuildConfig(Record):
             return False
         return options.tactics != () and options.tactic_seed is None
 
-    def on_backend(self, backend: BackendName | None) -> BuildConfig:
+    def on_backend(self, backend: BackendName | None) -> "BuildConfig":
         """The config for a back end, with its default options; unchanged for None, or if it is for this back end."""
         if backend is None or backend == self.backend:
             return self

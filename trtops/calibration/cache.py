@@ -1,7 +1,5 @@
 """The calibration cache: the range of every tensor and its origin, in our JSON and in TensorRT's text."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -104,7 +102,7 @@ class CalibrationCache(Record):
         return self.to_json().encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> CalibrationCache:
+    def from_bytes(cls, data: bytes) -> "CalibrationCache":
         """Read a cache of either format; FormatError if it is neither, damaged, cut short or too new."""
         if data.startswith(b"TRT-") or _HEADER.fullmatch(data[:80].partition(b"\n")[0].decode("latin-1").rstrip("\r")):
             return cls.from_tensorrt(data)
@@ -124,7 +122,7 @@ class CalibrationCache(Record):
         return cls.from_dict(content)
 
     @classmethod
-    def from_tensorrt(cls, data: bytes | str) -> CalibrationCache:
+    def from_tensorrt(cls, data: bytes | str) -> "CalibrationCache":
         """Read TensorRT's text; the FormatError of an invalid line names it."""
         try:
             text = data if isinstance(data, str) else data.decode("utf-8")

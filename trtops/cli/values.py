@@ -1,7 +1,5 @@
 """Readers of option values. Each function takes one word and raises ``ValueError`` for a wrong one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias

@@ -6,8 +6,6 @@ functions that are used together. Every option accepts a dict of values by outpu
 it does not name, and None for the default.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

@@ -1,7 +1,5 @@
 """Inputs of models: random ones that are the same every time and everywhere, and saved ones."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The perceptual distance of images (LPIPS)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What is done to outputs before they are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -4,8 +4,6 @@ A path with a suffix is one file for all iterations. A path without a suffix is 
 ``0000000000.json``, ``0000000001.json`` and so on.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

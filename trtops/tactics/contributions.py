@@ -5,8 +5,6 @@ has a contribution of each of several units, found by forward selection. The two
 information criterion (Chen and Chen, Biometrika 2008), which charges for the number of candidates.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace

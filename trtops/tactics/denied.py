@@ -1,7 +1,5 @@
 """The deny-list: tactics that later builds must not choose, and the run that confirmed them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
@@ -30,7 +28,7 @@ class DeniedTactic(Record):
     evidence: str = ""
 
     @classmethod
-    def of(cls, record: TacticRecord, columns: Container[Column], evidence: str) -> DeniedTactic:
+    def of(cls, record: TacticRecord, columns: Container[Column], evidence: str) -> "DeniedTactic":
         """The entry for some layers and settings of a record."""
         return cls(
             backend_version=record.backend_version,
@@ -51,7 +49,7 @@ class DenyList(Record):
 
     entries: tuple[DeniedTactic, ...] = ()
 
-    def here(self, environment: Environment) -> DenyList:
+    def here(self, environment: Environment) -> "DenyList":
         """The entries of an environment's device and release."""
         place = (environment.backend_version, environment.device_sha256)
         return DenyList(entries=tuple(e for e in self.entries if (e.backend_version, e.device_sha256) == place))

@@ -14,8 +14,6 @@ martingale that exceeds ``1 / alpha`` with a probability of at most ``alpha``, a
 inequality; Wasserman, Ramdas and Balakrishnan, "Universal inference", PNAS 2020).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -168,7 +166,7 @@ class Counts:
     nested: Bools
 
     @classmethod
-    def of(cls, present: Bools, bad: Bools, paired: Ints) -> Counts:
+    def of(cls, present: Bools, bad: Bools, paired: Ints) -> "Counts":
         """Count builds."""
         size, hits = present.sum(axis=0), present[bad].sum(axis=0)
         among = present[:, paired].astype(np.float32)  # its matrix product is the fastest, and exact up to 2**24

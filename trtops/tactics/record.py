@@ -4,8 +4,6 @@ One format for every back end: ``backend/onnxrt`` and ``backend/trt`` write it a
 are read as records too.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from trtops import errors
 from trtops.record import JSONValue, Record
 
-Column: TypeAlias = tuple[Literal['layer', 'setting'], str]
+Column: TypeAlias = tuple[Literal["layer", "setting"], str]
 """A layer, or a setting of the whole engine, by its name."""
 
 Mechanism = Literal["onnxruntime", "algorithm_selector", "editable_timing_cache", "inspector"]
@@ -78,7 +76,7 @@ class TacticRecord(Record):
             return 1.0
         return sum(choice.replayable for choice in self.choices) / len(self.choices)
 
-    def differing_layers(self, other: TacticRecord) -> tuple[str, ...]:
+    def differing_layers(self, other: "TacticRecord") -> tuple[str, ...]:
         """Names of the layers that are in one record only, or that chose differently; in this record's order."""
         mine = {choice.layer: choice for choice in self.choices}
         theirs = {choice.layer: choice for choice in other.choices}

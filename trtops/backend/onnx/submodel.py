@@ -5,8 +5,6 @@ tensor that leaves the set becomes an output if nothing in the set reads it, or 
 Values come from an implementation of :class:`Values`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -4,8 +4,6 @@ An engine is the optimized model in ONNX Runtime's own format with the session o
 :mod:`trtops.backend.onnxrt.tactics` for what is chosen and :mod:`trtops.backend.onnxrt.search` for how.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -65,7 +63,7 @@ class OnnxRuntimeBackend:
         *,
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
-        timing_feed: Feed | None = None,
+        timing_feed: "Feed | None" = None,
     ) -> Build:
         """Build one engine: rewrite the precision, time the candidates, keep the fastest.
 

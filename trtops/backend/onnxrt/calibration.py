@@ -1,7 +1,5 @@
 """INT8 on ONNX Runtime: collects the ranges of all tensors over data, and writes them into a model as Q/DQ nodes."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,7 +97,7 @@ class Collected:
 
 def compare(
     collected: Collected,
-    quantized: Quantizer,
+    quantized: "Quantizer",
     percentile: float = DEFAULT_PERCENTILE,
     feeds: Sequence[tuple[Feed, Feed]] | None = None,
 ) -> Comparison:
@@ -131,7 +129,7 @@ def compare(
 
 
 def best_ranges(
-    model: Model, proto: onnx.ModelProto, feeds: Iterable[Feed], quantized: Quantizer, max_feeds: int
+    model: Model, proto: onnx.ModelProto, feeds: Iterable[Feed], quantized: "Quantizer", max_feeds: int
 ) -> tuple[CalibrationCache, Comparison]:
     """Collect ranges over feeds, and return those of the algorithm that is best on feeds that were held out.
 

@@ -1,7 +1,5 @@
 """Engines as bytes: packed with the options that load them, and loaded only on the release and processor they fit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

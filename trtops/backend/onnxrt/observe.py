@@ -4,8 +4,6 @@ The model is run piece by piece: only one piece's tensors are in memory in addit
 in a temporary folder.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Mapping, Sequence

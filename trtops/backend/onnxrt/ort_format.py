@@ -4,8 +4,6 @@ The format is a flatbuffer (schema: ``onnxruntime/core/flatbuffers/schema/ort.fb
 of flatbuffers: https://flatbuffers.dev/internals/).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +100,7 @@ class _Table:
         field = self._field(place)
         return 0 if field is None else self._table.Get(kind, field)
 
-    def table(self, place: int) -> _Table | None:
+    def table(self, place: int) -> "_Table | None":
         field = self._field(place)
         return None if field is None else _Table(self._table.Bytes, self._table.Indirect(field))
 
@@ -114,7 +112,7 @@ class _Table:
         start = self._table.Vector(offset)
         return range(start, start + size * self._table.VectorLen(offset), size)
 
-    def tables(self, place: int) -> list[_Table]:
+    def tables(self, place: int) -> "list[_Table]":
         positions = self._elements(place, 4)
         return [_Table(self._table.Bytes, self._table.Indirect(position)) for position in positions]
 

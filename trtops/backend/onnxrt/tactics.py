@@ -4,8 +4,6 @@ A tactic is one graph optimizer of ONNX Runtime that is on or off for the whole 
 choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -98,13 +96,13 @@ class Candidate:
     toggled: tuple[str, ...] = ()
 
     @classmethod
-    def toggling(cls, names: Iterable[str]) -> Candidate:
+    def toggling(cls, names: Iterable[str]) -> "Candidate":
         """Return the candidate that toggles these tactics, given in any order."""
         chosen = {find(name).name for name in names}
         return cls(tuple(name for name in _BY_NAME if name in chosen))
 
     @classmethod
-    def from_settings(cls, settings: Iterable[tuple[str, str]]) -> Candidate:
+    def from_settings(cls, settings: Iterable[tuple[str, str]]) -> "Candidate":
         """Return the candidate with these tactics ``on`` or ``off``, and the others at their default."""
         toggled = []
         for name, value in settings:

@@ -5,8 +5,6 @@ that a build whose timings are all cached optimizes only the candidate that it p
 lack of time, so that the next build skips them too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
@@ -66,7 +64,7 @@ class TimingCache:
     skipped: set[str] = field(default_factory=set, repr=False)
 
     @classmethod
-    def from_bytes(cls, data: bytes, device_key: str | None = None) -> TimingCache:
+    def from_bytes(cls, data: bytes, device_key: str | None = None) -> "TimingCache":
         """Read a cache, which must be of the given device and release if one is given; else TimingCacheError."""
         content: Any = None
         with contextlib.suppress(ValueError, RecursionError):

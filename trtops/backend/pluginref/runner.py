@@ -4,8 +4,6 @@ Plugins with the name of an ONNX operator (such as ``InstanceNormalization``) ar
 others are refused.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

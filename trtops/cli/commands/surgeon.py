@@ -1,7 +1,5 @@
 """The commands of ``trtops surgeon``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Exact quantiles of both errors, found while one pass over blocks adds up everything else."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator, Sequence
@@ -76,7 +74,7 @@ def _between(low: float, high: float, share: float) -> float:
 # Time Bounds for Selection", Communications of the ACM 18, 1975). Only elements between the bounds are kept.
 def _brackets(
     pairs: Sequence[tuple[Array, Array]], differ: Difference, total: Totals, levels: Sequence[float], elements: int
-) -> tuple[list[_Bracket], list[_Bracket]]:
+) -> "tuple[list[_Bracket], list[_Bracket]]":
     """Brackets around the ranks of both errors, and a first guess of the frontier, from a random sample."""
     count = min(int(elements ** (2 / 3)), _SAMPLE_ELEMENTS)
     # Drawn with a fixed seed, so that the same arrays take the same time in every run.

@@ -4,8 +4,6 @@
 from the bad build: if that is good, the set is complete; if it is bad, the search continues without the first culprit.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """Decides the next step of a campaign, build, mix or stop; and which culprits are confirmed."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -96,7 +94,7 @@ class Planner:
     @classmethod
     def read(
         cls, tracker: Tracker, campaign: RunInfo, config: DebugBuildConfig, iterations: Iterable[RunInfo]
-    ) -> Planner:
+    ) -> "Planner":
         """Read a campaign's bisections from the tracking store; those whose process has died are closed.
 
         A bisection that was killed before its plan was logged has built nothing and is ignored.

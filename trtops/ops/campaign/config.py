@@ -1,7 +1,5 @@
 """The config of a campaign of builds: what varies from build to build, and where builds are made."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -113,7 +111,7 @@ class DebugBuildConfig(Record):
         """The maximum number of iterations."""
         return self.until if isinstance(self.until, int) else self.max_iterations
 
-    def same_builds(self, other: DebugBuildConfig) -> bool:
+    def same_builds(self, other: "DebugBuildConfig") -> bool:
         """Whether both configs make the same builds with the same verdicts."""
         # What only decides when a campaign ends, and where and how many at a time its builds are made.
         free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95}
@@ -144,6 +142,6 @@ class Campaign(Record):
     # Confirmed culprits: iterations without them show what else makes builds bad.
     denied: DenyList = field(default_factory=DenyList)
 
-    def on(self, devices: Sequence[str]) -> Campaign:
+    def on(self, devices: Sequence[str]) -> "Campaign":
         """The same campaign on other devices; on its own if none are named."""
         return replace(self, config=replace(self.config, devices=tuple(devices))) if devices else self

@@ -5,8 +5,6 @@ counts once its run is complete, one that was cut short is marked and retried wi
 twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import tempfile

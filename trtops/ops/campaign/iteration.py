@@ -1,7 +1,5 @@
 """One iteration of a campaign: build in a child process, evaluate, and log a complete run, whatever the build does."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import tempfile

@@ -5,8 +5,6 @@ four kinds of builds, each a replay: the good build and the bad one unchanged (d
 all?), the good one with only the suspect put in, and the bad one with only the suspect taken out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias

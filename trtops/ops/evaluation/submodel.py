@@ -5,8 +5,6 @@ or ``"fail"``; or ``"error"``, for another failure than the one that is searched
 error. The data of a sub-model can be read only during its check.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -37,7 +35,7 @@ class CheckOutcome(Record):
     excess: float | None = None  # the largest error as a multiple of the tolerances, if it was measured
 
     @classmethod
-    def of(cls, answer: object) -> CheckOutcome:
+    def of(cls, answer: object) -> "CheckOutcome":
         """The outcome for a check's return value; raises ConfigError if it is not a valid one."""
         if isinstance(answer, CheckOutcome):
             return answer
@@ -106,7 +104,7 @@ class EngineRunner:
 
     config: BuildConfig
     caches: Caches = field(default_factory=Caches)
-    timing_feed: Feed | None = None  # to time tactics on
+    timing_feed: "Feed | None" = None  # to time tactics on
 
     def build(self, model: onnx.ModelProto) -> Build:
         """Build an engine; a BackendError if that fails."""

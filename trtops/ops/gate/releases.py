@@ -1,7 +1,5 @@
 """Releases of a back end, each in its own Python environment: created once from a constraints file, or existing."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -35,7 +33,7 @@ class Release(Record):
     path: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Release:
+    def parse(cls, text: str) -> "Release":
         """Parse ``name=path`` or a path."""
         name, found, path = text.partition("=")
         return cls(name=name, path=path) if found else cls(name=Path(text).stem, path=text)

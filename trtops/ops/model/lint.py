@@ -1,7 +1,5 @@
 """Lint: problems of a model file, node by node."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from trtops.metadata import Shape, TensorMetadata, is_dynamic
 from trtops.ops.model.model_files import Source, inputs_with_shapes
 
 
-def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed: Feed | None = None) -> LintReport:
+def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed: "Feed | None" = None) -> LintReport:
     """Check a model, which is not changed; see :func:`trtops.backend.onnx.lint.lint`.
 
     The model is run on ``feed``, or on random data in which dynamic dimensions without a shape in ``input_shapes`` are

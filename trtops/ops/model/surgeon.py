@@ -7,8 +7,6 @@ InvalidModelError if the model cannot be read or is inconsistent, and ConfigErro
 of the model itself would be overwritten.
 """
 
-from __future__ import annotations
-
 import logging
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -237,7 +235,7 @@ def reconstruct_weights(
     model: Source,
     output: str | Path | None = None,
     *,
-    original: Source | None = None,
+    original: "Source | None" = None,
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
     """Restore the weights of a stripped model from the original model, or with random values if it is None."""

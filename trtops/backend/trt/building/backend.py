@@ -1,7 +1,5 @@
 """The TensorRT engine back end."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import tempfile
@@ -62,7 +60,7 @@ class TensorRTBackend:
         *,
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
-        timing_feed: Feed | None = None,
+        timing_feed: "Feed | None" = None,
     ) -> Build:
         """Build one engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
         return _Building(self, model, config, caches, calibration_data).run()

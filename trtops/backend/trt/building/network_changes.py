@@ -1,7 +1,5 @@
 """Loaders that change a network: its outputs, precisions, data types and formats."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Files with only TensorRT's bytes (from trtexec or other tools) are read as well; TensorRT decides whether they fit.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -56,7 +54,7 @@ class TimingCache:
         return _MAGIC + json.dumps(header).encode() + b"\n" + self.data
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> TimingCache:
+    def from_bytes(cls, data: bytes) -> "TimingCache":
         """Read a cache file, or TensorRT's own bytes.
 
         Raises TimingCacheError if the first line is damaged.

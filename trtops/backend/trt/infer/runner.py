@@ -1,7 +1,5 @@
 """Inference with TensorRT."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any
