@@ -308,6 +308,11 @@ def number(name: MetricName, value: object) -> float:
         raise errors.LogError(f"Metric {name} has the value {value!r:.80}; expected a number ({exc}).") from None
 
 
+def family(name: str, **numbers: float) -> dict[MetricName, float]:
+    """Metrics of one family, such as ``reduce/checks``."""
+    return {(name, part): float(number) for part, number in numbers.items()}
+
+
 def log10_twins(metrics: Mapping[MetricName, float]) -> dict[MetricName, float]:
     """Decimal logarithms of the positive, finite values among ``("error", output, statistic)``; not for counts."""
     # The UI shows 0.0004 as 0.00, but -3.4 as -3.40.

@@ -156,8 +156,8 @@ def build_list(
             outcomes.append(plan)
         result = BuildListResult(title=title, builds=tuple(outcomes)).kept_in(run, experiment)
         counts = Counter(build.outcome for build in result.builds)
-        run.log_metrics({("builds", outcome): float(counts[outcome]) for outcome in OUTCOMES})
-        run.log_metrics({("builds", "failed"): float(len(result.failed))})
+        by_outcome = {outcome: counts[outcome] for outcome in OUTCOMES}
+        run.log_metrics(schema.family("builds", failed=len(result.failed), **by_outcome))
         finish_with(run, result, tracker, artifact=schema.Artifact.BUILD_LIST, page=schema.Artifact.BUILD_LIST_PAGE)
         return result
 

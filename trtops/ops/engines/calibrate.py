@@ -330,8 +330,7 @@ def _log_cache(
             run.log_bytes(page, f"{schema.Artifact.CALIBRATION_PICTURES}histograms_{number:02d}.png")
     run.set_tags({schema.Tag.DATA_SHA256: cache.data_sha256 or ""})
     counts = {"samples": cache.samples, "feeds": cache.feeds, "tensors": len(cache), "excluded": len(cache.excluded)}
-    values = {**counts, "seconds": seconds}
-    run.log_metrics({(schema.Metric.CALIBRATION, name): float(value) for name, value in values.items()})
+    run.log_metrics(schema.family(schema.Metric.CALIBRATION, seconds=seconds, **counts))
     if config.output is not None:
         with open_atomically(config.output) as file:
             file.write(cache.to_bytes() if config.output.endswith(".json") else cache.to_tensorrt())

@@ -147,14 +147,9 @@ def sensitivity(
             _COLUMNS,
             ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),
         )
-        run.log_metrics(
-            {
-                (schema.Metric.SENSITIVITY, "error"): result.error,
-                (schema.Metric.SENSITIVITY, "error_kept"): result.error_kept,
-                (schema.Metric.SENSITIVITY, "kept"): float(len(result.keep)),
-                (schema.Metric.SENSITIVITY, "layers"): float(len(result.layers)),
-            }
-        )
+        numbers = {"error": result.error, "error_kept": result.error_kept}
+        counts = {"kept": len(result.keep), "layers": len(result.layers)}
+        run.log_metrics(schema.family(schema.Metric.SENSITIVITY, **numbers, **counts))
         finish_with(run, result, tracker, artifact=schema.Artifact.SENSITIVITY_RESULT, evaluated=False)
         return result
 

@@ -79,8 +79,8 @@ class DistributionResult(GateResult):
 
     def metrics(self) -> dict[MetricName, float]:
         """The number of builds, of those outside and unclear, and the share that is shown."""
-        numbers = {"builds": self.made, "outside": self.outside, "unclear": self.unclear, "share": self.share}
-        return {(schema.Metric.GATE, name): float(value) for name, value in numbers.items()}
+        numbers = {"outside": self.outside, "unclear": self.unclear, "share": self.share}
+        return schema.family(schema.Metric.GATE, builds=self.made, **numbers)
 
 
 def gate_builds(

@@ -329,12 +329,8 @@ class GateResult(OpResult):
         if measured is None:
             return found
         if ratio is not None:
-            found |= {
-                (family, "latency_ratio"): ratio.ratio,
-                (family, "latency_ratio_low"): ratio.low,
-                (family, "latency_ratio_high"): ratio.high,
-                (family, "rounds"): float(ratio.rounds),
-            }
+            bounds = {"latency_ratio_low": ratio.low, "latency_ratio_high": ratio.high}
+            found |= schema.family(family, latency_ratio=ratio.ratio, rounds=ratio.rounds, **bounds)
         if measured.accepted is not None:
             found[family, "size_ratio"] = measured.candidate.engine_bytes / max(1, measured.accepted.engine_bytes)
             found |= {(family, "widths", output.name): output.distance_widths for output in measured.widths}

@@ -39,7 +39,7 @@ from trtops.spec import BackendName, BuildConfig, Precision
 from trtops.tables import table
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
-from trtops.tracking.base import NO_RUN, Tracker
+from trtops.tracking.base import Tracker
 from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
@@ -286,20 +286,16 @@ def accuracy(
             options=options,
         )
         result = found.kept_in(run, experiment)
-        if run is not NO_RUN:
-            run.log_params({"model": opened.name, **config.to_dict()})
-            run.log_metrics(
-                {
-                    (schema.Metric.ACCURACY, "tensors"): len(result.tensors),
-                    (schema.Metric.ACCURACY, "differing"): sum(t.verdict == "bad" for t in result.tensors),
-                    (schema.Metric.ACCURACY, "largest_error"): max((t.error for t in result.tensors), default=0.0),
-                    (schema.Metric.ACCURACY, "seconds"): result.seconds,
-                }
-            )
-            run.log_table(schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
-            run.log_json(result, schema.Artifact.ACCURACY_RESULT)
-            run.log_text(result.text(), schema.Artifact.ACCURACY_FINDINGS)
-        finish_with(run, result, tracker)
+        run.log_params({"model": opened.name, **config.to_dict()})
+        numbers = {
+            "tensors": len(result.tensors),
+            "differing": sum(t.verdict == "bad" for t in result.tensors),
+            "largest_error": max((t.error for t in result.tensors), default=0.0),
+        }
+        run.log_metrics(schema.family(schema.Metric.ACCURACY, seconds=result.seconds, **numbers))
+        run.log_table(schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
+        run.log_text(result.text(), schema.Artifact.ACCURACY_FINDINGS)
+        finish_with(run, result, tracker, artifact=schema.Artifact.ACCURACY_RESULT)
         return result
 
 

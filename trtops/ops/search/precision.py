@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import numpy as np
 import onnx
 
 from trtops import errors
@@ -31,7 +30,7 @@ from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.data import DataConfig, Feeds
+from trtops.ops.evaluation.data import DataConfig, Feeds, collect
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.options import check_options
 from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
@@ -43,7 +42,7 @@ from trtops.reports.document import Chart, Point, Section
 from trtops.spec import OptimizationProfile
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import schema
-from trtops.tracking.base import NO_RUN, Tracker
+from trtops.tracking.base import Tracker
 from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
@@ -268,21 +267,11 @@ def precision(
         result = found.kept_in(run, experiment)
         if config.output is not None:
             save_model(candidate.rewritten.model, config.output)
-        if run is not NO_RUN:
-            metric = schema.Metric.PRECISION
-            run.log_params({"model": opened.name, **config.to_dict()})
-            run.log_metrics(
-                {
-                    (metric, "nodes"): result.nodes,
-                    (metric, "kept"): len(result.keep),
-                    (metric, "checks"): result.checks,
-                    (metric, "seconds"): result.seconds,
-                    (metric, "excess"): result.excess or 0.0,
-                }
-            )
-            run.log_json(result, schema.Artifact.PRECISION_RESULT)
-            run.log_text("".join(f"{name}\n" for name in result.keep), schema.Artifact.PRECISION_KEPT)
-        finish_with(run, result, tracker)
+        run.log_params({"model": opened.name, **config.to_dict()})
+        numbers = {name: getattr(result, name) or 0.0 for name in ("nodes", "checks", "seconds", "excess")}
+        run.log_metrics(schema.family(schema.Metric.PRECISION, kept=len(result.keep), **numbers))
+        run.log_text("".join(f"{name}\n" for name in result.keep), schema.Artifact.PRECISION_KEPT)
+        finish_with(run, result, tracker, artifact=schema.Artifact.PRECISION_RESULT)
         return result
 
 
@@ -392,7 +381,7 @@ class _PrecisionSearch:
             return CheckOutcome.of(self.evaluate(candidate))
         try:
             with self.make(candidate) as runner:
-                outputs = [{k: np.array(v) for k, v in runner.infer(feed).items()} for feed in self.feeds]
+                outputs = collect(runner, self.feeds)
         # Some mixtures of precisions do not build or run: that is an answer about this set of nodes.
         except (errors.BackendError, errors.InvalidModelError) as exc:
             log.warning("%d nodes kept: %s", len(items), exc)

@@ -418,14 +418,10 @@ class _Reduction:
 
 def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
     """Log numbers, every step, and each culprit as a model."""
+    smallest = min((len(c.nodes) for c in result.culprits), default=0)
+    numbers = {name: getattr(result, name) for name in ("nodes", "checks", "seconds")}
     run.log_metrics(
-        {
-            (schema.Metric.REDUCE, "nodes"): result.nodes,
-            (schema.Metric.REDUCE, "culprits"): len(result.culprits),
-            (schema.Metric.REDUCE, "culprit_nodes"): min((len(c.nodes) for c in result.culprits), default=0),
-            (schema.Metric.REDUCE, "checks"): result.checks,
-            (schema.Metric.REDUCE, "seconds"): result.seconds,
-        }
+        schema.family(schema.Metric.REDUCE, culprits=len(result.culprits), culprit_nodes=smallest, **numbers)
     )
     run.log_json(result, schema.Artifact.REDUCE_RESULT)
     run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), schema.Artifact.REDUCE_STEPS)
