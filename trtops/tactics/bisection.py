@@ -54,7 +54,7 @@ SearchOutcome: TypeAlias = Literal[
 """How a search ends: with culprits; with the held units alone being bad in the good build; with errors that add up over
 units; with verdicts that follow a layer that is no unit; with verdicts that follow nothing; with units that do not make
 a build bad even all together; with a combination that is neither one unit nor a pair; or without a decision."""
-Errors: TypeAlias = "tuple[float, ...]"
+Errors: TypeAlias = tuple[float, ...]
 """Errors of all outputs of a build, in one order. Builds with the same outputs have the same errors."""
 
 CHANCE = 0.2  # prior probability that no unit decides

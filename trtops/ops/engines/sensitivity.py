@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 import numpy as np
+import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed
