@@ -86,10 +86,11 @@ def copied_stores(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of an empty embedded store; making one takes seconds, copying it milliseconds."""
-    from trtops.tracking.mlflow import embedded
+    from trtops.tracking.mlflow import MlflowTracker, embedded
 
     root = tmp_path_factory.mktemp("template") / "mlruns"
     embedded.ensure_store(root)
+    MlflowTracker(root).log._make()
     return root
 
 

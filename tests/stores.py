@@ -6,6 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from trtops.tracking.mlflow.store_log import EXPERIMENT
+
 
 def copy_store(template: Path, root: Path) -> Path:
     """Copy an embedded store, and make its artifact addresses point to the copy."""
@@ -26,3 +28,10 @@ def execute(root: Path, statement: str, *values: object) -> list[tuple[Any, ...]
     """Execute a statement in a store's database, and return the rows found."""
     with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
         return database.execute(statement, values).fetchall()
+
+
+def delete_log(root: Path) -> None:
+    """Make a store as an earlier release wrote it, without a log."""
+    page = "SELECT run_uuid FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ?"
+    for table in ("params", "tags", "runs"):
+        execute(root, f"DELETE FROM {table} WHERE run_uuid IN ({page})", EXPERIMENT)

@@ -266,7 +266,8 @@ def test_only_good_runs_are_shown_as_finished(embedded: MlflowTracker) -> None:
     with pytest.raises(ValueError), tracked(embedded, "m", "failed", kind="build"):
         raise ValueError("no")
 
-    shown = {run.info.run_name: run.info.status for run in embedded._client.search_runs(["1"])}
+    experiment = embedded._client.get_experiment_by_name("m").experiment_id  # type: ignore[union-attr]
+    shown = {run.info.run_name: run.info.status for run in embedded._client.search_runs([experiment])}
     assert shown == {"good": "FINISHED"} | dict.fromkeys(("bad", "error", "unproven", "failed"), "FAILED")
     assert {info.name for info in embedded.find("m", status="finished")} == set(VERDICTS)
     assert [info.name for info in embedded.find("m", status="failed")] == ["failed"]

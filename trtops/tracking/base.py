@@ -20,7 +20,6 @@ from typing import Protocol
 from trtops.tracking.records import ArtifactEntry as ArtifactEntry
 from trtops.tracking.records import Manifest as Manifest
 from trtops.tracking.records import RegisteredVersion as RegisteredVersion
-from trtops.tracking.records import RunDetails as RunDetails
 from trtops.tracking.records import RunInfo as RunInfo
 from trtops.tracking.records import RunStatus as RunStatus
 from trtops.tracking.records import Tags as Tags
@@ -74,6 +73,17 @@ class Tracker(Protocol):
         """Runs that have all these tags, and ids that begin with ``id_prefix``, newest first."""
         ...
 
+    def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
+        """Every run, also of other programs and deleted ones, with the address of its artifacts.
+
+        Of params, metrics and tags, only these tags need be there.
+        """
+        ...
+
+    def log_entries(self) -> tuple[dict[int, str], list[str]]:
+        """The texts of all entries of the store's log by number, and problems of the log as a whole."""
+        ...
+
     def close(self, run_id: str, why: str) -> RunInfo:
         """End a run whose process is known to be gone; no effect if it has ended.
 
@@ -94,10 +104,6 @@ class Tracker(Protocol):
 
     def drop(self, run_id: str, paths: Collection[str]) -> None:
         """Delete artifacts of a complete run. The manifest that lists them as dropped is written first."""
-        ...
-
-    def details(self, run_id: str) -> RunDetails:
-        """What only an audit reads of a run; slower than :meth:`info`."""
         ...
 
     def peek(self, run_id: str, path: str) -> bytes | None:

@@ -150,9 +150,9 @@ def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[Problem]:
     # Folders first: a run is in the database before it has a folder.
     found = [each for each in store.artifacts.glob("*/*") if re.fullmatch("[0-9a-f]{32}", each.name) and each.is_dir()]
     known: set[str] = set()
-    for info, deleted, uri in tracker.all_runs():
+    for info, uri in tracker.all_runs([Tag.KIND]):
         known.add(info.id)
-        if info.status != "finished" or Tag.KIND not in info.tags or deleted:
+        if info.status != "finished" or Tag.KIND not in info.tags or info.deleted:
             continue
         try:
             folder = local_folder(store.root, store.artifacts, uri)

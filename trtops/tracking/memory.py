@@ -6,7 +6,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,8 +103,12 @@ class MemoryTracker:
                 file.write_bytes(data)
             return file
 
+        def details() -> RunDetails:
+            history = {schema.metric_key(name): (value,) for name, value in self.info(run_id).metrics.items()}
+            return RunDetails(user=None, status=("", ""), history=history, files=tuple(artifacts))
+
         manifest = read_manifest(run_id, artifacts.get(Artifact.MANIFEST))
-        return StoredRun(self.info(run_id), manifest, fetch, artifacts.get, self.load)
+        return StoredRun(self.info(run_id), manifest, fetch, artifacts.get, self.load, details)
 
     def find(
         self,
@@ -130,6 +134,12 @@ class MemoryTracker:
                 and run_id.startswith(id_prefix)
             ]
         return found[:limit]
+
+    def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
+        return ((info, "") for info in self.find())
+
+    def log_entries(self) -> tuple[dict[int, str], list[str]]:
+        return {}, []
 
     def close(self, run_id: str, why: str) -> RunInfo:
         with self._lock:
@@ -161,12 +171,6 @@ class MemoryTracker:
         for tag in (Tag.ERROR, Tag.VERDICT):
             data.tags.pop(tag, None)
         return MemoryRun(run_id, data, self._lock)
-
-    def details(self, run_id: str) -> RunDetails:
-        with self._lock:
-            data = self._data(run_id)
-            history = {schema.metric_key(name): (value,) for name, value in data.metrics.items()}
-            return RunDetails(user=None, status=("", ""), history=history, files=tuple(data.artifacts))
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         with self._lock:

@@ -45,6 +45,7 @@ class OfflineTracker:
         self.close, self.drop = inner.close, inner.drop
         self.register, self.registered = inner.register, inner.registered
         self.aliases, self.accepted = inner.aliases, inner.accepted
+        self.all_runs, self.log_entries = inner.all_runs, inner.log_entries
         self._answers: dict[Hashable, object] = {}
         self._runs: weakref.WeakValueDictionary[str, OfflineRun] = weakref.WeakValueDictionary()
         self._warned = False
@@ -113,7 +114,10 @@ class OfflineTracker:
             if spooled.status == "running":
                 raise incomplete(run_id, "it is still being written")
             manifest = read_manifest(spooled.id, spooled.read(Artifact.MANIFEST))
-            return StoredRun(spooled.info(), manifest, lambda entry: spooled.file(entry.path), spooled.read, self.load)
+            history = {metric_key(name): (value,) for name, value in spooled.metrics.items()}
+            details = RunDetails(user=None, status=("", ""), history=history, files=tuple(spooled.artifacts))
+            find = lambda entry: spooled.file(entry.path)  # noqa: E731
+            return StoredRun(spooled.info(), manifest, find, spooled.read, self.load, lambda: details)
         # A complete run does not change.
         return self._answer(("load", run_id), lambda: self.inner.load(run_id))
 
@@ -130,12 +134,6 @@ class OfflineTracker:
         question = ("find", experiment, tuple(sorted((tags or {}).items())), parent, status, limit, id_prefix)
         wanted: dict[str, Any] = {"tags": tags, "parent": parent, "status": status, "limit": limit}
         return self._answer(question, lambda: self.inner.find(experiment, **wanted, id_prefix=id_prefix))
-
-    def details(self, run_id: str) -> RunDetails:
-        if (spooled := self._spooled(run_id)) is not None:
-            history = {metric_key(name): (value,) for name, value in spooled.metrics.items()}
-            return RunDetails(user=None, status=("", ""), history=history, files=tuple(spooled.artifacts))
-        return self.inner.details(run_id)
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         if (spooled := self._spooled(run_id)) is not None:
@@ -231,6 +229,11 @@ class OfflineRun(Run):
     def _sync(self, paths: Iterable[str]) -> None:
         with self._lock:
             self._put(lambda run: run._sync(paths))
+
+    def _log_head(self) -> str:
+        with contextlib.suppress(*AWAY):
+            return self._inner._log_head() if self._inner else ""
+        return ""
 
     def _info(self) -> RunInfo:
         return self.record.info()

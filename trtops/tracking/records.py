@@ -98,11 +98,15 @@ class Statement(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    """Every artifact of a finished run but the manifest itself, and those deleted since; both ordered by path."""
+    """Every artifact of a finished run but the manifest itself, and those deleted since; both ordered by path.
+
+    ``log`` is the head of the store's log before the run's end (:mod:`trtops.tracking.store_log`), if it has one.
+    """
 
     artifacts: tuple[ArtifactEntry, ...]
     dropped: tuple[ArtifactEntry, ...] = ()
     run: Statement | None = None
+    log: str = ""
 
     def to_dict(self) -> dict[str, JSONValue]:
         """The manifest as JSON values."""
@@ -153,6 +157,7 @@ class RunInfo:
     params: Mapping[str, str] = field(repr=False)
     metrics: Mapping[MetricName, float] = field(repr=False)
     url: str = ""
+    deleted: bool = False
 
     @property
     def verdict(self) -> Verdict | None:

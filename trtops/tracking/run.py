@@ -34,6 +34,7 @@ from trtops.tracking.records import (
     ArtifactEntry,
     Manifest,
     ReusedBuild,
+    RunDetails,
     RunInfo,
     RunStatus,
     Statement,
@@ -174,7 +175,7 @@ class Run(ABC):
             if signing.signs_here():
                 tags[Tag.SIGNED] = "true"
             statement = self._statement(tags)
-            manifest = Manifest(artifacts=entries, run=statement).to_json().encode("utf-8")
+            manifest = Manifest(artifacts=entries, run=statement, log=self._log_head()).to_json().encode("utf-8")
             tags[Tag.MANIFEST_SHA256] = sha256(manifest)
             digests = canonical_json({entry.path: entry.sha256 for entry in entries})
             if len(digests) <= schema.MAX_TAG:
@@ -303,6 +304,10 @@ class Run(ABC):
     def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - only a local store has a disk
         """Wait until the disk holds these artifacts, if they are on a disk of this machine."""
 
+    def _log_head(self) -> str:
+        """The head of the store's log; empty if it has none, or does not answer."""
+        return ""
+
     @abstractmethod
     def _info(self) -> RunInfo:
         """The run as a search returns it now."""
@@ -329,7 +334,7 @@ class Run(ABC):
 
     @abstractmethod
     def _end(self, status: RunStatus, at: float | None = None) -> None:
-        """Store the final status and the time, in seconds since the epoch; now unless given."""
+        """Add the end to the log, and store status and time, in seconds since the epoch; now unless given."""
 
 
 class _NoRun:
@@ -350,7 +355,8 @@ class StoredRun:
     The files of a build that the run reused are read from the run that has them.
 
     ``fetch`` returns a local file that should have an artifact's content, or None. ``unlisted`` reads a file that the
-    manifest does not name, such as its signature, without a check; or returns None. ``load`` reads another run.
+    manifest does not name, such as its signature, without a check; or returns None. ``load`` reads another run,
+    and ``details`` what only an audit reads.
     """
 
     def __init__(
@@ -360,8 +366,10 @@ class StoredRun:
         fetch: Callable[[ArtifactEntry], Path | None],
         unlisted: Callable[[str], bytes | None],
         load: Callable[[str], StoredRun],
+        details: Callable[[], RunDetails],
     ) -> None:
         self.info = info
+        self.details = details
         self.manifest = manifest
         self.unlisted = unlisted
         self._fetch = fetch

@@ -92,6 +92,7 @@ class Tag:
     LISTED = "trtops.listed"  # equal for equal builds of a model list
     TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables
     NOTE = "mlflow.note.content"  # Markdown on the run's page
+    USER = "mlflow.user"  # set by MLflow
 
 
 class Metric:

@@ -14,7 +14,7 @@ import pytest
 from tests import campaigns, models
 from tests.gates import with_wrong_weight, write
 from tests.keys import new_key
-from tests.stores import copy_store
+from tests.stores import copy_store, delete_log
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import promote
 from trtops.ops.campaign.workers import close_workers
@@ -129,6 +129,7 @@ class Logged:
     def unsign(self, run: str) -> None:
         """Remove the signature, and the statement that there was one."""
         (self.folder(run) / Artifact.SIGNATURE).unlink()
+        self.edit(run, Artifact.MANIFEST, lambda data: json.dumps(json.loads(data) | {"log": ""}).encode())
         self.execute("DELETE FROM tags WHERE run_uuid = ? AND key = ?", self.runs[run], Tag.SIGNED)
         self.restate(run)
 
@@ -160,8 +161,8 @@ class Logged:
             assert database.execute(query, values).rowcount >= 1, (query, values)
 
 
-def make_store(folder: Path) -> Logged:
-    """A store with signed runs of every kind that is audited."""
+def make_store(folder: Path, *, signed: bool = True) -> Logged:
+    """A store with runs of every kind that is audited."""
     private, public = folder / "key.pem", folder / "key.pub"
     new_key(private, public)
     tracker = MlflowTracker(folder / "mlruns")
@@ -171,7 +172,8 @@ def make_store(folder: Path) -> Logged:
     scaled = write(with_wrong_weight(models.conv_net().fixed().proto), folder / "scaled", "retrained")
     real = replace(QUICK, data=str(data))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(signing.KEY_VARIABLE, str(private))
+        if signed:
+            patch.setenv(signing.KEY_VARIABLE, str(private))
         runs = {}
         for name, precision in (("fp32", "fp32"), ("fp16", "fp16"), ("int8", "int8"), ("reused", "fp32")):
             build = BuildConfig(precision=precision, options=ONE_THREAD)  # type: ignore[arg-type]
@@ -209,11 +211,12 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
 
 @pytest.fixture(scope="session")
 def unsigned(pristine: Logged, tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    """The store as if nothing had been signed: for reading."""
+    """The store as if nothing had been signed or added to a log: for reading."""
     root = copy_store(pristine.root, tmp_path_factory.mktemp("unsigned") / "mlruns")
     store = Logged(root.resolve(), pristine.runs, pristine.key, pristine.private)
     for run in store.runs:
         store.unsign(run)
+    delete_log(store.root)
     return store
 
 

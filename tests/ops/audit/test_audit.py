@@ -10,6 +10,7 @@ from tests.keys import new_key
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from trtops import errors
 from trtops.cli.main import main
+from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.op import AuditConfig, audit, choose_runs
 from trtops.ops.campaign.promote import resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -24,16 +25,20 @@ from trtops.tracking.spool import Spool
 
 def test_runs_are_selected_by_every_filter(pristine: Logged) -> None:
     tracker, runs = pristine.tracker, pristine.runs
+    log = LogCheck(tracker)
 
-    assert choose_runs(AuditConfig(runs=(runs["fp32"], runs["fp16"])), tracker) == (runs["fp32"], runs["fp16"])
-    builds = choose_runs(AuditConfig(experiment="conv_net", tags=((Tag.KIND, "build"),)), tracker)
+    def chosen(config: AuditConfig) -> tuple[str, ...]:
+        return choose_runs(config, tracker, log).ids
+
+    assert chosen(AuditConfig(runs=(runs["fp32"], runs["fp16"]))) == (runs["fp32"], runs["fp16"])
+    builds = chosen(AuditConfig(experiment="conv_net", tags=((Tag.KIND, "build"),)))
     assert set(builds) == {runs[each] for each in ("fp32", "fp16", "int8", "reused")}
-    assert choose_runs(AuditConfig(accepted=True), tracker) == (runs["accepted"],)
-    drawn = [choose_runs(AuditConfig(experiment="conv_net", sample=2, seed=seed), tracker) for seed in range(8)]
+    assert chosen(AuditConfig(accepted=True)) == (runs["accepted"],)
+    drawn = [chosen(AuditConfig(experiment="conv_net", sample=2, seed=seed)) for seed in range(8)]
     assert all(len(set(each)) == 2 for each in drawn) and len({frozenset(each) for each in drawn}) > 1
-    assert drawn[3] == choose_runs(AuditConfig(experiment="conv_net", sample=2, seed=3), tracker)
+    assert drawn[3] == chosen(AuditConfig(experiment="conv_net", sample=2, seed=3))
     with pytest.raises(errors.ConfigError, match="No run matches"):
-        choose_runs(AuditConfig(experiment="another"), tracker)
+        chosen(AuditConfig(experiment="another"))
 
 
 def test_invalid_options_are_refused() -> None:

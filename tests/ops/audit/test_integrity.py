@@ -14,10 +14,12 @@ from tests.ops.audit.conftest import Logged
 from trtops.comparator.results import RunResults
 from trtops.json import from_json, to_json
 from trtops.ops.auditing.integrity import SharedReads, check_integrity
+from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.op import AuditConfig, audit, choose_runs
 from trtops.ops.auditing.result import RunAudit
 from trtops.system import signing
 from trtops.tactics.table import CampaignTable
+from trtops.tracking.base import tracked
 from trtops.tracking.schema import Artifact, Tag
 
 
@@ -304,7 +306,10 @@ def test_forged_rows_are_found_by_filters(victim: Logged) -> None:
     ]
     victim.execute("UPDATE runs SET lifecycle_stage = 'deleted' WHERE run_uuid = ?", iteration.id)
 
-    assert victim.runs["fp32"] in choose_runs(AuditConfig(experiment="conv_net"), victim.tracker)
+    assert (
+        victim.runs["fp32"]
+        in choose_runs(AuditConfig(experiment="conv_net"), victim.tracker, LogCheck(victim.tracker)).ids
+    )
     assert f"verdict of iteration {iteration.id}" in texts(victim, "campaign")
     assert "no such run" in texts(victim, "campaign")
 
@@ -382,9 +387,9 @@ def test_forged_and_missing_signatures_are_named(
     monkeypatch.delenv(signing.KEY_VARIABLE)
 
     own = (str(logged.key),)
-    [forged] = checked(logged, "fp32", keys=own).contradictions
-    assert "is not one of the given keys" in forged.why
-    assert checked(logged, "fp32", keys=(*own, str(tmp_path / "forger.pub"))).passes("bytes")
+    forged, replaced = checked(logged, "fp32", keys=own).contradictions
+    assert "is not one of the given keys" in forged.why and "of the log" in replaced.claims[0].place
+    assert checked(logged, "fp32", keys=(*own, str(tmp_path / "forger.pub"))).contradictions == (replaced,)
 
     file.unlink()
     assert "is not signed, and a signature is required" in texts(logged, "fp32", keys=own)
@@ -395,10 +400,13 @@ def test_forged_and_missing_signatures_are_named(
 
 
 def test_unsigned_run_of_a_signed_store_is_not_verified(logged: Logged) -> None:
-    logged.unsign("fp16")
-    found = checked(logged, "fp16")
-    assert found.contradictions == () and found.answer("bytes") == "not verified"
-    assert "it is not signed" in found.unverified[0]
+    with tracked(logged.tracker, "nets", "unsigned", kind="compare") as run:
+        run.finish("good")
+    found = check_integrity(logged.tracker.load(run.id), SharedReads(logged.tracker))
+    assert found.contradictions == () and "it is not signed" in found.unverified[0]
+
+    logged.unsign("fp16")  # which the log shows, however well it is hidden
+    assert "signature: entry" in texts(logged, "fp16") and "manifest: entry" in texts(logged, "fp16")
 
 
 def test_signature_covers_verdict_and_run(logged: Logged) -> None:

@@ -124,12 +124,15 @@ def evaluate(args: Options) -> Job:
     Group("rebuilding", flag("--by {replay,timing-cache,plain}+", "how runs are rebuilt (default: every way)")),
     configs.config_flags("rebuilding", "AuditConfig", {"keys": "--key"}, skip="runs experiment tags ways"),
     *_READ,
-    examples=("trtops runs audit 8d6e3f1a", "trtops runs audit --experiment resnet50 --no-rebuild"),
+    examples=("trtops runs audit 8d6e3f1a", "trtops runs audit --sample 20 --log head.txt --no-rebuild"),
 )
 def audit(args: Options) -> Job:
     """Check runs for consistency, rebuild them from the store alone, and grade each.
 
-    `trtops report` writes the result as a page. Exits with 1 if one does not pass.
+    Runs are also compared with the store's append-only log, which shows deleted, moved and changed runs. Each audit
+    prints the head of the log. Keep it in another place: --log compares it with the log of a later day; alone, it
+    checks the log and that every logged run exists. `trtops report` writes the result as a page. Exits with 1 if one
+    does not pass.
     """
     named = ((Tag.KIND, args.kind), (Tag.VERDICT, args.verdict))
     config = configs.make(
@@ -140,8 +143,8 @@ def audit(args: Options) -> Job:
         tags=(*(args.tag or ()), *(each for each in named if each[1])),
         ways=tuple(way.replace("-", " ") for way in args.by) if args.by else None,
     )
-    if not (config.runs or config.experiment or config.tags or config.accepted):
-        raise UsageError("give ids of runs, or a filter such as --experiment NAME, or --accepted")
+    if not (config.runs or config.experiment or config.tags or config.accepted or config.sample or config.log):
+        raise UsageError("give ids of runs, or --experiment NAME, --accepted, --sample N or --log HEAD")
     return op_job(args, "audit", config, store="reads", show=_show_audit, progress=("Auditing", "runs"))
 
 
@@ -149,6 +152,7 @@ def _show_audit(result: Any, store: str | None) -> None:
     for run in result.runs:
         lines = (f"{run.id} {run.name}: {run.headline(result.at_least)}", *run.details())
         say("\n    ".join(map(one_line, lines)))
+    say("\n".join(map(one_line, result.log.lines())))
     say(f"{result.headline}; the audit is run {result.run_id}")
     say_ending(result, store)
 

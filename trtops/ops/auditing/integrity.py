@@ -18,6 +18,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.ort_format import read_graph
 from trtops.calibration.cache import CalibrationCache
 from trtops.comparator.results import RunResults
+from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.result import Claim, Contradiction
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult
@@ -106,6 +107,11 @@ class SharedReads:
     _data: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
+    def log(self) -> LogCheck:
+        """The log of the store."""
+        return LogCheck(self.tracker)
+
+    @functools.cached_property
     def accepted(self) -> list[tuple[str, RegisteredVersion]]:
         """All aliases of the registry, with their versions."""
         return list(self.tracker.accepted())
@@ -118,11 +124,6 @@ class SharedReads:
                 if self.tracker.info(campaign).status == "finished":
                     self._tables[campaign] = campaigns.load_table(self.tracker, campaign)
         return self._tables[campaign]
-
-    @functools.cached_property
-    def first_signed(self) -> float:
-        """When the first signed run of the store began, in seconds since the epoch; infinite without one."""
-        return min((info.start_time for info in self.tracker.find(tags={Tag.SIGNED: "true"})), default=math.inf)
 
     def model(self, run: StoredRun) -> ModelInfo | None:
         """A run's model; None if it logged none, InvalidModelError if it is no model."""
@@ -173,7 +174,8 @@ def check_integrity(run: StoredRun, shared: SharedReads) -> Integrity:
             raise
         except Exception as exc:  # a forged file may lead to any error
             facts.wrong(f"run {run.info.id}", f"{type(exc).__name__}: {exc}")
-    return Integrity(files, signature, facts.contradictions(), tuple(facts.unverified))
+    logged, unverified = shared.log.check_run(run)
+    return Integrity(files, signature, (*facts.contradictions(), *logged), (*facts.unverified, *unverified))
 
 
 def _check_files(run: StoredRun, facts: Facts) -> int:
@@ -207,7 +209,7 @@ def _check_files(run: StoredRun, facts: Facts) -> int:
 def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare the run's row in the database with the manifest's statement of it, and files with the manifest's list."""
     info, stated, place = run.info, run.manifest.run, f"{Artifact.MANIFEST} (run)"
-    details = shared.tracker.details(info.id)
+    details = run.details()
     listed = {Artifact.MANIFEST, Artifact.SIGNATURE, *(entry.path for entry in run.manifest.artifacts)}
     for path in sorted({*details.files} - listed):
         facts.wrong(path, f"{Artifact.MANIFEST} does not list it")
@@ -250,7 +252,7 @@ def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     signed = stated.tags.get(Tag.SIGNED) == "true"
     if run.unlisted(Artifact.SIGNATURE) is None and signed:
         facts.wrong(Artifact.SIGNATURE, f"the run was signed when it finished ({place}), and the signature is gone")
-    elif not signed and info.start_time > shared.first_signed:
+    elif not signed and info.start_time > shared.log.first_signed:
         facts.unverified.append("who made the run: it is not signed, and earlier runs of the store are")
 
 

@@ -2,12 +2,13 @@
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
 from trtops.ops.auditing.integrity import BUILDS, SharedReads, check_integrity
+from trtops.ops.auditing.log_check import LogCheck, read_heads
 from trtops.ops.auditing.rebuilding import (
     MaterialFolder,
     check_engine_again,
@@ -51,6 +52,7 @@ class AuditConfig(Record):
         at_least: The grade that every run must reach.
         materials: Folder that is searched by digest for models that were not logged.
         keys: PEM files of public keys; every build must be signed with one of them.
+        log: Heads of the store's log that earlier audits printed, or files with one, to compare with today's log.
         timeout_seconds: Time limit of a build and of its first inferences; None waits without limit.
     """
 
@@ -65,6 +67,7 @@ class AuditConfig(Record):
     at_least: AtLeast = "tactics"
     materials: str | None = None
     keys: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
     timeout_seconds: float | None = 1800.0
 
     def __post_init__(self) -> None:
@@ -98,21 +101,29 @@ def audit(
     if config.materials is not None and not Path(config.materials).is_dir():
         raise errors.ConfigError(f"materials={config.materials!r} is not a folder.")
     experiment = experiment or "audit"
-    run_ids = choose_runs(config, tracker)
+    heads = [head for given in config.log for head in read_heads(given)]
+    shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
+    chosen = choose_runs(config, tracker, shared.log)
+    run_ids = chosen.ids
     begin = time.perf_counter()
     with op_run(tracker, experiment, f"audit of {len(run_ids)} runs", kind="audit", tags=tags) as run:
         run.log_params(config)
-        shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
         done: list[RunAudit] = []
         try:
             for run_id in run_ids:
-                done.append(_audit_run(run_id, config, tracker, shared, folder))
+                done.append(_audit_run(run_id, chosen.rows, config, shared, folder))
                 if progress is not None:
                     progress(len(done), len(run_ids))
         finally:
             close_workers()
+        for head in heads:
+            shared.log.check_head(head, f"the given head {head[:20]}...")
         result = AuditResult(
-            title="audit", runs=tuple(done), at_least=config.at_least, seconds=time.perf_counter() - begin
+            title="audit",
+            runs=tuple(done),
+            at_least=config.at_least,
+            seconds=time.perf_counter() - begin,
+            log=shared.log.check_store(chosen.logged, chosen.rows, run_ids, shared.accepted),
         ).kept_in(run, experiment)
         run.log_json(result, schema.Artifact.AUDIT_RESULT)
         run.log_text(result.page(), schema.Artifact.AUDIT_PAGE)
@@ -123,33 +134,51 @@ def audit(
     return result
 
 
-def choose_runs(config: AuditConfig, tracker: Tracker) -> tuple[str, ...]:
-    """Ids of the runs to audit, in order; ConfigError if no run matches."""
-    wanted = dict(config.tags)
+@dataclass(frozen=True)
+class Chosen:
+    """The runs of an audit: those to audit, those that must exist according to the log, and the rows that were read."""
+
+    ids: tuple[str, ...]
+    logged: Collection[str]
+    rows: Mapping[str, RunInfo]
+
+
+# Tags that say which runs can be audited, and which the log states.
+_TAGS = (schema.Tag.KIND, schema.Tag.USER, schema.Tag.OWNER, schema.Tag.HOST)
+
+
+def choose_runs(config: AuditConfig, tracker: Tracker, log: LogCheck) -> Chosen:
+    """The runs to audit, in order; ConfigError if no run matches."""
+    wanted, rows = dict(config.tags), dict[str, RunInfo]()
+    names = {schema.Tag.KIND: "kind", schema.Tag.VERDICT: "verdict"}
+    logged = {
+        run_id: entry
+        for run_id, (_, entry) in log.ends.items()
+        if config.experiment in (None, entry.facts.get("experiment"))
+        and all(tag in names and entry.facts.get(names[tag]) == value for tag, value in wanted.items())
+    }
     if config.runs:
-        found = [run_id_of(run, tracker) for run in config.runs]
-    elif config.accepted:
-        infos = [tracker.info(version.run_id) for _, version in tracker.accepted()]
-        found = [
-            info.id
-            for info in infos
-            if config.experiment in (None, info.experiment) and wanted.items() <= info.tags.items()
-        ]
+        ids = [run_id_of(run, tracker) for run in config.runs]
+        logged = {run_id: entry for run_id, entry in logged.items() if entry.facts.get("parent") in ids}
     else:
-        infos = tracker.find(config.experiment, tags=wanted)
-        # Audits are left out unless they are asked for: each would be audited by all later ones.
-        found = [
-            i.id
-            for i in infos
-            if i.kind is not None and (i.kind != "audit" or schema.Tag.KIND in wanted) and _is_finished(i)
-        ]
-    found = list(dict.fromkeys(found))
-    if not found:
+        if config.accepted:
+            infos = [tracker.info(version.run_id) for _, version in tracker.accepted()]
+            logged = {run_id: logged[run_id] for _, each in log.registered.values() if (run_id := each.run) in logged}
+        else:
+            rows = {info.id: info for info, _ in tracker.all_runs({*wanted, *_TAGS})}
+            # Audits are left out unless they are asked for: each would be audited by all later ones.
+            kinds = {*schema.KINDS} - ({"audit"} if schema.Tag.KIND not in wanted else set())
+            infos = [i for i in rows.values() if i.kind in kinds and not i.deleted and _is_finished(i)]
+        ids = [i.id for i in infos if config.experiment in (None, i.experiment) and wanted.items() <= i.tags.items()]
+    if config.log and not (config.runs or config.experiment or wanted or config.accepted or config.sample):
+        ids = []  # only the log is audited
+    ids = list(dict.fromkeys(ids))
+    if not ids and not logged:
         raise errors.ConfigError("No run matches. Give run ids, another filter, or accepted.")
-    if config.sample is not None and config.sample < len(found):
+    if config.sample is not None and config.sample < len(ids):
         # Sorted first, so that a seed draws the same runs in whatever order the store lists them.
-        found = random.Random(config.seed).sample(sorted(found), config.sample)
-    return tuple(found)
+        ids = random.Random(config.seed).sample(sorted(ids), config.sample)
+    return Chosen(tuple(ids), logged, rows)
 
 
 def _is_finished(info: RunInfo) -> bool:
@@ -159,16 +188,17 @@ def _is_finished(info: RunInfo) -> bool:
 
 
 def _audit_run(
-    run_id: str, config: AuditConfig, tracker: Tracker, shared: SharedReads, folder: MaterialFolder
+    run_id: str, rows: Mapping[str, RunInfo], config: AuditConfig, shared: SharedReads, folder: MaterialFolder
 ) -> RunAudit:
     """Audit one run. Every problem with it is part of the result, except that the store is unavailable."""
-    audited = RunAudit(id=run_id)
+    audited, tracker = RunAudit(id=run_id), shared.tracker
     what = "run"
     try:
-        info = tracker.info(run_id)
+        info = rows.get(run_id) or tracker.info(run_id)
         audited = RunAudit(id=run_id, name=info.name, experiment=info.experiment, kind=info.kind or "")
         what = schema.Artifact.MANIFEST
         run = tracker.load(run_id)
+        info = run.info
         what = f"run {run_id}"
         found = check_integrity(run, shared)
         audited = replace(

@@ -149,12 +149,26 @@ class RunAudit(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogAudit(Record):
+    """What the log of the store shows beyond the audited runs. ``head`` is today's; empty without a log."""
+
+    head: str = ""
+    contradictions: tuple[Contradiction, ...] = ()
+
+    def lines(self) -> Iterable[str]:
+        """Contradictions and head, in lines of plain text."""
+        yield from (each.text() for each in self.contradictions)
+        yield f"head of the store's log: {self.head or 'not verified, since there is no log'}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class AuditResult(OpResult):
     """The result of an audit; ``at_least`` is the grade that each run had to reach."""
 
     runs: tuple[RunAudit, ...]
     at_least: AtLeast = "tactics"
     seconds: float = 0.0
+    log: LogAudit = LogAudit()
 
     @property
     def failed(self) -> tuple[RunAudit, ...]:
@@ -165,7 +179,8 @@ class AuditResult(OpResult):
     def verdict(self) -> Verdict:
         """``good`` if every run is verified, ``bad`` if one is contradicted, else ``unproven``."""
         answers = {run.answer(self.at_least) for run in self.runs}
-        return "bad" if "contradicted" in answers else "unproven" if "not verified" in answers else "good"
+        wrong = "contradicted" in answers or self.log.contradictions
+        return "bad" if wrong else "unproven" if "not verified" in answers else "good"
 
     @property
     def grades(self) -> dict[Grade, int]:
@@ -176,7 +191,8 @@ class AuditResult(OpResult):
     @property
     def headline(self) -> str:
         """The number of runs that pass."""
-        return f"{len(self.runs) - len(self.failed)} of {len(self.runs)} runs pass"
+        wrong = f"; {len(self.log.contradictions)} contradictions with the log" if self.log.contradictions else ""
+        return f"{len(self.runs) - len(self.failed)} of {len(self.runs)} runs pass{wrong}"
 
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""
@@ -188,6 +204,7 @@ class AuditResult(OpResult):
             text=f"Only verified runs pass. Every build that was rebuilt must reach at least: {self.at_least}.",
             table=Table(columns=("run", "kind", "answer", "grade", "found", "id"), rows=rows),
         )
+        yield Section(title="Log of the store", text="\n".join(f"- {line}" for line in self.log.lines()))
         for run in self.runs:
             if lines := list(run.details()):
                 table = Table(columns=("details",), rows=tuple((line.strip(),) for line in lines))

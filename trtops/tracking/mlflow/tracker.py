@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,8 +19,9 @@ from trtops.tracking import owner, schema
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
-from trtops.tracking.mlflow.embedded import metric_history
+from trtops.tracking.mlflow.embedded import metric_history, run_rows
 from trtops.tracking.mlflow.installed import run_context
+from trtops.tracking.mlflow.store_log import EXPERIMENT, StoreLog
 from trtops.tracking.records import (
     ArtifactEntry,
     RegisteredVersion,
@@ -39,6 +43,7 @@ from trtops.tracking.run import (
     stated_end,
 )
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
+from trtops.tracking.store_log import Event, run_facts
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
@@ -66,6 +71,8 @@ class MlflowTracker:
         self.lock_folder = self.store.locks if self.store else None
         self.shown = self._connection.shown
         self.context = run_context()
+        self.log = StoreLog(self._connection, self._pages)
+        self.log_entries = self.log.entries
         self._experiments: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -110,7 +117,7 @@ class MlflowTracker:
             # Its artifacts would be on the disk of a server.
             self._connection.end(entity.info.run_id, "FAILED")
             raise
-        return self._rewrite(entity) if known else MlflowRun(self._connection, entity, files, self.info)
+        return self._rewrite(entity) if known else MlflowRun(self, entity, files)
 
     def info(self, run_id: str) -> RunInfo:
         return self._info(self._entity(run_id))
@@ -119,7 +126,8 @@ class MlflowTracker:
         entity = self._entity(run_id)
         files = self._files(entity)
         manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST))
-        return StoredRun(self._info(entity), manifest, files.get, files.peek, self.load)
+        info, details = self._info(entity), functools.partial(self._details, entity, files)
+        return StoredRun(info, manifest, files.get, files.peek, self.load, details)
 
     def find(
         self,
@@ -159,15 +167,21 @@ class MlflowTracker:
                 break
         return found
 
-    def all_runs(self) -> Iterator[tuple[RunInfo, bool, str]]:
-        """Every run, also of other programs, with True if it is deleted, and the address of its artifacts."""
+    def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
         from mlflow.entities import ViewType
 
         view = ViewType.ALL
-        ids = [each.experiment_id for each in self._pages(self._client.search_experiments, view_type=view)]
-        for entity in self._pages(self._client.search_runs, ids, run_view_type=view) if ids else ():
+        every = self._pages(self._client.search_experiments, view_type=view)
+        known = {each.name: each.experiment_id for each in every if each.name != EXPERIMENT}
+        self._experiments.update(known)
+        ids = list(known.values())
+        entities = self._pages(self._client.search_runs, ids, run_view_type=view) if ids else iter(())
+        for entity in (
+            entities if self.store is None else run_rows(self.store, {*tags, Tag.VERDICT, Tag.MANIFEST_SHA256, _PARENT})
+        ):
             with contextlib.suppress(errors.IncompleteRunError):
-                yield self._info(entity), entity.info.lifecycle_stage != "active", entity.info.artifact_uri or ""
+                if entity.info.experiment_id in ids:
+                    yield self._info(entity), entity.info.artifact_uri or ""
 
     def close(self, run_id: str, why: str) -> RunInfo:
         entity = self._entity(run_id)
@@ -179,10 +193,17 @@ class MlflowTracker:
             if not whole:
                 tags = {Tag.ERROR: error_text(why), Tag.NOTE: failure_note(run_id, why)}
                 self._connection.log_batch(run_id, tags=tags)
-            status = _shown_status("finished", entity.data.tags.get(Tag.VERDICT)) if whole else "KILLED"
-            self._connection.end(run_id, status, stated_end(manifest))
+            info = replace(self._info(entity), status="finished" if whole else "killed")
+            self.end(info, files, stated_end(manifest), event="closed")
             files.sweep()
         return self.info(run_id)
+
+    def end(self, info: RunInfo, files: Files, at: float | None, event: Event = "ended") -> None:
+        """Add the end of a run to the log, and then store its status, so that a finished run is in the log."""
+        info = replace(info, end_time=round(at or time.time(), 3))
+        signature = files.peek(Artifact.SIGNATURE) if Tag.SIGNED in info.tags and info.status == "finished" else None
+        self.log.append(event, info.id, run_facts(info, signature))
+        self._connection.end(info.id, _shown_status(info.status, info.tags.get(Tag.VERDICT)), info.end_time)
 
     def reopen(self, run_id: str) -> MlflowRun:
         entity = self._entity(run_id)
@@ -198,12 +219,12 @@ class MlflowTracker:
         run_id, files = entity.info.run_id, self._files(entity)
         for tag in {Tag.ERROR, Tag.VERDICT, Tag.MANIFEST_SHA256} & entity.data.tags.keys():
             self._call(self._client.delete_tag, run_id, tag)
+            del entity.data.tags[tag]
         self._call(self._client.update_run, run_id, status="RUNNING")
         files.sweep()
-        return MlflowRun(self._connection, entity, files, self.info)
+        return MlflowRun(self, entity, files)
 
-    def details(self, run_id: str) -> RunDetails:
-        entity = self._entity(run_id)
+    def _details(self, entity: MlflowRunEntity, files: Files) -> RunDetails:
         if self.store is not None:
             history = metric_history(self.store, entity.info.run_id)
         else:
@@ -214,8 +235,7 @@ class MlflowTracker:
                 history[key] = tuple(each.value for each in values)
         history = {key: tuple(map(schema.read_number, values)) for key, values in history.items()}
         status = entity.info.status, _shown_status("finished", entity.data.tags.get(Tag.VERDICT))
-        files = tuple(self._files(entity).paths())
-        return RunDetails(user=entity.info.user_id, status=status, history=history, files=files)
+        return RunDetails(user=entity.info.user_id, status=status, history=history, files=tuple(files.paths()))
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         return self._files(self._entity(run_id)).peek(path)
@@ -225,6 +245,7 @@ class MlflowTracker:
         manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST)).without(paths)
         files.put(manifest.to_json().encode("utf-8"), Artifact.MANIFEST)
         for path in paths:
+            self.log.append("deleted", run_id, {"path": path})
             files.remove(path)
 
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
@@ -248,6 +269,7 @@ class MlflowTracker:
             description=f"{info.params.get('precision', '').upper()} engine for {place}",
         )
         self._call(self._client.set_registered_model_alias, name, alias, version.version)
+        self.log.append("registered", run_id, {"name": name, "alias": alias, "version": str(version.version)})
         return self._version(name, str(version.version))
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
@@ -337,7 +359,7 @@ class MlflowTracker:
         return [experiment.experiment_id]
 
     def _all_experiments(self) -> list[str]:
-        found = list(self._pages(self._client.search_experiments))
+        found = [each for each in self._pages(self._client.search_experiments) if each.name != EXPERIMENT]
         self._experiments.update({experiment.name: experiment.experiment_id for experiment in found})
         return [experiment.experiment_id for experiment in found]
 
@@ -379,6 +401,7 @@ class MlflowTracker:
                 params=dict(entity.data.params),
                 metrics={_read_metric(k): schema.read_number(v) for k, v in entity.data.metrics.items()},
                 url=self._connection.url(info.experiment_id, info.run_id),
+                deleted=info.lifecycle_stage == "deleted",
             )
         except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as exc:
             raise errors.IncompleteRunError(
@@ -393,15 +416,11 @@ class MlflowTracker:
 class MlflowRun(Run):
     """A run in MLflow, being written."""
 
-    def __init__(
-        self, connection: Connection, entity: MlflowRunEntity, files: Files, read: Callable[[str], RunInfo]
-    ) -> None:
-        super().__init__(entity.info.run_id, connection.url(entity.info.experiment_id, entity.info.run_id))
-        self._connection = connection
-        self._files = files
-        self._read = read
+    def __init__(self, tracker: MlflowTracker, entity: MlflowRunEntity, files: Files) -> None:
+        self._tracker, self._connection, self._files = tracker, tracker._connection, files
+        self._row = tracker._info(entity)  # with the name and the tags that this process sets
+        super().__init__(entity.info.run_id, self._row.url)
         self._started = int(entity.info.start_time)
-        self._verdict = entity.data.tags.get(Tag.VERDICT)
         self._metrics = {key: schema.read_number(value) for key, value in entity.data.metrics.items()}
         self._timestamps: dict[str, int] = {}
 
@@ -412,17 +431,21 @@ class MlflowRun(Run):
             raise errors.LogError(f"The artifacts of run {self.id} could not be written to the disk: {exc}.") from exc
 
     def _info(self) -> RunInfo:
-        return self._read(self.id)
+        return self._tracker.info(self.id)
+
+    def _log_head(self) -> str:
+        return self._tracker.log.head()
 
     def _put_name(self, name: str) -> None:
         self._connection.call(self._connection.client.update_run, self.id, name=name)
+        self._row = replace(self._row, name=name)
 
     def _put_params(self, params: Mapping[str, str]) -> None:
         self._connection.log_batch(self.id, params=params)
 
     def _put_tags(self, tags: Mapping[str, str]) -> None:
         self._connection.log_batch(self.id, tags=tags)
-        self._verdict = tags.get(Tag.VERDICT, self._verdict)
+        self._row = replace(self._row, tags={**self._row.tags, **tags})
 
     def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
         changed: dict[str, float] = {}
@@ -451,7 +474,7 @@ class MlflowRun(Run):
         return self._files.put(source, path)
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
-        self._connection.end(self.id, _shown_status(status, self._verdict), at)
+        self._tracker.end(replace(self._row, status=status), self._files, at)
 
 
 def _shown_status(status: RunStatus, verdict: str | None) -> str:

@@ -1,0 +1,315 @@
+"""The log of the store: what was removed, moved or changed after it was logged is named, with the place."""
+
+import contextlib
+import itertools
+import json
+import multiprocessing
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.keys import new_key
+from tests.servers import MlflowServer
+from tests.stores import copy_store, delete_log, execute
+from trtops.cli.main import main
+from trtops.ops.auditing.op import AuditConfig, audit
+from trtops.record import sha256
+from trtops.system import signing
+from trtops.tracking.base import tracked
+from trtops.tracking.check import close
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.mlflow.store_log import EXPERIMENT
+from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.store_log import Entry, grown
+
+ENGINE = "engine/engine.ort"
+
+
+def log_run(tracker: MlflowTracker, name: str, kind: str = "compare", verdict: str = "good", **more: str) -> str:
+    with tracked(tracker, "nets", name, kind=kind, **more) as run:  # type: ignore[arg-type]
+        run.log_bytes(name.encode(), ENGINE)
+        run.finish(verdict)  # type: ignore[arg-type]
+    return run.id
+
+
+@dataclass
+class Store:
+    """A store with a campaign, an accepted run, an entry of the deny-list and a pruned run; some are signed."""
+
+    root: Path
+    runs: dict[str, str]
+    head: str = ""
+
+    @property
+    def tracker(self) -> MlflowTracker:
+        return MlflowTracker(self.root)
+
+    def sql(self, statement: str, *values: object) -> None:
+        execute(self.root, statement, *values)
+
+    def folder(self, run: str) -> Path:
+        return next(self.root.glob(f"artifacts/*/{self.runs[run]}/artifacts"))
+
+    def entries(self) -> dict[int, str]:
+        return self.tracker.log_entries()[0]
+
+    def put(self, number: int, text: str) -> None:
+        self.sql("UPDATE params SET value = ? WHERE key = ?", text, str(number))
+
+    def edit(self, number: int, **facts: object) -> None:
+        """Change facts in an entry."""
+        entry = json.loads(self.entries()[number])
+        self.put(number, json.dumps({**entry, "facts": {**entry["facts"], **facts}}, sort_keys=True))
+
+    def rewrite(self, leave_out: int = -1, **facts: object) -> None:
+        """Rewrite the whole log with hashes that fit: without an entry, or with other facts in entry 2."""
+        tree, texts = tuple[str, ...](), list[str]()
+        for number, text in sorted(self.entries().items()):
+            if number != leave_out:
+                values = json.loads(text) | {"tree": tree}
+                values["facts"] |= facts if number == 2 else {}
+                texts.append(json.dumps(values))
+                tree = grown(tree, len(texts) - 1, texts[-1])
+        for number in self.entries():
+            if number < len(texts):
+                self.put(number, texts[number])
+            else:
+                self.sql("DELETE FROM params WHERE key = ?", str(number))
+
+    def number(self, run: str, event: str = "ended") -> int:
+        found = {n: Entry.read(n, text) for n, text in self.entries().items()}
+        return next(n for n, entry in found.items() if (entry.run, entry.event) == (self.runs[run], event))
+
+    def delete(self, run: str, *, permanently: bool = False) -> None:
+        self.tracker._client.delete_run(self.runs[run])
+        if permanently:  # as `mlflow gc` does
+            for folder in self.root.glob(f"artifacts/*/{self.runs[run]}"):
+                shutil.rmtree(folder)
+            for table in ("tags", "params", "metrics", "latest_metrics", "runs"):
+                self.sql(f"DELETE FROM {table} WHERE run_uuid = ?", self.runs[run])
+
+    def audit(self, *runs: str, **asked: object) -> list[str]:
+        """All contradictions as lines."""
+        ids = tuple(self.runs[run] for run in runs)
+        every = {} if ids or asked else {"sample": 1000}
+        result = audit(AuditConfig(runs=ids, rebuild=False, **{**every, **asked}), tracker=self.tracker)  # type: ignore[arg-type]
+        found = [each for run in result.runs for each in run.contradictions] + [*result.log.contradictions]
+        return [each.text() for each in found]
+
+
+@pytest.fixture(scope="module")
+def pristine(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("logged")
+    tracker = MlflowTracker(copy_store(template, folder / "mlruns"))
+    new_key(folder / "key.pem", folder / "key.pub")
+    runs = {"first": log_run(tracker, "first"), "bad": log_run(tracker, "bad", verdict="bad")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(signing.KEY_VARIABLE, str(folder / "key.pem"))
+        runs["signed"] = log_run(tracker, "signed")
+        runs["accepted"] = log_run(tracker, "accepted", "promote")
+    with tracked(tracker, "nets", "campaign", kind="debug_build") as campaign:
+        for number in range(3):
+            name = f"iteration {number}"
+            verdict = "bad" if number == 1 else "good"
+            runs[name] = log_run(tracker, name, "iteration", verdict, parent=campaign.id)
+    runs["campaign"] = campaign.id
+    runs["denied"] = log_run(tracker, "deny Conv", "deny")
+    tracker.register("net", runs["accepted"], ENGINE, alias="cpu")
+    runs["pruned"] = log_run(tracker, "pruned")
+    tracker.drop(runs["pruned"], [ENGINE])
+    with pytest.raises(ValueError, match="no kernel"), tracked(tracker, "nets", "failed", kind="build"):
+        raise ValueError("no kernel")
+    runs["failed"] = tracker.find(status="failed")[0].id
+    tracker._client.create_experiment("other")
+    return Store(tracker.store.root, runs, tracker.log.head())  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def store(pristine: Store, tmp_path: Path) -> Store:
+    return Store(copy_store(pristine.root, tmp_path / "mlruns").resolve(), pristine.runs, pristine.head)
+
+
+def test_untouched_store_has_no_contradictions(store: Store) -> None:
+    assert store.audit() == store.audit(accepted=True) == store.audit("first") == store.audit(log=(store.head,)) == []
+    assert store.audit(sample=2) == store.audit(experiment="nets", log=(store.head,)) == []
+    head = audit(AuditConfig(sample=1, rebuild=False), tracker=store.tracker).log.head
+    assert head != store.head and store.audit(log=(head, store.head)) == []
+
+
+Forge = Callable[[Store], None]
+
+
+def sql(statement: str, *values: object) -> Forge:
+    return lambda store: store.sql(statement, *values)
+
+
+def of_run(run: str, change: str, *values: object) -> Forge:
+    return lambda store: store.sql(f"UPDATE runs SET {change} WHERE run_uuid = ?", *values, store.runs[run])
+
+
+def of_tag(name: str, old: str, new: str) -> Forge:
+    return sql("UPDATE tags SET value = ? WHERE key = ? AND value = ?", new, name, old)
+
+
+def of_signature(data: bytes | None) -> Forge:
+    def change(store: Store) -> None:
+        file = store.folder("signed") / Artifact.SIGNATURE
+        file.unlink() if data is None else file.write_bytes(data)
+
+    return change
+
+
+def delete(run: str, *, permanently: bool = True) -> Forge:
+    return lambda store: store.delete(run, permanently=permanently)
+
+
+def exchange(store: Store) -> None:
+    texts = store.entries()
+    store.put(3, texts[4])
+    store.put(4, texts[3])
+
+
+def delete_log_in_ui(store: Store) -> None:
+    client = store.tracker._client
+    client.delete_experiment(client.get_experiment_by_name(EXPERIMENT).experiment_id)
+
+
+def seal_again(store: Store) -> None:
+    """Another manifest, with a tag that fits."""
+    file = store.folder("bad") / Artifact.MANIFEST
+    file.write_bytes(file.read_bytes().replace(b'"bad"', b'"good"'))
+    seal = "UPDATE tags SET value = ? WHERE key = ? AND run_uuid = ?"
+    store.sql(seal, sha256(file.read_bytes()), Tag.MANIFEST_SHA256, store.runs["bad"])
+
+
+CHANGED, REMOVED, ALIAS = "was changed", "was changed or removed", "'net' with alias 'cpu': version: entry"
+FORGERIES: dict[str, tuple[Forge, str]] = {
+    "entry removed": (sql("DELETE FROM params WHERE key = '3'"), "1 entries are missing: 3"),
+    "first entry removed": (sql("DELETE FROM params WHERE key = '0'"), "1 entries are missing: 0"),
+    "last entries removed": (sql("DELETE FROM params WHERE CAST(key AS int) > 5"), "the last ones were removed"),
+    "entry edited": (lambda store: store.edit(2, ended=1.0), f"entry 2 or one before {CHANGED}"),
+    "entry of a forged run edited": (lambda store: store.edit(1, status="killed"), f"entry 1 or one before {CHANGED}"),
+    "entries exchanged": (exchange, "entry 3 is damaged or exchanged"),
+    "entry damaged": (lambda store: store.put(5, "{}"), "entry 5 is damaged"),
+    "entry is no JSON": (lambda store: store.put(5, "text"), "entry 5 is damaged"),
+    "entry with damaged hashes": (
+        lambda s: s.put(5, s.entries()[5].replace('e": ["', 'e": ["zz')),
+        "entry 5 is damaged",
+    ),
+    "log removed": (lambda store: delete_log(store.root), "it has 0 entries"),
+    "log deleted in the UI": (delete_log_in_ui, f"experiment '{EXPERIMENT}' was deleted in MLflow"),
+    "log rewritten without an entry": (lambda store: store.rewrite(1), REMOVED),
+    "log rewritten with other facts": (lambda store: store.rewrite(ended=1.0), REMOVED),
+    "run deleted in the UI": (delete("bad", permanently=False), "the store says deleted in MLflow"),
+    "run deleted": (delete("bad"), "(compare 'bad' in 'nets'): it was deleted permanently; entry 1 of the log"),
+    "iteration deleted in the UI": (delete("iteration 1", permanently=False), "(iteration 'iteration 1' in 'nets')"),
+    "iteration deleted": (delete("iteration 1"), "(iteration 'iteration 1' in 'nets'): it was deleted permanently"),
+    "entry of the deny-list deleted in the UI": (delete("denied", permanently=False), "(deny 'deny Conv'"),
+    "entry of the deny-list deleted": (delete("denied"), "(deny 'deny Conv' in 'nets'): it was deleted permanently"),
+    "promotion deleted": (delete("accepted"), "(promote 'accepted' in 'nets'): it was deleted permanently"),
+    "failed run deleted": (delete("failed"), "(build 'failed' in 'nets'): it was deleted permanently"),
+    "run moved": (of_run("bad", "experiment_id = (SELECT max(experiment_id) FROM experiments)"), "store says other"),
+    "experiment renamed": (
+        sql("UPDATE experiments SET name = 'nests' WHERE name = 'nets'"),
+        "nets; the store says nests",
+    ),
+    "run renamed": (of_run("first", "name = '1st'"), "name: entry 0 of the log says first; the store says 1st"),
+    "status changed": (
+        of_run("first", "status = 'KILLED'"),
+        "status: entry 0 of the log says finished",
+    ),
+    "status of a failed run changed": (of_run("failed", "status = 'FINISHED'"), "it has no manifest.json"),
+    "start changed": (of_run("first", "start_time = 1000"), "started: entry 0 of the log says"),
+    "end changed": (of_run("first", "end_time = 1000"), "ended: entry 0 of the log says"),
+    "verdict changed": (
+        of_tag(Tag.VERDICT, "bad", "good"),
+        "verdict: entry 1 of the log says bad",
+    ),
+    "user changed": (sql("UPDATE tags SET value = 'somebody' WHERE key = ?", Tag.USER), "the store says somebody"),
+    "kind changed": (of_tag(Tag.KIND, "deny", "audit"), "says deny; the store says audit"),
+    "campaign of iterations removed": (sql("DELETE FROM tags WHERE key = 'mlflow.parentRunId'"), "parent: entry"),
+    "manifest rewritten": (seal_again, "manifest: entry 1 of the log says"),
+    "signature removed": (of_signature(None), "signature: entry 2 of the log says"),
+    "signature replaced": (of_signature(b"{}"), "signature: entry 2 of the log says"),
+    "accepted version removed": (sql("DELETE FROM registered_model_aliases"), ALIAS),
+    "accepted version exchanged": (sql("UPDATE registered_model_aliases SET version = 2"), ALIAS),
+    "registered model removed": (lambda store: store.tracker._client.delete_registered_model("net"), ALIAS),
+    "engine deleted without an entry": (
+        lambda s: s.rewrite(s.number("pruned", "deleted")),
+        f"{ENGINE}: it was deleted",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forgery_is_named_with_its_place(store: Store, name: str) -> None:
+    forge, named = FORGERIES[name]
+    forge(store)
+
+    found = store.audit()
+
+    assert any(named in line for line in found), found
+
+
+def test_whole_rewrite_contradicts_old_head(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["runs", "audit", "--store", str(store.root), "--no-rebuild", "--log"]
+    assert main([*line, store.head]) == 0
+    saved = tmp_path / "saved.txt"
+    saved.write_text(capsys.readouterr().out)
+    manifest = store.folder("signed") / Artifact.MANIFEST
+    (tmp_path / "manifest.json").write_bytes(manifest.read_bytes())
+
+    for run in ("signed", "accepted", "campaign", "denied", "pruned"):  # no run remembers a head
+        file = store.folder(run) / Artifact.MANIFEST
+        file.write_bytes(json.dumps(json.loads(file.read_bytes()) | {"log": ""}).encode())
+    store.rewrite(user="somebody")
+    assert main([*line, store.head]) == main([*line, str(saved)]) == main([*line, str(tmp_path / "manifest.json")]) == 1
+    assert "was changed or removed" in capsys.readouterr().out
+    assert main([*line, str(store.folder("first") / ENGINE)]) == main([*line, str(tmp_path / "none")]) == 3
+
+
+def test_runs_outside_of_the_log_are_not_verified(store: Store) -> None:
+    ids = []
+    for name in ("removed", "closed"):
+        tracker = store.tracker
+        run = tracker.start("nets", name, kind="compare")
+        run._end = lambda *args, **more: None  # type: ignore[method-assign] # the process is killed
+        run.finish("good")
+        close(tracker, run.id, force=True)
+        ids.append(run.id)
+        if name == "removed":
+            store.sql("DELETE FROM params WHERE key = ?", str(max(store.entries())))
+
+    result = audit(AuditConfig(runs=tuple(ids), rebuild=False), tracker=store.tracker)
+
+    why = [each.unverified[-1] for each in result.runs]
+    assert "its process was killed, or the entry was removed" in why[0] and "logged later" in why[1]
+    assert result.verdict == "unproven" and not result.log.contradictions
+
+
+def write_entries(location: str, name: str) -> None:
+    tracker = MlflowTracker(location)
+    for number in range(100):
+        tracker.log.append("ended", f"{name} {number}", {})
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_concurrent_writers_lose_no_entry(template: Path, tmp_path: Path, served: bool) -> None:
+    root = copy_store(template, tmp_path / "mlruns")
+    with MlflowServer(root) if served else contextlib.nullcontext() as server:
+        location = server.address if served else str(root)  # type: ignore[union-attr]
+        fork = multiprocessing.get_context("fork")
+        writers = [fork.Process(target=write_entries, args=(location, name)) for name in ("one", "other")]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        texts = MlflowTracker(location).log_entries()[0]
+        entries = [Entry.read(n, text) for n, text in sorted(texts.items())]
+
+    assert sorted(texts) == list(range(200)) and len({entry.run for entry in entries}) == 200
+    for size, (before, entry) in enumerate(itertools.pairwise(entries)):
+        assert entry.tree == grown(before.tree, size, texts[size])

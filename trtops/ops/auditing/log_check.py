@@ -1,0 +1,160 @@
+"""Compare runs and registry with the log of the store (:mod:`trtops.tracking.store_log`), and the log with itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from trtops import errors
+from trtops.ops.auditing.result import Claim, Contradiction, LogAudit
+from trtops.tracking.base import RegisteredVersion, RunInfo, StoredRun, Tracker
+from trtops.tracking.schema import Artifact
+from trtops.tracking.store_log import HEAD, Entry, Facts, grown, head_of, run_facts
+
+
+class LogCheck:
+    """The log of a store, read and verified once for all runs of an audit."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        """Read the log. Raises TrackingUnavailableError if the store does not answer."""
+        self._tracker = tracker
+        self._problems: dict[str, Contradiction] = {}
+        self._read()
+
+    def _read(self) -> None:
+        """Read the log; again if another process may have added entries."""
+        self.ends: dict[str, tuple[int, Entry]] = {}  # the last end of each run, with its number, by the run's id
+        self.registered: dict[tuple[str, str], tuple[int, Entry]] = {}  # the last version by name and alias
+        self._deleted: set[tuple[str, str]] = set()  # runs and paths
+        self._trees: list[tuple[str, ...]] = [()]  # by number of entries
+        texts, problems = self._tracker.log_entries()
+        missing = [number for number in range(max(texts, default=0)) if number not in texts]
+        for why in [*problems, *([f"{len(missing)} entries are missing: {str(missing)[1:60]}"] if missing else ())]:
+            self._wrong(why)
+        for number in range(max(texts, default=-1) + 1):
+            text = texts.get(number, "")
+            try:
+                entry = Entry.read(number, text)
+            except errors.FormatError as exc:
+                if text:
+                    self._wrong(f"entry {number} is damaged or exchanged ({exc})")
+            else:
+                if entry.tree != self._trees[number]:
+                    self._wrong(
+                        f"entry {number - 1} or one before was changed: entry {number} has another hash of them"
+                    )
+                # From here on with the stated hashes, so that each change is reported once.
+                self._trees[number] = entry.tree
+                if entry.event == "registered":
+                    key = str(entry.facts.get("name")), str(entry.facts.get("alias"))
+                    self.registered[key] = number, entry
+                elif entry.event == "deleted":
+                    self._deleted.add((entry.run, str(entry.facts.get("path"))))
+                else:
+                    self.ends[entry.run] = number, entry
+            self._trees.append(grown(self._trees[number], number, text))
+
+    def _wrong(self, why: str, *claims: Claim) -> None:
+        self._problems.setdefault(why, Contradiction(what="log of the store", why=why, claims=claims))
+
+    @property
+    def first_signed(self) -> float:
+        """When the first signed run of the store ended, in seconds since the epoch; infinite without one."""
+        return min(
+            (entry.time for _, entry in self.ends.values() if entry.facts.get("signature")), default=float("inf")
+        )
+
+    def check_head(self, head: str, place: str) -> None:
+        """Compare an old head, which is stated in ``place``, with today's log."""
+        if (size := int(head.partition(":")[0])) >= len(self._trees):
+            self._read()
+        if size > (now := len(self._trees) - 1):
+            self._wrong(f"it has {now} entries; according to {place} it had {size}, and the last ones were removed")
+        elif (found := head_of(self._trees[size], size)) != head:
+            claims = Claim(place=place, value=head), Claim(place="the log today", value=found)
+            self._wrong(f"one of the first {size} entries was changed or removed", *claims)
+
+    def check_run(self, run: StoredRun) -> tuple[list[Contradiction], list[str]]:
+        """What in a run contradicts the log, and why the log does not show that the run is unchanged."""
+        info, head = run.info, run.manifest.log
+        if HEAD.fullmatch(head):
+            self.check_head(head, f"{Artifact.MANIFEST} of run {info.id}")
+        if info.id not in self.ends:
+            self._read()
+        if info.id not in self.ends:
+            return [], ["it is not in the log of the store: its process was killed, or the entry was removed"]
+        number, entry = self.ends[info.id]
+        found = _differences(number, entry, run_facts(info, run.unlisted(Artifact.SIGNATURE)))
+        for path in (each.path for each in run.manifest.dropped if (info.id, each.path) not in self._deleted):
+            found.append(Contradiction(what=path, why="it was deleted, and the log has no entry about that"))
+        late = "its process was killed, and its end was logged later: changes before that do not show"
+        return found, [late] if entry.event == "closed" else []
+
+    def check_store(
+        self,
+        expected: Collection[str],
+        rows: Mapping[str, RunInfo],
+        audited: Collection[str],
+        accepted: Iterable[tuple[str, RegisteredVersion]],
+    ) -> LogAudit:
+        """Compare ``expected`` runs, and their versions in the registry, with the log.
+
+        ``rows`` are runs that were found, by id. Those that were ``audited`` have been compared with :meth:`check_run`.
+        """
+        found: list[Contradiction] = []
+        for run_id in sorted({*expected} - {*audited}, key=lambda each: self.ends[each][0]):
+            found += self._check_row(*self.ends[run_id], rows.get(run_id))
+        versions = {(version.name, alias): version.version for alias, version in accepted}
+        for (name, alias), (number, entry) in self.registered.items():
+            if entry.run in expected or entry.run not in self.ends:
+                now = {"version": versions.get((name, alias))}
+                found += _differences(number, entry, now, f"{name!r} with alias {alias!r}: ", "the registry")
+        size = len(self._trees) - 1
+        return LogAudit(head=head_of(self._trees[size], size), contradictions=(*self._problems.values(), *found))
+
+    def _check_row(self, number: int, entry: Entry, info: RunInfo | None) -> list[Contradiction]:
+        """Compare a logged run with its row in the database; ``info`` is None if the audit did not read it."""
+        facts, now = entry.facts, {}
+        what = f"run {entry.run} ({facts.get('kind')} {facts.get('name')!r} in {facts.get('experiment')!r})"
+        for _ in range(2):
+            if info is not None:
+                now = run_facts(info, None) | {"signature": facts.get("signature")}
+                # Another process may have resumed a run that failed, and a run is in the log before it has its status.
+                failed, new = facts.get("manifest") is None, time.time() - entry.time < 10
+                if not _differences(number, entry, now) or (info.status == "running" and (failed or new)):
+                    return []
+            try:
+                info = self._tracker.info(entry.run)  # the row may have been read before the run ended
+            except errors.RunNotFoundError:
+                return [
+                    Contradiction(what=what, why=f"it was deleted permanently; entry {number} of the log is its end")
+                ]
+        return _differences(number, entry, now, f"{what}: ")
+
+
+def _differences(
+    number: int, entry: Entry, now: Facts, subject: str = "", place: str = "the store"
+) -> list[Contradiction]:
+    """Facts that differ from those of an entry."""
+    found = []
+    for name, value in now.items():
+        if (logged := entry.facts.get(name)) != value:
+            values = ((f"entry {number} of the log", logged), (place, value))
+            claims = tuple(Claim(place=where, value=str(each or "nothing")) for where, each in values)
+            found.append(Contradiction(what=f"{subject}{name}", claims=claims))
+    return found
+
+
+def read_heads(given: str) -> list[str]:
+    """The heads in a text, or in a file, such as an audit's output or a manifest; ConfigError without one."""
+    text = given
+    if not HEAD.fullmatch(given):
+        try:
+            text = Path(given).read_text(encoding="utf-8")
+        except (OSError, ValueError) as exc:
+            expected = "expected a head such as 57:3fa9..., which audits print, or a file with one"
+            raise errors.ConfigError(f"log={given!r}: {expected} ({exc}).") from None
+    if not (found := [match[0] for match in HEAD.finditer(text)]):
+        raise errors.ConfigError(f"{given} contains no head of a log, such as 57:3fa9...; audits print it.")
+    return found
