@@ -1,0 +1,144 @@
+"""A hundred forgeries of files, manifests, tags, database and log, and two hundred untouched runs."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.amounts import LONG
+from tests.ops.audit.conftest import Logged, make_store
+from tests.ops.audit.test_integrity import ENGINE, FILES, IN_THE_DATABASE
+from tests.stores import copy_store, execute
+from trtops.ops.auditing.op import AuditConfig, audit
+from trtops.ops.auditing.result import AuditResult
+from trtops.ops.campaign.workers import close_workers
+from trtops.tracking.store_log import Entry, grown, run_facts
+
+Forge = Callable[[Logged], object]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+    """A store with its log and without signatures."""
+    yield make_store(tmp_path_factory.mktemp("plain"), signed=False)
+    close_workers()
+
+
+def relog(store: Logged, without: str = "") -> None:
+    """Rewrite the log: entries state what the database states now, and their hashes fit."""
+    texts, tree = store.tracker.log_entries()[0], tuple[str, ...]()
+    rows = {info.id: info for info, _ in store.tracker.all_runs(["mlflow.user", "trtops.kind"])}
+    new: list[str] = []
+    for number in sorted(texts):
+        values = json.loads(texts[number])
+        if values["run"] != without:
+            if values["event"] == "ended" and values["run"] in rows:
+                values["facts"] = run_facts(rows[values["run"]], None)
+            new.append(json.dumps(values | {"tree": tree}))
+            tree = grown(tree, len(new) - 1, new[-1])
+    assert [Entry.read(*each).run for each in enumerate(new)]
+    for number in texts:
+        if number < len(new):
+            store.execute("UPDATE params SET value = ? WHERE key = ?", new[number], str(number))
+        else:
+            store.execute("DELETE FROM params WHERE key = ?", str(number))
+
+
+def delete(store: Logged, run: str) -> None:
+    shutil.rmtree(store.folder(run).parent)
+    for table in ("tags", "params", "metrics", "latest_metrics"):
+        execute(store.root, f"DELETE FROM {table} WHERE run_uuid = ?", store.runs[run])
+    store.execute("DELETE FROM runs WHERE run_uuid = ?", store.runs[run])
+
+
+def deleted(run: str, how: str) -> Forge:
+    def forge(store: Logged) -> None:
+        if how == "in MLflow":
+            store.set(run, "run", "lifecycle_stage", "deleted")
+        else:
+            delete(store, run)
+        if how == "with its entry":
+            relog(store, without=store.runs[run])
+
+    return forge
+
+
+def file(name: str, level: int) -> Forge:
+    """Change a file; then hide that in the manifest, the tags, the database and the log."""
+    run, path, change, _ = FILES[name]
+
+    def forge(store: Logged) -> None:
+        store.edit(run, path, change)
+        if level > 0:
+            store.rewrite_manifest(run)
+        if level > 1:
+            store.rewrite_tags(run)
+        if level > 2:
+            if path == ENGINE:
+                store.set(run, "metric", "build/engine_bytes", (store.folder(run) / path).stat().st_size)
+            store.restate(run)
+        if level > 3:
+            relog(store)
+
+    return forge
+
+
+def row(name: str, level: int) -> Forge:
+    """Change a value in the database; then hide that in the manifest and the log."""
+    run, where, changed, value, _ = IN_THE_DATABASE[name]
+
+    def forge(store: Logged) -> None:
+        store.set(run, where, changed, value)
+        if level > 0:
+            store.restate(run)
+        if level > 1:
+            relog(store)
+
+    return forge
+
+
+def forgeries() -> dict[str, Forge]:
+    """All of them, by name."""
+    levels = ("", " and manifest", ", manifest and tags", ", manifest, tags and database", ", ..., and log")
+    found = {f"{name}: file{levels[n]}": file(name, n) for name in FILES for n in range(5)}
+    found |= {
+        f"{name}: database{('', ' and manifest', ', manifest and log')[n]}": row(name, n)
+        for name in IN_THE_DATABASE
+        for n in range(3)
+    }
+    for run in ("fp32", "accepted", "iteration", "campaign", "gate", "calibrate"):
+        for how in ("in MLflow", "with its files", "with its entry"):
+            found[f"{run} deleted {how}"] = deleted(run, how)
+    return found
+
+
+def lines(result: AuditResult) -> list[str]:
+    found = [each.text() for run in result.runs for each in run.contradictions]
+    return [*found, *(each.text() for each in result.log.contradictions)]
+
+
+@pytest.mark.skipif(not LONG, reason="TRTOPS_TEST_LONG=1 runs it")
+def test_forgeries_are_named_and_untouched_runs_pass(plain: Logged, tmp_path: Path) -> None:
+    head, silent, rng = plain.tracker.log.head(), [], random.Random(38)
+    every, config = forgeries(), AuditConfig(sample=1000, rebuild=False, log=(head,))
+    names = rng.sample(sorted(every), 100)
+    for number, name in enumerate(names):
+        # MLflow keeps connections to the database of each address.
+        root = copy_store(plain.root, tmp_path / f"forged{number}").resolve()
+        store = Logged(root, plain.runs, plain.key, plain.private)
+        every[name](store)
+        if not lines(audit(config, tracker=Logged(root, plain.runs, plain.key, plain.private).tracker)):
+            silent.append(name)
+        shutil.rmtree(root)
+
+    runs, alarms = 0, list[str]()
+    while runs < 200:
+        root = copy_store(plain.root, tmp_path / f"untouched{runs}").resolve()
+        result = audit(config, tracker=Logged(root, plain.runs, plain.key, plain.private).tracker)
+        runs += len(result.runs)
+        alarms += [*lines(result), *(f"{each.id}: {each.unverified}" for each in result.runs if each.unverified)]
+    print(f"{len(names) - len(silent)} of {len(names)} forgeries named; {len(alarms)} alarms in {runs} untouched runs")
+    assert not alarms and not silent, (alarms, silent)
