@@ -21,6 +21,7 @@ from trtops.ops.campaign.promote import resolve
 from trtops.ops.gate import distribution, measurement
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.matrix import MatrixResult, gate_all
+from trtops.ops.gate.measurement import Measurement
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import Release, interpreter_of
@@ -401,6 +402,20 @@ def test_share_stays_open_without_time(heads, accepted, tracker) -> None:
     assert "22.3 % are required. Raise --builds or --minutes" in result.reasons[0]
     with pytest.raises(errors.ConfigError, match="candidate is one engine"):
         gate_all((heads,), trial(distribution=BuildShare(builds=2), candidate=result.run_id), tracker=tracker)
+
+
+def test_budget_that_ends_before_the_accepted_engine_is_open(heads, accepted, tracker, monkeypatch) -> None:
+    open_accepted = Measurement._open_accepted
+
+    def late(self: Measurement, *args: object) -> object:
+        self._end -= 1000
+        return open_accepted(self, *args)
+
+    monkeypatch.setattr(Measurement, "_open_accepted", late)
+    result = gate(heads, trial(), tracker=tracker)
+
+    assert result.decision == "undecided" and not refused_for(result)
+    assert any("raise --minutes" in reason for reason in result.reasons)
 
 
 def release_without_tanh(folder: Path) -> Release:

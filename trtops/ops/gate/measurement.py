@@ -246,6 +246,8 @@ class Measurement:
                     backend = self._open_release(release, device, stack)
                     found = backend.environment()
                 except (NotMeasuredError, errors.BackendError) as exc:
+                    if time.monotonic() >= self._end:  # no decision, whatever the next release would have been
+                        raise
                     tried.append(f"{release.name!r}: {exc}")
                     continue
                 if (found.backend, found.backend_version) == (wanted.backend, wanted.backend_version):
