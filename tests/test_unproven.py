@@ -169,6 +169,8 @@ def run(
 
 
 def test_exit_codes_and_texts(run: Callable[[str], tuple[int, str]], caplog: pytest.LogCaptureFixture) -> None:
+    out = run("convert conv_net.onnx --convert-to ort --latency-runs 0")[1]
+    assert "\nrun: " not in out and "--experiment conv_net" in out.rpartition("next:")[2]  # nothing was stored
     code, out = run("convert conv_net.onnx --convert-to ort --experiment nets")
     assert code == 1 and "verdict: unproven\n" in out
     proposed = out.rpartition("next:")[2].strip().removeprefix("trtops ")

@@ -1,6 +1,7 @@
 """Commands, and the jobs that they make of their options: one call of an op, and how its result is shown."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,6 +97,8 @@ def op_job(
             elif progress is not None:
                 kwargs["progress"] = progress
             result = getattr(ops, op)(*resolve(inputs), **kwargs)
+        if store == "temporary" and place is None and kwargs.get("experiment") is None and hasattr(result, "run_id"):
+            result = dataclasses.replace(result, run_id="", url="")  # its run ends with this process
         if as_json:
             logs.say_json(json_of(result))
         elif show is not None:

@@ -82,7 +82,7 @@ class OpResult(Record):
         return f"trtops inspect run {self.run_id}" if self.run_id else ""
 
     def summary_lines(self, store: str | None = None) -> str:
-        """Verdict, evidence, run and next command; only the first two if no run was kept.
+        """Verdict, evidence, run and next command; no run if none was kept.
 
         Args:
             store: The store named on the command line, which is added to the next command.
@@ -90,10 +90,10 @@ class OpResult(Record):
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
         if self.evidence:
             verdict += "\n" + textwrap.fill(self.evidence, 80, initial_indent="because: ", subsequent_indent=" " * 9)
-        if not self.run_id:
-            return f"verdict: {verdict}"
         place = f" --store {shlex.quote(store)}" if store else ""
-        return f"verdict: {verdict}\nrun:     {self.run_id}\nnext:    {one_line(self.next_step)}{place}"
+        run = f"\nrun:     {self.run_id}" if self.run_id else ""
+        step = one_line(self.next_step)
+        return f"verdict: {verdict}{run}" + (f"\nnext:    {step}{place}" if step else "")
 
     def body(self) -> Iterable[str]:
         """Lines of Markdown below the heading; by default the :meth:`sections`, without charts."""

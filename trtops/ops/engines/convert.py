@@ -126,20 +126,20 @@ class ConvertResult(OpResult):
 
     @property
     def next_step(self) -> str:
-        """Promote a good engine; evaluate an unproven one with shapes; find out why one is bad, on the same data."""
-        if not self.run_id:
-            return ""
-        if self.verdict == "good":
+        """Promote a good engine, or store it; evaluate an unproven one with shapes; find out why one is bad."""
+        if self.verdict == "good" and self.run_id:
             return f"trtops runs promote {self.run_id}"
         if not self.subject:
             return super().next_step
         model, evidence, emulated = shlex.quote(self.subject), self.evaluation.evidence, self.evaluation.emulated
-        if self.verdict == "unproven":
-            assumed = {} if evidence is None else evidence.assumed
+        if self.verdict in ("good", "unproven"):
+            assumed = {} if evidence is None or self.verdict == "good" else evidence.assumed
             given = shlex.join(data_options(DataConfig(input_shapes=assumed)))
             target = "trt" if self.backend == "tensorrt" else "ort"
             options = engine_options(None, self.precision) + self.options
-            return f"trtops convert {model} --convert-to {target}{options} --experiment {self.experiment} {given}"
+            return (
+                f"trtops convert {model} --convert-to {target}{options} --experiment {self.experiment} {given}".rstrip()
+            )
         if emulated is not None and emulated.verdict == "bad":
             # The precision is the cause, whatever the engine is: the tensor where it begins is what helps.
             return f"trtops debug accuracy {model} --emulate {emulated.precision}{self.options}"
