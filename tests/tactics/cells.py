@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tests.tactics.synthetic import TACTICS, chosen_of, layer_table, shares_of
-from trtops.ops.campaign.bisect import BisectSession, earlier_builds
+from trtops.ops.campaign.bisect import BisectSession, MeasuredBuild, earlier_builds
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Trial, Unit
 from trtops.ops.campaign.bisection_planner import BuildPair, Planner, choose_exclusions
 from trtops.ops.campaign.config import DebugBuildConfig
@@ -153,8 +153,9 @@ def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
     for result in planner.done:
         if result.follows:
             clauses, when = frozenset({((-1, 1),)}), world.built
-        if result.outcome == "contributions":  # others add little
-            clauses = frozenset((key_of(each.unit),) for each in result.contributions if abs(each.value) > SMALL)
+        if result.added is not None:  # others add little
+            large = [each for each in result.added.contributions if abs(each.value) > SMALL]
+            clauses = frozenset((key_of(each.unit),) for each in large)
             when = world.built
     trials = next((r.culprits[0].builds for r in planner.done if r.culprits), 0)
     return Played(clauses, any(not each.resolved for each in confirmed), when, world.built, trials)
@@ -188,9 +189,9 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
             verdict: Verdict = "bad" if is_bad else "good"
             self.trials.append(Trial(run_id=name, taken=names, verdict=verdict, counted=True))
             errors = metrics_of(codes)
-            self._measured.append((wanted, is_bad, errors))
             # A reformat that is chosen by timing, and decides.
-            self._followed.append((is_bad,) if mixture.consequences else ())
+            followed = (is_bad,) if mixture.consequences else ()
+            self.measured.append(MeasuredBuild(wanted, followed, is_bad, errors))
             return TrialResult(wanted, is_bad, self._fingerprint(errors))
 
     bad_builds = set(table.named("bad"))

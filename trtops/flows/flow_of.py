@@ -168,7 +168,7 @@ def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     Not by get_type_hints: other parameters may name types that are imported for type checkers only.
     """
     text = parameter.annotation
-    # Ops use postponed annotations, so this is source text of our own module, never data.
+    # Text names a type that is imported for type checkers only. It is source of our own module, never data.
     found = eval(text, inspect.unwrap(op).__globals__) if isinstance(text, str) else text
     kinds = get_args(found)
     if str not in kinds or get_origin(found) not in (Union, types.UnionType):

@@ -116,8 +116,8 @@ class OfflineTracker:
             manifest = read_manifest(spooled.id, spooled.read(Artifact.MANIFEST))
             history = {metric_key(name): (value,) for name, value in spooled.metrics.items()}
             details = RunDetails(user=None, status=("", ""), history=history, files=tuple(spooled.artifacts))
-            find = lambda entry: spooled.file(entry.path)  # noqa: E731
-            return StoredRun(spooled.info(), manifest, find, spooled.read, self.load, lambda: details)
+            info, read = spooled.info(), spooled.read
+            return StoredRun(info, manifest, lambda e: spooled.file(e.path), read, self.load, lambda: details)
         # A complete run does not change.
         return self._answer(("load", run_id), lambda: self.inner.load(run_id))
 

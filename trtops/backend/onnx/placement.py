@@ -15,7 +15,7 @@ import onnx
 
 from trtops.backend.onnx import walk
 
-Eight: TypeAlias = Literal["int8", "fp8"]
+EightBits: TypeAlias = Literal["int8", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Placement:
         sizes: Mapping[str, Sequence[int]],
         constants: Collection[str],
         rules: Collection[str],
-        precision: Eight,
+        precision: EightBits,
         kept: Collection[str],
     ) -> None:
         """Apply rules, by name, to a graph.

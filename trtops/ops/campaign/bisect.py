@@ -9,12 +9,12 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from trtops import errors
 from trtops.ops.campaign.bisect_result import (
+    AddedErrors,
     BisectConfig,
     BisectCulprit,
     BisectPlan,
@@ -37,9 +37,9 @@ from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with
 from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
-from trtops.tactics.contributions import ErrorSum, find_sum
+from trtops.tactics.contributions import find_sum
 from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.model import Bools, Floats, Likelihood
+from trtops.tactics.model import Bools, Likelihood
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, tracked
@@ -235,6 +235,16 @@ def _denied(result: BisectResult, plan: BisectPlan, mixture: Mixture) -> DeniedT
     return DeniedTactic.of(mixture.bad_tactics, {unit.column for unit in culprit.units}, result.run_id)
 
 
+@dataclass(frozen=True)
+class MeasuredBuild:
+    """One of the two builds, or a counted mixture."""
+
+    taken: Bools  # which units are as in the bad build, of shape ``(units,)``
+    followed: tuple[bool, ...]  # which consequences are as in the bad build
+    bad: bool
+    errors: Mapping[MetricName, float]
+
+
 @dataclass
 class BisectSession:
     """A bisection in progress; ``resumed`` are the complete mixtures of earlier processes."""
@@ -248,10 +258,7 @@ class BisectSession:
     progress: OnProgress | None
     resumed: list[RunInfo]
     trials: list[Trial] = field(default_factory=list)
-    # Units, verdict and errors of both builds and of each counted mixture.
-    _measured: list[tuple[Bools, bool, dict[MetricName, float]]] = field(default_factory=list)
-    # For both builds and each counted mixture, whether each of the consequences is as in the bad build.
-    _followed: list[tuple[bool, ...]] = field(default_factory=list)
+    measured: list[MeasuredBuild] = field(default_factory=list)  # the good build, the bad one, and the mixtures
 
     def run(self) -> BisectResult:
         """Search until all culprits of the bad build are known, or the budget is used up."""
@@ -259,15 +266,18 @@ class BisectSession:
         given = {unit.column for unit in self.plan.given}
         held = np.array([unit.column in given for unit in units], np.bool_)
         digits = [(np.array(list(text), "U1"), bad) for text, bad in self.plan.seen]  # as in BisectPlan
-        ends = [errors_of(build.info) for build in (self.mixture.good, self.mixture.bad)]
-        self._measured = [(np.full(len(units), bool(bad)), bool(bad), errors) for bad, errors in enumerate(ends)]
-        self._followed = [(bad,) * len(self.mixture.consequences) for bad in (False, True)]
+        followers = len(self.mixture.consequences)
+        self.measured = [
+            MeasuredBuild(np.full(len(units), bad), (bad,) * followers, bad, errors_of(build.info))
+            for build, bad in ((self.mixture.good, False), (self.mixture.bad, True))
+        ]
+        good, bad = (self._fingerprint(each.errors) for each in self.measured)
         steps = CulpritSearch(
             units=len(units),
             held=held,
             is_held_by_good=bool(given) and not held.any(),
             seen=tuple(EarlierBuild(each == "1", bad, each == "2") for each, bad in digits),
-            errors=(self._fingerprint(ends[0]), self._fingerprint(ends[1])),
+            errors=(good, bad),
             chance=self.plan.chance,
             confidence=config.confidence,
             confidence_of_one=config.confidence_of_one,
@@ -292,9 +302,9 @@ class BisectSession:
                 break
         # A sum is reported once it is settled. Where units are missing, a layer that no replay sets may decide.
         while len(self.trials) < _MORE_TRIALS and not is_spent():
-            is_settled = (added := self._error_sum()) is not None and added.settled
+            added = self._error_sum()
             looks_on = found.outcome == "units missing" and self.mixture.consequences and not self._unreplayable(found)
-            if not looks_on and (found.outcome != "contributions" or is_settled):
+            if not looks_on and (found.outcome != "contributions" or (added is not None and added.settled)):
                 break
             self.build(held | (np.random.default_rng([config.seed, len(self.trials)]).random(len(units)) < 0.5))
         added = self._error_sum()
@@ -322,33 +332,47 @@ class BisectSession:
             consequences=self.mixture.consequences,
             follows=follows,
             given=self.plan.given,
+            added=added if found.outcome == "contributions" else None,
             trials=tuple(self.trials),
-            **(self._sum_fields(added) if added is not None and found.outcome == "contributions" else {}),
         )
 
-    def _errors(self) -> tuple[str, Bools, Floats, Bools] | None:
-        """The output whose largest errors part bad builds from good ones best; units, this error and bad of builds."""
-        bad = np.array([is_bad for _, is_bad, _ in self._measured])
-        best, ratio = None, 1.0
-        for name in self._measured[1][2]:
-            values = np.array([errors.get(name, math.inf) for _, _, errors in self._measured])
+    def _error_sum(self) -> AddedErrors | None:
+        """The errors that add up, of the output whose errors part bad builds from good ones best; None without them."""
+        taken, bad = np.array([each.taken for each in self.measured]), np.array([each.bad for each in self.measured])
+        output, error, ratio = "", np.empty(0), 1.0
+        for name in self.measured[0].errors:
+            values = np.array([each.errors.get(name, math.inf) for each in self.measured])
             if len(name) != 3 or name[2] != "max_abs" or not (np.isfinite(values) & (values > 0)).all():
                 continue
             if (found := float(values[bad].min() / values[~bad].max())) > ratio:
-                best, ratio = (name[1], np.array([taken for taken, _, _ in self._measured]), values, bad), found
-        return best
+                output, error, ratio = name[1], values, found
+        if not output or (total := find_sum(taken, error, bad)) is None:
+            return None
+        named = zip(total.units, total.values.tolist(), total.margins.tolist())
+        return AddedErrors(
+            output=output,
+            low=float(error.min()),
+            high=float(error.max()),
+            highest=max(float(error.max()), float(error[0] + total.values.clip(0).sum())),
+            contributions=tuple(
+                Contribution(unit=self.mixture.units[unit], value=value, margin=margin)
+                for unit, value, margin in named
+                if unit in total.sure
+            ),
+            settled=total.settled,
+        )
 
     def _unreplayable(self, found: SearchResult) -> str:
         """The layer that cannot be chosen and explains the verdicts better than what was found; empty without one."""
         if not self.mixture.consequences or found.outcome in ("sufficient", "contributions"):
             return ""
         # Without the two builds: all these layers differ between them, because of how they were chosen.
-        mixtures = self._measured[2:]
+        mixtures = self.measured[2:]
         if not mixtures:
             return ""
-        taken, bad = np.array([taken for taken, _, _ in mixtures]), np.array([is_bad for _, is_bad, _ in mixtures])
+        taken, bad = np.array([each.taken for each in mixtures]), np.array([each.bad for each in mixtures])
         clauses = [taken[:, clause].all(axis=1) for culprit in found.culprits for clause in culprit.clauses]
-        expected = np.array(self._followed[2:]).T
+        expected = np.array([each.followed for each in mixtures]).T
         likelihood = Likelihood(len(bad), int(bad.sum()))
         scores = likelihood.mixed(expected.sum(axis=1), (expected & bad).sum(axis=1))
         best = likelihood.chance
@@ -362,24 +386,6 @@ class BisectSession:
     def _fingerprint(self, errors: Mapping[MetricName, float]) -> Errors | None:
         """The errors of a build, if its verdict in the aspect under test follows from them."""
         return tuple(errors.values()) if errors and tested_aspect(self.mixture.bad.info) == "outputs" else None
-
-    def _error_sum(self) -> ErrorSum | None:
-        found = self._errors()
-        return None if found is None else find_sum(*found[1:])
-
-    def _sum_fields(self, added: ErrorSum) -> dict[str, Any]:
-        """The fields of a result that describe a sum."""
-        found = self._errors()
-        assert found is not None
-        output, _, error, _ = found
-        most = max(float(error.max()), float(error[0] + added.values.clip(0).sum()))
-        sure = zip(added.units, added.values.tolist(), added.margins.tolist())
-        named = [Contribution(unit=self.mixture.units[u], value=v, margin=m) for u, v, m in sure if u in added.sure]
-        return {
-            "output": output,
-            "spread": (float(error.min()), float(error.max()), most),
-            "contributions": tuple(named),
-        }
 
     def build(self, wanted: Bools) -> TrialResult:
         """Build and evaluate a mixture, or take it from an earlier process."""
@@ -415,8 +421,7 @@ class BisectSession:
         )
         self.trials.append(trial)
         if counted and outcome.taken is not None:
-            self._measured.append((outcome.taken, verdict == "bad", errors))
-            self._followed.append(outcome.followed)
+            self.measured.append(MeasuredBuild(outcome.taken, outcome.followed, verdict == "bad", errors))
         if self.progress is not None:
             self.progress(len(self.trials), self.plan.config.max_builds)
         return TrialResult(outcome.taken if counted else None, verdict == "bad", self._fingerprint(errors))

@@ -145,14 +145,39 @@ class Contribution(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AddedErrors(Record):
+    """Errors of an output that add up over units.
+
+    ``contributions`` are the units that surely take part, the largest first. ``low`` and ``high`` are the smallest and
+    the largest error among the builds, ``highest`` is the largest that the sum predicts. It is settled if more
+    mixtures would not change which units are named.
+    """
+
+    output: str
+    low: float
+    high: float
+    highest: float
+    contributions: tuple[Contribution, ...]
+    settled: bool
+
+    def describe(self, builds: str) -> str:
+        """The sum in sentences."""
+        parts = [f"{c.unit.describe()} adds {c.value:.2g} (+-{c.margin:.1g})" for c in self.contributions]
+        broken = "no choice is broken" if self.high <= _SOUND_SPREAD * self.low else "no choice decides alone"
+        return (
+            f"The errors of output {self.output!r} add up over choices, found in {builds}: "
+            f"{'; '.join(parts) or 'each adds too little to name it'}. The limit lies inside the spread of the builds, "
+            f"{self.low:.3g} to {self.high:.3g}: {broken}. A limit above {self.highest:.3g} accepts them all."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BisectResult(OpResult):
     """How a bisection ended: ``undecided`` where the budget was too small, or nothing differs that can be chosen.
 
     It is complete if the bad build is good without the culprits. ``suspects`` probably take part in a combination.
     ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can, or from
     timing. ``follows`` is the one that explains verdicts better than any units.
-    Where errors add up, ``contributions`` are the units that surely take part, the largest first. ``spread`` is the
-    smallest and the largest error of ``output`` among the builds, and the largest that the sum predicts.
     """
 
     outcome: SearchOutcome
@@ -165,9 +190,7 @@ class BisectResult(OpResult):
     consequences: tuple[str, ...] = ()
     follows: str = ""
     given: tuple[Unit, ...] = ()
-    contributions: tuple[Contribution, ...] = ()
-    output: str = ""
-    spread: tuple[float, ...] = ()
+    added: AddedErrors | None = None  # with the outcome ``contributions``
     trials: tuple[Trial, ...]
 
     @property
@@ -218,16 +241,8 @@ class BisectResult(OpResult):
         if self.outcome == "confirmed":
             rest = "Without it the bad build is good." if self.complete else "The bad build is bad without it too."
             return f"Confirmed in {builds}: {names}. {rest}"
-        if self.outcome == "contributions":
-            low, high, most = self.spread
-            parts = [f"{c.unit.describe()} adds {c.value:.2g} (+-{c.margin:.1g})" for c in self.contributions]
-            limit = f"The limit lies inside the spread of the builds, {low:.3g} to {high:.3g}"
-            broken = "no choice is broken" if high <= _SOUND_SPREAD * low else "no choice decides alone"
-            return (
-                f"The errors of output {self.output!r} add up over choices, found in {builds}: "
-                f"{'; '.join(parts) or 'each adds too little to name it'}. {limit}: {broken}. A limit above {most:.3g} "
-                "accepts them all."
-            )
+        if self.added is not None:
+            return self.added.describe(builds)
         if self.outcome == "not replayable":
             return (
                 f"The verdicts of {builds} follow layer {self.follows!r} better than anything that can be chosen. It "
