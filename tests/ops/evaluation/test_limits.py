@@ -195,6 +195,14 @@ def test_unknown_noise_leaves_fixed_limits() -> None:
         assert "fixed" in right.noise.sentence()
 
 
+def test_scales_of_shapes_are_not_moved() -> None:
+    text = '(float[1,2,6,6] x) => (float[1,2,12,12] y) { h = Mul(x, w) y = Resize<mode = "linear">(h, , s) }'
+    weights = {"s": np.float32([1, 1, 2, 2]), "w": np.float32(0.3)}
+    case = Case(models.model(text, weights), {"x": models.random(1, 2, 6, 6)}, name="resize")
+    right = right_model(case, "fp32")
+    assert right.noise.outputs[0].whole.rms > 0 and not right.noise.why_not
+
+
 def test_precision_that_rounding_destroys_is_named() -> None:
     text = "(float[4,64] x) => (float[4,64] y) { a = Add(x, big) y = Sub(a, big) }"
     case = Case(models.model(text, {"big": np.float32(3e4)}), {"x": models.random(4, 64)}, name="cancelling")

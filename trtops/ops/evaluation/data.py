@@ -346,10 +346,12 @@ def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> R
 def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *, seed: int = 1) -> RunResults | None:
     """The reference's outputs with weights and inputs moved at random by up to one rounding unit of a precision.
 
-    None for models that are too large to be changed in memory.
+    Scales of Resize and limits of Range stay, since they make shapes. None for models that are too large to be changed
+    in memory.
     """
     import onnx
 
+    from trtops.backend.onnx import walk
     from trtops.backend.onnx.model import Model, is_large
 
     def moved(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -362,8 +364,14 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *
     if is_large(model.structure()):
         return None
     proto, random = model.proto(), np.random.default_rng(seed)
+    first = {"Resize": 1, "Upsample": 1, "Range": 0}
+    kept = {name for node in walk.nodes(proto) if node.op_type in first for name in node.input[first[node.op_type] :]}
     for tensor in proto.graph.initializer:
-        if tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE):
+        if tensor.name not in kept and tensor.data_type in (
+            onnx.TensorProto.FLOAT,
+            onnx.TensorProto.FLOAT16,
+            onnx.TensorProto.DOUBLE,
+        ):
             array = moved(onnx.numpy_helper.to_array(tensor))
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     inputs = [{name: moved(np.asarray(array)) for name, array in feed.items()} for feed in feeds]

@@ -418,7 +418,9 @@ class _Check:
                 self.infer(larger.feed)
             self._check_again("shape order", small)
         # An inference that is wrong on its own says nothing about two at once.
-        if self.result().relations[RELATIONS.index("shape order")].outcome != "broken":
+        if self.result().relations[RELATIONS.index("shape order")].outcome == "broken":
+            self.skip("two contexts", "the results already change after a larger shape")
+        else:
             for before, found in zip((small, other), at_once):
                 if before is not None:
                     self.compare("two contexts", before, found)
