@@ -41,7 +41,8 @@ class Store:
 
     root: Path
     runs: dict[str, str]
-    head: str = ""
+    key: Path
+    head: str
 
     @property
     def tracker(self) -> MlflowTracker:
@@ -124,12 +125,13 @@ def pristine(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
         raise ValueError("no kernel")
     runs["failed"] = tracker.find(status="failed")[0].id
     tracker._client.create_experiment("other")
-    return Store(tracker.store.root, runs, tracker.log.head())  # type: ignore[union-attr]
+    return Store(tracker.store.root, runs, folder / "key.pub", tracker.log.head())  # type: ignore[union-attr]
 
 
 @pytest.fixture
 def store(pristine: Store, tmp_path: Path) -> Store:
-    return Store(copy_store(pristine.root, tmp_path / "mlruns").resolve(), pristine.runs, pristine.head)
+    root = copy_store(pristine.root, tmp_path / "mlruns").resolve()
+    return Store(root, {**pristine.runs}, pristine.key, pristine.head)
 
 
 def test_untouched_store_has_no_contradictions(store: Store) -> None:
@@ -254,11 +256,15 @@ def test_forgery_is_named_with_its_place(store: Store, name: str) -> None:
     assert any(named in line for line in found), found
 
 
-def test_whole_rewrite_contradicts_old_head(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_rewrite_contradicts_old_head(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = ["runs", "audit", "--store", str(store.root), "--no-rebuild", "--log"]
-    assert main([*line, store.head]) == 0
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(store.key.with_suffix(".pem")))
+    assert main([*line[:-1], store.runs["signed"]]) == 0
     saved = tmp_path / "saved.txt"
     saved.write_text(capsys.readouterr().out)
+    assert main([*line, str(saved)]) == main([*line, store.head]) == 0
     manifest = store.folder("signed") / Artifact.MANIFEST
     (tmp_path / "manifest.json").write_bytes(manifest.read_bytes())
 
@@ -269,6 +275,47 @@ def test_whole_rewrite_contradicts_old_head(store: Store, tmp_path: Path, capsys
     assert main([*line, store.head]) == main([*line, str(saved)]) == main([*line, str(tmp_path / "manifest.json")]) == 1
     assert "was changed or removed" in capsys.readouterr().out
     assert main([*line, str(store.folder("first") / ENGINE)]) == main([*line, str(tmp_path / "none")]) == 3
+
+
+def test_given_head_must_be_signed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_key(tmp_path / "other.pem", tmp_path / "other.pub")
+
+    def answer(head: str, *keys: Path) -> tuple[str, str]:
+        config = AuditConfig(log=(head,), keys=tuple(map(str, keys)))
+        # Its own end must not become the signed run that is searched.
+        with monkeypatch.context() as patch:
+            patch.delenv(signing.KEY_VARIABLE, raising=False)
+            result = audit(config, tracker=store.tracker)
+        return result.verdict, " ".join(result.log.lines())
+
+    def signed_audit(key: Path) -> str:
+        with monkeypatch.context() as patch:
+            patch.setenv(signing.KEY_VARIABLE, str(key))
+            return audit(AuditConfig(sample=1, rebuild=False), tracker=store.tracker).log.head
+
+    verdict, text = answer(store.head)  # runs without a signature came after the last one with one
+    assert verdict == "unproven" and "earlier runs of the store are signed" in text
+    verdict, text = answer(store.head, store.key)
+    assert verdict == "bad" and "a signature is required" in text
+    forged = signed_audit(tmp_path / "other.pem")
+    assert answer(forged)[0] == "good"  # no key is given
+    verdict, text = answer(forged, store.key)
+    assert verdict == "bad" and "which is not one of the given keys" in text
+    head = signed_audit(store.key.with_suffix(".pem"))
+    for keys in ((), (store.key,), (tmp_path / "other.pub", store.key)):
+        verdict, text = answer(head, *keys)
+        assert verdict == "good" and ("the given head is signed: run" in text), text
+        assert (" by " in text) == bool(keys)
+    assert answer(store.head, store.key)[0] == "good"  # a later head covers it
+    [last] = store.tracker.find(tags={Tag.SIGNED: "true", Tag.KIND: "audit"})[:1]
+    folder = next(store.root.glob(f"artifacts/*/{last.id}/artifacts"))
+    manifest = folder / Artifact.MANIFEST
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"log": forged}))
+    verdict, text = answer(head, store.key)
+    assert verdict == "bad" and f"Run {last.id}: {Artifact.MANIFEST}: it is not what was signed" in text
+    (folder / Artifact.SIGNATURE).unlink()
+    verdict, text = answer(head)
+    assert verdict == "unproven" and f"run {last.id}: signature: entry" in text
 
 
 def test_runs_outside_of_the_log_are_not_verified(store: Store) -> None:
@@ -283,11 +330,17 @@ def test_runs_outside_of_the_log_are_not_verified(store: Store) -> None:
         if name == "removed":
             store.sql("DELETE FROM params WHERE key = ?", str(max(store.entries())))
 
-    result = audit(AuditConfig(runs=tuple(ids), rebuild=False), tracker=store.tracker)
+    config = AuditConfig(runs=tuple(ids), rebuild=False)
 
+    result = audit(config, tracker=store.tracker)
     why = [each.unverified[-1] for each in result.runs]
-    assert "its process was killed, or the entry was removed" in why[0] and "logged later" in why[1]
-    assert result.verdict == "unproven" and not result.log.contradictions
+    assert "store: its process was killed before it wrote the entry, or the entry was removed" in why[0]
+    assert "logged later" in why[1] and result.verdict == "unproven" and not result.log.contradictions
+    store.sql("UPDATE runs SET end_time = 1000000 WHERE run_uuid = ?", ids[0])
+    older = "the run is older than the log, which began at 20"
+    assert older in audit(config, tracker=store.tracker).runs[0].unverified[-1]
+    delete_log(store.root)
+    assert "the log has no entries yet; other" in audit(config, tracker=store.tracker).runs[0].unverified[-1]
 
 
 def write_entries(location: str, name: str) -> None:

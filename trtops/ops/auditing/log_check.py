@@ -10,6 +10,7 @@ from trtops import errors
 from trtops.ops.auditing.result import Claim, Contradiction, LogAudit
 from trtops.tracking.base import RegisteredVersion, RunInfo, StoredRun, Tracker
 from trtops.tracking.schema import Artifact
+from trtops.tracking.signatures import require_signed
 from trtops.tracking.store_log import HEAD, Entry, Facts, grown, head_of, run_facts
 
 
@@ -20,6 +21,8 @@ class LogCheck:
         """Read the log. Raises TrackingUnavailableError if the store does not answer."""
         self._tracker = tracker
         self._problems: dict[str, Contradiction] = {}
+        self._unverified: list[str] = []
+        self._signed = ""
         self._read()
 
     def _read(self) -> None:
@@ -28,6 +31,7 @@ class LogCheck:
         self.registered: dict[tuple[str, str], tuple[int, Entry]] = {}  # the last version by name and alias
         self._deleted: set[tuple[str, str]] = set()  # runs and paths
         self._trees: list[tuple[str, ...]] = [()]  # by number of entries
+        self._began = float("inf")  # when the first entry was written, in seconds since the epoch
         texts, problems = self._tracker.log_entries()
         missing = [number for number in range(max(texts, default=0)) if number not in texts]
         for why in [*problems, *([f"{len(missing)} entries are missing: {str(missing)[1:60]}"] if missing else ())]:
@@ -40,6 +44,7 @@ class LogCheck:
                 if text:
                     self._wrong(f"entry {number} is damaged or exchanged ({exc})")
             else:
+                self._began = min(self._began, entry.time)
                 if entry.tree != self._trees[number]:
                     self._wrong(
                         f"entry {number - 1} or one before was changed: entry {number} has another hash of them"
@@ -75,6 +80,40 @@ class LogCheck:
             claims = Claim(place=place, value=head), Claim(place="the log today", value=found)
             self._wrong(f"one of the first {size} entries was changed or removed", *claims)
 
+    def check_given(self, heads: Collection[str], keys: tuple[str, ...]) -> None:
+        """Compare old heads with today's log, and verify that they are signed if keys are given or runs are signed.
+
+        A head is signed if a signed run states it, or a later one, which is a hash over the same entries and more.
+        """
+        for head in heads:
+            self.check_head(head, f"the given head {head[:20]}...")
+        signed = sorted(((n, e) for n, e in self.ends.values() if e.facts.get("signature")), key=lambda each: each[0])
+        if not heads or not (signed or keys):
+            return
+        largest, problems = max(int(head.partition(":")[0]) for head in heads), list[str]()
+        for number, entry in signed:
+            if number < largest:  # a run's head is before its entry
+                continue
+            try:
+                run = self._tracker.load(entry.run)
+                key = require_signed(run, keys)
+            except errors.TrackingUnavailableError:
+                raise
+            except errors.TrtopsError as exc:
+                problems.append(str(exc))
+                continue
+            different = _differences(number, entry, run_facts(run.info, run.unlisted(Artifact.SIGNATURE)))
+            problems += [f"run {entry.run}: {each.text()}" for each in different]
+            if not different and HEAD.fullmatch(stated := run.manifest.log) and int(stated.split(":")[0]) >= largest:
+                self.check_head(stated, f"{Artifact.MANIFEST} of run {entry.run}")
+                self._signed = f"the given head is signed: run {entry.run}{f' by {key[:12]}' * bool(key)}"
+                return
+        found = f"no signed run states the given head with {largest} entries or a later one"
+        if keys:
+            self._wrong(". ".join([f"{found}, and a signature is required", *problems[:3]]))
+        else:
+            self._unverified.append(". ".join([f"{found}, and earlier runs of the store are signed", *problems[:3]]))
+
     def check_run(self, run: StoredRun) -> tuple[list[Contradiction], list[str]]:
         """What in a run contradicts the log, and why the log does not show that the run is unchanged."""
         info, head = run.info, run.manifest.log
@@ -83,7 +122,13 @@ class LogCheck:
         if info.id not in self.ends:
             self._read()
         if info.id not in self.ends:
-            return [], ["it is not in the log of the store: its process was killed, or the entry was removed"]
+            why = "its process was killed before it wrote the entry, or the entry was removed"
+            if len(self._trees) == 1:
+                why = f"the log has no entries yet; otherwise {why}"
+            elif (info.end_time or info.start_time) < self._began:
+                began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._began))
+                why = f"the run is older than the log, which began at {began}; otherwise {why}"
+            return [], [f"it is not in the log of the store: {why}"]
         number, entry = self.ends[info.id]
         found = _differences(number, entry, run_facts(info, run.unlisted(Artifact.SIGNATURE)))
         for path in (each.path for each in run.manifest.dropped if (info.id, each.path) not in self._deleted):
@@ -111,7 +156,12 @@ class LogCheck:
                 now = {"version": versions.get((name, alias))}
                 found += _differences(number, entry, now, f"{name!r} with alias {alias!r}: ", "the registry")
         size = len(self._trees) - 1
-        return LogAudit(head=head_of(self._trees[size], size), contradictions=(*self._problems.values(), *found))
+        return LogAudit(
+            head=head_of(self._trees[size], size),
+            contradictions=(*self._problems.values(), *found),
+            unverified=tuple(self._unverified),
+            signed=self._signed,
+        )
 
     def _check_row(self, number: int, entry: Entry, info: RunInfo | None) -> list[Contradiction]:
         """Compare a logged run with its row in the database; ``info`` is None if the audit did not read it."""

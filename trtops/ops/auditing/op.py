@@ -51,7 +51,7 @@ class AuditConfig(Record):
         ways: How engines are rebuilt.
         at_least: The grade that every run must reach.
         materials: Folder that is searched by digest for models that were not logged.
-        keys: PEM files of public keys; every build must be signed with one of them.
+        keys: PEM files of public keys; every build, and each head of ``log``, must be signed with one of them.
         log: Heads of the store's log that earlier audits printed, or files with one, to compare with today's log.
         timeout_seconds: Time limit of a build and of its first inferences; None waits without limit.
     """
@@ -116,8 +116,7 @@ def audit(
                     progress(len(done), len(run_ids))
         finally:
             close_workers()
-        for head in heads:
-            shared.log.check_head(head, f"the given head {head[:20]}...")
+        shared.log.check_given(heads, config.keys)
         result = AuditResult(
             title="audit",
             runs=tuple(done),

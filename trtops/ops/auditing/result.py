@@ -154,10 +154,14 @@ class LogAudit(Record):
 
     head: str = ""
     contradictions: tuple[Contradiction, ...] = ()
+    unverified: tuple[str, ...] = ()
+    signed: str = ""  # by whom the given heads are signed
 
     def lines(self) -> Iterable[str]:
-        """Contradictions and head, in lines of plain text."""
+        """Contradictions, what is not verified, and the heads, in lines of plain text."""
         yield from (each.text() for each in self.contradictions)
+        yield from (f"not verified: {each}" for each in self.unverified)
+        yield from filter(None, (self.signed,))
         yield f"head of the store's log: {self.head or 'not verified, since there is no log'}"
 
 
@@ -180,7 +184,7 @@ class AuditResult(OpResult):
         """``good`` if every run is verified, ``bad`` if one is contradicted, else ``unproven``."""
         answers = {run.answer(self.at_least) for run in self.runs}
         wrong = "contradicted" in answers or self.log.contradictions
-        return "bad" if wrong else "unproven" if "not verified" in answers else "good"
+        return "bad" if wrong else "unproven" if "not verified" in answers or self.log.unverified else "good"
 
     @property
     def grades(self) -> dict[Grade, int]:
@@ -192,7 +196,8 @@ class AuditResult(OpResult):
     def headline(self) -> str:
         """The number of runs that pass."""
         wrong = f"; {len(self.log.contradictions)} contradictions with the log" if self.log.contradictions else ""
-        return f"{len(self.runs) - len(self.failed)} of {len(self.runs)} runs pass{wrong}"
+        unsigned = "; the given head is not signed" if self.log.unverified else ""
+        return f"{len(self.runs) - len(self.failed)} of {len(self.runs)} runs pass{wrong}{unsigned}"
 
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""
