@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 import threading
+import time
 import urllib.parse
 import uuid
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ class HostileServer:
     listed: dict[str, list[tuple[str, int, bool]]] = field(default_factory=dict)  # by folder, instead of the files
     endless: bool = False  # artifacts and pages of runs never end
     junk: bytes | None = None  # the answer to everything
+    drips: bool = False  # answers never end, and come a byte at a time
     address: str = ""
     asked: list[str] = field(default_factory=list)  # paths of the requests
 
@@ -94,12 +96,12 @@ def serving(hostile: HostileServer) -> Iterator[str]:
             query = dict(urllib.parse.parse_qsl(address.query))
             if "/mlflow-artifacts/artifacts/" in address.path and hostile.junk is None:
                 path = urllib.parse.unquote(address.path).partition("/artifacts/")[2].partition("/artifacts/")[2]
-                self._send(hostile.files.get(path, b""), endless=hostile.endless)
+                self._send(hostile.files.get(path, b""), endless=hostile.endless or hostile.drips)
                 return
             if body.startswith(b"{"):
                 query.update({k: str(v) for k, v in json.loads(body).items()})
             data = json.dumps(hostile.answer(address.path, query)).encode() if hostile.junk is None else hostile.junk
-            self._send(data)
+            self._send(data, endless=hostile.drips)
 
         do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
@@ -110,6 +112,9 @@ def serving(hostile: HostileServer) -> Iterator[str]:
                 self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             with contextlib.suppress(OSError):
+                while hostile.drips:
+                    self.wfile.write(b" ")
+                    time.sleep(0.1)
                 self.wfile.write(data)
                 while endless:
                     self.wfile.write(b"x" * (1 << 16))

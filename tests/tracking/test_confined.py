@@ -179,6 +179,26 @@ def test_oversized_download_is_stopped(hostile: HostileServer, tmp_path: Path) -
     assert all(path.stat().st_size < 1 << 21 for path in (tmp_path / "tmp").rglob("*"))
 
 
+def test_dripping_server_is_given_up(hostile: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests import models
+    from trtops.ops.engines.convert import ConvertConfig, convert
+    from trtops.ops.evaluation.check import CheckConfig
+    from trtops.tracking.offline import OfflineTracker
+    from trtops.tracking.spool import Spool
+
+    inner = MlflowTracker(hostile.address)
+    stored = inner.load(RUN)
+    hostile.drips = True
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with pytest.raises(errors.TrackingUnavailableError, match=r"did not answer: .* not complete within 1 s"):
+        stored.read_bytes("engine/x.plan")
+    tracker = OfflineTracker(inner, Spool(tmp_path / "tmp" / "spool"))
+    model = models.identity().write(tmp_path / "tmp")
+    result = convert(model, ConvertConfig(check=CheckConfig(latency_runs=0, plots="never")), tracker=tracker)
+
+    assert result.verdict == "good" and [run.id for run in tracker.spool.runs()] == [result.run_id]
+
+
 def test_endless_pages_are_refused(hostile: HostileServer) -> None:
     hostile.endless = True
 

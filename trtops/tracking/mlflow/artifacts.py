@@ -161,7 +161,8 @@ class _RemoteFiles:
             else:
                 entry = write_artifact(source, file, path)
             parent = None if name.parent == PurePosixPath() else str(name.parent)
-            self._connection.call(self._connection.client.log_artifact, self._run_id, str(file), parent)
+            put, arguments = self._connection.client.log_artifact, (self._run_id, str(file), parent)
+            self._connection.call(put, *arguments, transferred=lambda: entry.size)
         return entry
 
     def get(self, entry: ArtifactEntry) -> Path | None:
@@ -235,8 +236,15 @@ class _RemoteFiles:
         """Fetch an artifact into a file, whole or not at all; None if there is no such artifact."""
         with tempfile.TemporaryDirectory(dir=self._connection.downloads.folder()) as folder:
             fetched = Path(folder, "fetched")
+
+            def transferred() -> int:
+                with contextlib.suppress(FileNotFoundError):  # a client of a cloud storage renames its files
+                    return sum(each.stat().st_size for each in Path(folder).rglob("*") if each.is_file())
+                return 0
+
+            limit = _MAX_BYTES if size is None else size
             try:
-                self._connection.call(self._fetch, path, fetched, _MAX_BYTES if size is None else size)
+                self._connection.call(self._fetch, path, fetched, limit, transferred=transferred)
             except (errors.RunNotFoundError, errors.LogError):
                 return None
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +32,9 @@ log = logging.getLogger(__name__)
 
 # Seconds between attempts; each pause is twice the one before.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_SECONDS_IF_AWAY = 10.0  # of each call after one that was not answered
+# Bytes per second of the slowest transfer of artifacts that is not given up: 2 Mbit/s.
+_SLOWEST_TRANSFER = 250_000
 
 
 class Connection:
@@ -72,11 +79,14 @@ class Connection:
                     "Move it back, or make a link to it there."
                 )
 
-    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def call(
+        self, function: Callable[..., T], *args: Any, transferred: Callable[[], int] = lambda: 0, **kwargs: Any
+    ) -> T:
         """Call MLflow. Failures that may pass are retried, and other errors are translated.
 
         A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). After that, calls
-        do not wait until one succeeds.
+        do not wait until one succeeds. A server must have answered after ``MLFLOW_HTTP_REQUEST_TIMEOUT`` seconds, and
+        the time that ``transferred()`` bytes take at 2 Mbit/s.
         """
         import requests
         from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
@@ -85,9 +95,7 @@ class Connection:
         begin, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
-                # MLflow reads a server's answer whole, however long it is.
-                with limited_memory() if self.store is None else nullcontext():
-                    answer = function(*args, **kwargs)
+                answer = self._ask(partial(function, *args, **kwargs), transferred)
             except MemoryError:
                 raise errors.StoreError(too_much(f"An answer of {self.shown}")) from None
             except (MlflowException, requests.RequestException) as exc:
@@ -117,6 +125,38 @@ class Connection:
                 log.warning("%s does not answer; waiting up to %.0f s (TRTOPS_TRACKING_WAIT).", self.shown, left)
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _ask(self, request: Callable[[], T], transferred: Callable[[], int]) -> T:
+        """Return what a request returns, or raise requests.Timeout after the time limit of a server."""
+        if self.store is not None:
+            return request()
+        import requests
+        from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
+
+        answer: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(request())
+            except BaseException as exc:
+                answer.set_exception(exc)
+
+        # In a thread, since MLflow's limit is for each read: a server that sends a byte now and then never exceeds it.
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
+        begin, seconds = time.monotonic(), float(MLFLOW_HTTP_REQUEST_TIMEOUT.get())  # type: ignore[no-untyped-call]
+        if self._is_away:
+            seconds = min(seconds, _SECONDS_IF_AWAY)
+        with limited_memory():  # MLflow reads a server's answer whole, however long it is
+            thread.start()
+            while not answer.done():
+                left = begin + seconds + transferred() / _SLOWEST_TRANSFER - time.monotonic()
+                if left <= 0:
+                    raise requests.Timeout(
+                        f"its answer was not complete within {time.monotonic() - begin:.0f} s. If the connection is "
+                        "slow, set MLFLOW_HTTP_REQUEST_TIMEOUT to more seconds."
+                    )
+                wait([answer], left)
+        return answer.result()
 
     def log_batch(
         self,

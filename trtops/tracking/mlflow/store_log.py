@@ -108,7 +108,7 @@ class StoreLog:
             return None
         if experiment.lifecycle_stage != "active":
             raise errors.StoreError(f"Experiment {EXPERIMENT!r} was deleted in MLflow. Restore it.")
-        options = {"order_by": ["attributes.start_time DESC"], "max_results": 3}
+        options: dict[str, Any] = {"order_by": ["attributes.start_time DESC"], "max_results": 3}
         newest = self._call(self._client.search_runs, [experiment.experiment_id], **options)
         # A process that was not first leaves a run without entries for a moment.
         page = max(newest, key=lambda run: max(_entries(run), default=-1), default=None)
