@@ -27,9 +27,22 @@ from trtops.tracking.schema import Metric, MetricName, Tag
 from trtops.verdict import Verdict
 
 Kind = Literal[
-    "one", "sum", "reformat", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"
+    "one",
+    "sum",
+    "reformat",
+    "format",
+    "neighbours",
+    "layer",
+    "together",
+    "either",
+    "two of four",
+    "sometimes",
+    "none",
+    "drift",
+    "machines",
 ]
-"""``layer``: several choices of one layer are bad, each alone; other kinds plant one choice of a layer."""
+"""``layer``: several choices of one layer are bad, each alone; ``format``: all choices of a layer in one format;
+``neighbours``: two layers in a row in different formats; other kinds plant one choice of a layer."""
 Clause: TypeAlias = "tuple[tuple[int, int], ...]"
 """Layers and what they got, which make builds bad together."""
 LIMIT = 200
@@ -48,6 +61,7 @@ class World:
     culprits: tuple[tuple[tuple[int, int], ...], ...] = ()
     built: int = 0
     mixtures: dict[str, np.ndarray] = field(default_factory=dict)
+    codes: dict[str, np.ndarray] = field(default_factory=dict)  # of the campaign's own builds
     _frequencies: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,10 +82,15 @@ class World:
     def _plant(self) -> None:
         if self.kind in ("none", "drift", "machines", "reformat"):
             return
+        if self.kind in ("format", "neighbours"):
+            self._missing[:] = 0
         drawn = np.array([self.draw() for _ in range(200)])
         self._small = self._rng.normal(
             0, SMALL / 5, (self.layers, TACTICS + 1)
         )  # the last one where a layer is missing
+        if self.kind in ("format", "neighbours"):
+            self.culprits = self._of_formats(drawn)
+            return
         size = 2 if self.kind in ("together", "two of four") else 1
         shares = shares_of(drawn, np.flatnonzero((self._copied < 0) & (self._missing == 0)))
         count = {"together": 2, "either": 2, "two of four": 4, "sum": 5}.get(self.kind, 1)
@@ -89,6 +108,16 @@ class World:
         layer = max(self._rng.permutation(sorted(layers)).tolist(), key=lambda n: min(len(made[n]), 4))
         return [(layer, code) for code in made[layer][1::2]]
 
+    def _of_formats(self, drawn: np.ndarray) -> tuple[Clause, ...]:
+        """All choices of a layer in one format, or all of two layers in a row in different formats."""
+        formats = drawn % 2
+        bad = formats if self.kind == "format" else formats[:, 1:] != formats[:, :-1]
+        layer = int(np.abs(bad.mean(axis=0) - 0.4).argmin())
+        if self.kind == "format":
+            return tuple(((layer, code),) for code in range(1, TACTICS, 2))
+        codes = [(first, second) for first in range(TACTICS) for second in range(TACTICS) if (first + second) % 2]
+        return tuple(((layer, first), (layer + 1, second)) for first, second in codes)
+
     def draw(self, without: Iterable[tuple[int, int]] = ()) -> np.ndarray:
         """What a build chooses by itself, without some layers' choices; -1 where it has no such layer."""
         codes = np.array([self._rng.choice(len(f), p=f) for f in self._frequencies])
@@ -101,10 +130,15 @@ class World:
                 codes[layer] = self._rng.choice(len(others), p=others / others.sum())
         return codes
 
+    def reformats(self, codes: np.ndarray) -> np.ndarray:
+        """Between which layers in a row a build copies from one format to another."""
+        has_formats = self.kind in ("format", "neighbours")
+        return (codes[1:] % 2 != codes[:-1] % 2) & has_formats
+
     def error(self, codes: np.ndarray) -> float:
         """The largest error of a build that repeats to the last bit."""
         has = [all(codes[layer] == code for layer, code in clause) for clause in self.culprits]
-        added = np.dot(has, (1.0, 0.8, 0.5, 0.24, 0.12)[: len(has)]) if self.kind == "sum" else 5.0 * any(has)
+        added = np.dot(has, (1.0, 0.8, 0.5, 0.24, 0.12)[: len(has)]) if self.kind == "sum" else 40.0 * any(has)
         return float(10 + self._small[np.arange(self.layers), codes].sum() + added)
 
     def is_bad(self, codes: np.ndarray) -> bool:
@@ -130,6 +164,7 @@ class Played:
     when: int
     builds: int
     trials: int = 0  # of the bisection that confirmed the first one
+    done: tuple[BisectResult, ...] = ()
 
 
 def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
@@ -158,7 +193,7 @@ def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
             clauses = frozenset((key_of(each.unit),) for each in large)
             when = world.built
     trials = next((r.culprits[0].builds for r in planner.done if r.culprits), 0)
-    return Played(clauses, any(not each.resolved for each in confirmed), when, world.built, trials)
+    return Played(clauses, any(not each.resolved for each in confirmed), when, world.built, trials, tuple(planner.done))
 
 
 def key_of(unit: Unit) -> tuple[int, int]:
@@ -168,12 +203,15 @@ def key_of(unit: Unit) -> tuple[int, int]:
 
 def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Planner, limit: int) -> BisectResult:
     """A bisection whose mixtures are made by the world."""
-    builds = dict(zip(table.names, table.codes)) | world.mixtures
+    world.codes = dict(zip(table.names, table.codes))
+    builds = world.codes | world.mixtures
     good, bad = builds[pair.good], builds[pair.bad]
     places = np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0))
     units = tuple(
         Unit(kind="layer", name=f"layer-{n}", good=f"tactic-{good[n]}", bad=f"tactic-{bad[n]}") for n in places.tolist()
     )
+
+    reformats = np.flatnonzero(world.reformats(good) != world.reformats(bad))
 
     def metrics_of(codes: np.ndarray) -> dict[MetricName, float]:
         return {(Metric.ERROR, "y", "max_abs"): world.error(codes)} if world.repeats else {}
@@ -189,8 +227,9 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
             verdict: Verdict = "bad" if is_bad else "good"
             self.trials.append(Trial(run_id=name, taken=names, verdict=verdict, counted=True))
             errors = metrics_of(codes)
-            # A reformat that is chosen by timing, and decides.
-            followed = (is_bad,) if mixture.consequences else ()
+            # A reformat that is chosen by timing and decides, or those that follow from formats.
+            copies = world.reformats(codes) == world.reformats(bad)
+            followed = (is_bad,) if world.kind == "reformat" else tuple(copies[reformats].tolist())
             self.measured.append(MeasuredBuild(wanted, followed, is_bad, errors))
             return TrialResult(wanted, is_bad, self._fingerprint(errors))
 
@@ -210,7 +249,7 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
     )
     infos = [SimpleNamespace(metrics=metrics_of(each), tags={Tag.BAD_IN: "outputs"}) for each in (good, bad)]
     ends = dict(zip(("good", "bad"), (SimpleNamespace(info=info) for info in infos)))
-    consequences = ("reformat",) if world.kind == "reformat" else ()
+    consequences = ("reformat",) if world.kind == "reformat" else tuple(f"reformat-{n}" for n in reformats.tolist())
     mixture: Any = SimpleNamespace(units=units, consequences=consequences, **ends)
     return Session(None, mixture, plan, None, "", None, None, []).run()  # type: ignore[arg-type]
 
@@ -259,18 +298,40 @@ def names_wrongly(world: World, confirmed: Iterable[Clause]) -> bool:
     return not {key for c in confirmed for key in c} <= {key for c in truth(world) for key in c}
 
 
+def is_right(world: World, played: Played) -> bool:
+    """Whether the culprits are named, and nothing else; or what choices add to a sum of errors."""
+    if world.kind in ("format", "neighbours"):  # one of the choices is found first, and ends the campaign
+        return bool(played.confirmed) and not names_wrongly(world, played.confirmed)
+    added = next((result.added for result in played.done if result.added is not None), None)
+    if world.kind != "sum" or added is None:
+        return world.kind != "sum" and played.confirmed == truth(world)
+    adds = {layer: 0.0 for layer in range(world.layers)}
+    (result,) = (result for result in played.done if result.added is not None)
+    good, bad = (world.codes[name] for name in (result.good_run, result.bad_run))
+    for layer in np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0)).tolist():
+        other = good.copy()
+        other[layer] = bad[layer]
+        adds[layer] = world.error(other) - world.error(good)
+    named = {key_of(each.unit)[0]: each for each in added.contributions}
+    # Within the interval or a tenth of the whole, and each that adds a fifth of it is named.
+    whole = sum(map(abs, adds.values()))
+    is_near = all(abs(each.value - adds[n]) <= max(1.5 * each.margin, 0.1 * whole) for n, each in named.items())
+    return is_near and {n for n, value in adds.items() if abs(value) >= 0.2 * whole} <= named.keys()
+
+
 def figures(cell: Cell, seeds: range) -> str:
     played = list(cell.play(seeds))
-    right = sum(p.confirmed == truth(w) for w, p in played)
+    right = sum(is_right(w, p) for w, p in played)
     unresolved = sum(p.unresolved for _, p in played)
     wrong = sum(names_wrongly(w, p.confirmed) for w, p in played)
     when = [p.when for _, p in played if p.when]
     return (
         f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong{', repeats' * cell.repeats}: "
-        f"exactly right {right} of {len(played)}, unresolved {unresolved}, something wrongly named in {wrong}, nothing "
+        f"right {right} of {len(played)}, unresolved {unresolved}, something wrongly named in {wrong}, nothing "
         f"in {sum(not p.confirmed for _, p in played)}; "
         f"median mixtures until confirmed {np.median([p.trials for _, p in played if p.trials] or [0]):g}, builds "
-        f"{np.median(when) if when else 0:g}, in all {np.median([p.builds for _, p in played]):g}"
+        f"{np.median(when) if when else 0:g}, at most {max(when, default=0)}, in all "
+        f"{np.median([p.builds for _, p in played]):g}"
     )
 
 

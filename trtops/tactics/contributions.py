@@ -20,8 +20,11 @@ _BUILDS_PER_UNIT = 2.5  # of a sum, at least
 _ADVANTAGE = 10.0  # of the criterion's value, which is twice a log-likelihood: odds of 150 to 1
 _STEP = 0.95  # share of the variance of the error or of its logarithm that a step explains, so that it is no sum
 _ALIKE = 0.8  # correlation from which units are confounded
+SOUND_SPREAD = 2.0  # ratio of the largest to the smallest error up to which no choice is broken
 _GAP = 0.2  # share of the range of errors between good and bad builds, below which the limit lies inside it
 _DECIDES = 0.6  # share of the sum from which one unit decides
+_NAMED = 0.1  # share of the range of errors from which a contribution is named
+_DRAWS = 64  # random mixtures from which the next one is chosen
 _MAX_PAIRED = 200  # units that pairs are made of
 
 
@@ -29,8 +32,8 @@ _MAX_PAIRED = 200  # units that pairs are made of
 class ErrorSum:
     """A sum: units by their size, their contributions to the error, and half of the width of 95 % intervals.
 
-    A unit is sure if its interval does not contain zero, in this fit and in all that leave out one build. The sum is
-    settled if all these fits have the same ones.
+    A unit is sure if it adds a tenth of the range of errors and its interval does not contain zero, in this fit and in
+    all that leave out one build. The sum is settled if all these fits have the same ones.
     """
 
     units: tuple[int, ...]
@@ -53,33 +56,49 @@ def find_sum(taken: Bools, error: Floats, bad: Bools) -> ErrorSum | None:
     if found is None:
         return None
     others = [fit(np.delete(taken, row, axis=0), np.delete(error, row)) for row in range(len(error))]
-    named = [_named(each) for each in (found, *others)]
+    named = [_named(each, _NAMED * float(np.ptp(error))) for each in (found, *others)]
     # Another unit that nearly the same builds have may be meant.
     with np.errstate(invalid="ignore"):  # where a unit is in all builds, or in none
-        alike = np.abs(np.nan_to_num(np.corrcoef(taken.T))) >= _ALIKE
+        alike = np.abs(np.nan_to_num(np.atleast_2d(np.corrcoef(taken.T)))) >= _ALIKE
     clear = frozenset(unit for unit in found.units if alike[unit].sum() == 1)
     is_settled = bool(named[0]) and len(set(named)) == 1 and named[0] <= clear
     return replace(found, sure=frozenset.intersection(clear, *named), settled=is_settled)
 
 
-def is_limit_inside(error: Floats, bad: Bools) -> bool:
-    """Whether the largest error of good builds is so near to the smallest one of bad builds that nothing makes a step.
+def separating_mixture(taken: Bools, held: Bools, rng: np.random.Generator) -> Bools:
+    """The random mixture, of shape ``(units,)``, after which units are least correlated over all builds."""
+    signs = np.column_stack((np.ones(len(taken)), 2.0 * taken - 1))
+    drawn = held | (rng.random((_DRAWS, len(held))) < 0.5)
+    common = signs.T @ signs
+    rows = np.column_stack((np.ones(_DRAWS), 2.0 * drawn - 1))
+    # The fourth power makes the largest correlations count most.
+    costs = [((common + np.outer(row, row)) ** 4).sum() for row in rows]
+    best: Bools = drawn[int(np.argmin(costs))]
+    return best
 
-    In a part of the range of all errors, and of their logarithms.
+
+def is_limit_inside(error: Floats, bad: Bools) -> bool:
+    """Whether no step parts good builds from bad ones.
+
+    Either all errors are alike, or the largest of good builds is near to the smallest of bad builds: compared with the
+    range of all errors, and of their logarithms.
     """
+    if error.max() <= SOUND_SPREAD * error.min():
+        return True
     gaps = [values[bad].min() - values[~bad].max() for values in (error, np.log(error))]
     return all(gap < _GAP * np.ptp(values) for gap, values in zip(gaps, (error, np.log(error))))
 
 
-def _named(fit: ErrorSum | None) -> frozenset[int]:
+def _named(fit: ErrorSum | None, least: float) -> frozenset[int]:
     if fit is None:
         return frozenset()
-    return frozenset(unit for unit, value, margin in zip(fit.units, fit.values, fit.margins) if abs(value) > margin)
+    sizes = zip(fit.units, np.abs(fit.values), fit.margins)
+    return frozenset(unit for unit, size, margin in sizes if size > max(margin, least))
 
 
 def _fit(taken: Bools, error: Floats, *, is_inside: bool) -> ErrorSum | None:
     builds, units = taken.shape
-    if builds < _MIN_BUILDS or units < 2 or not np.ptp(error) > 0:
+    if builds < _MIN_BUILDS or not np.ptp(error) > 0:
         return None
     total = float(((error - error.mean()) ** 2).sum())
     floor = builds * (_RESOLUTION * float(np.ptp(error))) ** 2
@@ -104,7 +123,10 @@ def _fit(taken: Bools, error: Floats, *, is_inside: bool) -> ErrorSum | None:
     free = builds - len(chosen) - 1
     from scipy import special  # takes a tenth of a second to import
 
-    margins = float(special.stdtrit(free, 0.975)) * np.sqrt(max(float((rest**2).sum()) / free, floor / builds))
+    # Intervals of units that were selected cover 95 % on average at this level (Benjamini and Yekutieli, Journal of the
+    # American Statistical Association 2005).
+    level = 1 - 0.025 * len(chosen) / units
+    margins = float(special.stdtrit(free, level)) * np.sqrt(max(float((rest**2).sum()) / free, floor / builds))
     order = np.argsort(-np.abs(values), kind="stable")
     return ErrorSum(tuple(chosen[place] for place in order), values[order], margins * np.sqrt(covariance[order]))
 

@@ -37,9 +37,9 @@ from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with
 from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
-from trtops.tactics.contributions import find_sum
+from trtops.tactics.contributions import find_sum, is_limit_inside, separating_mixture
 from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.model import Bools, Likelihood
+from trtops.tactics.model import Bools, Floats, Likelihood
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, tracked
@@ -51,7 +51,7 @@ _KIND: Kind = "bisect"
 _SEEN = 200  # builds of a campaign, the last ones, that the prior of units is taken from
 _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
-_MORE_TRIALS = 20  # mixtures after which a sum, or missing units, are reported as they are known then
+_MORE_TRIALS = 16  # mixtures after which a sum, or missing units, are reported as they are known then
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -300,16 +300,23 @@ class BisectSession:
             if answer is not None and self._error_sum() is not None:
                 found = SearchResult("contributions")
                 break
+        if found.outcome == "confirmed" and (parted := self._parted()) is not None and is_limit_inside(*parted[2:]):
+            found = replace(found, outcome="contributions")
         # A sum is reported once it is settled. Where units are missing, a layer that no replay sets may decide.
         while len(self.trials) < _MORE_TRIALS and not is_spent():
             added = self._error_sum()
             looks_on = found.outcome == "units missing" and self.mixture.consequences and not self._unreplayable(found)
             if not looks_on and (found.outcome != "contributions" or (added is not None and added.settled)):
                 break
-            self.build(held | (np.random.default_rng([config.seed, len(self.trials)]).random(len(units)) < 0.5))
+            rng = np.random.default_rng([config.seed, len(self.trials)])
+            self.build(separating_mixture(np.array([each.taken for each in self.measured]), held, rng))
         added = self._error_sum()
-        if found.outcome == "contributions" and added is None:
-            found = SearchResult("undecided")
+        if found.outcome == "contributions":
+            found = (
+                SearchResult("contributions")
+                if added
+                else replace(found, outcome="confirmed" if found.culprits else "undecided")
+            )
         if follows := self._unreplayable(found):
             found = SearchResult("not replayable")
         return BisectResult(
@@ -336,8 +343,8 @@ class BisectSession:
             trials=tuple(self.trials),
         )
 
-    def _error_sum(self) -> AddedErrors | None:
-        """The errors that add up, of the output whose errors part bad builds from good ones best; None without them."""
+    def _parted(self) -> tuple[str, Bools, Floats, Bools] | None:
+        """The output that parts bad builds from good ones best, the builds' units, their errors, and which are bad."""
         taken, bad = np.array([each.taken for each in self.measured]), np.array([each.bad for each in self.measured])
         output, error, ratio = "", np.empty(0), 1.0
         for name in self.measured[0].errors:
@@ -346,8 +353,14 @@ class BisectSession:
                 continue
             if (found := float(values[bad].min() / values[~bad].max())) > ratio:
                 output, error, ratio = name[1], values, found
-        if not output or (total := find_sum(taken, error, bad)) is None:
+        return (output, taken, error, bad) if output else None
+
+    def _error_sum(self) -> AddedErrors | None:
+        """The errors that add up, of the output that parts bad builds from good ones; None if they do not."""
+        parted = self._parted()
+        if parted is None or (total := find_sum(*parted[1:])) is None:
             return None
+        output, _, error, _ = parted
         named = zip(total.units, total.values.tolist(), total.margins.tolist())
         return AddedErrors(
             output=output,

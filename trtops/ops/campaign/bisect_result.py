@@ -9,13 +9,13 @@ from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.tables import table as text_table
 from trtops.tactics.bisection import CHANCE, SearchOutcome
+from trtops.tactics.contributions import SOUND_SPREAD
 from trtops.tactics.model import Bools, Clauses
 from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Verdict
 
 _ANSWERED = ("confirmed", "sufficient", "contributions", "not replayable")
-_SOUND_SPREAD = 2.0  # ratio of the largest to the smallest error up to which the limit, and no choice, is the problem
 
 ChoiceKey: TypeAlias = tuple[str, str, str]
 """What identifies a unit, whatever the good build has instead: its kind, its name, and the choice of the bad build."""
@@ -163,7 +163,7 @@ class AddedErrors(Record):
     def describe(self, builds: str) -> str:
         """The sum in sentences."""
         parts = [f"{c.unit.describe()} adds {c.value:.2g} (+-{c.margin:.1g})" for c in self.contributions]
-        broken = "no choice is broken" if self.high <= _SOUND_SPREAD * self.low else "no choice decides alone"
+        broken = "no choice is broken" if self.high <= SOUND_SPREAD * self.low else "no choice decides alone"
         return (
             f"The errors of output {self.output!r} add up over choices, found in {builds}: "
             f"{'; '.join(parts) or 'each adds too little to name it'}. The limit lies inside the spread of the builds, "
