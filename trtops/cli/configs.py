@@ -163,18 +163,15 @@ def build_config(args: Options, backend: str) -> BuildConfig:
             timing_seconds=getattr(args, "timing_seconds", None),
         )
     precision = asked[0] if asked else "fp32"
-    # TensorRT has no other way to build for given input shapes; ONNX Runtime's engines run at any.
-    shapes = profiles(args, of_inputs=backend == "tensorrt")
-    config: BuildConfig = make(args, "BuildConfig", precision=precision, profiles=shapes, options=options)
+    config: BuildConfig = make(args, "BuildConfig", precision=precision, profiles=profiles(args), options=options)
     return config
 
 
-def profiles(args: Options, *, of_inputs: bool = False) -> tuple[OptimizationProfile, ...]:
-    """Return the optimization profiles that are given; ``of_inputs``: without any, one of the input shapes."""
+def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
+    """Return the optimization profiles that are given."""
     given = any(getattr(args, f"trt_{bound}_shapes", None) for bound in ("min", "opt", "max"))
-    made = loading.profiles(args) if given or (of_inputs and hasattr(args, "trt_opt_shapes")) else None
     found = []
-    for shapes in made or ():
+    for shapes in (loading.profiles(args) if given else None) or ():
         bounds = ((name, tuple(each.min), tuple(each.opt), tuple(each.max)) for name, each in shapes.items())
         ranges = (ShapeRange(name=name, min=low, opt=usual, max=high) for name, low, usual, high in bounds)
         found.append(OptimizationProfile(shapes=tuple(ranges)))

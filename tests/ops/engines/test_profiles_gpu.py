@@ -54,6 +54,23 @@ def test_profiles_are_evaluated_each_in_its_own(tmp_path: Path) -> None:
         assert runner.context.active_optimization_profile == 0
 
 
+def test_data_without_profiles_decides_the_shapes(tmp_path: Path) -> None:
+    proto = models.model(
+        "(float[N,8] x) => (float[N,5] y) { z = MatMul(x, w) y = Relu(z) }", {"w": models.random(8, 5)}
+    )
+    onnx.save(proto, tmp_path / "m.onnx")
+    (tmp_path / "rows").mkdir()
+    for rows in (2, 6):
+        np.savez(tmp_path / "rows" / f"{rows}.npz", x=models.random(rows, 8, seed=rows))
+    options = TensorRTOptions(optimization_level=1, record_tactics=False)
+    for data, verdict, shapes in ((str(tmp_path / "rows"), "good", {2, 4, 6}), (None, "unproven", {2})):
+        check = CheckConfig(data=data, latency_runs=0, plots="never", self_check=True)
+        config = ConvertConfig(build=BuildConfig(options=options), check=check)
+        result = convert(tmp_path / "m.onnx", config, tracker=MemoryTracker())
+        assert result.verdict == verdict, result.reasons
+        assert {entry.shapes["x"][0] for entry in result.evaluation.evidence.shapes} == shapes
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_engines_agree_with_themselves(tmp_path: Path, precision: Precision) -> None:
     case = models.conv_net().fixed()

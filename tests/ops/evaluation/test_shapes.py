@@ -14,7 +14,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.shapes import points
-from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange
+from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
 
@@ -137,6 +137,27 @@ def test_bad_shapes_are_named(tmp_path: Path) -> None:
         **{**vars(evaluation.evidence), "shapes": tuple(bad)})})  # fmt: skip
     assert changed.verdict == "bad" and changed.reasons == ("y: off, at x 16x4 (profile 0 max)",)
     assert changed.bad_in == ("outputs",)
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ({"data": "rows"}, ((1, 4), (3, 4), (7, 4))),
+    ({"input_shapes": {"x": (5, 4)}}, ((5, 4), (5, 4), (5, 4))),
+    ({}, ((2, 4), (2, 4), (2, 4))),
+])  # fmt: skip
+def test_data_without_profiles_decides_tensorrt_shapes(given: dict, expected: tuple, tmp_path: Path) -> None:
+    for number, rows in enumerate((7, 3, 1, 3)):
+        (tmp_path / "rows").mkdir(exist_ok=True)
+        np.savez(tmp_path / "rows" / f"{number}.npz", x=models.random(rows, 4), k=np.zeros(2, np.float32))
+    if "data" in given:
+        given = {"data": str(tmp_path / "rows")}
+    model = loaded("(float[N,4] x, float[2] k) => (float[N,4] y, float[2] z) { y = Relu(x) z = Relu(k) }")
+    for check in (DataConfig(**given), CheckConfig(**given)):
+        built = check.profiled(BuildConfig(options=TensorRTOptions()), model)
+        [profile] = built.profiles
+        assert [(each.name, each.min, each.opt, each.max) for each in profile.shapes] == [("x", *expected)]
+        # Given profiles stay, and ONNX Runtime's engines take any shape.
+        assert check.profiled(built, model) is built
+        assert check.profiled(BuildConfig(profiles=()), model).profiles == ()
 
 
 def test_engine_inputs_with_bounds_are_a_profile() -> None:

@@ -171,12 +171,13 @@ def debug_build(
                 stored = tracker.load(resume).read_bytes(schema.Artifact.CAMPAIGN_RESULT)
                 return DebugBuildResult.from_json(stored)
             stack.enter_context(_locked_campaign(resume, tracker))
-            loaded, config = _check_resumed(known, model, config, tracker, allow_scripts)
+            loaded, config = _check_resumed(known, model, config, tracker, allow_scripts, evaluate)
             experiment, run = known.experiment, tracker.reopen(resume)
         else:
             if model is None:
                 raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to resume.")
-            loaded, config = Model.load(Path(model).absolute()), config or DebugBuildConfig()
+            loaded = Model.load(Path(model).absolute())
+            config = _profiled(config or DebugBuildConfig(), loaded, evaluate)
             experiment = experiment or loaded.name
             name = f"debug build {loaded.name} {config.build.precision} {config.build.backend}"[:LONGEST_NAME]
             first = {schema.Tag.MODEL_PATH: str(loaded.path), schema.Tag.MODEL_SHA256: loaded.info.sha256}
@@ -376,8 +377,20 @@ class _CampaignState:
         return result
 
 
+def _profiled(config: DebugBuildConfig, model: Model, evaluate: EngineEvaluator | None) -> DebugBuildConfig:
+    """The config with a profile of its data's shapes; engines that others evaluate run on data of their own."""
+    if evaluate is not None or config.command is not None:
+        return config
+    return replace(config, build=config.check.profiled(config.build, model))
+
+
 def _check_resumed(
-    info: RunInfo, model: str | Path | None, config: DebugBuildConfig | None, tracker: Tracker, allow_scripts: bool
+    info: RunInfo,
+    model: str | Path | None,
+    config: DebugBuildConfig | None,
+    tracker: Tracker,
+    allow_scripts: bool,
+    evaluate: EngineEvaluator | None,
 ) -> tuple[Model, DebugBuildConfig]:
     """The model and the config to resume a campaign with; ConfigError if they would make other builds or verdicts."""
     path = Path(model or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
@@ -393,7 +406,7 @@ def _check_resumed(
             raise errors.ConfigError(f"Campaign {info.id} was killed before it had logged its config. Give it again.")
     elif config is None:
         config = stored_config(info.id, stored, allow_scripts=allow_scripts)
-    elif not config.same_builds(DebugBuildConfig.from_json(stored)):
+    elif not (config := _profiled(config, loaded, evaluate)).same_builds(DebugBuildConfig.from_json(stored)):
         raise errors.ConfigError(
             f"The config is not that of campaign {info.id}: resuming may change until, max_iterations, parallel, "
             "devices, timeout_seconds and confidence, and nothing that decides a build or its verdict."

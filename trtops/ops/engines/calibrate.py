@@ -169,8 +169,9 @@ def calibrate(
         if has_check_data:
             for feed in check.open_for(None, inputs=inputs).first(_EVALUATED_FEEDS):
                 check_feed(inputs, feed)
+        build = check.profiled(config.build, loaded)
         # Computed once for all engines, and to compare algorithms.
-        evaluated = check.open_for(loaded, profiles=config.build.profiles)
+        evaluated = check.open_for(loaded, profiles=build.profiles)
         golden = run_step("run reference", golden_outputs, loaded, evaluated, check.golden)
         algorithm, comparison = config.algorithm, None
         if algorithm == "best":
@@ -195,7 +196,7 @@ def calibrate(
         precisions: list[Precision] = [*(each for each in dict.fromkeys(config.compare_with) if each != "int8"), "int8"]
         for precision in precisions:
             convert_config = ConvertConfig(
-                build=replace(config.build, precision=precision),
+                build=replace(build, precision=precision),
                 check=check,
                 calibration_cache=str(cache_file) if precision == "int8" else None,
             )

@@ -216,6 +216,7 @@ def convert(
     # ONNX Runtime is always there; TensorRT and its GPU may not be.
     if config.build.backend != "onnxruntime":
         engine_backend(config.build.backend).environment()
+    config = replace(config, build=config.check.profiled(config.build, loaded))
     experiment = experiment or path.stem
     name = run_name(path.stem, config.build.precision.upper(), config.build.backend)
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:

@@ -28,9 +28,9 @@ from trtops.comparator.report import ComparisonReport, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
-from trtops.ops.evaluation.shapes import points, profile_of, with_profiles
+from trtops.ops.evaluation.shapes import points, profile_of, spanning, with_profiles
 from trtops.record import Record
-from trtops.spec import OptimizationProfile, Precision
+from trtops.spec import BuildConfig, OptimizationProfile, Precision
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
 from trtops.verdict import Verdict
@@ -228,6 +228,15 @@ class DataConfig(Record):
     def _saved_outputs(self) -> str | None:
         """The file of saved outputs that results on this data are compared with; None without one."""
         return None
+
+    def profiled(self, build: BuildConfig, model: Model) -> BuildConfig:
+        """The build, with a profile of the data's shapes if it is TensorRT's and has no profiles.
+
+        TensorRT's own default is 1 for each dynamic dimension, on which the data does not run.
+        """
+        if build.profiles or build.backend != "tensorrt":
+            return build
+        return replace(build, profiles=spanning(self.open_for(model), TensorMetadata.of(model.info.inputs)))
 
     def open_for(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -177,6 +178,26 @@ def profile_of(feed: Feed, profiles: Sequence[OptimizationProfile]) -> int | Non
         ):
             return number
     return None
+
+
+def spanning(feeds: Iterable[Feed], inputs: TensorMetadata) -> tuple[OptimizationProfile, ...]:
+    """A profile of the dynamic inputs from the smallest to the largest size of each axis, at the most frequent shape.
+
+    Empty without dynamic inputs. Feeds that lack one are refused where they are run.
+    """
+    dynamic = [name for name, spec in inputs.items() if any(map(is_dynamic, spec.shape or ()))]
+    complete = (feed for feed in feeds if feed.keys() >= set(dynamic)) if dynamic else ()
+    seen = Counter(tuple(np.shape(feed[name]) for name in dynamic) for feed in complete)
+    if not seen:
+        return ()
+    [(usual, _)] = seen.most_common(1)
+    ranges = [
+        ShapeRange(
+            name=name, min=tuple(map(min, *shapes, usual[i])), opt=usual[i], max=tuple(map(max, *shapes, usual[i]))
+        )
+        for i, (name, shapes) in enumerate(zip(dynamic, zip(*seen)))
+    ]
+    return (OptimizationProfile(shapes=tuple(ranges)),)
 
 
 def with_profiles(

@@ -97,10 +97,12 @@ def gate(
     precision, release = config.build.precision, config.release.name
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as run:
+        loaded = Model.load(path)
+        config = replace(config, build=config.check.profiled(config.build, loaded))
         devices = ",".join(config.devices)
         limits = {"policy": config.policy.digest, "minutes": config.minutes, "metric": config.metric}
         run.log_params({"release": release, "devices": devices, **limits})
-        measurement = Measurement(Model.load(path), config, run, tracker)
+        measurement = Measurement(loaded, config, run, tracker)
         findings: tuple[Finding, ...] = ()
         try:
             measurement.measure()

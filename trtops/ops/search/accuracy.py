@@ -257,6 +257,7 @@ def accuracy(
     options, backend = "", None
     side = getattr(actual, "__qualname__", type(actual).__qualname__)
     if isinstance(actual, BuildConfig):
+        actual = actual if feeds is not None else config.profiled(actual, open_model(model))
         tested, side = actual.precision, f"{actual.backend} {actual.precision}"
         options, backend = check_options(config, config.tolerances, actual.profiles), actual.backend
     elif isinstance(actual, Emulated):

@@ -230,8 +230,9 @@ class TrtRunner(BaseRunner):
         """Return a runner of the same engine, with a context of its own; None if all profiles are in use."""
         context = library.line().create_context(self.engine, "static")
         dynamic = any(map(is_dynamic, (dim for each in self.get_input_metadata().values() for dim in each.shape or ())))
-        # Before TensorRT 10 each context needs a profile of its own. Without one, 8.6 crashes once one is selected.
-        if context is None or (dynamic and context.active_optimization_profile < 0):
+        # Before TensorRT 10 each context needs a profile of its own, and 8.6 crashes where two select the same one.
+        own = self.context.active_optimization_profile
+        if context is None or (dynamic and context.active_optimization_profile != own):
             return None
         again = type(self)(context, f"{self.name} again")
         again.output_order = self.output_order
