@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.trt import library, util
 from trtops.backend.trt.describe.layers import tensors_of
 from trtops.backend.trt.library import memory
+from trtops.backend.trt.library.log import LOGGER
 from trtops.backend.worker import IsolatedBackend
 from trtops.metadata import DataType
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
@@ -43,6 +45,28 @@ def test_a_static_network_builds(tmp_path):
     plan = back.EngineBytesFromNetwork(back.NetworkFromOnnxPath(models.identity().write(tmp_path)))()
 
     assert plan.nbytes > 1000 and bytes(plan)[:4] == b"vtrt"
+
+
+def test_interruptions_while_tensorrt_logs_are_kept(network, monkeypatch):
+    sent = []
+
+    def interrupt(level: int, *args: object) -> None:
+        sent.append(level)
+        os.kill(os.getpid(), signal.SIGINT)  # Python runs the handler in here
+
+    monkeypatch.setattr(LOGGER, "log", interrupt)
+    monkeypatch.setattr(LOGGER, "isEnabledFor", lambda level: not sent)
+    with pytest.raises(KeyboardInterrupt):
+        back.EngineBytesFromNetwork(network)()
+    assert len(sent) == 1
+    assert back.EngineBytesFromNetwork(network)().nbytes > 1000  # nothing is left of it
+
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with pytest.raises(KeyboardInterrupt), library.collect_log():
+        library.keep_interrupt()
+        library.keep_interrupt()
+    assert ended == [130]
 
 
 def test_a_dynamic_network_builds_with_three_profiles(network):

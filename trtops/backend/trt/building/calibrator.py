@@ -153,6 +153,10 @@ class CalibrationBatches:
     def next_batch(self, names: list[str]) -> list[int] | None:
         try:
             return self._next_batch(names)
+        except KeyboardInterrupt:
+            library.keep_interrupt()
+            self.free()
+            return None
         # Any exception of the user's data loader: it cannot be raised through C++.
         except Exception as exc:
             self.error = exc

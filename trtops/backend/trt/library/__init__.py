@@ -2,13 +2,14 @@
 
 from trtops.backend.trt.library.handles import make_builder, make_runtime, require_device
 from trtops.backend.trt.library.loading import check_numpy, line, load, load_for_device, uses_rtx
-from trtops.backend.trt.library.log import LogLines, collect_log, get_trt_logger, log_warning
+from trtops.backend.trt.library.log import LogLines, collect_log, get_trt_logger, keep_interrupt, log_warning
 
 __all__ = [
     "LogLines",
     "check_numpy",
     "collect_log",
     "get_trt_logger",
+    "keep_interrupt",
     "line",
     "load",
     "load_for_device",

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -55,17 +56,33 @@ class LogLines:
 
 
 _collectors: list[LogLines] = []
+_interrupted = threading.Event()
+_EXIT_CODE = 130  # as a shell reports a command that SIGINT ended
+
+
+def keep_interrupt() -> None:
+    """Keep a KeyboardInterrupt, which TensorRT cannot pass on; a second one ends the process at once."""
+    if _interrupted.is_set():
+        os._exit(_EXIT_CODE)
+    _interrupted.set()
+    LOGGER.warning("Interrupted: TensorRT ends this build first. Interrupt again to end at once.")
 
 
 @contextmanager
 def collect_log(verbose: bool = False, *, here: bool = False) -> Iterator[LogLines]:
-    """Collect TensorRT's messages, on request only those of the calling thread; they are also sent to ``logging``."""
+    """Collect TensorRT's messages, on request only those of the calling thread; they are also sent to ``logging``.
+
+    Raises KeyboardInterrupt at the end if TensorRT was interrupted meanwhile (:func:`keep_interrupt`).
+    """
     lines = LogLines(verbose, threading.get_ident() if here else None)
     _collectors.append(lines)
     try:
         yield lines
     finally:
         _collectors.remove(lines)
+    if _interrupted.is_set() and threading.current_thread() is threading.main_thread():
+        _interrupted.clear()
+        raise KeyboardInterrupt
 
 
 def add_to_collections(severity: str, message: str) -> None:
@@ -92,18 +109,21 @@ def _make_logger(trt: Any) -> Any:
     base: Any = trt.ILogger
 
     class TensorRTLog(base):  # type: ignore[misc]
-        """Called from C++ on any thread, so it never raises."""
+        """Called from C++ on any thread, so it never raises: the bindings would print the exception and go on."""
 
         def __init__(self) -> None:
             # Not super(): without this call on the class itself the bindings crash later.
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, msg: str) -> None:
-            name = severity.name
-            add_to_collections(name, msg)
-            level = _LEVELS.get(name, logging.INFO)
-            if LOGGER.isEnabledFor(level):
-                LOGGER.log(level, "%s", msg)
+            try:
+                name = severity.name
+                add_to_collections(name, msg)
+                level = _LEVELS.get(name, logging.INFO)
+                if LOGGER.isEnabledFor(level):
+                    LOGGER.log(level, "%s", msg)
+            except KeyboardInterrupt:  # Python runs the handlers of signals here while TensorRT builds
+                keep_interrupt()
 
     return TensorRTLog()
 
