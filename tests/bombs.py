@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 
 def _model(nodes, inputs, outputs, **more) -> onnx.ModelProto:
@@ -72,6 +72,13 @@ def no_heads(*, in_function: bool = False) -> onnx.ModelProto:
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph([call if in_function else attention], "bomb", [x], [y])
     return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
+
+
+def overflowing_division() -> onnx.ModelProto:
+    """The smallest 64-bit integer divided by -1, in which the process dies of SIGFPE."""
+    text = "bomb (float[1] x) => (float[1] y) <int64[1] v = {-9223372036854775808}, int64[1] w = {-1}> {"
+    nodes = "i = Cast<to = 7>(x) a = Sub(i, i) s = Add(a, v) [div] d = Div(s, w) y = Cast<to = 1>(d) }"
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text} {nodes}')
 
 
 def large_input(elements: int = 1 << 31) -> onnx.ModelProto:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from trtops.system.activity import Page
 from trtops.system.locks import locked
 
 # How long an example takes, and how long it takes to draw one, is the machine's affair.
@@ -37,6 +38,9 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 # Collection imports all of MLflow and Prefect, and leaves nothing to collect.
 gc.disable()
+
+# A process that its parent watches starts no child for models that are new to it, which takes a second.
+Page().publish_here()
 
 ROOT = Path(__file__).resolve().parents[1]
 _LONGEST = "the campaign on a GPU"

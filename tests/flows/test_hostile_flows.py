@@ -3,10 +3,14 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 
+from tests import bombs
 from tests.hostile import RUN, check_unharmed, forged_runs, server_that, serving, victim_of
-from trtops import errors, flows
+from trtops import convert, errors, flows
+from trtops.system import activity
+from trtops.tracking.memory import MemoryTracker
 
 MODEL = Path("conv_net.onnx")
 
@@ -84,3 +88,18 @@ def test_flows_survive_a_hostile_server(place: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         assert set(run_all(flows_on(RUN), place)) <= {"audit"}  # whose results say what is wrong
         assert run_all({"convert": flows_on_store()["convert"]}, place) == ["convert"]  # its run is spooled
+
+
+@pytest.mark.parametrize(
+    "call",
+    [flows.convert, flows.accuracy, lambda model: convert(model, tracker=MemoryTracker())],
+    ids=["flow", "accuracy flow", "Python"],
+)
+def test_crashing_model_is_an_error(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object]
+) -> None:
+    monkeypatch.setattr(activity, "_page", None)
+    onnx.save(bombs.overflowing_division(), tmp_path / "bomb.onnx")
+
+    with pytest.raises(errors.WorkerError, match=r"died of signal 8 .* while running inference(.|\n)*\ndiv \(Div\): "):
+        call(tmp_path / "bomb.onnx")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import logging
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +19,14 @@ from trtops import errors
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
 from trtops.backend.engines import engine_backend
 from trtops.spec import BuildConfig, Environment
+from trtops.system.activity import needs_child
 from trtops.system.processes import temporary_prefix
 from trtops.system.worker import Worker as Worker
 
 log = logging.getLogger(__name__)
 
 _idle: list[Worker] = []
+_tried: set[str] = set()  # digests of calls that a child survived
 _guard = threading.Lock()
 
 if TYPE_CHECKING:
@@ -39,6 +44,29 @@ def warm_worker() -> Iterator[Worker]:
     finally:
         with _guard:
             _idle.append(worker)
+
+
+def try_in_child(function: Callable[..., object], *args: Any) -> None:
+    """Call a function in the warm child, once for equal arguments, if no parent watches this process.
+
+    WorkerError if the child dies. Other errors are ignored: the same call in this process raises them as well.
+    """
+    if not needs_child():
+        return
+    try:
+        key = hashlib.sha256(ForkingPickler.dumps((function, args))).hexdigest()
+    except Exception:  # arguments that only this process has; `__reduce__` may raise anything
+        return
+    if key not in _tried:
+        with warm_worker() as worker:
+            worker.run(_call_quietly, os.getcwd(), function, *args)
+        _tried.add(key)
+
+
+def _call_quietly(folder: str, function: Callable[..., object], *args: Any) -> None:
+    os.chdir(folder)  # paths in the arguments may be relative
+    with contextlib.suppress(Exception):
+        function(*args)
 
 
 @dataclass(frozen=True)
@@ -137,8 +165,8 @@ class IsolatedBackend:
 
 def may_crash(config: BuildConfig) -> bool:
     """Return whether a build needs a child process."""
-    # ONNX Runtime crashes on some models below FP32.
-    return config.backend == "onnxruntime" and config.precision != "fp32"
+    # ONNX Runtime crashes on some models below FP32, and on hostile ones in any precision.
+    return config.backend == "onnxruntime" and (config.precision != "fp32" or needs_child())
 
 
 def built_safely(

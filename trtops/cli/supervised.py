@@ -48,15 +48,11 @@ def supervise(command: Callable[[], int], words: Sequence[str]) -> int:
 
 def _print_culprits(model: str, seconds: float) -> None:
     """Print the nodes of a model that fail by themselves within a time limit, and end this process."""
-    from trtops.ops.model.lint import lint
-    from trtops.system.limits import TIME
+    from trtops.backend.onnx.lint import failing_nodes
 
-    os.environ[TIME] = str(seconds)
     try:
-        for entry in lint(model).entries:
-            if entry.level != "warning":
-                where = f"{', '.join(entry.nodes[:3]) or model}{entry.op and f' ({entry.op})'}"
-                print_line(f"[E] {where}: {' '.join(entry.message.split())}", sys.stderr)
+        for line in failing_nodes(model, seconds):
+            print_line(f"[E] {line}", sys.stderr)
     finally:
         os._exit(0)
 

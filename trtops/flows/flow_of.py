@@ -29,6 +29,7 @@ from trtops.ops.campaign.config import BuildPlace
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record, option_fields, with_options
 from trtops.spec import BackendName
+from trtops.system.activity import mark_op
 from trtops.system.masking import mask_log_records, masked, masked_json
 from trtops.tracking import schema
 from trtops.tracking.check import reap
@@ -120,6 +121,7 @@ def flow_of(
 
     @functools.wraps(op)
     def run(*args: Any, **kwargs: Any) -> Any:
+        mark_op()
         given = dict(signature.bind(*args, **kwargs).arguments)
         tracker, config = open_tracker(), given.pop("config", None)
         if config_class is not None:

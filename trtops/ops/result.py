@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
-from trtops.errors import InvalidModelError
+from trtops.errors import InvalidModelError, WorkerError
 from trtops.record import JSONValue, Record, to_jsonable
+from trtops.system.activity import mark_op, needs_child
 from trtops.system.masking import masked
 from trtops.tables import markdown_table
 from trtops.terminal import one_line
@@ -194,18 +195,28 @@ def op_run(
 ) -> Iterator[Run]:
     """The run of one call of an op, ended as :func:`trtops.tracking.base.tracked` ends it; no run without a tracker.
 
-    The absolute path of the model file becomes a tag. A name that is too long is shortened.
+    The absolute path of the model file becomes a tag. A name that is too long is shortened. If a child process that
+    was to survive native code dies, WorkerError names the nodes that fail by themselves.
     """
     from trtops.tracking import schema
     from trtops.tracking.base import NO_RUN, tracked
 
+    mark_op()
     if tracker is None:
         yield NO_RUN
         return
     with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
         if model is not None:
             run.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
-        yield run
+        try:
+            yield run
+        except WorkerError as exc:
+            if model is None or not exc.doing or not needs_child():
+                raise
+            from trtops.backend.onnx.lint import failing_nodes
+
+            lines = (str(exc), *failing_nodes(model))
+            raise WorkerError("\n".join(lines), timed_out=exc.timed_out, doing=exc.doing) from exc
 
 
 def run_name(model: str, *facts: str) -> str:

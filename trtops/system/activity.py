@@ -27,6 +27,7 @@ _lock = threading.Lock()
 _running: list[Activity] = []
 _page: Page | None = None
 _watched = 0  # id of the process whose thread stops activities
+_runs_ops = False
 
 
 class Page:
@@ -92,6 +93,18 @@ class Activity:
         with _lock:
             _running.remove(self)
             _publish()
+
+
+def mark_op() -> None:
+    """Note that this process runs ops, on models of any origin."""
+    global _runs_ops
+    _runs_ops = True
+
+
+def needs_child() -> bool:
+    """Whether native code should run in a child first: this process runs ops, and no parent watches it."""
+    # Such as a script, a notebook, or Prefect's process of a flow run, which a crash would end without a message.
+    return _runs_ops and _page is None
 
 
 def _publish() -> None:

@@ -25,6 +25,7 @@ from trtops.backend.onnx.walk import (
     remove_unused,
     replace_nodes,
 )
+from trtops.backend.worker import try_in_child
 from trtops.logger import ON_STDOUT, Logger
 from trtops.system.limits import memory_limit
 
@@ -221,6 +222,7 @@ class _Folding:
         graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
         ir_version = max(self.model.ir_version, 4)  # from which on weights need not be inputs too
         model = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=ir_version)
+        try_in_child(with_onnxruntime.evaluate, model, wanted, feed)
         results = with_onnxruntime.evaluate(model, wanted, feed)
         for name, result in zip(wanted, results):
             if not isinstance(result, np.ndarray):

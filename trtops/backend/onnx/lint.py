@@ -17,14 +17,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime, zero_weights
-from trtops.backend.onnx.load_without_weights import ModelWithoutWeights
+from trtops.backend.onnx.load_without_weights import ModelWithoutWeights, load_without_weights
+from trtops.backend.onnx.loader import onnx_from_path
 from trtops.backend.onnx.model import Model, bad_divisors, can_propagate_values, data_type, raw_bytes
 from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
 from trtops.backend.onnx.walk import add_copy, copy_of, message_bytes, set_shape
 from trtops.backend.worker import warm_worker
 from trtops.record import JSONValue, Record
 from trtops.system.activity import Activity
-from trtops.system.limits import MAX_DIMENSIONS, time_limit
+from trtops.system.limits import MAX_DIMENSIONS, limited_time, time_limit
 from trtops.tables import table
 
 log = logging.getLogger(__name__)
@@ -160,6 +161,26 @@ def lint(
                     seconds = 0.0
                 how = str(exc).removeprefix("The child process ").partition(" while ")[0]
                 deaths[exc.doing] = f"ONNX Runtime {how}."
+
+
+def load_for_lint(path: str | Path) -> ModelWithoutWeights:
+    """Read a model file without the large weights whose values cannot affect the findings."""
+    bare = load_without_weights(path)
+    try:
+        is_enough = not bare.left_out or zero_weights.can_run_on_zero_weights(bare.model, bare.left_out)
+    except errors.InvalidModelError:  # its nodes form a cycle, so nothing is run
+        is_enough = True
+    return bare if is_enough else ModelWithoutWeights(onnx_from_path(path))
+
+
+def failing_nodes(path: str | Path, seconds: float = 20.0) -> Iterator[str]:
+    """Describe the nodes of a model file that fail by themselves; each computation is limited to some seconds."""
+    with limited_time(seconds):
+        found = lint(load_for_lint(path), path=path).entries
+    for entry in found:
+        if entry.level != "warning":
+            where = f"{', '.join(entry.nodes[:3]) or path}{entry.op and f' ({entry.op})'}"
+            yield f"{where}: {' '.join(entry.message.split())}"
 
 
 def _lint(

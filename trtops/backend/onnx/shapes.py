@@ -7,6 +7,7 @@ import onnx
 from trtops import errors
 from trtops.backend.onnx import external, walk, with_onnxruntime
 from trtops.backend.onnx.model import can_propagate_values, check_inlined_size
+from trtops.backend.worker import try_in_child
 from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
 
@@ -32,6 +33,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
             dense = graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
             external.mark_left_out(dense)
         del graph.sparse_initializer[:]
+    try_in_child(infer_shapes, bare)
     try:
         with limited_memory(), Activity(INFERRING):
             propagate = can_propagate_values(bare)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.runner import BaseRunner, ValueOrCallable
+from trtops.backend.worker import try_in_child
 from trtops.func import value_of
 from trtops.metadata import DataType, TensorMetadata, TensorSpec
 from trtops.system.processes import temporary_prefix
@@ -49,12 +51,16 @@ class OnnxrtRunner(BaseRunner):
         self._source = sess
         self._session: ort.InferenceSession | None = None
         self._inference: Inference | None = None
+        self._is_tried = False
 
     def activate_impl(self) -> None:
         """Get the session and the metadata of its inputs and outputs."""
         # Imports numpy and ONNX Runtime, which creating a runner does not need.
         from trtops.backend.onnxrt.inference import Inference
 
+        self._is_tried = not callable(self._source)
+        if not self._is_tried:
+            try_in_child(_infer_once, self._source, None)
         session = value_of(self._source)
         self._inputs = TensorMetadata.of(_tensor_spec(node) for node in session.get_inputs())
         self._outputs = TensorMetadata.of(_tensor_spec(node) for node in session.get_outputs())
@@ -97,8 +103,18 @@ class OnnxrtRunner(BaseRunner):
     def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
         """Run the session."""
         assert self._inference is not None
+        if not self._is_tried:
+            try_in_child(_infer_once, self._source, dict(feed_dict))
+            self._is_tried = True
         outputs, self._inference_seconds = self._inference(feed_dict)
         return outputs
+
+
+def _infer_once(source: Callable[[], ort.InferenceSession], feed: Feed | None) -> None:
+    """Load a session, and run it once if there is a feed."""
+    with OnnxrtRunner(source, "the model") as runner:
+        if feed is not None:
+            runner.infer(feed)
 
 
 def _tensor_spec(node: ort.NodeArg) -> TensorSpec:
@@ -146,4 +162,8 @@ def reference_outputs(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Arr
 def reference_runner(model: Model, name: str | None = None) -> OnnxrtRunner:
     """Return a runner of a model on the CPU with every graph optimization off. The model is read at each activation."""
     # `proto` also checks that the file still has the content that was loaded.
-    return OnnxrtRunner(lambda: SessionFromMemory(model.proto(lean=True), optimized=False)(), name, "onnxrt-reference")
+    return OnnxrtRunner(partial(_reference_session, model), name, "onnxrt-reference")
+
+
+def _reference_session(model: Model) -> ort.InferenceSession:
+    return SessionFromMemory(model.proto(lean=True), optimized=False)()

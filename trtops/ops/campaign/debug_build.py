@@ -29,6 +29,7 @@ from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.evaluation.data import check_source, golden_outputs
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with, run_step
 from trtops.record import sha256
+from trtops.system.activity import mark_op
 from trtops.system.allowed import check_command
 from trtops.system.locks import held
 from trtops.system.processes import temporary_prefix
@@ -162,6 +163,7 @@ def debug_build(
     process is working on the campaign. Raises TrtopsError for errors that prevent all builds; an error of one build is
     a verdict.
     """
+    mark_op()
     with contextlib.ExitStack() as stack:  # since the lock needs the run's id, which either branch finds
         if resume is not None:
             resume = run_id_of(resume, tracker)

@@ -7,10 +7,8 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import lint as linting
 from trtops.backend.onnx.lint import LintEntry, LintReport
-from trtops.backend.onnx.load_without_weights import ModelWithoutWeights, load_without_weights
-from trtops.backend.onnx.loader import onnx_from_path
+from trtops.backend.onnx.load_without_weights import ModelWithoutWeights
 from trtops.backend.onnx.model import Model, input_specs
-from trtops.backend.onnx.zero_weights import can_run_on_zero_weights
 from trtops.metadata import Shape, TensorMetadata, is_dynamic
 from trtops.ops.model.model_files import Source, inputs_with_shapes
 
@@ -25,9 +23,7 @@ def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed
     try:
         # Large weights are left out where no finding can depend on their values: they take most of the time.
         if isinstance(model, (str, Path)):
-            bare = load_without_weights(model)
-            if bare.left_out and not _can_leave_out(bare):
-                bare = ModelWithoutWeights(onnx_from_path(model))
+            bare = linting.load_for_lint(model)
         else:
             bare = ModelWithoutWeights(model.proto() if isinstance(model, Model) else model)
     except errors.InvalidModelError as exc:
@@ -40,10 +36,3 @@ def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed
         inputs = inputs_with_shapes(TensorMetadata.of(input_specs(bare.model.graph)), fixed)
         feed = next(iter(open_feeds(None, TensorMetadata.of(inputs[name] for name in fixed))))
     return linting.lint(bare, feed, path=model if isinstance(model, (str, Path)) else None)
-
-
-def _can_leave_out(bare: ModelWithoutWeights) -> bool:
-    try:
-        return can_run_on_zero_weights(bare.model, bare.left_out)
-    except errors.InvalidModelError:
-        return True  # its nodes form a cycle, so nothing is run
