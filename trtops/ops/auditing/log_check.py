@@ -23,6 +23,8 @@ class LogCheck:
         self._problems: dict[str, Contradiction] = {}
         self._unverified: list[str] = []
         self._signed = ""
+        self._matching = {0}  # sizes of the log with the stated head
+        self._differing: dict[int, tuple[Claim, Claim]] = {}  # sizes with another one
         self._read()
 
     def _read(self) -> None:
@@ -76,9 +78,10 @@ class LogCheck:
             self._read()
         if size > (now := len(self._trees) - 1):
             self._wrong(f"it has {now} entries; according to {place} it had {size}, and the last ones were removed")
-        elif (found := head_of(self._trees[size], size)) != head:
-            claims = Claim(place=place, value=head), Claim(place="the log today", value=found)
-            self._wrong(f"one of the first {size} entries was changed or removed", *claims)
+        elif (found := head_of(self._trees[size], size)) == head:
+            self._matching.add(size)
+        else:
+            self._differing[size] = Claim(place=place, value=head), Claim(place="the log today", value=found)
 
     def check_given(self, heads: Collection[str], keys: tuple[str, ...]) -> None:
         """Compare old heads with today's log, and verify that they are signed if keys are given or runs are signed.
@@ -155,6 +158,11 @@ class LogCheck:
             if entry.run in expected or entry.run not in self.ends:
                 now = {"version": versions.get((name, alias))}
                 found += _differences(number, entry, now, f"{name!r} with alias {alias!r}: ", "the registry")
+        if self._differing:  # all larger heads differ as well
+            end = min(self._differing)
+            start = max(size for size in self._matching if size < end)
+            entries = f"entry {start}" if start == end - 1 else f"one of the entries {start} to {end - 1}"
+            self._wrong(f"{entries} was changed or removed", *self._differing[end])
         size = len(self._trees) - 1
         return LogAudit(
             head=head_of(self._trees[size], size),
