@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.ops.gate.ratio import Metric
+from trtops.ops.gate.releases import COMPLETE, environment_of
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
@@ -205,6 +207,22 @@ def kept(tracker: Tracker, path: Path, build: Build, *, suffix: str = ".ort", mo
             run.log_file(path, f"{schema.Artifact.MODEL}{path.name}")
         run.finish("good")
     return run.id
+
+
+def existing_release(folder: Path, name: str, startup: str = "") -> str:
+    """A constraints file whose environment exists already: this one, with a module that Python imports first."""
+    file, modules = folder / f"{name}.txt", folder / f"{name}_modules"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"# {file}\n")
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text(startup)
+    environment = environment_of(str(file), "onnxruntime")
+    python = environment / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{modules}" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (environment / COMPLETE).touch()
+    return str(file)
 
 
 class Machine:

@@ -17,7 +17,7 @@ from flows.precision import precision
 from flows.reduce import reduce
 from flows.triage import triage
 from tests import models
-from tests.gates import perceptron, with_wrong_weight, write
+from tests.gates import existing_release, perceptron, with_wrong_weight, write
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.auditing.op import AuditConfig
@@ -106,7 +106,7 @@ def test_candidates_are_gated_by_tasks(tmp_path: Path) -> None:
     policy = tmp_path / "gate.yaml"
     policy.write_text("latency: null\n")
 
-    result = gate(files, policy=policy, releases=(f"here={sys.prefix}",))
+    result = gate(files, policy=policy, releases=(existing_release(tmp_path, "same"),))
     wrong = write(with_wrong_weight(perceptron(16, 2)), tmp_path / "wrong", "one")
     refused = gate((wrong,), policy=policy)
 

@@ -45,7 +45,7 @@ def flows_on_store() -> dict[str, Callable[[], object]]:
         "convert": lambda: flows.convert(MODEL, experiment="Default"),
         "audit": lambda: flows.audit(experiment="Default", rebuild=False),
         "diff_tactics": lambda: flows.diff_tactics(experiment="Default"),
-        "gate_releases": lambda: flows.gate_releases(("new=/nowhere",)),
+        "gate": lambda: flows.gate(releases=("/nowhere.txt",)),
         "nightly": lambda: flows.nightly(Path("models.yaml"), only_new=True),
         "watch": lambda: flows.watch(Path(), settle_seconds=0.0),
         "precision": lambda: flows.precision(MODEL, experiment="Default"),

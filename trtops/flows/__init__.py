@@ -19,7 +19,7 @@ from trtops.team.access import PREFECT_SETTINGS
 from trtops.tracking.location import default_root
 
 if TYPE_CHECKING:
-    from trtops.flows.analyses import accuracy, audit, bundle, gate, gate_releases, precision, reduce, triage
+    from trtops.flows.analyses import accuracy, audit, bundle, gate, precision, reduce, triage
     from trtops.flows.campaigns import bisect, debug_build, diff_tactics, promote, prove
     from trtops.flows.engines import calibrate, compare, convert, nightly, sensitivity, watch
 

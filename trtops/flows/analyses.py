@@ -17,7 +17,6 @@ from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.op import GateConfig
 from trtops.ops.gate.policy import read_policy
-from trtops.ops.gate.releases import Release
 from trtops.ops.gate.result import GateResult
 from trtops.ops.search import accuracy as accuracies
 from trtops.ops.search import precision as precisions
@@ -48,7 +47,7 @@ def _audit(config: AuditConfig = AuditConfig(), *, backend: BackendName = "onnxr
 
 
 def _gate(
-    models: tuple[Path, ...],
+    models: tuple[Path, ...] = (),
     config: GateConfig = GateConfig(),
     *,
     policy: Path | None = None,
@@ -61,27 +60,15 @@ def _gate(
     An accepted version gets its alias in the registry.
 
     Args:
-        models: ONNX files.
+        models: ONNX files; if empty, the accepted engines of the store, in the newest release.
         config: Everything that can be chosen.
         policy: The policy, as a YAML file on the worker's machine.
-        releases: Releases of the back end: constraints files (.txt) or environments, optionally as ``name=path``.
+        releases: Constraints files of pip, one for each release of the back end, from the oldest to the newest.
         precisions: Precisions to build in.
     """
     if policy is not None:
         config = replace(config, policy=read_policy(policy))
-    return gate_all(models, config, releases=tuple(map(Release.parse, releases)), precisions=precisions, **logged)
-
-
-def _gate_releases(
-    releases: tuple[str, ...], config: GateConfig = GateConfig(), **logged: Any
-) -> GateResult | MatrixResult:
-    """Gate the accepted engines of a back end with newer releases, and report what broke, since when, and what helps.
-
-    Args:
-        releases: Releases from the oldest to the newest: constraints files (.txt) or environments, as ``name=path``.
-        config: Everything that can be chosen.
-    """
-    return gate_all((), config, releases=tuple(map(Release.parse, releases)), **logged)
+    return gate_all(models, config, releases=releases, precisions=precisions, **logged)
 
 
 def _accuracy(
@@ -161,7 +148,6 @@ def _place_of_gate(tracker: object, config: GateConfig, given: object) -> BuildP
 
 
 gate = flow_of(_gate, place=_place_of_gate, by_steps=True)
-gate_releases = flow_of(_gate_releases, place=_place_of_gate, by_steps=True)
 triage = flow_of(triage_op)
 accuracy = flow_of(_accuracy, place=_place_of_side)
 precision = flow_of(_precision, place=_place_of_side)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from trtops.ops.gate.matrix import MatrixResult, gate_all
     from trtops.ops.gate.op import GateConfig
     from trtops.ops.gate.policy import Policy, read_policy
-    from trtops.ops.gate.releases import Release
     from trtops.ops.gate.result import GateResult
     from trtops.ops.model.capability import capability
     from trtops.ops.model.graph import model_page, serve_page

@@ -11,7 +11,7 @@ import pytest
 
 from tests.amounts import LONG
 from tests.ops.audit.conftest import Logged, make_store
-from tests.ops.audit.test_integrity import DERIVED, ENGINE, FILES, IN_THE_DATABASE
+from tests.ops.audit.test_integrity import DERIVED, ENGINE, FILES, IN_THE_DATABASE, PAGE
 from tests.stores import copy_store, execute
 from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.op import AuditConfig, audit
@@ -104,6 +104,8 @@ def forgeries() -> dict[str, Forgery]:
             found[f"{name}: file{levels[level]}"] = run, partial(change_file, name, level), text
     for name, (run, _, _, _, place) in IN_THE_DATABASE.items():
         logged = place if name in DERIVED else "manifest: entry {entry} of the log says"
+        # The tag is in the manifest's statement again, and the number only on the page.
+        logged = {"the engine's digest": f"tag {Tag.ENGINE_SHA256}: ", "a reduction's number": PAGE}.get(name, logged)
         for hidden, text in (
             ("", place),
             (" and manifest", logged),
@@ -115,7 +117,7 @@ def forgeries() -> dict[str, Forgery]:
         for how, text in (
             ("in MLflow", "status: entry {entry} of the log says"),
             ("with its files", "it was deleted permanently; entry {entry} of the log"),
-            ("with its entry", "entry {entry} was changed or removed"),
+            ("with its entry", "entry {entry} was changed" if run != "accepted" else "entries {before} to {after} was"),
         ):
             found[f"{run} deleted {how}"] = run, partial(delete_run, run, how), text
     return found
@@ -138,7 +140,7 @@ def test_forgeries_are_named_and_untouched_runs_pass(plain: Logged, tmp_path: Pa
         run, forge, text = every[name]
         forge(Logged(root, plain.runs, plain.key, plain.private))
         found = lines(audit(config, tracker=Logged(root, plain.runs, plain.key, plain.private).tracker))
-        text = text.format(entry=entries[plain.runs[run]])
+        text = text.format(entry=(own := entries[plain.runs[run]]), before=own - 1, after=own + 1)
         if not any(text in line for line in found):
             unnamed[name] = text, found
         shutil.rmtree(root)

@@ -191,7 +191,7 @@ CHANGED, REMOVED, ALIAS = "was changed", "was changed or removed", "'net' with a
 FORGERIES: dict[str, tuple[Forge, str]] = {
     "entry removed": (sql("DELETE FROM params WHERE key = '3'"), "1 entries are missing: 3"),
     "first entry removed": (sql("DELETE FROM params WHERE key = '0'"), "1 entries are missing: 0"),
-    "last entries removed": (sql("DELETE FROM params WHERE CAST(key AS int) > 5"), "the last ones were removed"),
+    "last entries removed": (sql("DELETE FROM params WHERE CAST(key AS int) > 5"), "the log today says 6 entries"),
     "entry edited": (lambda store: store.edit(2, ended=1.0), f"entry 2 or one before {CHANGED}"),
     "entry of a forged run edited": (lambda store: store.edit(1, status="killed"), f"entry 1 or one before {CHANGED}"),
     "entries exchanged": (exchange, "entry 3 is damaged or exchanged"),
@@ -201,7 +201,7 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
         lambda s: s.put(5, s.entries()[5].replace('e": ["', 'e": ["zz')),
         "entry 5 is damaged",
     ),
-    "log removed": (lambda store: delete_log(store.root), "it has 0 entries"),
+    "log removed": (lambda store: delete_log(store.root), "entry 0 was changed or removed"),
     "log deleted in the UI": (delete_log_in_ui, f"experiment '{EXPERIMENT}' was deleted in MLflow"),
     "log rewritten without an entry": (lambda store: store.rewrite(1), REMOVED),
     "log rewritten with other facts": (lambda store: store.rewrite(ended=1.0), REMOVED),

@@ -2,7 +2,6 @@
 
 import itertools
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -24,7 +23,7 @@ from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.measurement import Measurement
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
-from trtops.ops.gate.releases import Release, interpreter_of
+from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import GateResult, decide, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
@@ -298,7 +297,7 @@ def test_matrix_continues_after_failures(heads, folder, tracker, monkeypatch) ->
     monkeypatch.chdir(folder / "downloads")
     pins = folder / "old.txt"
     pins.write_text("onnxruntime==0.0.1\n")
-    releases = tuple(map(Release.parse, (f"same={sys.prefix}", f"old={pins}", "gone=/no/such/place")))
+    releases = (gates.existing_release(folder / "releases", "same"), str(pins), "/no/such/gone.txt")
 
     result = gate_all((heads, folder / "missing.onnx"), trial(), releases=releases, tracker=tracker)
 
@@ -307,7 +306,7 @@ def test_matrix_continues_after_failures(heads, folder, tracker, monkeypatch) ->
     assert len(by_place) == len(result.cells) == 6
     assert by_place["heads", "same"].decision == "accept"
     assert "old.txt" in by_place["heads", "old"].reasons[0] and "No matching" in by_place["heads", "old"].reasons[0]
-    assert "/no/such/place" in by_place["heads", "gone"].reasons[0]
+    assert "/no/such/gone.txt is not a constraints file" in by_place["heads", "gone"].reasons[0]
     assert by_place["missing", "same"].decision == "error"
     children = tracker.find("gate", parent=result.run_id)
     assert {child.id for child in children} >= {by_place["heads", "same"].run_id}
@@ -316,10 +315,11 @@ def test_matrix_continues_after_failures(heads, folder, tracker, monkeypatch) ->
     assert not (folder / "imported").exists()
 
 
-def test_matrix_registers_accepted_candidates_at_the_end(folder, tracker) -> None:
+def test_matrix_registers_accepted_candidates_at_the_end(folder, tracker, monkeypatch) -> None:
     """Each cell is compared with the engine accepted before the matrix, not with another cell."""
+    monkeypatch.setenv("TRTOPS_HOME", str(folder / "small_home"))
     path = gates.write(gates.convolutions(8, 8, 1), folder, "small")
-    releases = (Release(name="here"), Release.parse(f"same={sys.prefix}"))
+    releases = (HERE, gates.existing_release(folder / "releases", "equal"))
 
     result = gate_all((path,), trial(register=True), precisions=("fp32", "fp16"), releases=releases, tracker=tracker)
 
@@ -330,14 +330,13 @@ def test_matrix_registers_accepted_candidates_at_the_end(folder, tracker) -> Non
     assert resolve(path, tracker=tracker).run_id == result.cells[1].run_id
 
 
-def test_release_is_parsed(tracker) -> None:
-    assert Release.parse("new=pins/ort.txt") == Release(name="new", path="pins/ort.txt")
-    assert Release.parse("ort-1.31.txt") == Release(name="ort-1.31", path="ort-1.31.txt")
-    assert interpreter_of(Release.parse(sys.executable), "onnxruntime") == sys.executable
-    with pytest.raises(errors.ConfigError, match="bin/python"):
-        interpreter_of(Release.parse("/no/such/env"), "onnxruntime")
+def test_release_is_one_constraints_file(folder, tracker) -> None:
+    assert name_of("pins/ort-1.31.txt") == "ort-1.31" and interpreter_of(HERE, "onnxruntime") is None
+    for path in ("/no/such/env", sys.executable, sys.prefix):
+        with pytest.raises(errors.ConfigError, match="not a constraints file"):
+            interpreter_of(path, "onnxruntime")
     with pytest.raises(errors.ConfigError, match="same name"):
-        gate_all(("m",), releases=(Release.parse("x=a.txt"), Release.parse("x=b.txt")), tracker=tracker)
+        gate_all(("m",), releases=("a/x.txt", "b/x.txt"), tracker=tracker)
 
 
 @pytest.fixture
@@ -418,50 +417,48 @@ def test_budget_that_ends_before_the_accepted_engine_is_open(heads, accepted, tr
     assert any("raise --minutes" in reason for reason in result.reasons)
 
 
-def release_without_tanh(folder: Path) -> Release:
-    """This environment, as another release that refuses Tanh in models with casts, and so FP16 builds with it."""
-    (folder / "bin").mkdir(parents=True)
-    (folder / "sitecustomize.py").write_text(
-        textwrap.dedent(
-            """
-            import onnxruntime as ort
-            from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
-            session, ort.__version__ = ort.InferenceSession, "99.1"
-            def create(source, *args, **options):
-                data = source if isinstance(source, bytes) else open(source, "rb").read()
-                if b"Tanh" in data and b"Cast" in data:
-                    raise NotImplemented("no kernel for Tanh")
-                return session(source, *args, **options)
-            ort.InferenceSession = create
-            """
-        )
-    )
-    python = folder / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folder}" exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return Release(name="new", path=str(folder))
+WITHOUT_TANH = """
+import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
+session, ort.__version__ = ort.InferenceSession, "99.1"
+def create(source, *args, **options):
+    data = source if isinstance(source, bytes) else open(source, "rb").read()
+    if b"Tanh" in data and b"Cast" in data:
+        raise NotImplemented("no kernel for Tanh")
+    return session(source, *args, **options)
+ort.InferenceSession = create
+"""
+"""Makes a release that refuses Tanh in models with casts, and so FP16 builds with it."""
 
 
-def test_later_release_that_breaks_is_explained(folder) -> None:
+def test_later_release_that_breaks_is_explained(folder, monkeypatch) -> None:
+    monkeypatch.setenv("TRTOPS_HOME", str(folder / "tanh_home"))
     tracker, half = MemoryTracker(), replace(FP32, precision="fp16")
     text = "(float[2,8] x) => (float[2,8] y) { [a] a = MatMul(x, w) [b] b = Tanh(a) [c] y = Relu(b) }"
     path = gates.write(models.model(text, {"w": models.random(8, 8, seed=1, scale=0.3)}), folder, "tanh")
     config = trial(build=half, check=replace(GateConfig().check, self_check=False), register=True, minutes=60.0)
     accepted = gate(path, config, tracker=tracker)
-    releases = (Release(name="old", path=sys.prefix), release_without_tanh(folder / "new"))
+    older, bad = gates.existing_release(folder, "older"), gates.existing_release(folder, "bad", WITHOUT_TANH)
+    newest = gates.existing_release(folder, "newest", WITHOUT_TANH.replace("99.1", "99.2"))
 
-    result = gate_all((), replace(config, register=False), releases=releases, tracker=tracker)
+    result = gate_all((), replace(config, register=False), releases=(older, bad, newest), tracker=tracker)
 
     assert accepted.decision == "accept" and result.verdict == "bad"
-    assert [cell.decision for cell in result.cells] == ["refuse", "accept"]
+    assert [(cell.release, cell.decision) for cell in result.cells] == [("newest", "refuse")]
     [found] = result.regressions
-    assert "no kernel for Tanh" in found.broken[0] and found.precision == "fp16"
-    assert found.first_bad == "new (onnxruntime 99.1)" and found.last_good.startswith("onnxruntime 1.")
-    assert found.smallest.startswith("1 of 3 nodes (Tanh 'b')")
+    assert found.engine == "tanh version 1, fp16" and "no kernel for Tanh" in found.what_broke
+    assert found.first_bad_version.startswith("bad (onnxruntime 99.1); accept with older (onnxruntime 1.")
+    assert found.smallest_model.startswith("1 of 3 nodes (Tanh 'b')")
     assert found.workaround == "build in FP32"
-    assert "- smallest model: 1 of 3 nodes" in tracker.load(result.run_id).read_bytes(Artifact.GATE_PAGE).decode()
+    page = tracker.load(result.run_id).read_bytes(Artifact.GATE_PAGE).decode()
+    for answer in ("what broke: ", "first bad version: bad", "smallest model: 1 of 3", "workaround: build in FP32"):
+        assert f"- {answer}" in page
+    assert tracker.find(parent=result.run_id, tags={Tag.KIND: "reduce"})
 
-    gone = gate_all((), config, releases=(Release(name="gone", path="/no/such/place"),), tracker=tracker)
-    assert not gone.regressions and "/no/such/place" in gone.unchecked[0]
-    late = gate_all((), replace(config, minutes=1e-9), releases=releases, tracker=tracker)
-    assert late.verdict != "good" and "no time was left" in late.unchecked[0] and not late.cells
+    gone = gate_all((), config, releases=("/no/such/place.txt",), tracker=tracker)
+    assert not gone.regressions and "/no/such/place.txt" in gone.cells[0].reasons[0]
+    assert resolve(path, tracker=tracker).run_id == accepted.run_id
+    (folder / "tanh.onnx").rename(folder / "moved.onnx")
+    [lost] = gate_all((), config, releases=(older,), tracker=tracker).cells
+    assert (lost.decision, lost.subject) == ("error", "tanh version 1")
+    assert gate_all((), config, releases=(older,), tracker=MemoryTracker()).headline == "no candidates"

@@ -106,13 +106,13 @@ def compare(args: Options) -> Job:
     Group(
         "candidates",
         flag("models*", "ONNX models (default: the store's accepted engines, in the newest --release)", shown="MODEL"),
-        flag("--release NAME=PATH+", "releases: constraints files of pip (.txt), or environments (default: this one)"),
+        flag("--release FILE+", "constraints files of pip, one for each release (default: this environment)"),
         flag("--precisions {fp32,fp16,bf16,fp8,int8}+", "precisions to build, instead of --fp16", usual="as given"),
     ),
     Group(
         "evaluation",
         flag("--policy FILE", "what passes (YAML): limits by statistic, output and precision"),
-        flag("--accepted-release NAME=PATH+", "releases that accepted engines may need, as in --release"),
+        flag("--accepted-release FILE+", "constraints files of releases that accepted engines may need"),
         flag("--no-register", "give no alias to an accepted candidate"),
     ),
     configs.config_flags("evaluation", "GateConfig", skip="build policy release register"),
@@ -135,7 +135,7 @@ def gate(args: Options) -> Job:
         "GateConfig",
         configs.data_values(args, "check."),
         build=configs.build_config(args, args.backend or "onnxruntime"),
-        others=tuple(map(ops.Release.parse, args.accepted_release or ())),
+        others=tuple(args.accepted_release or ()),
         register=not args.no_register,
     )
     # Files are read when the job runs: a missing one is an error, not wrong usage.
@@ -147,7 +147,7 @@ def gate(args: Options) -> Job:
         tuple(args.models),
         config,
         store="writes",
-        releases=tuple(map(ops.Release.parse, args.release or ())),
+        releases=tuple(args.release or ()),
         precisions=tuple(args.precisions or ()),
         progress=("Gating", "candidates"),
     )

@@ -11,7 +11,7 @@ from trtops import errors
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.gate.op import GateConfig, end_gate, gate, registered
-from trtops.ops.gate.releases import HERE
+from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import EVIDENCE, Decision, Finding, FindingOutcome, GateResult
 from trtops.ops.gate.tolerance import BuildShare, ShareDecision, decide_share, shown_share
 from trtops.ops.result import model_file, op_run, run_step
@@ -102,9 +102,9 @@ def gate_builds(
         raise errors.ConfigError("candidate is one engine, which says nothing about other builds; leave it or builds.")
     began, path, wanted = time.perf_counter(), model_file(model), config.distribution
     experiment = experiment or path.stem
-    name = f"gate {path.stem} {config.build.precision} {config.release.name}, {wanted.builds} builds"
+    name = f"gate {path.stem} {config.build.precision} {name_of(config.release)}, {wanted.builds} builds"
     with op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as run:
-        run.log_params({"release": config.release.name, "policy": config.policy.digest, **wanted.to_dict()})
+        run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **wanted.to_dict()})
         made: list[GatedBuild] = []
         table = CampaignTable()
         most = wanted.builds + _ACCEPTED_BUILDS + 1
@@ -160,12 +160,12 @@ def gate_builds(
             decision = decide_share(wanted, len(table), outside, unclear)
         share = wanted.required if decision == "accept" else shown_share(wanted, len(table), outside + unclear)
         result = DistributionResult(
-            title=f"gate {path.name} {config.build.precision} {config.release.name}, {wanted.builds} builds",
+            title=f"gate {path.name} {config.build.precision} {name_of(config.release)}, {wanted.builds} builds",
             subject=str(path),
             findings=first.findings,
             policy=config.policy,
             precision=config.build.precision,
-            release=config.release.name,
+            release=name_of(config.release),
             holder=holder,
             seconds=time.perf_counter() - began,
             wanted=wanted,

@@ -3,13 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 from trtops import errors
+from trtops.ops.gate.across_releases import Candidate, Regression, accepted_candidates, explain
 from trtops.ops.gate.distribution import gate_builds
 from trtops.ops.gate.op import GateConfig, gate, registered
-from trtops.ops.gate.releases import Release
+from trtops.ops.gate.releases import name_of
 from trtops.ops.gate.result import DECIDED, EXIT_CODES, Finding, GateResult
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
 from trtops.reports.document import Section, Table
@@ -22,10 +24,11 @@ _COLUMNS = ("model", "precision", "release", "decision", "latency ratio", "width
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixResult(OpResult):
-    """The results of all candidates, by model, then precision, then release."""
+    """The results of all candidates, by model, then precision, then release; and why accepted engines break."""
 
     title: str = "gate matrix"
     cells: tuple[GateResult, ...]
+    regressions: tuple[Regression, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -43,7 +46,9 @@ class MatrixResult(OpResult):
     def headline(self) -> str:
         """The number of candidates by decision."""
         counts = Counter(cell.decision for cell in self.cells)
-        return ", ".join(f"{counts[each]} {words}" for each, words in DECIDED.items() if counts[each])
+        return (
+            ", ".join(f"{counts[each]} {words}" for each, words in DECIDED.items() if counts[each]) or "no candidates"
+        )
 
     def rows(self) -> Iterable[tuple[str | float | None, ...]]:
         """Rows of the table."""
@@ -57,7 +62,10 @@ class MatrixResult(OpResult):
             )
 
     def sections(self) -> Iterable[Section]:
-        """Candidates that were not accepted, with reasons; then a table of all."""
+        """What broke; candidates that were not accepted, with reasons; then a table of all."""
+        for each in self.regressions:
+            answers = [f"- {name.replace('_', ' ')}: {text}" for name, text in vars(each).items() if name != "engine"]
+            yield Section(title=each.engine, text="\n".join(answers))
         lines = [
             f"- **{Path(cell.subject).stem} {cell.precision} {cell.release}**: {cell.decision}. "
             f"{'; '.join(cell.reasons)}"
@@ -71,7 +79,7 @@ def gate_all(
     models: Sequence[str | Path],
     config: GateConfig = GateConfig(),
     *,
-    releases: Sequence[Release] = (),
+    releases: Sequence[str] = (),
     precisions: Sequence[Precision] = (),
     tracker: Tracker,
     experiment: str | None = None,
@@ -80,54 +88,59 @@ def gate_all(
 ) -> GateResult | MatrixResult:
     """Gate every combination, one after the other; several of them in child runs, with one table.
 
-    Without models, the accepted engines of the store are gated (:func:`trtops.ops.gate.across_releases.gate_releases`).
-    ``config`` has the release and the precision, unless ``releases`` or ``precisions`` are given. All candidates are
-    compared with the engines that were accepted before the first of them.
+    Without models, each accepted engine of the store is built with the newest of the releases, which are ordered from
+    the oldest; of those that are refused, the result has the cause. Nothing is registered then. ``config`` has the
+    release and the precision, unless ``releases`` or ``precisions`` are given. All candidates are compared with the
+    engines that were accepted before the first of them.
     """
     releases = tuple(releases) or (config.release,)
+    names = [name_of(release) for release in releases]
     # The name is all that tells the rows of two releases apart.
-    if len({release.name for release in releases}) < len(releases):
-        raise errors.ConfigError("Two releases have the same name; give each its own (name=path).")
-    if not models:
-        from trtops.ops.gate.across_releases import gate_releases  # its result extends the one of this module
-
-        experiment = experiment or "gate"
-        return gate_releases(releases, config, tracker=tracker, experiment=experiment, tags=tags, progress=progress)
-    candidates = [
+    if len({*names}) < len(releases):
+        raise errors.ConfigError(f"Two releases have the same name ({', '.join(names)}); give each file its own.")
+    gate_one = gate if config.distribution.builds == 1 else gate_builds
+    given = [
         (model, replace(config, build=replace(config.build, precision=precision), release=release))
         for model, precision, release in product(models, precisions or (config.build.precision,), releases)
     ]
-    gate_one = gate if config.distribution.builds == 1 else gate_builds
-    if len(candidates) == 1:
-        [(model, own)] = candidates
+    if len(given) == 1:
+        [(model, own)] = given
         return run_step("gate", gate_one, model, own, tracker=tracker, experiment=experiment, tags=tags)
     if config.candidate is not None:
-        raise errors.ConfigError(f"candidate is one run, but there are {len(candidates)} combinations; expected one.")
+        raise errors.ConfigError(f"candidate is one run, but there are {len(given)} combinations; expected one.")
     experiment = experiment or "gate"
     with op_run(tracker, experiment, "gate matrix", kind="gate_matrix", tags=tags) as run:
-        run.log_params({"models": list(map(str, models)), "releases": [r.name for r in releases]})
-        results: list[GateResult] = []
-        for model, own in candidates:
-            # Registered at the end: otherwise a later candidate would be compared with an earlier one.
-            own = replace(own, register=False, others=(*config.others, *releases))
-            name = f"gate {Path(model).stem} {own.build.precision} {own.release.name}"
-            where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
+        run.log_params({"models": list(map(str, models)), "releases": names})
+        where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
+        # Registered at the end: otherwise a later candidate would be compared with an earlier one.
+        config, is_registering = replace(config, register=False), config.register and bool(models)
+        results, regressions = list[GateResult](), list[Regression]()
+        candidates: list[tuple[str, Candidate]] = [(str(each[0]), partial(lambda pair: pair, each)) for each in given]
+        candidates = candidates or [*accepted_candidates(config, releases, tracker)]
+        for subject, opened in candidates:
+            own, label = config, ""
             try:
-                result = run_step(name, gate_one, model, own, **where)  # type: ignore[arg-type]
+                model, own = opened()
+                label = f"gate {Path(model).stem} {own.build.precision} {name_of(own.release)}"
+                own = replace(own, register=False, others=(*own.others, *releases))
+                result = run_step(label, gate_one, model, own, **where)  # type: ignore[arg-type]
+                if not models and result.decision == "refuse":
+                    cause = explain(subject, Path(model), own, result, releases, where)
+                    regressions += [] if cause is None else [cause]
             except errors.TrtopsError as exc:  # an unreadable model only ends its own combinations
                 result = GateResult(
-                    title=name,
-                    subject=str(model),
+                    title=label or f"gate {subject}",
+                    subject=subject,
                     findings=(Finding("gate", "error", f"{type(exc).__name__}: {exc}"),),
                     policy=own.policy,
                     precision=own.build.precision,
-                    release=own.release.name,
+                    release=name_of(own.release),
                 )
             results.append(result)
             if progress is not None:
                 progress(len(results), len(candidates))
-        cells = tuple(registered(result, config, tracker) for result in results)
-        matrix = MatrixResult(cells=cells).kept_in(run, experiment)
+        cells = tuple(registered(result, replace(config, register=is_registering), tracker) for result in results)
+        matrix = MatrixResult(cells=cells, regressions=tuple(regressions)).kept_in(run, experiment)
         run.log_table(schema.Artifact.GATE_TABLE, _COLUMNS, (list(row) for row in matrix.rows()))
         counts = Counter(result.decision for result in cells)
         run.log_metrics({(schema.Metric.GATE, decision): float(count) for decision, count in counts.items()})

@@ -32,7 +32,7 @@ from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, measure
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
 from trtops.ops.gate.ratio import Metric
-from trtops.ops.gate.releases import HERE, Release, interpreter_of
+from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import EngineFacts, Finding, Measured
 from trtops.record import digest
 from trtops.spec import Environment
@@ -158,13 +158,15 @@ class Measurement:
                 raise
             raise NotMeasuredError(finding) from exc
 
-    def _open_release(self, release: Release, device: str, stack: contextlib.ExitStack) -> IsolatedBackend:
+    def _open_release(self, release: str, device: str, stack: contextlib.ExitStack) -> IsolatedBackend:
         """The back end of a release, in a child process that ends with the stack."""
         with self._ending("release", errors.ConfigError):
             python = interpreter_of(release, self._config.build.backend)
         environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
         until = self._end + _GRACE * 60 * self._config.minutes
-        worker = stack.enter_context(Worker(environment, python=python, name=f"Release {release.name!r}", until=until))
+        worker = stack.enter_context(
+            Worker(environment, python=python, name=f"Release {name_of(release)!r}", until=until)
+        )
         return IsolatedBackend(self._config.build.backend, self._config.timeout_seconds, worker)
 
     def _candidate(self, backend: IsolatedBackend, feeds: list[Feed]) -> tuple[Build, RunInfo | None]:
@@ -248,11 +250,11 @@ class Measurement:
                 except (NotMeasuredError, errors.BackendError) as exc:
                     if time.monotonic() >= self._end:  # no decision, whatever the next release would have been
                         raise
-                    tried.append(f"{release.name!r}: {exc}")
+                    tried.append(f"{name_of(release)!r}: {exc}")
                     continue
                 if (found.backend, found.backend_version) == (wanted.backend, wanted.backend_version):
                     return build, backend
-                tried.append(f"{release.name!r} has {found.backend} {found.backend_version}")
+                tried.append(f"{name_of(release)!r} has {found.backend} {found.backend_version}")
             raise errors.BackendUnavailableError(
                 f"The accepted engine was built with {wanted.backend} {wanted.backend_version} and only runs with "
                 f"that release; {'; '.join(tried)}. Name that release as well."

@@ -14,7 +14,7 @@ from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluatio
 from trtops.ops.gate.measurement import Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.ratio import Metric
-from trtops.ops.gate.releases import HERE, Release
+from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.result import finish_with, model_file, op_run
@@ -37,8 +37,8 @@ class GateConfig(EngineConfig):
         minutes: Time limit of the whole gate, builds included. A candidate that is not decided by then is undecided.
         metric: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
             leaves it open, the CPU time of engines on the CPU. ``instructions`` needs hardware counters.
-        release: Release that builds and runs the candidate.
-        others: Releases that the accepted engine may need, which runs with its own.
+        release: Constraints file of pip for the release that builds and runs the candidate; this environment if empty.
+        others: Those of releases that the accepted engine may need, which runs with its own.
         devices: GPUs to measure on, as in ``CUDA_VISIBLE_DEVICES``; those of that variable, or the first, if empty.
         use_deny_list: Exclude tactics that are on the deny-list.
         name: Registered model; the name of the model file without its suffix if None.
@@ -56,8 +56,8 @@ class GateConfig(EngineConfig):
     policy: Policy = field(default_factory=Policy)
     minutes: float = 5.0
     metric: Metric | Literal["auto"] = "auto"
-    release: Release = HERE
-    others: tuple[Release, ...] = ()
+    release: str = HERE
+    others: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     use_deny_list: bool = True
     name: str | None = None
@@ -94,7 +94,7 @@ def gate(
     if config.metric == "instructions":
         count_instructions()
     experiment = experiment or path.stem
-    precision, release = config.build.precision, config.release.name
+    precision, release = config.build.precision, name_of(config.release)
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as run:
         loaded = Model.load(path)

@@ -1,80 +1,68 @@
-"""Releases of a back end, each in its own Python environment: created once from a constraints file, or existing."""
+"""Releases of a back end: constraints files of pip, each with a Python environment that is created once."""
 
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
-from trtops.record import Record, digest
+from trtops.record import digest
 from trtops.spec import BackendName
 from trtops.system.locks import locked
 from trtops.tracking.location import default_root
 
-_REQUIRED = ("numpy", "onnx", "psutil", "pydantic>=2.10", "typing-extensions")
-_OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
-    "onnxruntime": ("onnxruntime",),
-    "tensorrt": ("tensorrt", "cuda-python"),
+HERE = ""
+"""The release in this process' own environment."""
+
+COMPLETE = ".trtops-complete"
+"""A file in an environment, which is written last: without it, the installation was killed."""
+
+_PACKAGES: dict[BackendName, tuple[str, ...]] = {
+    "onnxruntime": ("numpy", "onnx", "psutil", "pydantic>=2.10", "typing-extensions", "onnxruntime"),
+    "tensorrt": ("numpy", "onnx", "psutil", "pydantic>=2.10", "typing-extensions", "tensorrt", "cuda-python"),
 }
 _INSTALL_SECONDS = 1800.0
-_COMPLETE = ".trtops-complete"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Release(Record):
-    """A release of a back end, installed in a Python environment."""
-
-    name: str
-    # A file of pinned packages for pip's -c (.txt), from which the environment is created; or the folder or the
-    # interpreter of an existing environment. Empty for the environment of this process.
-    path: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> "Release":
-        """Parse ``name=path`` or a path."""
-        name, found, path = text.partition("=")
-        return cls(name=name, path=path) if found else cls(name=Path(text).stem, path=text)
+def name_of(release: str) -> str:
+    """The name of a release: that of its file without the suffix."""
+    return Path(release).stem or "here"
 
 
-HERE = Release(name="here")
-
-
-def interpreter_of(release: Release, backend: BackendName) -> str | None:
-    """The interpreter of a release, whose environment is created if missing; None for this process' own."""
-    if not release.path:
-        return None
-    if not release.path.endswith(".txt"):
-        for path in (Path(release.path), Path(release.path, "bin", "python")):
-            if path.is_file() and os.access(path, os.X_OK):
-                return str(path.absolute())
-        raise errors.ConfigError(
-            f"Release {release.name!r}: {release.path} is neither an interpreter nor the folder of an environment "
-            "(bin/python)."
-        )
+def environment_of(release: str, backend: BackendName) -> Path:
+    """The folder of a release's environment, which may be missing; ConfigError if its file cannot be read."""
     try:
-        pins = Path(release.path).read_text(encoding="utf-8")
+        pins = Path(release).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise errors.ConfigError(f"Release {release.name!r}: {release.path} cannot be read: {exc}.") from None
-    packages = (*_REQUIRED, *_OF_BACKEND[backend])
+        raise errors.ConfigError(f"Release {release} is not a constraints file of pip: {exc}.") from None
     # Built wheels depend on Python and machine, so an environment on a shared disk is not used by another kind.
-    key = digest([pins, packages, platform.python_version(), platform.machine()])[:12]
-    folder = default_root() / "environments" / f"{backend}-{key}"
+    key = digest([pins, _PACKAGES[backend], platform.python_version(), platform.machine()])[:12]
+    return default_root() / "environments" / f"{backend}-{key}"
+
+
+def interpreter_of(release: str, backend: BackendName) -> str | None:
+    """The interpreter of a release, whose environment is created if missing; None for this process' own."""
+    if release == HERE:
+        return None
+    folder = environment_of(release, backend)
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    constraints = str(Path(release).absolute())
     # PYTHONPATH would let this process' packages shadow those of the release.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / f"{folder.name}.lock"):
-        if (folder / _COMPLETE).exists():
+        if (folder / COMPLETE).exists():
             return python
         shutil.rmtree(folder, ignore_errors=True)  # of an interrupted installation
         folder.mkdir()
-        constraints = str(Path(release.path).absolute())
         try:
-            for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, "-c", constraints, *packages]):
+            for command in (
+                [sys.executable, "-m", "venv", str(folder)],
+                [*pip, "-c", constraints, *_PACKAGES[backend]],
+            ):
                 # In a folder of ours, because Python searches the working folder for modules first.
                 subprocess.run(
                     command, cwd=folder, capture_output=True, text=True, env=environment,
@@ -84,9 +72,6 @@ def interpreter_of(release: Release, backend: BackendName) -> str | None:
             shutil.rmtree(folder, ignore_errors=True)
             said = (getattr(exc, "stderr", None) or "") + (getattr(exc, "stdout", None) or "")
             why = " ".join([line for line in said.splitlines() if line.startswith("ERROR")][-2:]) or exc
-            raise errors.BackendUnavailableError(
-                f"Release {release.name!r} cannot be installed from {release.path}: {why}"
-            ) from None
-        # Written last: without it, the folder is of an installation that was killed.
-        (folder / _COMPLETE).touch()
+            raise errors.BackendUnavailableError(f"Release {release} cannot be installed: {why}") from None
+        (folder / COMPLETE).touch()
     return python

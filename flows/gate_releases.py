@@ -1,1 +1,0 @@
-from trtops.flows import gate_releases as gate_releases
