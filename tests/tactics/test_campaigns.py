@@ -12,7 +12,7 @@ from trtops.tactics.findings import TacticDiff
 from trtops.tactics.model import features_of, groups_of, weigh
 from trtops.tactics.table import VERDICTS, CampaignTable
 
-SEEDS = amount(100, in_every_run=20)
+SEEDS = amount(100, in_every_run=10)
 
 
 def outcomes(culprit: Culprit, builds: int, *, ordered: bool = True) -> list[tuple[Campaign, TacticDiff]]:
@@ -93,7 +93,7 @@ def without_culprit(seed: int, kind: str, builds: int = 60, layers: int = 20) ->
 @pytest.mark.parametrize("kind", ["drift", "machines"])
 def test_time_and_machines_are_not_blamed_on_choices(kind):
     named = more_evidence = reported = 0
-    seeds = amount(50, in_every_run=15)
+    seeds = amount(50, in_every_run=10)
     for seed in range(seeds):
         table, machines = without_culprit(seed, kind)
         blocks = machines if kind == "machines" else {}

@@ -17,7 +17,7 @@ from trtops.backend.onnx.lint import lint
 from trtops.backend.worker import Worker
 from trtops.system import limits
 
-MUTATIONS = int(os.environ.get("TRTOPS_TEST_FUZZ", "200"))
+MUTATIONS = int(os.environ.get("TRTOPS_TEST_FUZZ", "100"))
 CASES = max(5, MUTATIONS // 100)  # each is a model for two commands
 BATCH = 50
 SHARDS = 2

@@ -109,7 +109,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         settings={},
         reasons=() if recorded is None else recorded.reasons,
     )
-    if case.backend == "tensorrt" or recorded is None or recorded.report.verdict == "bad" or verdict == "good":
+    if recorded is None or recorded.report.verdict == "bad" or verdict == "good":
         build = logged.build
         return engine_case(case, build.spec.config, build.tactics, logged.caches.calibration, build.engine.environment)
     if recorded.emulated is not None and recorded.emulated.verdict == "bad":

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 EXPERIMENT = "trtops.log"
 
 _PAGE = 100
+_TRIES = 200  # of 0.05 s each, for the process that makes the log to make its first run
 _NEXT = "next"
 _NOTE = {"mlflow.note.content": "The log of this store, for `trtops runs audit`. Do not edit or delete its runs."}
 
@@ -134,7 +135,7 @@ class StoreLog:
         try:
             self._call(self._client.create_experiment, EXPERIMENT, place, _NOTE)
         except errors.StoreError:
-            for _ in range(200):
+            for _ in range(_TRIES):
                 if self._call(self._client.get_experiment_by_name, EXPERIMENT) is None:
                     raise
                 if (end := self._find_end()) is not None:
