@@ -210,6 +210,20 @@ def test_impossible_external_data_is_refused(tmp_path: Path, entries: dict[str, 
         Model.load(path)
 
 
+def test_endless_external_data_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = models.write_external(models.conv_net(), tmp_path)
+    proto = onnx.load(path, load_external_data=False)
+    tensor = next(t for t in proto.graph.initializer if t.external_data)
+    tensor.dims[:] = [1 << 38]
+    del tensor.external_data[1:]
+    path.write_bytes(proto.SerializeToString())
+    os.truncate(tmp_path / tensor.external_data[0].value, 1 << 40)  # sparse: it takes no room
+    monkeypatch.setenv("TRTOPS_TIME_LIMIT", "0.2")
+
+    with pytest.raises(errors.InvalidModelError, match=r"external data of tensor 'w0' did not finish within 0\.2 s"):
+        Model.load(path)
+
+
 def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     path = models.write_external(models.conv_net(), tmp_path / "model")
     data = tmp_path / "model" / "weights.bin"

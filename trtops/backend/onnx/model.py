@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.messages import ModelProto, TensorProto
 from trtops.metadata import DataType, Dim, TensorSpec
 from trtops.system.files import read_regular
+from trtops.system.limits import time_limit, too_slow
 
 if TYPE_CHECKING:
     import onnx
@@ -101,13 +103,14 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
     """SHA-256 of what a model computes, as 64 hexadecimal digits.
 
     It covers every name, attribute, shape, operator set and weight, but no producers, comments and metadata properties.
-    External data is read from ``folder``, one block at a time.
+    External data is read from ``folder``, one block at a time, within the time limit (InvalidModelError).
     """
+    end = time.monotonic() + time_limit()
 
     def put_digest(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         # By their bytes, so that a weight counts the same whether it is inside, outside or in a typed field.
         walk.copy_header(tensor, target)
-        target.raw_data = _tensor_digest(tensor, folder)
+        target.raw_data = _tensor_digest(tensor, folder, end)
 
     bare = walk.copy_model(model, put_digest)
     _clear_comments(bare, "producer_name", "producer_version", "model_version", "domain", "training_info")
@@ -132,12 +135,15 @@ def _clear_comments(message: Any, *others: str) -> None:
         message.ClearField(name)
 
 
-def _tensor_digest(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
-    """SHA-256 of a tensor's raw elements (32 bytes)."""
+def _tensor_digest(tensor: onnx.TensorProto, folder: Path | None, end: float) -> bytes:
+    """SHA-256 of a tensor's raw elements (32 bytes), which must be read until a time of ``time.monotonic()``."""
     sha = hashlib.sha256()
     if external.is_external(tensor):
         for block in external.locate(tensor, folder).blocks():
             sha.update(block)
+            if time.monotonic() > end:  # a sparse file of any size takes no room
+                what = f"Reading the external data of tensor {tensor.name!r}"
+                raise errors.InvalidModelError(too_slow(what, time_limit()))
     elif tensor.data_type == TensorProto.STRING:
         for text in tensor.string_data:
             sha.update(len(text).to_bytes(8, "little"))
