@@ -7,6 +7,7 @@ import platform
 import random
 import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,6 +21,7 @@ from tests.dying import run_until_spent, seconds_of
 from tests.forking import ForkedProcess
 from tests.waiting import workers_time_out_when
 from trtops import errors
+from trtops.backend.base import Engine
 from trtops.cli.main import main
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, debug_build
@@ -191,6 +193,19 @@ def test_campaign_stops_at_its_limit(model, data) -> None:
     result = debug_build(model, config(data, build=exact, max_iterations=4), tracker=MemoryTracker())
 
     assert (result.verdict, result.iterations, result.found.conclusion) == ("good", 4, "no bad builds")
+
+
+def test_last_build_starts_within_the_time_limit(model, data, monkeypatch: pytest.MonkeyPatch) -> None:
+    late, now = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + late[0])
+
+    def evaluate(engine: Engine) -> bool:
+        late[0] += 60
+        return b"FastGelu" not in engine.plan
+
+    result = debug_build(model, config(data, max_minutes=6.5), tracker=MemoryTracker(), evaluate=evaluate)
+
+    assert result.mixtures and result.iterations + result.mixtures == 7
 
 
 def test_crash_and_hang_are_error_verdicts(model, data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ _KIND: Kind = "bisect"
 _SEEN = 200  # builds of a campaign, the last ones, that the prior of units is taken from
 _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
-_MORE_TRIALS = 16  # mixtures after which a sum, or missing units, are reported as they are known then
+_MORE_TRIALS = {"contributions": 16, "units missing": 20}  # mixtures after which these are reported as known then
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -303,7 +303,7 @@ class BisectSession:
         if found.outcome == "confirmed" and (parted := self._parted()) is not None and is_limit_inside(*parted[2:]):
             found = replace(found, outcome="contributions")
         # A sum is reported once it is settled. Where units are missing, a layer that no replay sets may decide.
-        while len(self.trials) < _MORE_TRIALS and not is_spent():
+        while len(self.trials) < _MORE_TRIALS.get(found.outcome, 0) and not is_spent():
             added = self._error_sum()
             looks_on = found.outcome == "units missing" and self.mixture.consequences and not self._unreplayable(found)
             if not looks_on and (found.outcome != "contributions" or (added is not None and added.settled)):

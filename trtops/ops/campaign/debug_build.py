@@ -164,6 +164,7 @@ def debug_build(
     a verdict.
     """
     mark_op()
+    began = time.perf_counter()
     with contextlib.ExitStack() as stack:  # since the lock needs the run's id, which either branch finds
         if resume is not None:
             resume = run_id_of(resume, tracker)
@@ -202,7 +203,7 @@ def debug_build(
 
         try:
             golden = _log_beginning(campaign, run, loaded, tracker, evaluate)
-            state = _CampaignState(replace(campaign, golden_sha256=golden), run, tracker, progress)
+            state = _CampaignState(replace(campaign, golden_sha256=golden), run, tracker, progress, began)
             state.report(None)
             while True:
                 for result in state.iterate(submit or in_this_thread):
@@ -220,11 +221,16 @@ class _CampaignState:
     """The builds and bisections of a campaign so far; only this class writes the parent run."""
 
     def __init__(
-        self, campaign: Campaign, run: Run, tracker: Tracker, progress: Callable[[CampaignProgress], None] | None
+        self,
+        campaign: Campaign,
+        run: Run,
+        tracker: Tracker,
+        progress: Callable[[CampaignProgress], None] | None,
+        began: float,
     ) -> None:
         self.campaign = campaign
         self._run, self._tracker, self._progress = run, tracker, progress
-        self._began = time.perf_counter()
+        self._began = began
         info = tracker.info(campaign.run_id)
         found = campaigns.iterations(tracker, info)
         self._interrupted = found.marked
