@@ -174,15 +174,7 @@ class BuildConfig(Record):
         """All options; those of calibration for 8 bits only, and ``keep`` for precisions below FP32."""
         found: dict[str, Any] = self.to_dict()
         for place in (found, found["options"]):
-            for name in {
-                "keep",
-                "mark",
-                "tactics",
-                "also",
-                "tactic_sources",
-                "qdq_op_types",
-                "qdq_rules",
-            } & place.keys():
+            for name in _SETS & place.keys():
                 place[name] = place[name] and sorted(set(place[name]))
         for profile in found["profiles"]:
             profile["shapes"].sort(key=lambda shape: shape["name"])

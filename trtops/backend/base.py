@@ -54,6 +54,8 @@ class Caches:
     timing: bytes | None = field(default=None, repr=False)
     calibration: bytes | None = field(default=None, repr=False)
     replay: TacticRecord | None = field(default=None, repr=False)  # the builder must repeat its choices
+    # Whether a replay of another release or device is followed where its choices still exist, instead of refused.
+    carry_over: bool = False
     denied: DenyList = field(default=DenyList(), repr=False)  # entries of other devices and releases are ignored
     # Settings under which the builder crashed, as named in the attempt file, which receives the name of each setting
     # before it is tried. They are not part of the spec, since they cannot lead to an engine.

@@ -51,6 +51,11 @@ class TensorRange(Record):
             )
 
     @property
+    def largest(self) -> float:
+        """The largest magnitude seen; without it, the one to represent."""
+        return self.amax if self.low is None or self.high is None else max(abs(self.low), abs(self.high))
+
+    @property
     def scale(self) -> float:
         """Value of one INT8 step in symmetric quantization; 1 for a tensor of zeros, where any step is exact."""
         return max(self.amax / LEVELS, _SMALLEST) if self.amax else 1.0

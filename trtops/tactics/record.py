@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.record import JSONValue, Record
+from trtops.spec import Environment
 
 Column: TypeAlias = tuple[Literal["layer", "setting"], str]
 """A layer, or a setting of the whole engine, by its name."""
@@ -69,6 +70,11 @@ class TacticRecord(Record):
     settings: tuple[tuple[str, str], ...] = ()  # choices for the whole engine, as ``(name, value)`` sorted by name
     choices: tuple[TacticChoice, ...] = ()  # one entry per layer, in the engine's order
 
+    def is_of(self, environment: Environment) -> bool:
+        """Whether the record is of this release, on this kind of device."""
+        here = (environment.backend_version, environment.device_sha256)
+        return (self.backend_version, self.device_sha256) == here
+
     @property
     def coverage(self) -> float:
         """Layers with a replayable choice, as a fraction of all layers; 1.0 for an engine without layers."""
@@ -86,6 +92,44 @@ class TacticRecord(Record):
     def deciding(self) -> JSONValue:
         """The choices and settings; not how they were read."""
         return [[list(pair) for pair in sorted(self.settings)], [list(choice.identity) for choice in self.choices]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CarriedOver(Record):
+    """The choices of a record that a build on another release or device made again, and all others."""
+
+    source: str  # release and device of the record
+    layers: int  # replayable choices in the record
+    carried: int  # of these, the ones whose layer has the same tactic
+    changed: tuple[tuple[str, str, str], ...]  # layer, its tactic in the record and in the build; empty if not there
+    settings: tuple[tuple[str, str, str], ...] = ()  # likewise
+
+    @classmethod
+    def between(cls, record: TacticRecord, build: TacticRecord) -> "CarriedOver":
+        """Compare two records by layer, op and kernel; hashes and keys of TensorRT's timing cache change."""
+
+        def kernels(choices: Sequence[TacticChoice]) -> dict[str, tuple[str, str]]:
+            return {c.layer: (c.op, c.tactic.rpartition(" #")[0] or c.tactic) for c in choices if c.replayable}
+
+        wanted, made = kernels(record.choices), kernels(build.choices)
+        layers = [name for name in {**wanted, **made} if wanted.get(name) != made.get(name)]
+        before, after = dict(record.settings), dict(build.settings)
+        names = [name for name in {**before, **after} if not name.startswith("entry ")]
+        return cls(
+            source=f"{record.backend_version} on {record.device_sha256[:8]}",
+            layers=len(wanted),
+            carried=len(wanted.keys() - layers),
+            changed=tuple((n, wanted.get(n, ("", ""))[1], made.get(n, ("", ""))[1]) for n in layers),
+            settings=tuple((n, before.get(n, ""), after.get(n, "")) for n in names if before.get(n) != after.get(n)),
+        )
+
+    def sentence(self) -> str:
+        """What was carried over and what changed, in a line."""
+        changes = [f"{n} ({old or 'none'} became {new or 'none'})" for n, old, new in (*self.settings, *self.changed)]
+        return (
+            f"Of {self.layers} choices recorded by {self.source}, {self.carried} were carried over; "
+            f"changed: {', '.join(changes) or 'none'}"
+        )
 
 
 def read_record(path: str | Path) -> TacticRecord:

@@ -14,7 +14,8 @@ from tests import models
 from tests.models import run
 from trtops import errors
 from trtops.backend.onnx.model import Model, model_digest
-from trtops.backend.onnx.precision import convert_to_fp16, emulate_low_precision, lower_precision
+from trtops.backend.onnx.precision import beyond_range, convert_to_fp16, emulate_low_precision, lower_precision
+from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.metadata import DataType
 
 
@@ -176,6 +177,27 @@ def test_index_arithmetic_stays_exact(what: str, to: Literal["fp16", "bf16"]) ->
             np.testing.assert_array_equal(found[name], array)
 
 
+@pytest.mark.parametrize(
+    ("mask", "values", "expected"),
+    [
+        (1.0, {"a": 65504.0, "b": 2.0**-24}, {}),
+        (1.0, {"a": 1e5}, {"sq": ("a", 1e5), "masked": ("a", 1e5)}),
+        (1.0, {"b": 1e-8, "x": 0.0}, {"masked": ("b", 1e-8), "out": ("b", 1e-8)}),
+        (1.0, {"b": 1e9}, {"masked": ("b", 1e9), "out": ("b", 1e9)}),
+        (-1e9, {"b": 1.1e9}, {}),  # the mask
+        (-1e9, {"a": 1e6, "b": 1.1e9}, {"sq": ("a", 1e6), "masked": ("a", 1e6)}),
+    ],
+)
+def test_measured_values_beyond_fp16_are_found(mask: float, values: dict[str, float], expected: Any) -> None:
+    text = "(float[2] x) => (float[2] y) { [sq] a = Mul(x, x) [masked] b = Add(a, mask) [out] y = Neg(b) }"
+    proto = models.model(text, {"mask": np.full(2, mask, np.float32)})
+    ranges = [TensorRange(name=n, amax=amax / 2, low=-amax, high=0.0) for n, amax in values.items()]  # clipped
+    cache = CalibrationCache(algorithm="entropy", ranges=(*ranges, TensorRange(name="mask", amax=1e9)))
+
+    assert beyond_range(proto, cache, "fp16") == expected
+    assert beyond_range(proto, cache, "bf16") == {}
+
+
 def test_values_without_consequences_are_lowered() -> None:
     image = "(uint8[1,3,4,4] x) => (float[1,3,4,4] y) { f = Cast<to = 1>(x) [a] s = Sub(f, c) [b] y = Mul(s, c) }"
     scores = "(float[4] x) => (int64[4] y) { [a] s = Mul(x, c) [b] t = Add(s, c) y = Cast<to = 7>(t) }"
@@ -204,9 +226,9 @@ def test_weights_are_stored_in_the_precisions_used() -> None:
 
 OUT_OF_RANGE: list[tuple[str, Any, dict[str, object], list[float] | None]] = [
     ("Div", [1e6, 1.0], {"too_large": ("node",), "kept": ("node",)}, None),
-    ("Add", [-1e9, 0], {"clamped": ("c",), "lowered": ("node",)}, [-65504, 0]),
-    ("Add", [float(np.finfo(np.float32).min), 0], {"clamped": ("c",), "lowered": ("node",)}, [-65504, 0]),
-    ("Add", [np.inf, np.nan], {"clamped": ()}, [np.inf, np.nan]),
+    ("Add", [-1e9, 0], {"lowered": ("node",)}, [-65504, 0]),
+    ("Add", [float(np.finfo(np.float32).min), 0], {"lowered": ("node",)}, [-65504, 0]),
+    ("Add", [np.inf, np.nan], {"lowered": ("node",)}, [np.inf, np.nan]),
     ("Add", 1e-12, {"flushed": {}}, [float(np.float16(6e-8))]),
     ("Mul", [1e-9, 1], {"flushed": {"c": 1}}, [0, 1]),
 ]
@@ -230,7 +252,7 @@ def test_values_out_of_range_are_handled(
         convert_to_fp16(proto)
         assert "exceed the 16-bit range: node" in caplog.text
     wide = lower_precision(models.model(text, {"c": np.array([1e30, 1e-30], np.float32)}), "bf16")
-    assert (wide.too_large, wide.clamped, wide.flushed) == ((), (), {})
+    assert (wide.too_large, wide.flushed) == ((), {})
 
 
 UNARY = ("Relu", "Neg", "Abs", "Sigmoid", "Identity", "Floor")

@@ -19,7 +19,7 @@ from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.worker import IsolatedBackend
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile
-from trtops.tactics.record import TacticRecord
+from trtops.tactics.record import CarriedOver, TacticRecord
 
 FAST_GELU = "com.microsoft.FastGelu@CPUExecutionProvider"
 
@@ -240,6 +240,25 @@ def test_unsuitable_replays_are_refused(backend, model):
             backend.build(model, config(), caches=Caches(replay=forged))
     with pytest.raises(errors.ConfigError, match="allow_approximation"):
         backend.build(model, config(), caches=Caches(replay=pinned(backend, GeluApproximation="on")))
+
+
+def test_changes_since_another_release_are_named(backend, model):
+    off = pinned(backend, GeluFusionL2="off", NoSuchTactic="on")
+    there = backend.build(model, config(), caches=Caches(replay=replace(off, settings=off.settings[:1]))).tactics
+    first, *rest = there.choices
+    other = replace(first, tactic="com.example.Other@CPUExecutionProvider")
+    record = replace(there, backend_version="0.0.1", settings=off.settings, choices=(other, *rest))
+
+    with pytest.raises(errors.TacticMismatchError, match="or set carry_over"):
+        backend.build(model, config(), caches=Caches(replay=record))
+    build = backend.build(model, config(), caches=Caches(replay=record, carry_over=True))
+    found = CarriedOver.between(record, build.tactics)
+
+    assert dict(build.tactics.settings)["GeluFusionL2"] == "off"
+    assert ("NoSuchTactic", "on", "") in found.settings and (first.layer, other.tactic, first.tactic) in found.changed
+    differing = {layer for layer, *_ in found.changed}
+    assert differing == set(record.differing_layers(build.tactics)) and found.carried == found.layers - len(differing)
+    assert found.sentence() in build.log and "0.0.1 on" in build.log
 
 
 def test_layers_are_named_after_tensors(backend):

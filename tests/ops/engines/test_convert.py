@@ -13,6 +13,7 @@ from tests.stores import copy_store
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnxrt.timing_cache import TimingCache
+from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.cli.main import main
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert, read_timing_cache
@@ -21,6 +22,7 @@ from trtops.spec import BuildConfig, Precision
 from trtops.tracking import builds, schema
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
+from trtops.verdict import PASSED
 
 QUICK = CheckConfig(latency_runs=3, warm_up=1)
 
@@ -88,8 +90,52 @@ def test_timing_cache_and_replay_repeat_a_build(tracker: MemoryTracker, tmp_path
         assert second.info.metrics[schema.Metric.TIMING_CACHE_MISSES] == 0
     replayed = ConvertConfig(check=QUICK, replay=str(run.local_path(schema.Artifact.TACTICS)))
     third = builds.load_build(tracker.load(convert(path, replayed, tracker=tracker).run_id))
+    moved = tmp_path / "moved.json"
+    moved.write_text(replace(third.tactics, backend_version="1.0").to_json())
+    elsewhere = replace(replayed, replay=str(moved), carry_over=True)
+    results = [convert(path, replace(elsewhere, rebuild=rebuild), tracker=tracker) for rebuild in (False, True)]
 
+    assert results[0].reused_from and not results[1].reused_from
+    for result in results:
+        assert "choices recorded by 1.0 on" in result.carried and result.carried.endswith("changed: none")
+        assert result.carried in "\n".join(result.body())
     assert builds.load_build(second).tactics.digest == third.tactics.digest == builds.load_build(run).tactics.digest
+
+
+def test_layers_beyond_fp16_are_kept_by_data(tracker: MemoryTracker, tmp_path: Path) -> None:
+    text = """(float[4,64] x) => (float[4,8] y) {
+        [in] a = MatMul(x, w) [sq] b = Mul(a, a) [rt] c = Sqrt(b) [mm] y = MatMul(c, v)
+    }"""
+    weights = {"w": models.random(64, 64, scale=40), "v": models.random(64, 8, seed=1, scale=0.1)}
+    path = models.Case(models.model(text, weights), {}, name="wide").write(tmp_path)
+    np.save(tmp_path / "x.npy", models.random(4, 64, seed=2))
+    ranges = CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="b", amax=1.5e5),))
+    (tmp_path / "ranges.json").write_bytes(ranges.to_bytes())
+    half, data = BuildConfig(precision="fp16"), replace(QUICK, data=str(tmp_path / "x.npy"))
+    asked = (
+        ConvertConfig(build=half, check=QUICK),
+        ConvertConfig(build=half, check=data),
+        ConvertConfig(build=half, check=QUICK, calibration_data=str(tmp_path / "x.npy")),
+        ConvertConfig(build=half, check=QUICK, calibration_cache=str(tmp_path / "ranges.json")),
+    )
+    plain, *measured = (convert(path, config, tracker=tracker) for config in asked)
+
+    assert plain.verdict == "bad" and "no ranges show whether all values fit FP16" in "\n".join(plain.body())
+    for result in measured:
+        assert result.verdict in PASSED and "kept in FP32, since their values do not fit FP16: sq (b: " in result.ranges
+        assert builds.load_build(tracker.load(result.run_id)).spec.config.keep == ("sq", "rt")
+    assert "of 1 feeds" in measured[0].ranges and "rt (b: 1.5e+05)" in measured[2].ranges
+
+
+def test_8_bits_are_compared_with_fp16(tracker: MemoryTracker, conv_net: Path) -> None:
+    half, eight = (ConvertConfig(build=BuildConfig(precision=p), check=QUICK) for p in ("fp16", "int8"))
+    alone = convert(conv_net, eight, tracker=tracker)
+    first, second = (convert(conv_net, config, tracker=tracker) for config in (half, eight))
+
+    assert "no FP16 engine" in alone.speed and alone.speed in "\n".join(alone.body()) and first.speed == ""
+    ours, theirs = (tracker.info(r.run_id).metrics[schema.Metric.LATENCY, "p50_ms"] for r in (second, first))
+    expected = "slower than" if ours > theirs else "as fast as" if ours == theirs else "faster than"
+    assert second.speed == f"In 8 bits {ours:.3f} ms, {expected} FP16 with {theirs:.3f} ms (run {first.run_id})"
 
 
 def test_shapes_of_data_decide_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:

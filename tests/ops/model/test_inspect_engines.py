@@ -41,6 +41,8 @@ def test_page_starts_with_the_slowest_boundary(files: tuple[str, str]) -> None:
     assert boundaries[0].startswith("| `conv1 + relu1 → conv2` | - | - | 1: fp16 Channel major")
     assert "0.093 ms for 0.064 ms, 3 layers inserted for 2" in lines[0]
     assert any(line.startswith("| `conv1 + relu1` | 1 → 2 | fp16 |") for line in lines)
+    assert result.losing == ("conv2",) and "8 bits do not speed up `conv2`." in lines
+    assert result.next_step.endswith("--int8 --keep conv2")
     assert InspectEnginesResult.from_json(result.to_json()) == result
 
 

@@ -23,7 +23,16 @@ from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.index_arithmetic import index_tensors
 from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
-from trtops.backend.onnx.walk import FreshNames, add_copy, constant_tensor, copy_of, keep_only, replace_nodes
+from trtops.backend.onnx.walk import (
+    FreshNames,
+    add_copy,
+    constant_tensor,
+    constant_tensors,
+    copy_of,
+    keep_only,
+    replace_nodes,
+)
+from trtops.calibration.cache import CalibrationCache
 from trtops.metadata import DataType
 from trtops.patterns import expand
 
@@ -35,6 +44,7 @@ LowPrecision: TypeAlias = Literal["fp16", "bf16"]
 _KEPT_TYPES = frozenset({"DynamicQuantizeLinear", "Range", "CumSum"})
 # FP16 rounds smaller scales by more than 1/256, half a step of INT8 for the largest value.
 _LEAST_SCALE = {"fp16": 2.0**-17, "bf16": 2.0**-118}
+# Masks are filled with such values, which may be clamped in 16 bit.
 _STANDS_FOR_INFINITY = 1e9
 # Largest finite value and smallest above zero, subnormal ones included.
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
@@ -52,7 +62,6 @@ class Rewritten:
     kept: tuple[str, ...]  # nodes with floating-point inputs or outputs that stay in FP32
     indices: tuple[str, ...]  # nodes kept because they compute indices, lengths or positions
     too_large: tuple[str, ...]  # nodes kept because a weight exceeds the 16-bit range
-    clamped: tuple[str, ...]  # weights with 1e9 or more, which stands for infinity, set to the largest 16-bit value
     flushed: dict[str, int]  # number of values per weight that are too small for 16 bit and became zero
 
 
@@ -116,9 +125,31 @@ def lower_precision(
         kept=tuple(rewrite.kept),
         indices=tuple(rewrite.indices),
         too_large=tuple(rewrite.too_large),
-        clamped=tuple(dict.fromkeys(rewrite.clamped)),
         flushed=rewrite.flushed,
     )
+
+
+def beyond_range(model: onnx.ModelProto, cache: CalibrationCache, to: LowPrecision) -> dict[str, tuple[str, float]]:
+    """Nodes of the main graph that read or produce a tensor whose measured values 16 bit cannot hold.
+
+    Returns the tensor and its largest magnitude for each node: above the type's largest value, or below its smallest,
+    so that all values become zero. In models with constants of 1e9 or more, which stand for infinity in masks, so do
+    such values. The model is one after :func:`without_functions`.
+    """
+    largest, smallest = _RANGE[to]
+    constants = constant_tensors(model.graph)
+    measured = {found.name: found.largest for found in cache.ranges if found.name not in constants}
+    outside = {name: amax for name, amax in measured.items() if amax > largest or 0 < amax < smallest}
+    if any(amax >= _STANDS_FOR_INFINITY for amax in outside.values()):
+        weights = (tensor for tensor in constants.values() if tensor.data_type == TensorProto.FLOAT)
+        if any(_Tensor(tensor.name, None, tensor).magnitudes[1] for tensor in weights):
+            outside = {name: amax for name, amax in outside.items() if amax < _STANDS_FOR_INFINITY}
+    nodes: dict[str, tuple[str, float]] = {}
+    for node in model.graph.node:
+        for name in (*node.output, *node.input):
+            if name in outside:
+                nodes.setdefault(walk.node_name(node), (name, outside[name]))
+    return nodes
 
 
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -223,7 +254,6 @@ class _Rewrite:
         self.kept: list[str] = []
         self.indices: list[str] = []
         self.too_large: list[str] = []
-        self.clamped: list[str] = []
         self.flushed: dict[str, int] = {}
         self.weights_file: Path | None = None
 
@@ -386,17 +416,13 @@ class _Rewrite:
         assert tensor.weight is not None
         array = _weight_array(tensor.weight)
         lower = np.empty(array.size, self.dtype.numpy())
-        tiny, clamped = 0, False
+        tiny = 0
         with np.errstate(over="ignore", under="ignore"):
             for start, block in zip(range(0, array.size, _BLOCK), _blocks(array)):
                 if tensor.magnitudes[1]:  # infinities stay infinite
-                    bounded = np.where(np.isfinite(block), np.clip(block, -self.largest, self.largest), block)
-                    clamped |= not np.array_equal(bounded, block, equal_nan=True)
-                    block = bounded
+                    block = np.where(np.isfinite(block), np.clip(block, -self.largest, self.largest), block)
                 tiny += int(np.count_nonzero((block != 0) & (np.abs(block) <= self.smallest / 2)))
                 lower[start : start + block.size] = block.astype(lower.dtype)
-        if clamped:
-            self.clamped.append(name)
         if tiny and array.size == 1:  # an epsilon, which must not become zero
             lower[0] = np.copysign(np.float32(self.smallest), array.reshape(-1)[0])
         elif tiny:
@@ -422,8 +448,6 @@ def _type_variable(parameters: Sequence[Any], i: int) -> str:
 
 LARGEST_FLOAT16 = 65504.0
 
-# Masks are filled with such values, which may be clamped in 16 bit.
-_STANDS_FOR_INFINITY = 1e9
 _LARGE_WEIGHT = 64 << 20  # bytes
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})

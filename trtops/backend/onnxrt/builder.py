@@ -31,7 +31,7 @@ from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.calibration.cache import read_cache
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
-from trtops.tactics.record import TacticRecord
+from trtops.tactics.record import CarriedOver, TacticRecord
 
 
 class OnnxRuntimeBackend:
@@ -69,7 +69,8 @@ class OnnxRuntimeBackend:
 
         With a timing cache that has all candidates, nothing is timed and the choice is the same as before. A tactic
         record pins the settings: only that candidate is built, without timing, and its layers must match the record's
-        (a record without layers pins the settings alone). Inputs and outputs keep the model's dtypes.
+        (a record without layers pins the settings alone). With ``carry_over``, a record of another release or processor
+        pins the settings that exist here, and layers may differ. Inputs and outputs keep the model's dtypes.
 
         Arguments and errors are those of :meth:`trtops.backend.base.EngineBackend.build`.
         """
@@ -79,7 +80,8 @@ class OnnxRuntimeBackend:
         timing_cache = TimingCache(environment.device_key)
         if caches.timing is not None:
             timing_cache = TimingCache.from_bytes(caches.timing, environment.device_key)
-        replayed = None if caches.replay is None else _replayed_choice(caches.replay, environment, options)
+        replay, carry_over = caches.replay, caches.carry_over
+        replayed = None if replay is None else _replayed_choice(replay, environment, options, carry_over)
         to_vary = tactics.allowed(options.tactics, allow_approximation=options.allow_approximation)
         if config.precision == "int8" and options.tactics is None:
             # Without integer kernels a small model may be faster, but it would not be an INT8 engine.
@@ -131,8 +133,10 @@ class OnnxRuntimeBackend:
             settings=choice.candidate.settings(choice.applicable),
             choices=choices,
         )
-        if caches.replay is not None and caches.replay.choices:
-            _check_followed(caches.replay, record)
+        if replay is not None and carry_over and not replay.is_of(environment):
+            log.add(f"[trtops] {CarriedOver.between(replay, record).sentence()}")
+        elif replay is not None and replay.choices:
+            _check_followed(replay, record)
         return Build(
             spec=caches.spec(model.info, config, environment, rewritten.data_sha256, timing_feed),
             engine=pack(plan, choice.candidate, providers=providers, threads=threads, environment=environment),
@@ -260,20 +264,26 @@ def _rewrite(
     return _Rewritten(proto, model_digest(proto) if changed else model.info.sha256, given, data_sha256)
 
 
-def _replayed_choice(record: TacticRecord, environment: Environment, options: OnnxRuntimeOptions) -> Choice:
-    """The choice pinned by a tactic record."""
+def _replayed_choice(
+    record: TacticRecord, environment: Environment, options: OnnxRuntimeOptions, carry_over: bool
+) -> Choice:
+    """The choice pinned by a tactic record; of one that is carried over, the settings that exist here."""
     if record.mechanism != "onnxruntime":
         raise errors.TacticMismatchError(
             f"The tactic record was made by {record.mechanism!r}; ONNX Runtime replays records of 'onnxruntime' only."
         )
-    if (record.backend_version, record.device_sha256) != (environment.backend_version, environment.device_sha256):
+    settings = record.settings
+    if not record.is_of(environment) and carry_over:
+        known = {tactic.name for tactic in (*tactics.TACTICS, *tactics.FALLBACKS)}
+        settings = tuple(setting for setting in settings if setting[0] in known)
+    elif not record.is_of(environment):
         raise errors.TacticMismatchError(
             f"The tactic record is of ONNX Runtime {record.backend_version} on processor {record.device_sha256[:8]}; "
             f"this is {environment.backend_version} on {environment.device_sha256[:8]} ({environment.device}), where "
-            "the same settings give other kernels. Record the tactics of a build made here."
+            "the same settings give other kernels. Record the tactics of a build made here, or set carry_over."
         )
     try:
-        candidate = Candidate.from_settings(record.settings)
+        candidate = Candidate.from_settings(settings)
     except errors.ConfigError as exc:
         raise errors.TacticMismatchError(f"The tactic record cannot be followed: {exc}") from exc
     if not candidate.is_exact and not options.allow_approximation:
@@ -281,7 +291,7 @@ def _replayed_choice(record: TacticRecord, environment: Environment, options: On
             f"The tactic record switches on an approximation ({candidate.id}), but allow_approximation is false. "
             "Set it, or replay another record."
         )
-    return Choice(candidate, tuple(name for name, _ in record.settings))
+    return Choice(candidate, tuple(name for name, _ in settings))
 
 
 def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:

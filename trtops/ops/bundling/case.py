@@ -112,8 +112,8 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
     if recorded is None or recorded.report.verdict == "bad" or verdict == "good":
         build = logged.build
         return engine_case(case, build.spec.config, build.tactics, logged.caches.calibration, build.engine.environment)
-    if recorded.emulated is not None and recorded.emulated.verdict == "bad":
-        return emulated_case(case, recorded.emulated.precision)
+    if case.backend == "onnxruntime" and recorded.emulated is not None and recorded.emulated.verdict == "bad":
+        return emulated_case(case, recorded.emulated.precision, logged.build.spec.config.keep)
     raise errors.ConfigError(
         f"The outputs of {name} are correct: it is bad because {'; '.join(case.reasons)}. Running the model does not "
         "show that."
@@ -163,8 +163,8 @@ def _tensorrt_case(
 
     model = case.model
     lowered = {config.precision, *options.also} - {"fp32"}
-    keep = config.keep if config.precision in ("fp16", "bf16") else ()
-    layers = [*((name, "float32") for name in keep), *options.layer_precisions]
+    keep = precision.layers_to_keep(model, config)
+    layers = [*keep.items(), *options.layer_precisions]
     quantizes = ("int8" in lowered or config.precision == "fp8") and not is_quantized(model)
     if quantizes and int8.needs_qdq(config, has_calibrators=has(Feature.CALIBRATOR)):
         model = int8.quantize(Model.from_proto(model), config, calibration, None).model
@@ -208,10 +208,10 @@ def _tensorrt_case(
     )
 
 
-def emulated_case(case: Case, precision: LowPrecision) -> Case:
+def emulated_case(case: Case, precision: LowPrecision, keep: Sequence[str] = ()) -> Case:
     """The case of a model in 16 bit, rounded as on a GPU, that overflows or has wrong outputs."""
     # The model itself does the rounding, so that ONNX Runtime on any CPU shows what a GPU does.
-    low = lower_precision(case.model, precision).model
+    low = lower_precision(case.model, precision, exclude=keep).model
     emulate_low_precision(low)
     peaks = watch_peaks(low) if precision == "fp16" else {}
     settings: dict[str, JSONValue] = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from trtops.backend.base import Build, Caches, EngineBackend, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
+from trtops.calibration.cache import read_cache
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.metadata import TensorMetadata, check_feed
@@ -42,7 +42,7 @@ from trtops.spec import BackendName, BuildConfig, BuildSpec, Environment, Precis
 from trtops.system.activity import needs_child
 from trtops.tables import size, table
 from trtops.tactics.denied import DeniedTactic, DenyList
-from trtops.tactics.record import TacticRecord
+from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict
 from trtops.tracking.builds import log_materials
@@ -58,6 +58,9 @@ class ConvertConfig(EngineConfig):
     Attributes:
         timing_cache: Timing cache to build with: a file, or ``run:<id>`` for the cache of a run.
         replay: A tactic record to replay (``tactics/replay.json`` of a run).
+        carry_over: Follow a replay of another release, CUDA release or device as far as its choices exist here. The
+            builder makes the other choices, and the result names each of them. Without this such a replay is refused.
+        measure_ranges: Keep layers in FP32 whose values on the given data do not fit FP16 or BF16.
         use_deny_list: Leave out tactics on the deny-list of this device and release; a replay that has one is refused.
         attribute_error: Measure how much of the engine's error comes from the precision, from noise and from the
             builder (:mod:`trtops.ops.evaluation.attribution`), which runs the model four more times.
@@ -72,6 +75,8 @@ class ConvertConfig(EngineConfig):
 
     timing_cache: str | None = None
     replay: str | None = None
+    carry_over: bool = False
+    measure_ranges: bool = True
     use_deny_list: bool = True
     attribute_error: bool = False
     rebuild: bool = False
@@ -96,6 +101,9 @@ class ConvertResult(OpResult):
     evaluation: Evaluation
     crashed: tuple[str, ...] = ()  # settings that were left out because they crashed the builder's process
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
+    carried: str = ""  # from a replay of another release or device
+    ranges: str = ""  # whether the values of all tensors fit FP16 or BF16, and the layers kept where they do not
+    speed: str = ""  # of 8 bits, compared with FP16
     quantization: str = ""  # layers that this build quantized, and those that placement rules exclude
     backend: BackendName = "onnxruntime"
     options: str = ""  # of a command line that evaluates on the same data, shapes and limits
@@ -120,8 +128,8 @@ class ConvertResult(OpResult):
     def _left_out(self) -> Iterable[str]:
         if self.crashed:
             yield from (f"The builder crashed with {', '.join(self.crashed)}; the engine is built without.", "")
-        if self.quantization:
-            yield from (f"{self.quantization}.", "")
+        for sentence in filter(None, (self.carried, self.ranges, self.quantization, self.speed)):
+            yield from (f"{sentence}.", "")
         if self.skipped:
             yield from (f"No time to try {', '.join(self.skipped)}; the option `timing_seconds` gives more.", "")
 
@@ -160,7 +168,6 @@ _TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
 def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = table) -> str:
     """One line per engine, in plain text unless another function writes the table, and which 8-bit ones are slower."""
     rows, slower = [], []
-    p50: dict[tuple[str, str, str], float] = {}
     for result in results:
         evaluation, found = result.evaluation, result.evaluation.computed
         outputs = evaluation.report.outputs
@@ -178,13 +185,8 @@ def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = t
             "run": result.run_id[:8],
         }
         rows.append(row)
-        if evaluation.latency is not None:
-            p50[result.subject, result.backend, result.precision] = evaluation.latency.p50_ms
-    for (subject, backend, precision), milliseconds in p50.items():
-        in_half = p50.get((subject, backend, "fp16"), math.inf)
-        if precision in ("int8", "fp8") and milliseconds > in_half:
-            times = f"{milliseconds:.3f} ms instead of {in_half:.3f} ms"
-            slower.append(f"\n{precision.upper()} is slower than FP16 in {backend}: {times} ({Path(subject).name}).")
+        if "slower" in result.speed:
+            slower.append(f"\n{Path(result.subject).name} in {result.backend}: {result.speed}.")
     return "\n".join((write(list(rows[0]), [list(row.values()) for row in rows]), *slower))
 
 
@@ -251,6 +253,7 @@ def _build_and_evaluate(
     built: Callable[[Build], object] | None,
     golden: RunResults | None,
 ) -> ConvertResult:
+    config, ranges = _fit_precision(model, config)
     check, environment = config.check, backend.environment()
     feeds = check.open_for(model, profiles=config.build.profiles)
     replay = read_cache_file(config.replay, "replay")
@@ -258,6 +261,7 @@ def _build_and_evaluate(
         calibration=read_cache_file(config.calibration_cache, "calibration_cache"),
         timing=read_timing_cache(config.timing_cache, tracker, environment),
         replay=None if replay is None else TacticRecord.from_json(replay),
+        carry_over=config.carry_over,
     )
     if config.use_deny_list:
         caches = replace(caches, denied=deny_list(tracker, environment))
@@ -323,8 +327,68 @@ def _build_and_evaluate(
         evaluation=evaluation,
         crashed=crashed,
         skipped=build.skipped,
+        carried=CarriedOver.between(caches.replay, build.tactics).sentence()
+        if caches.replay and config.carry_over
+        else "",
+        ranges=ranges,
+        speed=_against_fp16(tracker, run) if config.build.calibrates and evaluation.latency else "",
         quantization="" if build.quantization is None else build.quantization.sentence(),
     )
+
+
+def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, str]:
+    """The config that keeps layers in FP32 whose values FP16 or BF16 cannot hold, and what the data shows, in a line.
+
+    Ranges are those of a calibration cache, or are measured on the data of calibration or of the check.
+    """
+    # The second imports ONNX Runtime.
+    from trtops.backend.onnx.precision import beyond_range, without_functions
+    from trtops.backend.onnxrt.calibration import collect
+
+    build, inputs = config.build, TensorMetadata.of(model.info.inputs)
+    if build.precision not in ("fp16", "bf16") or not config.measure_ranges:
+        return config, ""
+    called, proto = build.precision.upper(), without_functions(model.proto(lean=True))
+    if config.calibration_cache is not None:
+        found = read_cache(read_cache_file(config.calibration_cache, "calibration_cache") or b"")
+    elif config.calibration_data is None and config.check.data is None:
+        return config, f"Without data or a calibration cache, no ranges show whether all values fit {called}"
+    else:
+        given = config.calibration_data
+        feeds = config.check.open_for(model) if given is None else open_feeds(given, inputs)
+        try:
+            found = collect(
+                proto, feeds, inputs=inputs, max_feeds=build.calibration_samples, min_samples=1, counted=False
+            ).cache()
+        except errors.TrtopsError as exc:
+            return config, f"Ranges were not measured, so that values may not fit {called}: {exc}"
+    nodes = beyond_range(proto, found, build.precision)
+    each = ", ".join(f"{node} ({tensor}: {size:.3g})" for node, (tensor, size) in nodes.items())
+    kept = f"kept in FP32, since their values do not fit {called}: {each or 'none'}"
+    config = replace(config, build=replace(build, keep=tuple(dict.fromkeys((*build.keep, *nodes)))))
+    return config, f"{len(found.ranges)} tensors have ranges, of {found.feeds} feeds; {kept}"
+
+
+def _against_fp16(tracker: Tracker, run: Run) -> str:
+    """Whether an engine in 8 bits is faster than the newest one in FP16 of its model and environment, in a line."""
+    missing = "Whether 8 bits are faster than FP16 was not measured: the store has no FP16 engine for these shapes here"
+    try:
+        own = tracker.info(run.id)
+        tags = {tag: own.tags[tag] for tag in (schema.Tag.MODEL_SHA256, schema.Tag.ENVIRONMENT_SHA256)}
+        found = tracker.find(tags={**tags, schema.Tag.KIND: "build"}, status="finished")
+    except errors.TrackingError:
+        return missing
+    compared = ("profiles", "options.kind", "evidence.shapes")
+    for other in found:
+        same = all(other.params.get(name) == own.params.get(name) for name in compared)
+        if not same or other.params.get("precision") != "fp16":
+            continue
+        for metric in ((schema.Metric.LATENCY, name) for name in ("device_p50_ms", "p50_ms")):
+            if metric in own.metrics and metric in other.metrics:
+                ours, theirs = own.metrics[metric], other.metrics[metric]
+                verdict = "slower than" if ours > theirs else "as fast as" if ours == theirs else "faster than"
+                return f"In 8 bits {ours:.3f} ms, {verdict} FP16 with {theirs:.3f} ms (run {other.id})"
+    return missing
 
 
 def _build(

@@ -71,6 +71,7 @@ def _convert(
         calibration_data=config.calibration_data,
         calibration_cache=config.calibration_cache if build.calibrates else None,
         replay=config.replay if replay else None,
+        measure_ranges=False,  # an overflow is to be found, not avoided
         rebuild=rebuild,
     )
     return convert(subject.path, asked, **subject.below(parent))

@@ -91,4 +91,7 @@ def test_weakly_typed_releases_get_flags() -> None:
     found = engine_case(case, config, None, None, there).manifest()
 
     assert found["flags"] == ["FP16", "OBEY_PRECISION_CONSTRAINTS", "REFIT", "VERSION_COMPATIBLE"]
-    assert found["layers"] == [["conv*", "float32"], ["fc", "float16"]] and found["module"] == "tensorrt"
+    assert (
+        found["layers"] == [["conv0", "float32"], ["conv1", "float32"], ["fc", "float16"]]
+        and found["module"] == "tensorrt"
+    )

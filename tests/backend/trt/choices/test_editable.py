@@ -30,7 +30,7 @@ from trtops.backend.trt.library.log import add_to_collections
 from trtops.backend.trt.lines import release_line
 from trtops.spec import Layer
 from trtops.tactics.denied import DeniedTactic, DenyList
-from trtops.tactics.record import TacticRecord
+from trtops.tactics.record import CarriedOver, TacticRecord
 
 TABLE_HEAD = (
     "tactic_id, cost(in ms), cost/fastest_cost, prediction_correlation, kernel_name, tactic_hash, tunable_parameter"
@@ -247,6 +247,26 @@ def test_replay_with_cache_times_nothing(builder):
     assert again.replay(TacticRecord.from_json(record.to_json())) == plan
     assert builder.timed == []
     assert again.record_of(plan) == record
+
+
+def test_another_cuda_keeps_kernels_that_exist(builder):
+    made = editing(builder, Config())
+    seed = next(s for s in range(99) if "stage4" in made.record_of(made.build(s, DenyList())).choices[0].tactic)
+    record = made.record_of(editing(builder, Config(), made.ops.values()).build(seed, DenyList()))
+    # Timings are part of the keys here, which all change; the second op loses the recorded kernel.
+    slower = tuple((kernel, 2 * ms) for kernel, ms in GEMMS)
+    lost = record.choices[2].tactic.partition(" ")[0]
+    rest = tuple((kernel, ms) for kernel, ms in slower if kernel != lost)
+    builder.ops = (Op("matMul1", slower), Op("matMul2", rest), Op("matMul10", slower))
+
+    there = editing(builder, Config())
+    found = there.record_of(there.carry(record))
+
+    carried = CarriedOver.between(record, found)
+    assert found.differing_layers(record) == ("matMul2_myl0_2",) and (carried.layers, carried.carried) == (3, 2)
+    assert [layer for layer, *_ in carried.changed] == ["matMul2_myl0_2"] and carried.settings == ()
+    assert f"matMul2_myl0_2 ({lost} became " in carried.sentence()
+    assert not {c.key for c in found.choices if c.key} & {c.key for c in record.choices if c.key}
 
 
 def test_one_tactic_of_a_record_is_swapped_alone(builder):

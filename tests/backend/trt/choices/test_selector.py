@@ -150,6 +150,14 @@ def test_denied_tactic_is_not_offered() -> None:
     assert keep.notes[0] == "conv: 1 of 7 tactics are on the deny-list" and "all 1 tactics" in keep.notes[1]
 
 
+def test_recorded_tactic_is_preferred_where_offered() -> None:
+    record = selector.to_record(TacticReplayData({"conv": OFFERED[2], "gone": OFFERED[0]}), **WHERE)
+    prefer = selector.preferring(record, Restriction(frozenset({("conv", OFFERED[1])})))
+
+    assert prefer("conv", OFFERED) == [2] and prefer("new", OFFERED) == list(range(len(OFFERED)))
+    assert prefer("conv", OFFERED[:2]) == [0]  # the other one is denied
+
+
 def test_seed_selects_half_of_the_tactics() -> None:
     offers = {seed: tuple(Restriction(seed=seed)("conv", OFFERED)) for seed in range(30)}
 

@@ -9,8 +9,14 @@ from tests.backend.trt import api
 from tests.backend.trt.describe import inspected
 from trtops import errors
 from trtops.backend.trt import library
-from trtops.backend.trt.describe.alignment import EngineLayers, align, nodes_of
-from trtops.backend.trt.describe.inspector import EngineDescription, LayerDescription, parse_layers, read_layers
+from trtops.backend.trt.describe.alignment import EngineLayers, align, losing_in_8_bits, nodes_of
+from trtops.backend.trt.describe.inspector import (
+    EngineDescription,
+    LayerDescription,
+    TensorDescription,
+    parse_layers,
+    read_layers,
+)
 from trtops.metadata import DataType, TensorSpec
 from trtops.spec import ShapeRange
 
@@ -185,6 +191,42 @@ def test_myelin_regions_are_aligned_by_nodes() -> None:
     assert found.rows[0].b.tactics == ("__myl_ConvReluConvRelu_0x5678",)
     cast = next(b for b in found.boundaries if b.b.layers)
     assert (cast.before, cast.after[:1], cast.b.layers) == ((), ("conv0",), ("__myl_Cast_myl0_0",))
+
+
+@pytest.mark.parametrize(
+    ("quantized", "times", "losing"),
+    [
+        (("conv0", "conv2"), {}, ("conv2",)),  # its conversion takes longer than it saves
+        (("conv0", "conv1", "conv2"), {}, ("conv0", "conv1", "conv2")),  # the engine is slower, and no part of it alone
+        (("conv0", "conv1", "conv2"), {"conv1": 0.0, "conv0 + relu0": 0.0, "PWN(relu1)": 0.0}, ()),
+        (("conv0",), {"conv0 + relu0": 0.018}, ()),
+        (("conv0",), {"conv0 + relu0": 0.019}, ("conv0",)),  # equal
+        (("elsewhere",), {}, ()),  # in no layer of either engine
+    ],
+)
+def test_nodes_that_8_bits_slow_down(
+    quantized: tuple[str, ...], times: dict[str, float], losing: tuple[str, ...]
+) -> None:
+    low, eight = engine(inspected.eight_fp16(), FP16_TIMES), engine(inspected.eight_int8(), INT8_TIMES | times)
+
+    assert losing_in_8_bits(low, eight, quantized) == losing
+
+
+def test_compiled_regions_lose_as_a_whole() -> None:
+    """A ViT on an H100 with TensorRT 8.6: the compiler gains nothing, and the first convolution loses."""
+
+    def layers(region: str, conversion: str, *times: float) -> EngineLayers:
+        named = [(conversion, "x", "a"), ("conv", "a", "b"), (f"{{ForeignNode[{region}...end]}}", "b", "y")]
+        made = tuple(
+            LayerDescription(name=n, op="", inputs=(TensorDescription(name=i),), outputs=(TensorDescription(name=o),))
+            for n, i, o in named
+        )
+        return EngineLayers(made, dict(zip((n for n, *_ in named), times)))
+
+    low = layers("reshape", "Reformatting CopyNode for conv", 0.018, 0.045, 0.302)
+    for region, losing in ((0.318, ("conv", "mm")), (0.290, ("conv",))):
+        eight = layers("w0", "Reformatting CopyNode for x", 0.052, 0.107, region)
+        assert losing_in_8_bits(low, eight, ("conv", "mm")) == losing
 
 
 def test_what_one_engine_alone_has_is_not_aligned() -> None:

@@ -21,6 +21,7 @@ from trtops.backend.trt.building.config import CreateConfig
 from trtops.backend.trt.building.engine import build_plan, engine_from_bytes
 from trtops.backend.trt.building.network import NetworkFromModel, NetworkFromOnnxPath
 from trtops.backend.trt.building.network_changes import ModifyNetworkOutputs, SetLayerPrecisions
+from trtops.backend.trt.building.precision import layers_to_keep
 from trtops.backend.trt.building.profile import Profile
 from trtops.backend.trt.choices import editable, selector, timing_cache
 from trtops.backend.trt.describe import inspector
@@ -30,7 +31,7 @@ from trtops.backend.trt.lines import Feature
 from trtops.record import sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, TensorRTOptions
 from trtops.system.processes import temporary_prefix
-from trtops.tactics.record import TacticRecord
+from trtops.tactics.record import CarriedOver, TacticRecord
 
 NO_CACHES = Caches()
 
@@ -172,18 +173,25 @@ class _Building:
         wanted = {build_config.precision, *self.options.also} - {"fp32"}
         self.precisions = tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
         # Layers that stay in FP32, by the API; for INT8 this is written into the model instead.
-        lowered = build_config.precision in ("fp16", "bf16")
-        self.kept: dict[str, str] = dict.fromkeys(build_config.keep, "float32") if lowered else {}
+        self.kept = layers_to_keep(model.structure(), build_config)
         # There are three ways to record tactics. ``edits``: through the editable timing cache, which also replays and
         # restricts them. ``records`` and ``replays_by_selector``: by an algorithm selector, on releases without it.
         # Neither: the inspector names the tactics of the finished engine, and they cannot be replayed.
         # The header of 10.8 to 10.16 promises no stable builds of weakly typed networks from an editable cache.
         selects = line.supports(Feature.ALGORITHM_SELECTOR)
+        record = caches.replay
+        # A record of another release or GPU, or one with a timing cache of another CUDA release.
+        self.carried_from = None
+        if record is not None and caches.carry_over:
+            key = self.environment.device_key
+            if not record.is_of(self.environment) or (self.timing is not None and self.timing.key not in (None, key)):
+                self.carried_from, self.timing, self.ops = record, None, {}
         self.edits = line.supports(Feature.EDITABLE_TIMING_CACHE) and (build_config.strongly_typed or not selects)
-        self.restricted = bool(self.denied.entries) or self.options.tactic_seed is not None
+        self.restricted = bool(self.denied.entries) or self.options.tactic_seed is not None or bool(self.carried_from)
         has_selector = not self.edits and selects
-        self.replays_by_selector = caches.replay is not None and not self.edits
-        self.records = has_selector and caches.replay is None and (self.options.record_tactics or self.restricted)
+        self.replays = record is not None and self.carried_from is None
+        self.replays_by_selector = self.replays and not self.edits
+        self.records = has_selector and not self.replays and (self.options.record_tactics or self.restricted)
         # TensorRT 8.6 times all tactics before it asks a selector, and stores no timing of a layer it asked about.
         # With the timing cache of a build without selector it only offers the fastest tactics, within half a second.
         # So the network is built twice: the timing cache is then complete, and a replay or a build with it times
@@ -207,6 +215,8 @@ class _Building:
             layers = self._layers(plan)
             record = self._record(builder_config, layers)
             self._check_denied(record)
+            if self.carried_from is not None:
+                self.restriction.notes.append(CarriedOver.between(self.carried_from, record).sentence())
         return Build(
             spec=self._spec(),
             engine=self._engine(plan),
@@ -240,7 +250,9 @@ class _Building:
             algorithm_selector = selector.TacticReplayer(selector.from_record(self.caches.replay))
             self.recorded = algorithm_selector.chosen
         elif self.records:
-            restriction = self.restriction if self.restricted else None
+            restriction: Any = self.restriction if self.restricted else None
+            if self.carried_from is not None:
+                restriction = selector.preferring(self.carried_from, self.restriction)
             algorithm_selector = selector.TacticRecorder(self.recorded, restriction)
         loader = self._config_loader(None if self.times_first else algorithm_selector, folder)
         # The parser owns weights that the build reads, so it must live until then.
@@ -270,7 +282,9 @@ class _Building:
             record_of=lambda plan: self._record(builder_config, self._layers(plan)),
             ops=self.ops,
         )
-        if self.caches.replay is not None:
+        if self.carried_from is not None:
+            plan = editing.carry(self.carried_from)
+        elif self.caches.replay is not None:
             plan = editing.replay(self.caches.replay)
         else:
             plan = editing.build(self.options.tactic_seed, self.denied)
@@ -295,10 +309,11 @@ class _Building:
                 f"The tactic record may not be followed: {why}. Pardon it, or replay another."
             )
         here = (self.line.version, self.environment.device_sha256)
-        if (replay.backend_version, replay.device_sha256) != here:
+        if self.carried_from is None and not replay.is_of(self.environment):
             raise errors.TacticMismatchError(
                 f"The tactic record is of TensorRT {replay.backend_version} on a device {replay.device_sha256[:8]}; "
-                f"this is {here[0]} on {here[1][:8]}. Tactics are numbered per release and device: record them here.",
+                f"this is {here[0]} on {here[1][:8]}. Tactics are numbered per release and device: record them here, "
+                "or set carry_over."
             )
 
     def _config_loader(self, algorithm_selector: Any, folder: str) -> CreateConfig:
@@ -326,8 +341,8 @@ class _Building:
             memory_pool_limits=None if options.workspace_bytes is None else {workspace: options.workspace_bytes},
             builder_optimization_level=options.optimization_level,
             edit_timing_cache=self.edits,
-            # TensorRT takes a second GPU of the same kind for another device.
-            other_device=self.edits and self.caches.replay is not None,
+            # TensorRT takes a second GPU of the same kind for another device; the choices of a replay are checked.
+            other_device=self.replays,
             precision_constraints=None if constraints == "none" else constraints,
             **{name: getattr(options, name) for name in shared},
             **precisions,
@@ -383,7 +398,8 @@ class _Building:
             proto = self.model.proto() if self.quantized is None else self.quantized.model
             network = NetworkFromModel(model=proto, strongly_typed=strongly, config=loader)
         if self.options.layer_precisions or self.kept:
-            network = SetLayerPrecisions(network, {**self.kept, **dict(self.options.layer_precisions)})
+            precisions = {**self.kept, **dict(self.options.layer_precisions)}
+            network = SetLayerPrecisions(network, precisions, optional=frozenset(self.kept))
         if self.build_config.mark:
             outputs = [spec.name for spec in self.model.info.outputs]
             network = ModifyNetworkOutputs(network, [*outputs, *self.build_config.mark])

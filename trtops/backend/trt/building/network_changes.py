@@ -124,6 +124,7 @@ class SetLayerPrecisions(_NetworkChange):
 
     # Data types by layer name or pattern: ``trt.DataType``, numpy dtypes or names.
     layer_precisions: Mapping[str, object] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()  # names that the network may lack: the parser folds constant nodes
 
     def __call__(self) -> NetworkParts:
         strongly_typed = getattr(self.network, "strongly_typed", False)
@@ -139,7 +140,8 @@ class SetLayerPrecisions(_NetworkChange):
     def change(self, network: Any) -> None:
         layers = {layer.name: layer for layer in layers_of(network)}
         for pattern, dtype in self.layer_precisions.items():
-            for name in expand([pattern], layers, of="The network", what="layer"):
+            absent = pattern in self.optional and pattern not in layers
+            for name in expand([] if absent else [pattern], layers, of="The network", what="layer"):
                 library.line().set_layer_precision(layers[name], dtypes.to_trt(dtype))
 
 

@@ -12,6 +12,7 @@ from trtops.backend.trt import library
 from trtops.backend.trt.library import dtypes
 from trtops.metadata import DataType
 from trtops.patterns import expand
+from trtops.spec import BuildConfig
 
 if TYPE_CHECKING:
     import onnx
@@ -37,6 +38,18 @@ class ModelPrecision:
 
     def __bool__(self) -> bool:
         return bool(self.precisions or self.layers)
+
+
+def layers_to_keep(model: onnx.ModelProto, config: BuildConfig) -> dict[str, str]:
+    """Data types of the nodes that FP16 and BF16 leave in FP32 (:attr:`trtops.spec.BuildConfig.keep`), by name."""
+    from trtops.backend.onnx.precision import without_functions
+    from trtops.backend.onnx.quantize import kept_names
+
+    if config.precision not in ("fp16", "bf16"):
+        return {}
+    model = without_functions(model)
+    kept = kept_names(model, config.keep)
+    return {node.name: "float32" for node in model.graph.node if node.name and kept & {node.name, *node.output}}
 
 
 def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Path | None = None) -> onnx.ModelProto:

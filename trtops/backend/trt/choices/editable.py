@@ -50,6 +50,22 @@ class Editing:
         check_replay(self.config, record)
         return plan
 
+    def carry(self, record: TacticRecord) -> bytes:
+        """Build, and again with a record's kernels for the layers that have them here, as another release did."""
+        plan = self._build()
+        wanted = {choice.layer: (choice.op, _kernel_of(choice)) for choice in record.choices if choice.key}
+        written = {}
+        for choice in self.record_of(plan).choices:
+            if (op := self.ops.get(choice.key or "")) is None:
+                continue
+            for candidate in op.candidates:
+                if (choice.op, candidate.kernel) == wanted.get(choice.layer) and _kernel_of(choice) != candidate.kernel:
+                    written[op.key] = (candidate.tactic_hash, candidate.milliseconds)
+        if written:
+            library.line().update_timing_entries(self.config, written)
+            plan = self._build()
+        return plan
+
     def build(self, seed: int | None, denied: DenyList) -> bytes:
         """Build with the fastest tactics, or with random ones; denied tactics are replaced by the next fastest.
 
@@ -210,6 +226,10 @@ def entries_of(record: TacticRecord) -> dict[str, int]:
     entries = {choice.key: choice.tactic_id for choice in record.choices if choice.key is not None}
     others = {name[len(_ENTRY) :]: int(value, 16) for name, value in record.settings if name.startswith(_ENTRY)}
     return {**{key: value for key, value in entries.items() if value is not None}, **others}
+
+
+def _kernel_of(choice: TacticChoice) -> str:
+    return choice.tactic.rpartition(" #")[0]
 
 
 def _tactic_choice(layer: str, layer_type: str, op: TimedOp, chosen: Candidate) -> TacticChoice:

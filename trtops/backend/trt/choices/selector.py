@@ -191,10 +191,24 @@ def restriction_for(denied: DenyList, seed: int | None) -> Restriction:
     return Restriction(frozenset(algorithms), seed)
 
 
+def preferring(record: TacticRecord, restriction: Restriction) -> Callable[[str, list[Algorithm]], list[int]]:
+    """Offer a record's algorithm for each layer that may get it, and for the others what a restriction offers."""
+    wanted = from_record(record)
+
+    def restrict(layer: str, offered: list[Algorithm]) -> list[int]:
+        allowed = restriction(layer, offered)
+        return [i for i in allowed if offered[i] == wanted.get(layer)] or allowed
+
+    return restrict
+
+
 def TacticRecorder(
-    record: str | os.PathLike[str] | IO[Any] | TacticReplayData, restriction: Restriction | None = None
+    record: str | os.PathLike[str] | IO[Any] | TacticReplayData,
+    restriction: Callable[[str, list[Algorithm]], list[int]] | None = None,
 ) -> Any:
     """Create an algorithm selector that records TensorRT's tactics in a file or a :class:`TacticReplayData`.
+
+    ``restriction`` returns the positions of the algorithms that a layer may get, such as a :class:`Restriction`.
 
     Raises UnsupportedFeatureError if this release has no algorithm selectors.
     """

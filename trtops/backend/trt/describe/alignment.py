@@ -10,6 +10,7 @@ read and the row that reads their output.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -171,6 +172,46 @@ def align(a: EngineLayers, b: EngineLayers) -> Alignment:
     return Alignment(rows=tuple(rows), boundaries=tuple(sorted(boundaries, key=lambda x: x.weight, reverse=True)))
 
 
+def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable[str]) -> tuple[str, ...]:
+    """The quantized nodes that an engine in 8 bits computes no faster than one in FP16, conversions included.
+
+    Both engines have times of their layers. A node that is left alone needs a conversion at each neighbour that stays
+    in 8 bits, which takes at most as long as the slowest conversion of the engine. Layers without a counterpart, and
+    regions of TensorRT's compiler, whose names omit most nodes, are compared as a whole.
+    """
+    groups = _groups((*low.layers, *eight.layers))
+    shared = {_group_of(one, groups) for one in low.layers} & {_group_of(one, groups) for one in eight.layers}
+    shared -= {_group_of(one, groups) for one in (*low.layers, *eight.layers) if _FOREIGN.match(one.name)}
+    groups = {node: group if group in shared else _REST for node, group in groups.items()}
+    costs: list[dict[tuple[str, ...], float]] = []
+    for side in (low, eight):
+        inserted = _inserted_by_place(side, groups)
+        costs.append(defaultdict(float))
+        for one in side.layers:
+            if nodes_of(one):
+                costs[-1][_group_of(one, groups)] += side.times.get(one.name, 0.0)
+        for (before, after), layers in inserted.items():
+            costs[-1][after or before] += side.time_of(layers) or 0.0
+    makers = {tensor.name: _group_of(one, groups) for one in eight.layers for tensor in one.outputs}
+    reads = ((makers.get(tensor.name, ()), _group_of(x, groups)) for x in eight.layers for tensor in x.inputs)
+    linked = {pair for pair in (*inserted, *reads) if all(pair)}
+    conversion = max((eight.times.get(x.name, 0.0) for layers in inserted.values() for x in layers), default=0.0)
+    named = {node: group for node in quantized if (group := groups.get(node, _REST)) in costs[1]}
+    remaining, change = set(named.values()), {group: costs[1][group] - costs[0][group] for group in named.values()}
+
+    def gain(group: tuple[str, ...]) -> float:
+        """Milliseconds that leaving a group alone saves."""
+        near = {other for pair in linked if group in pair for other in pair} & remaining - {group}
+        return change[group] - conversion * len(near)
+
+    while remaining and gain(best := max(remaining, key=gain)) >= 0:
+        remaining.remove(best)
+    if sum(change[group] for group in remaining) >= 0:
+        remaining.clear()
+    return tuple(node for node, group in named.items() if group not in remaining)
+
+
+_REST = ("",)  # the group of all nodes without a counterpart
 # The group of each ONNX node: nodes that share a layer in either engine are in one group, directly or through others.
 _Groups = dict[str, tuple[str, ...]]
 

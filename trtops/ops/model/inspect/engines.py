@@ -1,6 +1,7 @@
 """Comparison of two engines: layers aligned by their ONNX nodes, and layers inserted between them."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,16 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend import trt
-from trtops.backend.trt.describe.alignment import Alignment, EngineLayers, Inserted, Row, align, nodes_of
+from trtops.backend.onnx.quantize import Quantization
+from trtops.backend.trt.describe.alignment import (
+    Alignment,
+    EngineLayers,
+    Inserted,
+    Row,
+    align,
+    losing_in_8_bits,
+    nodes_of,
+)
 from trtops.backend.trt.describe.inspector import LayerDescription, TensorDescription, parse_layers
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import DataConfig
@@ -17,7 +27,7 @@ from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tables import listed, markdown_table, size
-from trtops.tracking import builds
+from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.records import run_id_of
 
@@ -70,6 +80,7 @@ class InspectEnginesResult(OpResult):
     a: EngineSummary
     b: EngineSummary
     alignment: Alignment
+    losing: tuple[str, ...] = ()  # nodes in 8 bits in the second engine, and no faster than in the first, in 16
     shown: int = 20
 
     @property
@@ -89,6 +100,8 @@ class InspectEnginesResult(OpResult):
         """Both engines in numbers, boundaries, rows, and rows without a counterpart."""
         numbers = zip(*(_numbers(side) for side in (self.a, self.b)))
         yield markdown_table(("", "first", "second"), ((name, first, second) for (name, first), (_, second) in numbers))
+        if self.losing:
+            yield from ("", f"8 bits do not speed up {listed(map('`{}`'.format, self.losing), self.shown)}.")
         yield from ("", "## Boundaries, largest differences first", "")
         boundaries = [
             (
@@ -118,6 +131,13 @@ class InspectEnginesResult(OpResult):
             if lonely:
                 names = listed((f"`{_nodes_text(row.nodes)}`" for row in lonely), self.shown)
                 yield from ("", f"Only in the {name} engine: {names}.")
+
+    @property
+    def next_step(self) -> str:
+        """Build in 8 bits without the nodes that they do not speed up."""
+        if not self.losing:
+            return super().next_step
+        return f"trtops convert MODEL --convert-to trt --int8 --keep {shlex.join(self.losing)}"
 
     def _table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> Iterable[str]:
         yield markdown_table(columns, rows[: self.shown]) if rows else empty
@@ -206,9 +226,22 @@ def inspect_engines(
                 )
             )
         a, b = summaries
-        result = InspectEnginesResult(title=name, a=a, b=b, alignment=aligned, shown=config.shown)
+        losing: tuple[str, ...] = ()
+        if a.ms is not None and b.ms is not None and not {"int8", "fp8"} & dict(a.precisions).keys():
+            losing = losing_in_8_bits(sides[0][0], sides[1][0], _quantized(config.b, tracker, aligned))
+        result = InspectEnginesResult(title=name, a=a, b=b, alignment=aligned, losing=losing, shown=config.shown)
         finish_with(run, result, kept, evaluated=False)
         return result.kept_in(run, experiment or "")
+
+
+def _quantized(source: str, tracker: Tracker | None, aligned: Alignment) -> tuple[str, ...]:
+    """The nodes that a run quantized; of another engine, those of its layers that compute in 8 bits."""
+    if tracker is not None and not Path(source).is_file():
+        stored = tracker.load(run_id_of(source, tracker)).get(schema.Artifact.QUANTIZATION)
+        if stored is not None:
+            return Quantization.from_json(stored).layers
+    rows = [row.nodes for row in aligned.rows if {"int8", "fp8"} & set(row.b.precisions)]
+    return tuple(node for nodes in rows for node in nodes)
 
 
 def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[EngineLayers, dict[str, int]]:
