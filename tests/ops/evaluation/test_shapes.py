@@ -155,6 +155,7 @@ def test_data_without_profiles_decides_tensorrt_shapes(given: dict, expected: tu
         built = check.profiled(BuildConfig(options=TensorRTOptions()), model)
         [profile] = built.profiles
         assert [(each.name, each.min, each.opt, each.max) for each in profile.shapes] == [("x", *expected)]
+        assert bool(check.open_for(model, profiles=built.profiles).assumed) == (given == {})
         # Given profiles stay, and ONNX Runtime's engines take any shape.
         assert check.profiled(built, model) is built
         assert check.profiled(BuildConfig(profiles=()), model).profiles == ()

@@ -132,6 +132,10 @@ def open_feeds(
     if source is None:
         known = None if accepted is None else accepted()
         planned = points(inputs, input_shapes or {}, profiles, known)
+        if profiles and not input_shapes and len(planned) == 1:
+            [suggested, *_] = points(inputs, {}, (), known)
+            if suggested.shapes == planned[0].shapes:  # the profile is made of them (DataConfig.profiled)
+                planned = [replace(planned[0], assumed=suggested.assumed)]
         # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
         # many models, where values out of range crash or read garbage.
         signed = {

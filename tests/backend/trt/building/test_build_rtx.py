@@ -79,6 +79,17 @@ def test_a_dynamic_network_builds_with_three_profiles(network):
     assert back.engine_bytes_from_network(parts, config).nbytes > 1000
 
 
+def test_dimensions_of_one_name_may_have_different_sizes(caplog):
+    proto = models.model("(float[n,3,h,h] x) => (float[n,3,p,q] y) { y = Relu(x) }")
+    network, profile = back.NetworkFromOnnxBytes(proto.SerializeToString()), back.Profile()
+    profile.add("x", (1, 3, 48, 192), (2, 3, 48, 192), (8, 3, 48, 192))
+
+    plan = back.EngineBytesFromNetwork(network, back.CreateConfig(profiles=[profile]))()
+
+    assert plan.nbytes > 1000
+    assert "'h'" in caplog.text and "'n'" not in caplog.text
+
+
 def test_a_modified_network_builds(network):
     parts = back.ModifyNetworkOutputs(network, outputs=["r*", "scores"], exclude_outputs=["r1"])()
 

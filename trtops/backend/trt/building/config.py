@@ -87,6 +87,7 @@ class _CommonConfig:
         self._set_optional(config)
         if network is not None:
             for ranges in self._filled_profiles(network):
+                _split_misused_names(network, ranges)
                 if config.add_optimization_profile(ranges.to_trt(builder, network)) < 0:
                     raise errors.ConfigError(f"TensorRT refuses the profile {ranges!r}; its log says why.")
         self._set_timing_cache(config)
@@ -294,3 +295,20 @@ class PostprocessConfig:
 def postprocess_config(config: Any, func: Callable[[Any, Any, Any], None], builder: Any, network: Any) -> Any:
     """Create a :class:`PostprocessConfig` and call it."""
     return PostprocessConfig(config, func)(builder, network)
+
+
+def _split_misused_names(network: Any, ranges: Profile) -> None:
+    """Name dimensions differently that have one name and different sizes in a profile: TensorRT builds no engine then.
+
+    Paddle names every dynamic dimension ``?``, also height and width. The first one keeps its name, which TensorRT may
+    use for dimensions further inside.
+    """
+    first: dict[str, tuple[int, int]] = {}
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        for axis in () if tensor.is_shape_tensor else range(len(tensor.shape)):
+            name, shapes = tensor.get_dimension_name(axis), ranges[tensor.name]
+            sizes = shapes.min[axis], shapes.max[axis]
+            if name and first.setdefault(name, sizes) != sizes:
+                log.warning("Dimensions named %r have different sizes in the profile; they are taken as others.", name)
+                tensor.set_dimension_name(axis, f"{tensor.name} {axis}")
