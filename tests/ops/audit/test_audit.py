@@ -1,18 +1,23 @@
 """Which runs an audit selects, and its command."""
 
+import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import models
+from tests.amounts import LONG
 from tests.keys import new_key
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
+from tests.servers import MlflowServer
+from tests.stores import copy_store
 from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.op import AuditConfig, audit, choose_runs
-from trtops.ops.campaign.promote import resolve
+from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.spec import BuildConfig
 from trtops.system import signing
@@ -123,6 +128,47 @@ def test_spooled_runs_are_verified(logged: Logged, tmp_path: Path, monkeypatch: 
 
     assert tracker.spool.runs() == [] and all(tracker.load(run).manifest.run.spooled for run in spooled)  # type: ignore[union-attr]
     assert found.verdict == "good", found.page()
+
+
+@pytest.mark.parametrize("served", [False, pytest.param(True, marks=pytest.mark.skipif(not LONG, reason="long"))])
+def test_two_machines_share_only_the_store(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    root = copy_store(template, tmp_path / "shared" / "mlruns")
+
+    def machine(name: str) -> OfflineTracker:
+        folder = tmp_path / name
+        folder.mkdir()
+        for variable in ("HOME", "XDG_CACHE_HOME", "TRTOPS_HOME"):
+            monkeypatch.setenv(variable, str(folder / variable.lower()))
+        monkeypatch.chdir(folder)
+        return OfflineTracker(MlflowTracker(location), Spool(folder / "spool"))
+
+    with MlflowServer(root) if served else contextlib.nullcontext() as server:
+        location = server.address if served else str(root)  # type: ignore[union-attr]
+        built = machine("a")
+        model = models.conv_net().fixed().write(tmp_path / "a")
+        config = ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK)
+        run = convert(model, config, tracker=built, experiment="nets").run_id
+        model.rename(tmp_path / "renamed.onnx")
+        shutil.rmtree(tmp_path / "a")
+
+        tracker = machine("b")
+        audited = audit(AuditConfig(runs=(run,), ways=("replay",)), tracker=tracker)
+        promoted = promote(run, tracker=tracker)
+        found = resolve(tmp_path / "renamed.onnx", tracker=tracker)
+        forged = tmp_path / "b" / "engine.ort"
+        forged.write_bytes(b"forged")
+        MlflowTracker(location)._client.log_artifact(run, str(forged), "engine")
+        MlflowTracker(location)._client.set_tag(promoted.run_id, Tag.VERDICT, "bad")
+
+        again = machine("a")
+        result = audit(AuditConfig(runs=(run, promoted.run_id), rebuild=False), tracker=again)
+
+    assert audited.verdict == promoted.verdict == "good" and found.run_id == promoted.run_id
+    texts = [[each.text() for each in found.contradictions] for found in result.runs]
+    assert any("engine/engine.ort" in line for line in texts[0]) and any("verdict: " in line for line in texts[1])
+    assert not [*(tmp_path / "b").rglob("*.ort")][1:] and not [*tmp_path.glob("?/spool/*")]
 
 
 def test_exit_code_reports_failed_runs(logged: Logged, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,8 @@ from trtops.tracking.schema import Tag
 from trtops.tracking.store_log import Entry, grown, run_facts
 
 Forge = Callable[[Logged], None]
-# What must be named: a text in a line of the audit, with "{entry}" for the number of the run's entry in the log.
-Forgery = tuple[str, Forge, str]
+# What must be named: one of these texts, with "{entry}" for the number of the run's entry in the log.
+Forgery = tuple[str, Forge, tuple[str, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +101,15 @@ def forgeries() -> dict[str, Forgery]:
     for name, (run, path, _, place) in FILES.items():
         named = (f"{path}: ", f"{path}: tag {Tag.DIGESTS} says", *[place] * 3)
         for level, text in enumerate(named):
-            found[f"{name}: file{levels[level]}"] = run, partial(change_file, name, level), text
+            found[f"{name}: file{levels[level]}"] = run, partial(change_file, name, level), (text,)
     for name, (run, _, _, _, place) in IN_THE_DATABASE.items():
         logged = place if name in DERIVED else "manifest: entry {entry} of the log says"
-        # The tag is in the manifest's statement again, and the number only on the page.
-        logged = {"the engine's digest": f"tag {Tag.ENGINE_SHA256}: ", "a reduction's number": PAGE}.get(name, logged)
+        # The tag is in the manifest's statement again, and the number perhaps only on the page.
+        stated = logged, f"{PAGE}: ", f"tag {Tag.ENGINE_SHA256}: "
         for hidden, text in (
-            ("", place),
-            (" and manifest", logged),
-            (", manifest and log", "entry {entry} was changed"),
+            ("", (place, "status: entry {entry} of the log says")),
+            (" and manifest", stated),
+            (", manifest and log", ("entry {entry} was changed", place)),
         ):
             level = ("", " and manifest", ", manifest and log").index(hidden)
             found[f"{name}: database{hidden}"] = run, partial(change_row, name, level), text
@@ -117,9 +117,10 @@ def forgeries() -> dict[str, Forgery]:
         for how, text in (
             ("in MLflow", "status: entry {entry} of the log says"),
             ("with its files", "it was deleted permanently; entry {entry} of the log"),
-            ("with its entry", "entry {entry} was changed" if run != "accepted" else "entries {before} to {after} was"),
+            # Its manifest, which states the head before the entry, is gone as well.
+            ("with its entry", "{before} to {entry} was changed|entry 0 was changed|{before} to {after} was changed"),
         ):
-            found[f"{run} deleted {how}"] = run, partial(delete_run, run, how), text
+            found[f"{run} deleted {how}"] = run, partial(delete_run, run, how), tuple(text.split("|"))
     return found
 
 
@@ -137,12 +138,13 @@ def test_forgeries_are_named_and_untouched_runs_pass(plain: Logged, tmp_path: Pa
     for number, name in enumerate(names):
         # MLflow keeps connections to the database of each address.
         root = copy_store(plain.root, tmp_path / f"forged{number}").resolve()
-        run, forge, text = every[name]
+        run, forge, texts = every[name]
         forge(Logged(root, plain.runs, plain.key, plain.private))
         found = lines(audit(config, tracker=Logged(root, plain.runs, plain.key, plain.private).tracker))
-        text = text.format(entry=(own := entries[plain.runs[run]]), before=own - 1, after=own + 1)
-        if not any(text in line for line in found):
-            unnamed[name] = text, found
+        own = entries[plain.runs[run]]
+        named = [text.format(entry=own, before=own - 1, after=own + 1) for text in texts]
+        if not any(text in line for text in named for line in found):
+            unnamed[name] = named, found
         shutil.rmtree(root)
 
     runs, alarms = 0, list[str]()

@@ -84,6 +84,7 @@ class _LocalFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._resolved = folder.resolve()
 
     def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
         """Store an artifact, whole or not at all."""
@@ -106,7 +107,7 @@ class _LocalFiles:
     def _inside(self, path: str) -> Path:
         """The file of an artifact, which must not be outside of the run by a link."""
         file = self.folder / path
-        if not file.resolve().is_relative_to(self.folder.resolve()):
+        if not file.resolve().is_relative_to(self._resolved):
             raise errors.StoreError(f"Artifact {path!r} is a link that leads out of {self.folder}. Remove the link.")
         return file
 

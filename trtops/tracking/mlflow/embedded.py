@@ -119,6 +119,18 @@ def run_rows(store: Store, names: Collection[str]) -> list[Any]:
     return found
 
 
+def params_by_run(store: Store, experiment_id: str) -> list[Any]:
+    """The runs of an experiment with params, deleted ones too, as MLflow's client returns them, with these only."""
+    runs: dict[str, Any] = {}
+    columns = "run_uuid, lifecycle_stage, key, value FROM params JOIN runs USING (run_uuid)"
+    for run_id, stage, key, value in _select(store, f"SELECT {columns} WHERE experiment_id = ?", experiment_id):
+        if run_id not in runs:
+            info, data = SimpleNamespace(lifecycle_stage=stage), SimpleNamespace(params={})
+            runs[run_id] = SimpleNamespace(info=info, data=data)
+        runs[run_id].data.params[key] = value
+    return [*runs.values()]
+
+
 def _select(store: Store, query: str, *values: str) -> list[Any]:
     try:
         with closing(sqlite3.connect(f"{store.database.as_uri()}?mode=ro", uri=True, timeout=20)) as database:

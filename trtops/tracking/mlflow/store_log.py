@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from trtops import errors
 from trtops.tracking.mlflow.connection import Connection
+from trtops.tracking.mlflow.embedded import params_by_run
 from trtops.tracking.store_log import Entry, Event, Facts, grown, head_of
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,13 @@ class StoreLog:
             return texts, problems
         if experiment.lifecycle_stage != "active":
             problems.append(f"experiment {EXPERIMENT!r} was deleted in MLflow")
+        place, store = experiment.experiment_id, self._connection.store
         # Deleted runs as well.
-        for run in self._pages(self._client.search_runs, [experiment.experiment_id], run_view_type=3, size=_PAGE):
+        for run in (
+            self._pages(self._client.search_runs, [place], run_view_type=3, size=_PAGE)
+            if store is None
+            else params_by_run(store, place)
+        ):
             if (found := _entries(run)) and run.info.lifecycle_stage != "active":
                 problems.append(f"entries {min(found)} to {max(found)} were deleted in MLflow")
             texts |= found
