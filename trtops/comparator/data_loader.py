@@ -135,7 +135,7 @@ class DataLoader:
                     text = "Input %r: the requested shape %s is dynamic or does not fit the model's %s; it is not used"
                     _log.warning(text, name, tuple(user.shape), tuple(shape))
         fixed = _static_shape(name, shape)
-        # Numbers are drawn in double precision, and scaling them takes as much memory again: 16 bytes per element. Where
+        # Numbers are drawn in double precision, and scaling them takes as much memory again: 16 bytes an element. Where
         # outputs are as large, keeping and comparing them takes more: `debug build` of a Relu was measured with 49.
         check_array(name, fixed, 48)
         if dtype is not None and (dtype.is_integral or dtype is DataType.BOOL):
