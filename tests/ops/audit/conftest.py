@@ -223,7 +223,7 @@ def unsigned(pristine: Logged, tmp_path_factory: pytest.TempPathFactory) -> Logg
 @pytest.fixture
 def victim(unsigned: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Logged:
     """A copy of the store without signatures, to be forged."""
-    monkeypatch.setattr("trtops.tracking.mlflow.store_log._TRIES", 1)  # nobody is making a log that was emptied
+    monkeypatch.setattr("trtops.tracking.mlflow.store_log._TRIES", 1)  # no process makes the log that was emptied
     root = copy_store(unsigned.root, tmp_path / "mlruns")
     return Logged(root.resolve(), unsigned.runs, unsigned.key, unsigned.private)
 
