@@ -115,7 +115,7 @@ def compare(args: Options) -> Job:
         flag("--accepted-release FILE+", "constraints files of releases that accepted engines may need"),
         flag("--no-register", "give no alias to an accepted candidate"),
     ),
-    configs.config_flags("evaluation", "GateConfig", skip="build policy release register"),
+    configs.config_flags("evaluation", "GateConfig", skip="build policy release others register"),
     configs.BACKEND,
     configs.QUANTIZING,
     groups.SPEC,
