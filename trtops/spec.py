@@ -110,8 +110,8 @@ class BuildConfig(Record):
 
     Attributes:
         precision: The lowest precision that the engine may compute in.
-        profiles: Optimization profiles, in the order in which the engine numbers them; by default the model's own
-            shapes, with 1 for each dynamic dimension.
+        profiles: Optimization profiles, in the order in which the engine numbers them; by default none for
+            ONNX Runtime, and one for TensorRT that spans the shapes of the evaluation's data.
         calibration_samples: Feeds used to calibrate INT8.
         calibration_fit: Whether a calibration cache that lacks tensors of the model is refused, or used as far as
             possible, with the layers that need the missing tensors in higher precision.
