@@ -162,7 +162,11 @@ class AddedErrors(Record):
 
     def describe(self, builds: str) -> str:
         """The sum in sentences."""
-        parts = [f"{c.unit.describe()} adds {c.value:.2g} (+-{c.margin:.1g})" for c in self.contributions]
+        spread = self.high - self.low
+        parts = [
+            f"{c.unit.describe()} adds {c.value:.2g} (+-{c.margin:.1g}), {c.value / spread:.0%} of the spread"
+            for c in self.contributions
+        ]
         broken = "no choice is broken" if self.high <= SOUND_SPREAD * self.low else "no choice decides alone"
         return (
             f"The errors of output {self.output!r} add up over choices, found in {builds}: "
