@@ -165,8 +165,8 @@ class IsolatedBackend:
 
 def may_crash(config: BuildConfig) -> bool:
     """Return whether a build needs a child process."""
-    # ONNX Runtime crashes on some models below FP32, and on hostile ones in any precision.
-    return config.backend == "onnxruntime" and (config.precision != "fp32" or needs_child())
+    # ONNX Runtime crashes on some models below FP32, and every builder on hostile ones.
+    return needs_child() or (config.backend == "onnxruntime" and config.precision != "fp32")
 
 
 def built_safely(

@@ -68,7 +68,7 @@ class ConvertConfig(EngineConfig):
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt without it.
         isolated: Build, and run the new engine for the first time, in a child process. If a setting of the builder
             crashes the child, this build and later ones of the model continue without it; any other crash is an error.
-            By default builds of ONNX Runtime are isolated below FP32, and in a flow or a script in every precision.
+            By default every build of a flow or a script is isolated, and one of ONNX Runtime below FP32 everywhere.
         timeout_seconds: Time limit of the child for each; None sets no limit. Only for isolated builds.
         max_engine_bytes: Largest size of a good engine, such as that of a device's partition; None sets no limit.
     """

@@ -14,6 +14,7 @@ import pytest
 import trtops.backend.trt as back
 from tests import models
 from trtops import errors
+from trtops.backend import worker
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import library, util
 from trtops.backend.trt.describe.layers import tensors_of
@@ -296,7 +297,10 @@ def test_layer_precisions_are_part_of_the_spec(conv_net):
         build(("nowhere", "float32"))
 
 
-def test_a_build_in_a_child_process(conv_net):
+def test_a_build_in_a_child_process(conv_net, monkeypatch):
+    assert not worker.may_crash(CONFIG)
+    monkeypatch.setattr(worker, "needs_child", lambda: True)  # a flow or a script
+    assert worker.may_crash(CONFIG)
     isolated = IsolatedBackend("tensorrt", timeout=600)
 
     with isolated.worker:
