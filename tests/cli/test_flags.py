@@ -232,6 +232,7 @@ def test_fp32_contradicts_lower_precisions():
         ("debug repeat --until 1 --fail-code 3 --check true --fp16", ""),
         ("run identity.onnx --onnxrt --sequential-runners", "--sequential-runners"),
         ("convert identity.onnx --seed 3 --fp16 -o low.onnx", "--seed --fp16"),
+        ("convert identity.onnx --convert-to ort --experiment m --timing-cache c", ""),
         ("template trt-config --fp16 --seed 3 -o c.py", "--seed"),
         ("surgeon sanitize identity.onnx --seed 3 -o s.onnx", "--seed"),
         ("run identity.onnx --onnxrt --seed 3 --iterations 2 --input-shapes x:[1,1,2,2] -v", ""),

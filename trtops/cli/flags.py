@@ -202,7 +202,7 @@ def bold(text: str) -> str:
 
 def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str]) -> list[str]:
     """Return a sentence for each option on a line that has no effect, once the command has read those it uses."""
-    flags = {name: flag for group in groups for flag in group.flags for name in flag.names if name.startswith("-")}
+    flags = {name: flag for _, flag in flags_of(groups) for name in flag.names if name.startswith("-")}
     found = {}
     # What follows is the command that checks, with options of its own.
     before_check = itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
