@@ -10,6 +10,7 @@ from tests import models
 from trtops import errors
 from trtops.backend.base import ProfiledFeed
 from trtops.backend.onnx.model import Model
+from trtops.metadata import TensorMetadata
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import DataConfig
@@ -159,6 +160,13 @@ def test_data_without_profiles_decides_tensorrt_shapes(given: dict, expected: tu
         # Given profiles stay, and ONNX Runtime's engines take any shape.
         assert check.profiled(built, model) is built
         assert check.profiled(BuildConfig(profiles=()), model).profiles == ()
+
+
+def test_fixed_profile_gives_the_rank_that_a_model_lacks() -> None:
+    proto = models.model(ROWS)
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    [point] = points(TensorMetadata.of(Model.from_proto(proto).info.inputs), {}, PROFILES[1:])
+    assert point.shapes == {"x": (16, 4)} and not point.assumed
 
 
 def test_engine_inputs_with_bounds_are_a_profile() -> None:

@@ -132,10 +132,6 @@ def open_feeds(
     if source is None:
         known = None if accepted is None else accepted()
         planned = points(inputs, input_shapes or {}, profiles, known)
-        if profiles and not input_shapes and len(planned) == 1:
-            [suggested, *_] = points(inputs, {}, (), known)
-            if suggested.shapes == planned[0].shapes:  # the profile is made of them (DataConfig.profiled)
-                planned = [replace(planned[0], assumed=suggested.assumed)]
         # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
         # many models, where values out of range crash or read garbage.
         signed = {
@@ -377,14 +373,11 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *
     if is_large(model.structure()):
         return None
     proto, random = model.proto(), np.random.default_rng(seed)
+    floating = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
     first = {"Resize": 1, "Upsample": 1, "Range": 0}
     kept = {name for node in walk.nodes(proto) if node.op_type in first for name in node.input[first[node.op_type] :]}
     for tensor in proto.graph.initializer:
-        if tensor.name not in kept and tensor.data_type in (
-            onnx.TensorProto.FLOAT,
-            onnx.TensorProto.FLOAT16,
-            onnx.TensorProto.DOUBLE,
-        ):
+        if tensor.name not in kept and tensor.data_type in floating:
             array = moved(onnx.numpy_helper.to_array(tensor))
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     inputs = [{name: moved(np.asarray(array)) for name, array in feed.items()} for feed in feeds]

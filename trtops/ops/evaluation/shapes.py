@@ -63,6 +63,10 @@ def points(
         profiles = (OptimizationProfile(shapes=ranges),) if ranges else ()
     found = list(profile_points(inputs, profiles, accepted))
     if not given and found:
+        if len(found) == 1 and all(spec.shape is not None for spec in inputs.values()):
+            suggested = _completed(inputs, {}, accepted)
+            if suggested.shapes == found[0].shapes:  # the profile was made of them (DataConfig.profiled)
+                found = [replace(found[0], assumed=suggested.assumed)]
         return found
     # Sizes that are not given are those of the first profile.
     usual = {each.name: each.opt for profile in profiles[:1] for each in profile.shapes}
@@ -190,13 +194,10 @@ def spanning(feeds: Iterable[Feed], inputs: TensorMetadata) -> tuple[Optimizatio
     seen = Counter(tuple(np.shape(feed[name]) for name in dynamic) for feed in complete)
     if not seen:
         return ()
-    [(usual, _)] = seen.most_common(1)
-    ranges = [
-        ShapeRange(
-            name=name, min=tuple(map(min, *shapes, usual[i])), opt=usual[i], max=tuple(map(max, *shapes, usual[i]))
-        )
-        for i, (name, shapes) in enumerate(zip(dynamic, zip(*seen)))
-    ]
+    ranges = []
+    for name, usual, shapes in zip(dynamic, seen.most_common(1)[0][0], zip(*seen)):
+        sizes = tuple(zip(*shapes))  # of each axis
+        ranges.append(ShapeRange(name=name, min=tuple(map(min, sizes)), opt=usual, max=tuple(map(max, sizes))))
     return (OptimizationProfile(shapes=tuple(ranges)),)
 
 
