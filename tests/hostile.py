@@ -174,7 +174,7 @@ def forge_run(
     }
     marks = ", ".join("?" * len(columns))
     execute(root, f"INSERT INTO runs ({', '.join(columns)}) VALUES ({marks})", *columns.values())
-    for key, value in {Tag.SCHEMA: "1", **tags}.items():
+    for key, value in tags.items():
         execute(root, "INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", key, value, run_id)
     return run_id
 

@@ -65,9 +65,8 @@ def test_tensorrt_run_is_as_whole_as_onnxruntimes(store: Path, tmp_path: Path) -
     assert "[INFO]" in run.read_bytes(Artifact.BUILD_LOG).decode()
     metrics = run.info.metrics
     assert metrics["build", "seconds"] > 0 and metrics["build", "engine_bytes"] == result.engine_bytes
-    assert metrics["build", "layers"] > 0 and 0 < metrics["tactics", "coverage"] <= 1
     assert metrics["latency", "p50_ms"] > metrics["latency", "device_p50_ms"] > 0
-    assert metrics["error", "scores", "max_abs"] < 1e-4
+    assert metrics["error", "max_abs"] < 1e-4
     build = builds.load_build(run)
     assert build.tactics.choices and build.layers and build.timing_cache
 

@@ -77,8 +77,7 @@ def test_description_order(tracker: MemoryTracker, run_id: str) -> None:
     ]
     assert places == sorted(places)
     assert "3.0 MiB" in note and "'/models/odd one.onnx' --onnxrt --fp16" in note and len(note) <= 8000
-    assert info.tags[Tag.WORST_OUTPUT] == HOSTILE and info.metrics["error", "max_abs"] == pytest.approx(0.05, rel=1e-3)
-    assert not any(len(name) == 3 and name[0] == "error_log10" for name in info.metrics)
+    assert info.metrics["error", "max_abs"] == pytest.approx(0.05, rel=1e-3)
 
 
 def test_failed_run_has_a_report(tracker: MemoryTracker, tmp_path: Path) -> None:

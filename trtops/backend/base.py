@@ -23,7 +23,7 @@ from trtops.backend.runner import ProfiledFeed as ProfiledFeed
 from trtops.backend.runner import ValueOrCallable as ValueOrCallable
 from trtops.lazy import known_as
 from trtops.metadata import is_dynamic
-from trtops.record import JSONValue, sha256
+from trtops.record import JSONValue, Record, sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, ModelInfo
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
@@ -106,7 +106,7 @@ NO_CACHES = Caches()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimingCacheUse:
+class TimingCacheUse(Record):
     """Use of a timing cache in one build: timings found, timings added, and the time that finding them saved."""
 
     # TensorRT 8.6 does not cache all timings if tactics are drawn by a seed or denied (15 of 23 in a net of two

@@ -36,7 +36,7 @@ class Metric:
     by_class: bool = False  # whether it is computed with the axis of classes last
     recorded: bool = True  # whether it is computed and kept for every output
     applies_to: str = "numbers"  # it is None for other outputs
-    log10: bool = False  # whether its logarithm is logged as well: the MLflow UI shows 0.0004 as 0.00
+    logged: bool = False  # whether its worst value is a metric in MLflow; all are in the comparison's artifact
     column: str = ""  # heading in tables of outputs, if they show it
     tolerance: str | None = None  # the field of the tolerances that limits it
     limit: float | None = None  # default limit of its compare function, if it has one
@@ -91,7 +91,7 @@ class Metric:
 def _error(name: str, label: str, compute: Callable[[Totals], float], column: str = "") -> Metric:
     tolerance = "atol" if name.endswith("_abs") else "rtol"
     return Metric(
-        name, f"{label} error", "lower", compute, log10=True, column=column, tolerance=tolerance,
+        name, f"{label} error", "lower", compute, logged=name.startswith("max_"), column=column, tolerance=tolerance,
         polygraphy=f"{name}diff",
     )  # fmt: skip
 
@@ -115,12 +115,12 @@ ERRORS = (
 METRICS = (
     *ERRORS,
     Metric(
-        "l2", "L2 distance", "lower", lambda t: t.l2(), title="L2 Norm", log10=True,
+        "l2", "L2 distance", "lower", lambda t: t.l2(), title="L2 Norm",
         tolerance="max_l2", limit=1e-5, other_flags=("--l2-tolerance",), polygraphy="l2_norm",
     ),
     Metric(
         "cosine", "cosine similarity", "higher", lambda t: t.cosine(), title="Cosine Similarity", column="cosine",
-        tolerance="min_cosine", limit=0.997, key="cosine_similarity", polygraphy="cosine_similarity",
+        logged=True, tolerance="min_cosine", limit=0.997, key="cosine_similarity", polygraphy="cosine_similarity",
     ),
     Metric(
         "psnr", "PSNR", "higher", lambda t: t.psnr(), unit="dB",
@@ -132,7 +132,7 @@ METRICS = (
     ),
     Metric(
         "nrmse", "error relative to the output's norm", "lower", lambda t: t.nrmse(),
-        applies_to="numbers that are not all 0", log10=True, column="relative", tolerance="max_nrmse",
+        applies_to="numbers that are not all 0", logged=True, column="relative", tolerance="max_nrmse",
     ),
     Metric(
         "correlation", "correlation", "higher", lambda t: t.correlation(),
@@ -148,7 +148,7 @@ METRICS = (
     ),
     Metric(
         "kl", "KL divergence", "lower", _kl, from_arrays=True, unit="nats",
-        by_class=True, applies_to=_SCORES, log10=True, column="KL", tolerance="max_kl", limit=1e-3,
+        by_class=True, applies_to=_SCORES, column="KL", tolerance="max_kl", limit=1e-3,
     ),
     # Not recorded, because it takes seconds and needs torch.
     Metric(

@@ -25,7 +25,6 @@ _MANY_LAYERS = 20
 
 _NUMBERS: tuple[tuple[str, MetricName, Callable[[float], str]], ...] = (
     ("engine", Metric.ENGINE_BYTES, size),
-    ("layers", Metric.ENGINE_LAYERS, "{:.0f}".format),
     ("kernels in the requested precision", Metric.KERNELS_LOWERED, "{:.0%}".format),
     ("latency p50", (Metric.LATENCY, "p50_ms"), "{:.3f} ms".format),
     ("latency p99", (Metric.LATENCY, "p99_ms"), "{:.3f} ms".format),

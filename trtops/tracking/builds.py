@@ -62,7 +62,7 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     if build.quantization is not None:
         run.log_json(build.quantization, Artifact.QUANTIZATION)
         run.log_params({f"excluded_by_{rule}": len(names) for rule, names in build.quantization.excluded})
-    _log_numbers(run, build)
+    run.log_metrics({Metric.BUILD_SECONDS: build.seconds, Metric.ENGINE_BYTES: float(len(build.engine.plan))})
     run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
     run.log_json(dict(engine.options), Artifact.ENGINE_OPTIONS)
     run.log_json(build.tactics, Artifact.TACTICS)
@@ -71,29 +71,15 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
         run.log_bytes(build.timing_cache, Artifact.TIMING_CACHE)
     if build.calibration_cache is not None:
         run.log_bytes(build.calibration_cache, Artifact.CALIBRATION_CACHE)
+    run.log_json(build.timing_cache_use, Artifact.TIMING_CACHE_USE)
     run.log_text(build.log, Artifact.BUILD_LOG)
-
-
-def _log_numbers(run: Run, build: Build) -> None:
-    use = build.timing_cache_use
-    run.log_metrics(
-        {
-            Metric.BUILD_SECONDS: build.seconds,
-            Metric.ENGINE_BYTES: float(len(build.engine.plan)),
-            Metric.ENGINE_LAYERS: float(len(build.layers)),
-            Metric.TACTICS_COVERAGE: build.tactics.coverage,
-            Metric.TIMING_CACHE_HITS: float(use.hits),
-            Metric.TIMING_CACHE_MISSES: float(use.misses),
-            Metric.TIMING_CACHE_SAVED_SECONDS: use.saved_seconds,
-        }
-    )
 
 
 def log_reuse(run: Run, build: Build, holder: StoredRun) -> None:
     """Log that a build was taken from another run, which keeps the files, and log its numbers."""
     run.set_tags({Tag.ENGINE_SHA256: build.engine.sha256, Tag.REUSED_FROM: holder.info.id})
     run.log_json(ReusedBuild(run=holder.info.id, artifacts=holder.build_files()), Artifact.REUSED)
-    _log_numbers(run, build)
+    run.log_metrics({Metric.BUILD_SECONDS: build.seconds, Metric.ENGINE_BYTES: float(len(build.engine.plan))})
 
 
 def load_build(run: StoredRun, *, engine: bool = True) -> Build:
@@ -106,7 +92,6 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
     layers = _read_json(run, Artifact.LAYERS)
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
         raise errors.FormatError(f"Run {run.info.id}: {Artifact.LAYERS} is not a list of layers.")
-    metrics = run.info.metrics
     without = Engine(backend=environment.backend, plan=b"", environment=environment)
     return Build(
         spec=spec,
@@ -114,13 +99,9 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
         tactics=TacticRecord.from_json(run.read_bytes(Artifact.TACTICS)),
         layers=tuple(map(Layer.from_dict, layers)),
         timing_cache=run.get(Artifact.TIMING_CACHE),
-        timing_cache_use=TimingCacheUse(
-            hits=int(metrics.get(Metric.TIMING_CACHE_HITS, 0)),
-            misses=int(metrics.get(Metric.TIMING_CACHE_MISSES, 0)),
-            saved_seconds=metrics.get(Metric.TIMING_CACHE_SAVED_SECONDS, 0.0),
-        ),
+        timing_cache_use=TimingCacheUse.from_json(run.read_bytes(Artifact.TIMING_CACHE_USE)),
         calibration_cache=run.get(Artifact.CALIBRATION_CACHE),
-        seconds=metrics.get(Metric.BUILD_SECONDS, 0.0),
+        seconds=run.info.metrics.get(Metric.BUILD_SECONDS, 0.0),
         log=run.read_bytes(Artifact.BUILD_LOG).decode("utf-8", "replace"),
     )
 

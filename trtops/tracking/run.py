@@ -517,7 +517,6 @@ def new_run(experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | No
     check_name("run", name, errors.ConfigError)
     first = {
         Tag.KIND: kind,
-        Tag.SCHEMA: str(schema.SCHEMA_VERSION),
         Tag.HOST: owner.current().host,
         Tag.OWNER: owner.current().to_json(indent=None),
         Tag.LOCAL_ID: new_local_id(),

@@ -24,9 +24,6 @@ from trtops.record import Record, canonical_json, sha256, to_jsonable
 
 MetricName: TypeAlias = tuple[str, ...]
 
-# Raised when a name below changes its meaning.
-SCHEMA_VERSION = 1
-
 # The kinds of work. A campaign is a debug_build, and each of its child runs an iteration.
 Kind: TypeAlias = Literal[
     "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
@@ -46,7 +43,6 @@ class Tag:
 
     KIND = "trtops.kind"
     VERDICT = "trtops.verdict"
-    SCHEMA = "trtops.schema"
     ERROR = "trtops.error"
     OWNER = "trtops.owner"
     HOST = "trtops.host"
@@ -76,12 +72,10 @@ class Tag:
     ITERATION = "trtops.iteration"  # number from 0; a killed run shares it with the run that repeated it
     BAD_IN = "trtops.bad_in"  # the bad part of a bad build: outputs, precision, or both separated by a space
     GOLDEN_SHA256 = "trtops.golden.sha256"  # digest of the golden outputs of a running campaign
-    WORST_OUTPUT = "trtops.worst_output"  # the output with the largest error relative to its scale
     ATTRIBUTION = "trtops.attribution"  # the cause of an engine's error (trtops.ops.evaluation.attribution)
     HEADLINE = "trtops.headline"  # the outcome in a few words, for tables of runs
     TRIAL = "trtops.trial"  # swap of a proof: in (suspect into a good build) or out (of a bad one)
     PROOF = "trtops.proof"  # confirmed, refuted or not isolable
-    EVIDENCE_LINE = "trtops.evidence_of_verdict"  # data, shapes, reference, limits and margin in a line
     EVIDENCE = "trtops.evidence"  # id of the run that is the reason for a denied tactic or a promotion
     PARDONED = "trtops.pardoned"  # true for a revoked entry of the deny-list
     FAULT = "trtops.fault"  # the kind of fault that triage found
@@ -100,20 +94,11 @@ class Metric:
 
     BUILD_SECONDS = ("build", "seconds")
     ENGINE_BYTES = ("build", "engine_bytes")
-    ENGINE_LAYERS = ("build", "layers")
     KERNELS_LOWERED = ("build", "kernels_lowered")  # share of the kernels that compute in the requested precision
-    EMULATED_OVERFLOWS = ("emulated", "overflows")  # tensors that overflow in emulated 16 bit
     POWER_SEEN = ("power", "seen")  # share of the faults planted into the model that a comparison reports
-    POWER_PLANTED = ("power", "planted")
-    ATTRIBUTION = "attribution"  # (ATTRIBUTION, "engine" | "precision" | "noise" | "builder"): relative errors
-    SELF_CHECK = "self_check"  # (SELF_CHECK, "held" | "broken" | "skipped"): numbers of relations
-    TACTICS_COVERAGE = ("tactics", "coverage")
-    TIMING_CACHE_HITS = ("timing_cache", "hits")
-    TIMING_CACHE_MISSES = ("timing_cache", "misses")
-    TIMING_CACHE_SAVED_SECONDS = ("timing_cache", "saved_seconds")
+    SELF_CHECK_BROKEN = ("self_check", "broken")  # number of relations that the engine breaks
     LATENCY = "latency"  # (LATENCY, "p50_ms") and so on
-    ERROR = "error"  # (ERROR, output, statistic), and the worst of all outputs: (ERROR, statistic)
-    ERROR_LOG10 = "error_log10"  # decimal logarithms, since the UI's bars show two decimals
+    ERROR = "error"  # (ERROR, statistic) of the worst output, and (ERROR, output, "max_abs")
     ACCURACY = "accuracy"  # top-1 accuracy on labelled data
     ITERATIONS = "iterations"  # (ITERATIONS, verdict): number of iterations
     DIFF = "diff"
@@ -138,6 +123,7 @@ class Artifact:
     QUANTIZATION = "tactics/quantization.json"  # the layers that got Q/DQ nodes, and those excluded, by rule
     PRECISIONS = "tactics/precisions.json"  # the precision of each kernel, as a table
     TIMING_CACHE = "caches/timing.cache"
+    TIMING_CACHE_USE = "caches/timing_use.json"  # timings that the build found in a cache, added, and the time saved
     CALIBRATION_CACHE = "caches/calibration.cache"
     CALIBRATION_JSON = "caches/calibration.json"
     CALIBRATION_PARTIAL = "caches/calibration.partial.json"  # the ranges before the data failed
@@ -191,7 +177,7 @@ class Artifact:
 # The files of a build, or the folders that hold them. A run that reuses a build has none of them.
 BUILD_FILES = (
     Artifact.ENGINE, Artifact.MODEL, Artifact.TACTICS, Artifact.LAYERS, Artifact.TIMING_CACHE,
-    Artifact.CALIBRATION_CACHE, Artifact.BUILD_LOG,
+    Artifact.TIMING_CACHE_USE, Artifact.CALIBRATION_CACHE, Artifact.BUILD_LOG,
 )  # fmt: skip
 
 _PLAIN = re.compile(r"[\w.:]")
@@ -291,12 +277,15 @@ def text(value: object) -> str:
 
 
 def flat_params(value: Record | Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Options as flat params, such as ``options.builder_level``. Lists become JSON."""
+    """Options as flat params, such as ``options.builder_level``, without those that are unset: None or empty.
+
+    Lists become JSON.
+    """
     found: dict[str, str] = {}
     for key, item in (value.to_dict() if isinstance(value, Record) else value).items():
-        if isinstance(item, (Record, Mapping)) and item:
+        if isinstance(item, (Record, Mapping)):
             found |= flat_params(item, f"{prefix}{key}.")
-        else:
+        elif item is not None and item != "" and (not isinstance(item, (tuple, list)) or item):
             found[f"{prefix}{key}"] = text(item)
     return found
 
@@ -312,16 +301,6 @@ def number(name: MetricName, value: object) -> float:
 def family(name: str, **numbers: float) -> dict[MetricName, float]:
     """Metrics of one family, such as ``reduce/checks``."""
     return {(name, part): float(number) for part, number in numbers.items()}
-
-
-def log10_twins(metrics: Mapping[MetricName, float]) -> dict[MetricName, float]:
-    """Decimal logarithms of the positive, finite values among ``("error", output, statistic)``; not for counts."""
-    # The UI shows 0.0004 as 0.00, but -3.4 as -3.40.
-    return {
-        (Metric.ERROR_LOG10, *name[1:]): math.log10(value)
-        for name, value in metrics.items()
-        if name[0] == Metric.ERROR and 0 < value < math.inf
-    }
 
 
 # MLflow's SQL store has no infinities, so they are stored as the largest floats.

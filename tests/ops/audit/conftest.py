@@ -29,7 +29,6 @@ from trtops.record import canonical_json, sha256
 from trtops.reports.present import drawn_again
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system import signing
-from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.records import Manifest, Statement
@@ -114,11 +113,7 @@ class Logged:
         """Make everything match the files: manifest, tags, numbers of the engine, report, description and statement."""
         self.rewrite_manifest(run)
         self.rewrite_tags(run)
-        layers = json.loads((self.folder(run) / Artifact.LAYERS).read_bytes())
-        self.set(run, "metric", "build/layers", len(layers))
         self.set(run, "metric", "build/engine_bytes", (self.folder(run) / "engine/engine.ort").stat().st_size)
-        record = TacticRecord.from_json((self.folder(run) / Artifact.TACTICS).read_bytes())
-        self.set(run, "metric", "tactics/coverage", record.coverage)
         self.restate(run)
         [(page, note)] = drawn_again(self.tracker, self.tracker.load(self.runs[run]))
         (self.folder(run) / Artifact.REPORT).write_text(page, encoding="utf-8")

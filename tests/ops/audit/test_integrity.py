@@ -143,8 +143,8 @@ FILES: dict[str, tuple[str, str, Callable[[bytes], bytes], str]] = {
     "the calibration of the spec": ("calibrated", SPEC, set_to("0" * 64, "calibration_sha256"), GIVEN),
     "the release": ("fp32", Artifact.ENVIRONMENT, set_to("9.9", "backend_version"), "environment ("),
     "the processor": ("fp32", Artifact.ENVIRONMENT, set_to("0" * 64, "device_sha256"), "environment ("),
-    "an error": ("fp16", ACCURACY, set_to(1e-9, *MAX_ABS), "metric error/scores/max_abs"),
-    "an error of a gate": ("gate", ACCURACY, set_to(1e-9, *MAX_ABS), "metric error/scores/max_abs"),
+    "an error": ("fp16", ACCURACY, set_to(1e-9, *MAX_ABS), "metric error/max_abs"),
+    "an error of a gate": ("gate", ACCURACY, set_to(1e-9, *MAX_ABS), "metric error/max_abs"),
     "a latency": ("fp32", ACCURACY, doubled("latency", "p50_ms"), "metric latency/p50_ms"),
     "an invented accuracy": (
         "fp32",
@@ -229,13 +229,11 @@ def test_rewritten_engine_contradicts_the_registry(logged: Logged) -> None:
 WRONG = "0" * 64
 Z = "Z" * 8
 IN_THE_DATABASE: dict[str, tuple[str, str, str, str | float, str]] = {
-    "an error": ("fp16", "metric", "error/scores/max_abs", 1e-9, "metric error/scores/max_abs: the store"),
     "the largest error": ("fp16", "metric", "error/max_abs", 1e-9, "metric error/max_abs: the store"),
-    "its logarithm": ("fp16", "metric", "error_log10/max_abs", -9.0, "metric error_log10/max_abs: the store"),
+    "its share of the limit": ("fp16", "metric", "error/of_limit", 0.01, "metric error/of_limit: the store"),
     "the error of an iteration": ("iteration", "metric", "error/max_abs", 0.5, "metric error/max_abs: the store"),
     "a latency": ("fp32", "metric", "latency/p50_ms", 1e-3, "metric latency/p50_ms: the store"),
     "the build time": ("fp32", "metric", "build/seconds", 0.01, "metric build/seconds: the store"),
-    "the number of layers": ("fp32", "metric", "build/layers", 3, "number of layers"),
     "the engine's size": ("fp32", "metric", "build/engine_bytes", 5, "size of the engine"),
     "a gate's number": ("calibrate", "metric", "calibration/tensors", 3, "number of tensors"),
     "a reduction's number": ("reduce", "metric", "reduce/nodes", 1, "metric reduce/nodes"),
@@ -256,7 +254,6 @@ IN_THE_DATABASE: dict[str, tuple[str, str, str, str | float, str]] = {
     "the golden outputs of an iteration": ("iteration", "tag", Tag.GOLDEN_SHA256, WRONG, "golden outputs"),
     "the host": ("fp32", "tag", Tag.HOST, Z, f"tag {Tag.HOST}"),
     "the model's path": ("fp32", "tag", Tag.MODEL_PATH, Z, f"tag {Tag.MODEL_PATH}"),
-    "the evidence": ("fp32", "tag", Tag.EVIDENCE_LINE, Z, f"tag {Tag.EVIDENCE_LINE}"),
     "the headline": ("reduce", "tag", Tag.HEADLINE, Z, f"tag {Tag.HEADLINE}"),
     "the description": ("fp32", "tag", Tag.NOTE, "**good**", f"tag {Tag.NOTE}: it is not the description"),
     "the user's tag": ("fp32", "tag", "mlflow.user", Z, "user: "),
@@ -278,8 +275,8 @@ IN_THE_DATABASE: dict[str, tuple[str, str, str, str | float, str]] = {
 """What is changed: the run, where, the name and the value; and what must be named."""
 
 DERIVED = (
-    "an error", "the largest error", "its logarithm", "the error of an iteration", "a latency", "the build time",
-    "the number of layers", "the engine's size", "a gate's number", "a count", "the engine's digest", "a param",
+    "the largest error", "its share of the limit", "the error of an iteration", "a latency", "the build time",
+    "the engine's size", "a gate's number", "a count", "the engine's digest", "a param",
     "the digest that a reused engine has", "the spec's digest", "the model's digest", "the model of a calibration",
     "the data of a calibration", "the verdict", "the verdict of an iteration", "the release", "the golden outputs",
     "the golden outputs of an iteration", "the description", "the decision of a gate", "a renamed experiment",

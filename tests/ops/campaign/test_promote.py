@@ -35,7 +35,7 @@ def good_and_bad(data: Path, model: Path, tracker: MlflowTracker) -> dict[str, s
     result = debug_build(model, config(data, until=10), tracker=tracker)
     runs = tracker.find("blocks", parent=result.run_id)
     # A good build that got none of the settings may be the reference to the last bit.
-    runs.sort(key=lambda info: info.metrics.get(("error", "two/y", "max_abs"), 0.0))
+    runs.sort(key=lambda info: info.metrics.get(("error", "max_abs"), 0.0))
     return {str(info.verdict): info.id for info in runs}
 
 

@@ -363,9 +363,6 @@ def _check_tactics(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         ("device of the tactics", "device_sha256"),
     ):
         facts.add(what, {Artifact.TACTICS: getattr(record, name), Artifact.ENVIRONMENT: getattr(environment, name)})
-    what = "share of layers with a replayable tactic"
-    facts.metric(what, Metric.TACTICS_COVERAGE, Artifact.TACTICS, record.coverage)
-    facts.metric("number of layers", Metric.ENGINE_LAYERS, Artifact.LAYERS, len(layers))
     if record.mechanism == "onnxruntime":  # its layers and choices have the same names
         chosen, made = {c.layer: c.tactic for c in record.choices}, {layer.name: layer.tactic for layer in layers}
         for name in sorted({*chosen, *made}):
@@ -416,7 +413,7 @@ def _check_accuracy(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare metrics with the logged comparison, and the verdict with its numbers."""
     path = Artifact.ACCURACY
     evaluation = Evaluation.from_json(run.read_bytes(path))
-    families = ("error", "error_log10", "latency", "accuracy", "self_check", "attribution", "power", "emulated")
+    families = ("error", "latency", "accuracy", "self_check", "power")
     facts.metrics(evaluation_metrics(evaluation), path, families)
     outputs = {output.name for output in evaluation.report.outputs}
     if (model := shared.model(run)) is not None and not {each.name for each in model.outputs} <= outputs:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     from trtops.backend.onnx.model import Model
 
+# More than these would bury the metrics that a person sorts by.
+_MAX_LOGGED_OUTPUTS = 8
+
 # Fifty inferences of a large batch on a processor took longer than everything else.
 _WARM_UP_SECONDS, _LATENCY_SECONDS, _MIN_LATENCY_RUNS = 0.5, 2.0, 5
 
@@ -361,31 +364,27 @@ def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, toleran
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
-    """All numbers of an evaluation as metrics.
+    """The numbers of an evaluation that runs are sorted by, as metrics; all others are in its artifact.
 
-    Each metric of the table is ``("error", output, name)``, and its worst value ``("error", name)``, by which builds of
-    different models can be sorted together. Some get their decimal logarithm as well.
+    ``("error", name)`` is the worst value of all outputs, and ``("error", "of_limit")`` the largest share of a limit
+    that an error takes, above 1 if it exceeds the limit. A model with several outputs, but not more than 8, has
+    ``("error", output, "max_abs")`` for each.
     """
     found: dict[MetricName, float] = {}
-    magnitudes: dict[MetricName, float] = {}
-    outputs = evaluation.report.outputs
-    measured = {output.name: output.statistics for output in outputs if output.statistics is not None}
+    report = evaluation.report
+    measured = {output.name: output.statistics for output in report.outputs if output.statistics is not None}
     for metric in RECORDED:
-        values = {name: getattr(statistics, metric.name) for name, statistics in measured.items()}
+        values = {name: getattr(statistics, metric.name) for name, statistics in measured.items() if metric.logged}
         known = {name: float(value) for name, value in values.items() if value is not None}
         if known:
-            found |= {(schema.Metric.ERROR, name, metric.name): value for name, value in known.items()}
             worst = max(known.values()) if metric.better == "lower" else min(known.values())
             # max() and min() keep or drop NaN depending on the order.
-            worst = math.nan if any(map(math.isnan, known.values())) else worst
-            found[schema.Metric.ERROR, metric.name] = worst
-            if metric.log10:
-                magnitudes[schema.Metric.ERROR, metric.name] = worst
-    for name, statistics in measured.items():
-        for quantile in statistics.quantiles:
-            found[schema.Metric.ERROR, name, f"q{quantile.level:g}_abs"] = quantile.abs
-            found[schema.Metric.ERROR, name, f"q{quantile.level:g}_rel"] = quantile.rel
-    for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):
+            found[schema.Metric.ERROR, metric.name] = math.nan if any(map(math.isnan, known.values())) else worst
+    if 1 < len(measured) <= _MAX_LOGGED_OUTPUTS:
+        found |= {(schema.Metric.ERROR, name, "max_abs"): float(each.max_abs) for name, each in measured.items()}
+    if (decisive := report.decisive) is not None and (margin := decisive.margin(report.tolerances)) is not None:
+        found[schema.Metric.ERROR, "of_limit"] = margin.used
+    for name in ("p50_ms", "p99_ms", "device_p50_ms"):
         if (value := getattr(evaluation.latency, name, None)) is not None:
             found[schema.Metric.LATENCY, name] = value
     if evaluation.accuracy is not None:
@@ -393,18 +392,11 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
         found[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
     if evaluation.computed is not None and evaluation.computed.share is not None:
         found[schema.Metric.KERNELS_LOWERED] = evaluation.computed.share
-    if evaluation.emulated is not None:
-        found[schema.Metric.EMULATED_OVERFLOWS] = float(len(evaluation.emulated.overflows))
-    if evaluation.attribution is not None and (worst_output := evaluation.attribution.worst) is not None:
-        for name in ("engine", "precision", "noise", "builder"):
-            found[schema.Metric.ATTRIBUTION, name] = float(getattr(worst_output, name))
     if (power := evaluation.power) is not None and power.share is not None:
         found[schema.Metric.POWER_SEEN] = power.share
-        found[schema.Metric.POWER_PLANTED] = float(len(power.planted))
     if (checked := evaluation.self_check) is not None:
-        for outcome in ("held", "broken", "skipped"):
-            found[schema.Metric.SELF_CHECK, outcome] = float(len(checked.named(outcome)))
-    return found | schema.log10_twins(magnitudes)
+        found[schema.Metric.SELF_CHECK_BROKEN] = float(len(checked.named("broken")))
+    return found
 
 
 def describe(evaluation: Evaluation) -> list[str]:
@@ -444,21 +436,9 @@ def log_evaluation(run: Run, evaluation: Evaluation) -> None:
     run.log_metrics(evaluation_metrics(evaluation))
     if evaluation.attribution is not None:
         run.set_tags({schema.Tag.ATTRIBUTION: evaluation.attribution.statement})
-    if evaluation.self_check is not None:
-        relations = evaluation.self_check.relations
-        run.log_params({"self_check": {each.name: each.why or each.outcome for each in relations}})
     if (evidence := evaluation.evidence) is not None:
-        run.set_tags({schema.Tag.EVIDENCE_LINE: evidence.sentence()[: schema.MAX_TAG]})
-        params = {name: getattr(evidence, name) for name in ("source", "feeds", "samples", "reference", "limits")}
+        names = ("source", "feeds", "samples", "reference", "limits", "margin")
+        params = {name: getattr(evidence, name) for name in names}
         params["shapes"] = "; ".join(dict.fromkeys(entry.text() for entry in evidence.shapes))[: schema.MAX_TAG]
         run.log_params({"evidence": params})
-    compared = []
-    for output in evaluation.report.outputs:
-        if output.statistics is not None:
-            error = output.statistics.nrmse
-            error = math.inf if error is None or math.isnan(error) else error
-            # Bad outputs come before large errors, which other tolerances may allow.
-            compared.append((output.verdict != "good", error, output.name))
-    if compared:
-        run.set_tags({schema.Tag.WORST_OUTPUT: max(compared)[2]})
     run.log_json(evaluation, schema.Artifact.ACCURACY)
