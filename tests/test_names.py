@@ -56,15 +56,9 @@ _INTERNAL_NAMES = (
 EXCEPTIONS: dict[str, str] = {
     "backend.tf.loader": _TENSORFLOW,
     "backend.tf.runner": _TENSORFLOW,
-    "backend.trt.runner.TrtRunner.infer_impl(copy_outputs_to_host)": "infer() takes it",
-    "backend.trt.runner.TrtRunner.infer_impl(return_raw_buffers)": "infer() takes it",
     "backend.trt.util.TensorInfo": "trtops inspect model --combine-tensor-info does what it is for",
     "backend.trt.util.convert_linear_to_vectorized_format": "runners pack plain arrays themselves",
     "backend.trt.util.convert_vectorized_to_linear_format": "runners unpack what is not asked for raw",
-    **{
-        f"common.struct.BoundedShape.{method}": "a shape is a tuple; take another one to change it"
-        for method in ("append", "clear", "copy", "extend", "insert", "pop", "remove", "reverse", "sort")
-    },
     "comparator.compare.OutputCompareResult(passed)": "a verdict follows from the numbers and the threshold",
     "datatype.datatype.DataTypeEntry(name)": _ENUM,
     "datatype.datatype.DataTypeEntry(itemsize)": _ENUM,
@@ -95,7 +89,6 @@ EXCEPTIONS: dict[str, str] = {
 """What is not here, with a reason: modules, names, members and parameters."""
 
 EVERYWHERE: dict[str, str] = {
-    "call_impl": "trtops' loaders are extended by func.extend; loaders derived from BaseLoader have it",
     "RUNNER_COUNTS": "runners are counted elsewhere",
     "polygraphy_registered": _STANDARD,
     "dct": "dicts, made as dicts are",
@@ -223,21 +216,6 @@ def test_further_module_names_are_the_same():
 
     assert RunResults is Same and EngineFromBytes is trt.EngineFromBytes and trtops.backend.base.runner is base
     assert trtops.datatype.datatype.DataType.__module__ == "trtops.datatype"
-
-
-def test_derived_loaders_use_call_impl():
-    from trtops.backend.base import BaseLoader
-
-    class Twice(BaseLoader):
-        def __init__(self, number):
-            self.number = number
-
-        def call_impl(self, more=0):
-            return 2 * self.number + more
-
-    assert (Twice(3)(), Twice(3)(more=1)) == (6, 7)
-    with pytest.raises(NotImplementedError, match="call_impl"):
-        BaseLoader()()
 
 
 def test_lazy_modules_import_on_use():

@@ -3,7 +3,8 @@
 **Loader.** A callable without arguments that makes one thing: bytes, a model, a session, a network, an engine. Creating
 a loader is cheap; every call does the work again. Loaders are frozen dataclasses that can be pickled, compared and
 printed. Where a loader takes another's product it takes either the product itself, which stays the caller's, or a
-callable, whose product it owns. Loaders in scripts may derive from :class:`BaseLoader`, or be plain functions.
+callable, whose product it owns. Scripts override ``call_impl`` of a loader, derive from :class:`BaseLoader`, or pass
+plain functions.
 
 **Runner.** Runs inference; see :class:`BaseRunner`.
 
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trtops.backend.loader import BaseLoader as BaseLoader
 from trtops.backend.runner import BaseRunner as BaseRunner
 from trtops.backend.runner import Feed as Feed
 from trtops.backend.runner import ProfiledFeed as ProfiledFeed
@@ -33,18 +35,6 @@ if TYPE_CHECKING:
     from trtops.backend.onnx.quantize import Quantization
 
 known_as(__name__, "loader", "runner")
-
-
-class BaseLoader:
-    """Base class for loaders in scripts: calling one calls :meth:`call_impl`."""
-
-    def call_impl(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the product."""
-        raise NotImplementedError(f"{type(self).__name__} has no call_impl, which makes the loader's product.")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the product."""
-        return self.call_impl(*args, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.backend.immediate import immediately
+from trtops.backend.loader import BaseLoader, immediately
 from trtops.func import value_of
 from trtops.lazy import known_as
 from trtops.record import sha256
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class BytesFromPath:
+class BytesFromPath(BaseLoader[bytes]):
     """Reads a file's bytes."""
 
     path: str | Path
 
-    def __call__(self) -> bytes:
+    def call_impl(self) -> bytes:
         """Read the file; FormatError if it does not exist or cannot be read."""
         log.info("Loading bytes from %s", self.path)
         try:
@@ -44,7 +44,7 @@ bytes_from_path = immediately(BytesFromPath)
 
 
 @dataclass(frozen=True)
-class SaveBytes:
+class SaveBytes(BaseLoader["bytes | memoryview"]):
     """Writes bytes (or anything with the buffer protocol) to a file, completely or not at all, and returns them.
 
     The file is replaced if it exists, and its folder is created; an open file is written to.
@@ -53,7 +53,7 @@ class SaveBytes:
     obj: ValueOrCallable[bytes] | memoryview = field(repr=False)
     path: str | os.PathLike[str] | IO[Any]
 
-    def __call__(self) -> bytes | memoryview:
+    def call_impl(self) -> bytes | memoryview:
         """Write the file and return the bytes; after an OSError the old file is unchanged."""
         data = self.obj if isinstance(self.obj, memoryview) else value_of(self.obj)
         log.info("Saving %d bytes to %s", memoryview(data).nbytes, self.path)
@@ -69,7 +69,7 @@ save_bytes = immediately(SaveBytes)
 
 
 @dataclass(frozen=True)
-class InvokeFromScript:
+class InvokeFromScript(BaseLoader[Any]):
     """Calls a function of a Python script, or an object of a class that it defines.
 
     The script is run at every call, with its own folder first on ``sys.path``; the caller must trust it.
@@ -78,7 +78,7 @@ class InvokeFromScript:
     path: str | Path
     name: str
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and return its result; ConfigError if the script does not exist or does not define the name."""
         found = import_from_script(self.path, self.name)
         return (found() if isinstance(found, type) else found)(*args, **kwargs)

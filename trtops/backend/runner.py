@@ -91,8 +91,10 @@ class BaseRunner(ABC):
         self._expected_inputs = None
         self.deactivate_impl()
 
-    def infer(self, feed_dict: Feed, check_inputs: bool = True) -> dict[str, Any]:
+    def infer(self, feed_dict: Feed, check_inputs: bool = True, *args: Any, **options: Any) -> dict[str, Any]:
         """Run one inference, and return the outputs by name, in the model's order, in host memory.
+
+        Further arguments go to :meth:`infer_impl`.
 
         Names, dtypes and shapes of the feed are checked first, unless ``check_inputs`` is False (InputError).
         InferenceError if the back end fails, or the runner is not active.
@@ -102,8 +104,9 @@ class BaseRunner(ABC):
             if self._expected_inputs is None:
                 self._expected_inputs = self.get_input_metadata()
             check_feed(self._expected_inputs, feed_dict)
+        implementation: Callable[..., dict[str, Any]] = self.infer_impl
         with Activity(f"running inference with {self.name}", self._seconds, self._stop_inference):
-            return self.infer_impl(feed_dict)
+            return implementation(feed_dict, *args, **options)
 
     def get_input_metadata(self, use_numpy_dtypes: bool | None = None) -> TensorMetadata:
         """Return names, dtypes and shapes of the model's inputs, in order; only while active.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import onnx
 
 from trtops import errors
-from trtops.backend.immediate import immediately
+from trtops.backend.loader import BaseLoader, immediately
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes
 from trtops.backend.onnx.model import Model, parse_proto, read_proto
 from trtops.backend.onnx.walk import copy_of
@@ -49,14 +49,14 @@ def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
 
 
 @dataclass(frozen=True)
-class OnnxFromPath:
+class OnnxFromPath(BaseLoader[onnx.ModelProto]):
     """Loads a model file with its external data."""
 
     path: str | Path
     external_data_dir: str | Path | None = None  # the model's folder unless given; files outside of it are refused
     ignore_external_data: bool = False  # such a model has structure but no weights
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         log.info("Loading model: %s", self.path)
         model = read_proto(self.path)
         if not self.ignore_external_data:
@@ -65,36 +65,36 @@ class OnnxFromPath:
 
 
 @dataclass(frozen=True)
-class OnnxFromBytes:
+class OnnxFromBytes(BaseLoader[onnx.ModelProto]):
     """Parses a serialized model, or what a callable returns; external data is not loaded."""
 
     serialized_onnx: ValueOrCallable[bytes] = field(repr=False)
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         return parse_proto(value_of(self.serialized_onnx))
 
 
 @dataclass(frozen=True)
-class GsFromOnnx:
+class GsFromOnnx(BaseLoader["gs.Graph"]):
     """Imports a model, which is not changed, into an ONNX-GraphSurgeon graph, which may share its weights."""
 
     model: OnnxModel = field(repr=False)
 
-    def __call__(self) -> gs.Graph:
+    def call_impl(self) -> gs.Graph:
         import onnx_graphsurgeon as gs
 
         return gs.import_onnx(_model_to_read(self.model))
 
 
 @dataclass(frozen=True)
-class OnnxFromTfGraph:
+class OnnxFromTfGraph(BaseLoader[onnx.ModelProto]):
     """Converts a TensorFlow graph, given with the names of its outputs, with tf2onnx."""
 
     graph: ValueOrCallable[tuple[Any, Sequence[str]]] = field(repr=False)
     opset: int = 11
     optimize: bool = True  # before and after the conversion
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         try:
             import tensorflow as tf  # type: ignore[import-untyped]
             import tf2onnx
@@ -122,7 +122,7 @@ class OnnxFromTfGraph:
 
 
 @dataclass(frozen=True)
-class ModifyOutputs:
+class ModifyOutputs(BaseLoader[onnx.ModelProto]):
     """Changes a model's outputs, by names or shell patterns (``conv_*``); types and shapes are inferred.
 
     ``"mark-all"`` selects everything that nodes produce, except constants.
@@ -134,7 +134,7 @@ class ModifyOutputs:
     copy: bool | None = None
     mark_types: Sequence[str] | None = None  # types of nodes whose outputs are selected, instead of names
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         model = _model_to_change(self.model, self.copy)
         outputs = self.outputs
         if self.mark_types is not None:
@@ -147,7 +147,7 @@ class ModifyOutputs:
 
 
 @dataclass(frozen=True)
-class ConvertToFp16:
+class ConvertToFp16(BaseLoader[onnx.ModelProto]):
     """Rewrites a model to compute in FP16; see :func:`trtops.backend.onnx.precision.convert_to_fp16`.
 
     Inputs and outputs keep their types, with Cast nodes. TensorRT's own FP16 mode does not need this. The result is a
@@ -157,12 +157,12 @@ class ConvertToFp16:
     model: OnnxModel = field(repr=False)
     copy: bool | None = None
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         return precision.convert_to_fp16(_model_to_read(self.model))
 
 
 @dataclass(frozen=True)
-class FoldConstants:
+class FoldConstants(BaseLoader[onnx.ModelProto]):
     """Folds constants; see :func:`trtops.backend.onnx.fold.fold_constants`."""
 
     model: OnnxModel = field(repr=False)
@@ -176,7 +176,7 @@ class FoldConstants:
     size_threshold: int | None = None
     allow_onnxruntime_shape_inference: bool = True
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         model = _model_to_change(self.model, self.copy)
         fold.fold_constants(
             model,
@@ -191,7 +191,7 @@ class FoldConstants:
 
 
 @dataclass(frozen=True)
-class SetUpperBound:
+class SetUpperBound(BaseLoader[onnx.ModelProto]):
     """Bounds sizes that a model computes at run time, with Min nodes, so that TensorRT can plan memory for them.
 
     Constants must be folded and shapes inferred.
@@ -201,7 +201,7 @@ class SetUpperBound:
     upper_bounds: int | Mapping[str, int]  # by tensor name, with "" for those not named; or one bound for all
     copy: bool | None = None
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         model = _model_to_change(self.model, self.copy)
         applied = edit.set_upper_bounds(model, self.upper_bounds)
         log.info("Upper bounds set: %s", applied)
@@ -209,7 +209,7 @@ class SetUpperBound:
 
 
 @dataclass(frozen=True)
-class InferShapes:
+class InferShapes(BaseLoader[onnx.ModelProto]):
     """Infers types and shapes of a model of any size, or of a model file."""
 
     model: OnnxModel | str | Path = field(repr=False)
@@ -218,7 +218,7 @@ class InferShapes:
     save_to_disk_threshold_bytes: int | None = None  # no effect, since weights are never copied
     allow_onnxruntime: bool = True  # symbolic inference, where ONNX's own leaves ranks unknown
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         given = value_of(self.model)
         if isinstance(given, (str, Path)):
             model = onnx_from_path(given, self.external_data_dir)
@@ -234,7 +234,7 @@ class InferShapes:
 
 
 @dataclass(frozen=True)
-class ExtractSubgraph:
+class ExtractSubgraph(BaseLoader[Any]):
     """Extracts the part of a model, or of an ONNX-GraphSurgeon graph, between some tensors; returns the same kind.
 
     Dtypes and shapes that the metadata leaves out are inferred. ``check_meta`` warns about unknown ones.
@@ -245,7 +245,7 @@ class ExtractSubgraph:
     output_metadata: Mapping[str, TensorSpec] | None = None
     check_meta: bool = True
 
-    def __call__(self) -> Any:
+    def call_impl(self) -> Any:
         made = value_of(self.model)
         if isinstance(made, (onnx.ModelProto, Model)):
             model = _model_to_change(made, None if made is self.model else False)
@@ -265,7 +265,7 @@ class ExtractSubgraph:
 
 
 @dataclass(frozen=True)
-class SaveOnnx:
+class SaveOnnx(BaseLoader[onnx.ModelProto]):
     """Writes a model file, and returns the model; see :func:`trtops.backend.onnx.save.save_model`."""
 
     model: OnnxModel = field(repr=False)
@@ -274,7 +274,7 @@ class SaveOnnx:
     size_threshold: int = 1024
     all_tensors_to_one_file: bool = True
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         model = _model_to_read(self.model)
         log.info("Saving ONNX model to: %s", self.path)
         save.save_model(
@@ -288,12 +288,12 @@ class SaveOnnx:
 
 
 @dataclass(frozen=True)
-class BytesFromOnnx:
+class BytesFromOnnx(BaseLoader[bytes]):
     """Serializes a model, which is not changed."""
 
     model: OnnxModel = field(repr=False)
 
-    def __call__(self) -> bytes:
+    def call_impl(self) -> bytes:
         return save.serialize(_model_to_read(self.model))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtops.backend.immediate import immediately
+from trtops.backend.loader import BaseLoader, immediately
 from trtops.func import value_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SessionFromOnnx:
+class SessionFromOnnx(BaseLoader["ort.InferenceSession"]):
     """Loads an ONNX Runtime session from an ONNX model."""
 
     # The serialized model, its path, the model itself, or a callable that returns one of them. External data is
@@ -29,7 +29,7 @@ class SessionFromOnnx:
     graph_optimization_level: Any = None  # an ``onnxruntime.GraphOptimizationLevel``; None is all optimizations
     interleaved: bool = False  # whether runs alternate with those of other sessions: threads sleep between runs
 
-    def __call__(self) -> ort.InferenceSession:
+    def call_impl(self) -> ort.InferenceSession:
         """Create the session, which belongs to the caller.
 
         InvalidModelError if the model is missing, damaged or contradicts itself, UnsupportedFeatureError if an op has

@@ -45,11 +45,11 @@ class OnnxrtRunner(BaseRunner):
     ) -> None:
         """Wrap a session, which stays the caller's, or a callable that creates one at each activation.
 
-        By default runners are numbered as ``<prefix>-N0`` and so on.
+        ``sess`` is the session while the runner is active. By default runners are numbered: ``<prefix>-N0`` and so on.
         """
         super().__init__(name, prefix)
-        self._source = sess
-        self._session: ort.InferenceSession | None = None
+        self._sess = sess
+        self.sess: ort.InferenceSession | None = None
         self._inference: Inference | None = None
         self._is_tried = False
 
@@ -58,10 +58,10 @@ class OnnxrtRunner(BaseRunner):
         # Imports numpy and ONNX Runtime, which creating a runner does not need.
         from trtops.backend.onnxrt.inference import Inference
 
-        self._is_tried = not callable(self._source)
+        self._is_tried = not callable(self._sess)
         if not self._is_tried:
-            try_in_child(_infer_once, self._source, None)
-        session = value_of(self._source)
+            try_in_child(_infer_once, self._sess, None)
+        session = value_of(self._sess)
         self._inputs = TensorMetadata.of(_tensor_spec(node) for node in session.get_inputs())
         self._outputs = TensorMetadata.of(_tensor_spec(node) for node in session.get_outputs())
         for spec in (*self._inputs.values(), *self._outputs.values()):
@@ -76,11 +76,11 @@ class OnnxrtRunner(BaseRunner):
         )
         self._inference = Inference(session, self._inputs, self._outputs, self.name)
         self._stop_inference = self._inference.stop
-        self._session = session
+        self.sess = session
 
     def deactivate_impl(self) -> None:
         """Release the session."""
-        self._session = self._inference = self._stop_inference = None
+        self.sess = self._inference = self._stop_inference = None
 
     def get_input_metadata_impl(self) -> TensorMetadata:
         """Return the session's inputs. A tensor of unknown rank appears as a scalar."""
@@ -92,8 +92,8 @@ class OnnxrtRunner(BaseRunner):
 
     def second_context(self) -> OnnxrtRunner:
         """Return a runner of the same session."""
-        assert self._session is not None
-        return OnnxrtRunner(self._session, f"{self.name} again")
+        assert self.sess is not None
+        return OnnxrtRunner(self.sess, f"{self.name} again")
 
     def time_with(self, clock: Callable[[], float]) -> None:
         """Measure the next inferences with another clock, such as one that counts CPU time; only while active."""
@@ -104,7 +104,7 @@ class OnnxrtRunner(BaseRunner):
         """Run the session."""
         assert self._inference is not None
         if not self._is_tried:
-            try_in_child(_infer_once, self._source, dict(feed_dict))
+            try_in_child(_infer_once, self._sess, dict(feed_dict))
             self._is_tried = True
         outputs, self._inference_seconds = self._inference(feed_dict)
         return outputs

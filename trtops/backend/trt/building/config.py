@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 
 from trtops import errors
+from trtops.backend.loader import BaseLoader
 from trtops.backend.trt import library
 from trtops.backend.trt.building import precision
 from trtops.backend.trt.building.calibrator import prepare_calibrator
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CommonConfig:
+class _CommonConfig(BaseLoader[Any]):
     """Options of :class:`CreateConfig` and :class:`CreateConfigRTX`. None keeps TensorRT's default."""
 
     # Optimization profiles, in the order of their numbers in the engine; inputs that they lack are filled in.
@@ -75,7 +76,7 @@ class _CommonConfig:
                 f"{errors.near(str(self.precision_constraints), ('none', 'prefer', 'obey'))}"
             )
 
-    def __call__(self, builder: Any, network: Any) -> Any:
+    def call_impl(self, builder: Any, network: Any) -> Any:
         """Create the config; without a network, profiles and calibration are left out.
 
         Raises UnsupportedFeatureError if this release lacks an option; ConfigError if a profile does not fit the
@@ -275,7 +276,7 @@ def create_config_rtx(builder: Any, network: Any, **options: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class PostprocessConfig:
+class PostprocessConfig(BaseLoader[Any]):
     """Calls a function on a builder config."""
 
     config: Any  # a builder config, or a callable that creates one from a builder and a network
@@ -285,7 +286,7 @@ class PostprocessConfig:
         if not callable(self.func):
             raise errors.ConfigError(f"PostprocessConfig got {self.func!r} as func; expected a function.")
 
-    def __call__(self, builder: Any, network: Any) -> Any:
+    def call_impl(self, builder: Any, network: Any) -> Any:
         config = self.config(builder, network) if callable(self.config) else self.config
         if network is not None:
             self.func(builder, network, config)

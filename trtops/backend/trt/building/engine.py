@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.backend.immediate import immediately
+from trtops.backend.loader import BaseLoader, immediately
 from trtops.backend.runner import ValueOrCallable
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LoadPlugins:
+class LoadPlugins(BaseLoader[Any]):
     """Loads plugin libraries and TensorRT's own plugins, then returns ``obj`` or calls it.
 
     Raises BackendUnavailableError if a library cannot be loaded; ConfigError if loading it is not allowed
@@ -39,7 +39,7 @@ class LoadPlugins:
     plugins: Sequence[str | os.PathLike[str]] | None = None  # paths of shared libraries
     obj: Any = None  # a value, or a callable that makes it
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call_impl(self, *args: Any, **kwargs: Any) -> Any:
         trt = library.load()
         for path in self.plugins or ():
             check_file(path, "plugin library")
@@ -55,12 +55,12 @@ load_plugins = immediately(LoadPlugins)
 
 
 @dataclass(frozen=True)
-class LoadRuntime:
+class LoadRuntime(BaseLoader[Any]):
     """Loads a lean runtime, a shared library; raises BackendUnavailableError if TensorRT cannot load it."""
 
     path: str | os.PathLike[str]
 
-    def __call__(self) -> Any:
+    def call_impl(self) -> Any:
         runtime = library.make_runtime()
         with library.collect_log() as lines:
             loaded = runtime.load_runtime(os.fspath(self.path))
@@ -73,7 +73,7 @@ load_runtime = immediately(LoadRuntime)
 
 
 @dataclass(frozen=True)
-class EngineBytesFromNetwork:
+class EngineBytesFromNetwork(BaseLoader[Any]):
     """Builds an engine and returns its plan as ``trt.IHostMemory``, a buffer in host memory.
 
     Raises EngineBuildError with TensorRT's last errors, CalibrationError, TacticMismatchError if a replay was not
@@ -87,7 +87,7 @@ class EngineBytesFromNetwork:
     # fails, a warning gives the reason, the file is not changed, and the engine is returned.
     save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None
 
-    def __call__(self) -> Any:
+    def call_impl(self) -> Any:
         # Imported here: most processes only load an engine and run it, and start faster without these modules.
         from trtops.backend.trt.building.config import CreateConfig
         from trtops.backend.trt.building.network_changes import network_parts, with_config
@@ -138,7 +138,7 @@ engine_bytes_from_network = immediately(EngineBytesFromNetwork)
 
 
 @dataclass(frozen=True)
-class EngineFromNetwork:
+class EngineFromNetwork(BaseLoader[Any]):
     """Builds an engine and loads it; raises what :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes` raise."""
 
     network: ValueOrCallable[NetworkParts]  # a network's parts, or a callable that makes them
@@ -148,7 +148,7 @@ class EngineFromNetwork:
     runtime: Any = None  # as for :class:`EngineFromBytes`, like ``dla_workspace_allocation_strategy``
     dla_workspace_allocation_strategy: Any = None
 
-    def __call__(self) -> Any:
+    def call_impl(self) -> Any:
         plan = engine_bytes_from_network(self.network, self.config, self.save_timing_cache)
         return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy, allow_host_code=True)
 
@@ -157,7 +157,7 @@ engine_from_network = immediately(EngineFromNetwork)
 
 
 @dataclass(frozen=True)
-class EngineFromBytes:
+class EngineFromBytes(BaseLoader[Any]):
     """Loads an engine from the bytes of its plan.
 
     A version compatible plan contains a runtime, which is code for the host. It only runs if that is allowed.
@@ -173,7 +173,7 @@ class EngineFromBytes:
     # Whether host code in the plan may run; by default only if ``TRTOPS_ALLOW_HOST_CODE=1`` is set.
     allow_host_code: bool | None = None
 
-    def __call__(self) -> Any:
+    def call_impl(self) -> Any:
         plan = value_of(self.serialized_engine)
         runtime = library.make_runtime() if self.runtime is None else value_of(self.runtime)
         strategy = self.dla_workspace_allocation_strategy
@@ -203,7 +203,7 @@ engine_from_bytes = immediately(EngineFromBytes)
 
 
 @dataclass(frozen=True)
-class EngineFromPath:
+class EngineFromPath(BaseLoader[Any]):
     """Loads an engine from a plan file; raises the errors of :class:`EngineFromBytes`, also if the file is missing.
 
     The other attributes are those of :class:`EngineFromBytes`.
@@ -213,7 +213,7 @@ class EngineFromPath:
     runtime: Any = None
     dla_workspace_allocation_strategy: Any = None
 
-    def __call__(self) -> Any:
+    def call_impl(self) -> Any:
         import mmap
 
         try:
@@ -228,12 +228,12 @@ engine_from_path = immediately(EngineFromPath)
 
 
 @dataclass(frozen=True)
-class BufferFromEngine:
+class BufferFromEngine(BaseLoader[Any]):
     """Serializes an engine, or what a callable makes, to ``trt.IHostMemory``."""
 
     engine: ValueOrCallable[Any]
 
-    def __call__(self) -> Any:
+    def call_impl(self) -> Any:
         return value_of(self.engine).serialize()
 
 
@@ -241,12 +241,12 @@ buffer_from_engine = immediately(BufferFromEngine)
 
 
 @dataclass(frozen=True)
-class BytesFromEngine:
+class BytesFromEngine(BaseLoader[bytes]):
     """Serializes an engine, or what a callable makes, to ``bytes``."""
 
     engine: ValueOrCallable[Any]
 
-    def __call__(self) -> bytes:
+    def call_impl(self) -> bytes:
         return bytes(buffer_from_engine(self.engine))
 
 
@@ -254,13 +254,13 @@ bytes_from_engine = immediately(BytesFromEngine)
 
 
 @dataclass(frozen=True)
-class SaveEngine:
+class SaveEngine(BaseLoader[Any]):
     """Writes an engine to a path, completely or not at all, or to an open file; returns the engine."""
 
     engine: ValueOrCallable[Any]
     path: str | os.PathLike[str] | IO[Any]
 
-    def __call__(self) -> Any:
+    def call_impl(self) -> Any:
         engine = value_of(self.engine)
         if not isinstance(self.path, (str, os.PathLike)):
             write_open_file(self.path, buffer_from_engine(engine))
@@ -274,12 +274,12 @@ save_engine = immediately(SaveEngine)
 
 
 @dataclass(frozen=True)
-class OnnxLikeFromNetwork:
+class OnnxLikeFromNetwork(BaseLoader["onnx.ModelProto"]):
     """Converts a TensorRT network, or what a callable makes, to an ONNX model for viewers; the model does not run."""
 
     network: ValueOrCallable[NetworkParts]
 
-    def __call__(self) -> onnx.ModelProto:
+    def call_impl(self) -> onnx.ModelProto:
         from trtops.backend.trt.describe.onnx_like import draw
 
         return draw(make_iterable(value_of(self.network))[1])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
 from trtops.backend.base import ValueOrCallable
-from trtops.backend.immediate import immediately
+from trtops.backend.loader import BaseLoader, immediately
 from trtops.backend.trt import library
 from trtops.backend.trt.building import precision
 from trtops.backend.trt.lines import Feature, ReleaseLine
@@ -30,7 +30,7 @@ NetworkParts: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class CreateNetwork:
+class CreateNetwork(BaseLoader[NetworkParts]):
     """Makes an empty network, to be filled with ``func.extend``.
 
     Raises BackendUnavailableError if TensorRT or the GPU cannot be used here; UnsupportedFeatureError if this release
@@ -43,7 +43,7 @@ class CreateNetwork:
     # Report every tensor that is not fused away to a debug listener.
     mark_unfused_tensors_as_debug_tensors: bool = False
 
-    def __call__(self) -> tuple[Any, Any]:
+    def call_impl(self) -> tuple[Any, Any]:
         line = library.line()
         builder = library.make_builder()
         network = builder.create_network(line.network_flags(self.strongly_typed))
@@ -58,7 +58,7 @@ create_network = immediately(CreateNetwork)
 
 
 @dataclass(frozen=True)
-class ParserOptions:
+class ParserOptions(BaseLoader[NetworkParts]):
     """Options of the loaders from ONNX.
 
     Raises InvalidModelError if the model cannot be read. Raises EngineBuildError if TensorRT cannot parse it; the
@@ -133,7 +133,7 @@ class _OnnxPath:
 class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
     """Parses an ONNX file, with its external data."""
 
-    def __call__(self) -> tuple[Any, Any, Any]:
+    def call_impl(self) -> tuple[Any, Any, Any]:
         path = os.fspath(self.path)
         if not os.path.isfile(path):
             raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.")
@@ -158,7 +158,7 @@ class NetworkFromModel(ParserOptions):
     # The model; not changed.
     model: onnx.ModelProto = field(kw_only=True, repr=False)
 
-    def __call__(self) -> tuple[Any, Any, Any]:
+    def call_impl(self) -> tuple[Any, Any, Any]:
         return self._parse_model(self.model, "the ONNX model")
 
 
@@ -171,7 +171,7 @@ class _OnnxBytes:
 class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
     """Parses a serialized ONNX model that contains its weights."""
 
-    def __call__(self) -> tuple[Any, Any, Any]:
+    def call_impl(self) -> tuple[Any, Any, Any]:
         data = value_of(self.model_bytes)
         if self._model_precision(library.line()):
             from trtops.backend.onnx.model import parse_proto

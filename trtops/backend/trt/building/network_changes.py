@@ -1,6 +1,6 @@
 """Loaders that change a network: its outputs, precisions, data types and formats."""
 
-import dataclasses
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend.base import ValueOrCallable
-from trtops.backend.immediate import immediately
+from trtops.backend.loader import BaseLoader, immediately
 from trtops.backend.trt import library
 from trtops.backend.trt.building.network import NetworkParts, ParserOptions
 from trtops.backend.trt.describe.layers import io_of, layer_outputs, layers_of, markable, tensors_of
@@ -32,12 +32,12 @@ def network_parts(made: Any) -> NetworkParts:
 
 
 @dataclass(frozen=True)
-class _NetworkChange:
+class _NetworkChange(BaseLoader[NetworkParts]):
     """A loader that changes the network of another loader. A network that was given directly is changed in place."""
 
     network: ValueOrCallable[NetworkParts]  # the network's parts, or a callable that makes them
 
-    def __call__(self) -> NetworkParts:
+    def call_impl(self) -> NetworkParts:
         parts = network_parts(value_of(self.network))
         self.change(parts[1])
         return parts
@@ -126,10 +126,10 @@ class SetLayerPrecisions(_NetworkChange):
     layer_precisions: Mapping[str, object] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()  # names that the network may lack: the parser folds constant nodes
 
-    def __call__(self) -> NetworkParts:
+    def call_impl(self) -> NetworkParts:
         strongly_typed = getattr(self.network, "strongly_typed", False)
         if library.line().supports(Feature.LAYER_PRECISION) and not strongly_typed:
-            return super().__call__()
+            return super().call_impl()
         # Without per-layer precisions the ONNX model is changed before it is parsed.
         loader = with_layer_precisions(self.network, self.layer_precisions)
         if loader is None:
@@ -233,12 +233,19 @@ class MarkDebug(_NetworkChange):
 mark_debug = immediately(MarkDebug)
 
 
+def _changed(loader: Any, **fields: Any) -> Any:
+    """Return a copy with other fields; unlike ``dataclasses.replace`` also of subclasses with their own ``__init__``."""
+    made = copy.copy(loader)
+    vars(made).update(fields)
+    return made
+
+
 def with_config(loader: Any, config: Any) -> Any:
     """A network loader with the builder config that it is for; other callables and networks unchanged."""
     if isinstance(loader, ParserOptions):
-        return loader if loader.config is not None else dataclasses.replace(loader, config=config)
+        return loader if loader.config is not None else _changed(loader, config=config)
     if isinstance(loader, _NetworkChange):
-        return dataclasses.replace(loader, network=with_config(loader.network, config))
+        return _changed(loader, network=with_config(loader.network, config))
     return loader
 
 
@@ -246,8 +253,8 @@ def with_layer_precisions(loader: Any, layer_precisions: Mapping[str, object]) -
     """A network loader with precisions to write into its ONNX model; None if it loads no ONNX model."""
     if isinstance(loader, ParserOptions):
         merged = {**(loader.layer_precisions or {}), **layer_precisions}
-        return dataclasses.replace(loader, layer_precisions=merged)
+        return _changed(loader, layer_precisions=merged)
     if isinstance(loader, _NetworkChange):
         inner = with_layer_precisions(loader.network, layer_precisions)
-        return None if inner is None else dataclasses.replace(loader, network=inner)
+        return None if inner is None else _changed(loader, network=inner)
     return None

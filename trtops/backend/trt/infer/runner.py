@@ -88,9 +88,6 @@ class TrtRunner(BaseRunner):
         self._listener: Any = None
         self._is_timed = False
         self._manages_memory = False
-        # Arguments of the current `infer`, which the base class does not pass to `infer_impl`.
-        self._copy_out = True
-        self._raw = False
         self._outputs_prepared = False
         # Whether an output's size is only known during the inference.
         self._has_late_sizes = False
@@ -240,13 +237,7 @@ class TrtRunner(BaseRunner):
 
     # --- inference ----------------------------------------------------------------------------------------------
 
-    def infer(
-        self,
-        feed_dict: Feed,
-        check_inputs: bool = True,
-        copy_outputs_to_host: bool = True,
-        return_raw_buffers: bool = False,
-    ) -> dict[str, Any]:
+    def infer(self, feed_dict: Feed, check_inputs: bool = True, *args: Any, **options: Any) -> dict[str, Any]:
         """Run one inference.
 
         Args:
@@ -254,9 +245,8 @@ class TrtRunner(BaseRunner):
                 ``__cuda_array_interface__``, or :class:`~trtops.backend.trt.FormattedArray` for raw memory. Inputs
                 in a vectorized format may be given as plain arrays, and are packed. Shape tensors must be on the host.
             check_inputs: Whether names, dtypes and shapes are checked first.
-            copy_outputs_to_host: Whether to copy outputs to host memory; otherwise they are returned as ``DeviceView``.
-            return_raw_buffers: Whether to return all outputs as :class:`~trtops.backend.trt.FormattedArray`; otherwise
-                only those in formats that numpy does not have.
+            args: Further arguments of :meth:`infer_impl`: ``copy_outputs_to_host``, ``return_raw_buffers``.
+            options: The same by name.
 
         Returns:
             The outputs by name, in ``output_order`` if that is given, else in the engine's order; owned by the runner,
@@ -265,14 +255,12 @@ class TrtRunner(BaseRunner):
         Raises InputError if the feed does not fit the engine or the current profile; InferenceError if TensorRT or CUDA
         fails, or the runner is not active.
         """
-        self._copy_out = copy_outputs_to_host
-        self._raw = return_raw_buffers
         if self._int32_inputs and feed_dict.keys() >= self._int32_inputs:
             feed_dict = {**feed_dict, **{name: _as_int32(name, feed_dict[name]) for name in self._int32_inputs}}
         if check_inputs and FormattedArray in map(type, feed_dict.values()):
             self._check_formatted(feed_dict)
             check_inputs = False
-        return super().infer(feed_dict, check_inputs)
+        return super().infer(feed_dict, check_inputs, *args, **options)
 
     def _check_formatted(self, feed_dict: Feed) -> None:
         """Check a feed with raw memory, which has a shape but no dtype."""
@@ -286,8 +274,14 @@ class TrtRunner(BaseRunner):
             }
             check_feed(inputs, stand_ins)
 
-    def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
-        """Copy inputs, run, copy outputs, and wait."""
+    def infer_impl(
+        self, feed_dict: Feed, copy_outputs_to_host: bool = True, return_raw_buffers: bool = False
+    ) -> dict[str, Any]:
+        """Copy inputs, run, copy outputs, and wait.
+
+        Without ``copy_outputs_to_host`` outputs are returned as ``DeviceView``. With ``return_raw_buffers`` all are
+        :class:`~trtops.backend.trt.FormattedArray`, otherwise only those in formats that numpy does not have.
+        """
         started = time.perf_counter()
         stream = self.stream
         assert stream is not None
@@ -315,7 +309,7 @@ class TrtRunner(BaseRunner):
         # TensorRT reports these sizes while the engine runs.
         if self._has_late_sizes:
             stream.synchronize()
-        results = {slot.name: slot.fetch(self._copy_out, self._raw) for slot in self._outputs}
+        results = {slot.name: slot.fetch(copy_outputs_to_host, return_raw_buffers) for slot in self._outputs}
         # Before this, outputs are incomplete and pinned inputs may still be read.
         stream.synchronize()
         self._is_timed = True

@@ -1,0 +1,131 @@
+"""Idioms of scripts written for Polygraphy give the same with the import renamed."""
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+
+pytestmark = pytest.mark.parity
+pytest.importorskip("polygraphy")
+
+
+class Library:
+    """Modules of Polygraphy, or of trtops under the same paths: ``lib["backend.onnx"]``."""
+
+    def __init__(self, root: str, model: str) -> None:
+        self.root, self.model = root, model
+
+    def __getitem__(self, path: str) -> ModuleType:
+        return importlib.import_module(f"{self.root}.{path}")
+
+
+def overridden_loaders(lib: Library) -> Any:
+    """Names of the nodes, op types and outputs after loaders with an overridden ``call_impl``."""
+    onnx_loaders, base = lib["backend.onnx"], lib["backend.base"]
+
+    class Renamed(onnx_loaders.OnnxFromPath):
+        def __init__(self, path, name):
+            super().__init__(path)
+            self.name = name
+
+        def call_impl(self):
+            model = super().call_impl()
+            model.graph.name = self.name
+            return model
+
+    class Serialized(onnx_loaders.BytesFromOnnx):
+        def call_impl(self):
+            return super().call_impl()[:0] + b"changed"
+
+    class Folded(onnx_loaders.FoldConstants):
+        def call_impl(self):
+            model = super().call_impl()
+            model.graph.doc_string = "folded"
+            return model
+
+    class Twice(base.BaseLoader):
+        def __init__(self, number):
+            self.number = number
+
+        def call_impl(self, more=0):
+            return 2 * self.number + more
+
+    renamed = Renamed(lib.model, "mine")
+    folded = Folded(renamed)
+    return (
+        renamed().graph.name, isinstance(renamed, base.BaseLoader), Serialized(renamed)(), folded().graph.doc_string,
+        folded().graph.name, Twice(3)(), Twice(3)(more=1), onnx_loaders.OnnxFromPath(lib.model).call_impl().ir_version,
+    )  # fmt: skip
+
+
+def overridden_runners(lib: Library) -> Any:
+    """What runners with overridden methods return and call, and the arguments that ``infer`` passes on."""
+    onnxrt, base, common = lib["backend.onnxrt"], lib["backend.base"], lib["common"]
+    calls = []
+
+    class Doubled(onnxrt.OnnxrtRunner):
+        def activate_impl(self):
+            super().activate_impl()
+            calls.append([node.name for node in self.sess.get_inputs()])
+
+        def infer_impl(self, feed_dict, factor=2):
+            outputs = super().infer_impl(feed_dict)
+            return {name: factor * value for name, value in outputs.items()}
+
+        def deactivate_impl(self):
+            calls.append("deactivated")
+            super().deactivate_impl()
+
+    class Constant(base.BaseRunner):
+        def get_input_metadata_impl(self):
+            return common.TensorMetadata().add("x", np.float32, (2,))
+
+        def infer_impl(self, feed_dict):
+            self.inference_time = 0.5
+            return {"y": feed_dict["x"] + 1}
+
+    with Doubled(onnxrt.SessionFromOnnx(lib["backend.onnx"].BytesFromOnnx(onnx.load(lib.model)))) as runner:
+        feed = {name: np.ones([1, 1, 2, 2], np.float32) for name in runner.get_input_metadata()}
+        found = [float(next(iter(runner.infer(feed, True, *more).values())).sum()) for more in ((), (4,))]
+    calls.append(round(found[1] / found[0], 3))
+    with Constant("mine") as runner:
+        outputs = runner.infer({"x": np.zeros(2, np.float32)})["y"].tolist()
+        return calls, outputs, runner.last_inference_time(), runner.name
+
+
+def test_network_and_config_loaders_have_call_impl():
+    from trtops.backend import trt
+
+    made = []
+
+    class Builder:
+        def create_builder_config(self):
+            raise StopIteration  # no TensorRT here
+
+    class Config(trt.CreateConfig):
+        def call_impl(self, builder, network):
+            made.append((builder, network))
+            return super().call_impl(builder, network)
+
+    with pytest.raises(StopIteration):
+        Config(fp16=True)(Builder(), None)
+    with pytest.raises(StopIteration):
+        trt.CreateConfig().call_impl(Builder(), None)
+    assert len(made) == 1
+
+
+IDIOMS = (overridden_loaders, overridden_runners)
+
+
+@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.__name__)
+def test_idioms_give_the_same_in_both(idiom, tmp_path):
+    path = str(tmp_path / "model.onnx")
+    onnx.save(models.identity().proto, path)
+
+    theirs, ours = (idiom(Library(root, path)) for root in ("polygraphy", "trtops"))
+    assert ours == theirs
