@@ -1,6 +1,9 @@
 """Idioms of scripts written for Polygraphy give the same with the import renamed."""
 
+import copy
 import importlib
+import json
+from operator import add
 from types import ModuleType
 from typing import Any
 
@@ -98,6 +101,28 @@ def overridden_runners(lib: Library) -> Any:
         return calls, outputs, runner.last_inference_time(), runner.name
 
 
+def changed_shapes(lib: Library) -> Any:
+    """Shapes of metadata, compared with lists, changed in place, joined, copied and printed."""
+    session = lib["backend.onnxrt"].SessionFromOnnx(lib["backend.onnx"].BytesFromOnnx(onnx.load(lib.model)))()
+    with lib["backend.onnxrt"].OnnxrtRunner(session) as runner:
+        metadata = runner.get_input_metadata(use_numpy_dtypes=False)
+        shape = metadata["x"].shape
+        found = [shape == node.shape for node in session.get_inputs()]
+    shape[0] = 8
+    shape[2:] = [5, -1]
+    metadata.add("y", np.int32, ("n", None, 3), min_shape=(1, 1, 3), max_shape=(4, 4, 3))
+    bounded = metadata["y"].shape
+    metadata["y"].shape = bounded
+    other = copy.deepcopy(metadata)
+    other["y"].shape.append(2)
+    return (
+        found, list(shape), add([4], shape[1:]), add(shape[1:], [4]), shape[:1] + list(bounded), shape == [8, 1, 5, -1],
+        shape != [8, 1, 5, -1], shape == [1], shape.index(5), isinstance(shape, list), bounded.min, bounded.max,
+        repr(bounded), str(metadata), metadata["y"] == other["y"], list(other["y"].shape), np.zeros(shape[:3]).shape,
+        json.dumps(shape), sorted([shape, bounded], key=len)[0] is bounded, [*reversed(bounded)],
+    )  # fmt: skip
+
+
 def test_network_and_config_loaders_have_call_impl():
     from trtops.backend import trt
 
@@ -119,7 +144,7 @@ def test_network_and_config_loaders_have_call_impl():
     assert len(made) == 1
 
 
-IDIOMS = (overridden_loaders, overridden_runners)
+IDIOMS = (overridden_loaders, overridden_runners, changed_shapes)
 
 
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.__name__)
@@ -129,3 +154,13 @@ def test_idioms_give_the_same_in_both(idiom, tmp_path):
 
     theirs, ours = (idiom(Library(root, path)) for root in ("polygraphy", "trtops"))
     assert ours == theirs
+
+
+def test_shapes_equal_tuples_too():
+    from trtops.metadata import TensorSpec
+
+    shape = TensorSpec("x", "float32", (1, "n")).shape
+    plain, other = (1, "n"), (1, "m")
+    assert (shape == plain, plain == shape, shape != plain, shape != other) == (True, True, False, True)
+    assert (add((2,), shape), add(shape[1:], (2,)), add([2], shape)) == ((2, 1, "n"), ("n", 2), [2, 1, "n"])
+    assert {shape: "found"}[plain] == "found"

@@ -21,7 +21,47 @@ Dim: TypeAlias = int | str | None
 DEFAULT_SHAPE_VALUE = 1
 """Default size of a dynamic dimension, the same as Polygraphy's."""
 
-Shape: TypeAlias = tuple[Dim, ...]
+
+class BoundedShape(list[Dim]):
+    """A shape with optional smallest and largest sizes, as Polygraphy's: a list, which also equals tuples."""
+
+    def __init__(
+        self, shape: Sequence[Dim], min: Sequence[int] | None = None, max: Sequence[int] | None = None
+    ) -> None:
+        """Make a shape; bounds have the same rank."""
+        super().__init__(shape)
+        self.min = None if min is None else tuple(min)
+        self.max = None if max is None else tuple(max)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, (list, tuple)) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    # Hashed as the tuple that it equals, by owners that do not change it.
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+    # A slice stays a shape, and a sum has the type of the plain sequence in it.
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return BoundedShape(found) if isinstance(index, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return type(other)((*self, *other)) if isinstance(other, (list, tuple)) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return type(other)((*other, *self)) if isinstance(other, (list, tuple)) else NotImplemented
+
+    def __str__(self) -> str:
+        return str(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"BoundedShape({list(self)}, min={self.min}, max={self.max})"
+
+
+Shape: TypeAlias = tuple[Dim, ...] | list[Dim]
 
 
 def is_dynamic(dim: Dim) -> bool:
@@ -44,8 +84,15 @@ class TensorSpec(Record):
     shape: Shape | None = None  # None if the rank is not known
     docstring: str | None = None  # a comment to print with it
 
+    def __post_init__(self) -> None:
+        self.shape = self.shape  # pydantic sets the fields of stored records without __setattr__
+
     def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, DataType.of(value) if name == "dtype" and value is not None else value)
+        if value is not None and name == "dtype":
+            value = DataType.of(value)
+        elif value is not None and name == "shape" and not isinstance(value, BoundedShape):
+            value = BoundedShape(value)
+        object.__setattr__(self, name, value)
 
     def __iter__(self) -> Iterator[Any]:
         """Data type and shape, so that ``dtype, shape = metadata["x"]``."""
@@ -103,22 +150,6 @@ class TensorMetadata(dict[str, TensorSpec]):
 
     def __str__(self) -> str:
         return "{" + ",\n ".join(map(str, self.values())) + "}"
-
-
-class BoundedShape(tuple[Dim, ...]):
-    """A shape with optional smallest and largest sizes; equal to the plain tuple of its dimensions."""
-
-    min: tuple[int, ...] | None
-    max: tuple[int, ...] | None
-
-    def __new__(
-        cls, shape: Sequence[Dim], min: Sequence[int] | None = None, max: Sequence[int] | None = None
-    ) -> BoundedShape:
-        """Make a shape; bounds have the same rank."""
-        made = super().__new__(cls, shape)
-        made.min = None if min is None else tuple(min)
-        made.max = None if max is None else tuple(max)
-        return made
 
 
 # A lookup takes four microseconds, and each inference looks up the type of each input.

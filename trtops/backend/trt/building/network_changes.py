@@ -234,7 +234,7 @@ mark_debug = immediately(MarkDebug)
 
 
 def _changed(loader: Any, **fields: Any) -> Any:
-    """Return a copy with other fields; unlike ``dataclasses.replace`` also of subclasses with their own ``__init__``."""
+    """Return a copy with other fields; ``dataclasses.replace`` would call a subclass's own ``__init__``."""
     made = copy.copy(loader)
     vars(made).update(fields)
     return made
