@@ -13,6 +13,9 @@ BadIn: TypeAlias = Literal["outputs", "precision"]
 VERDICTS: tuple[Verdict, ...] = ("good", "bad", "error", "unproven")
 """All of them. Stored tables number verdicts by their place here, so the order never changes."""
 
+MARKS: dict[Verdict, str] = {"good": "✓", "bad": "✗", "error": "!", "unproven": "?"}
+"""Signs that names of runs begin with."""
+
 PASSED: tuple[Verdict, ...] = ("good", "unproven")
 """Verdicts of comparisons without a deviation. The search for culprits counts both as good builds: all builds of a
 campaign are compared on the same data, and a bad one among them shows that this data reveals the fault."""

@@ -149,7 +149,7 @@ def test_audit_finds_a_damaged_run(run, ids, home, tmp_path):
 
 def test_a_good_run_is_promoted_and_resolved(run, ids, home):
     assert run("runs resolve transformer.onnx")[0] == 1
-    build = next(i for i in reversed(ids["build"]) if "conv_net FP32" in run(f"runs show {i}")[1])
+    build = next(i for i in reversed(ids["build"]) if " FP32 onnxruntime conv_net" in run(f"runs show {i}")[1])
 
     assert run(f"runs promote {build}")[0] == 0
     code, text = run("runs resolve conv_net.onnx -o accepted.ort")

@@ -44,8 +44,8 @@ def test_op_runs_are_named_and_tagged() -> None:
 
 
 def test_run_names_fit_a_table() -> None:
-    assert run_name("resnet50", "FP16", "onnxruntime") == "resnet50 FP16 onnxruntime"
-    assert run_name("ch_PP-OCRv4_det_infer", "FP32 (not FP16)") == "ch_PP-…infer FP32 (not FP16)"
+    assert run_name("resnet50", "FP16", "onnxruntime") == "FP16 onnxruntime resnet50"
+    assert run_name("resnet50", "FP32 (not FP16)", verdict="bad") == "✗ FP32 (not FP16) resnet50"
 
 
 def test_without_tracker_nothing_is_logged() -> None:

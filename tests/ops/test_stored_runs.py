@@ -1,5 +1,8 @@
 """Listing, comparing and re-evaluating stored runs."""
 
+import io
+
+import pandas as pd
 import pytest
 
 from tests import models
@@ -7,7 +10,7 @@ from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.stored_runs import list_runs, reevaluate, side_by_side
+from trtops.ops.stored_runs import list_runs, reevaluate, runs_csv, side_by_side
 from trtops.spec import BuildConfig
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -39,6 +42,12 @@ def test_runs_are_filtered_newest_first(tracker: MemoryTracker, built: tuple[str
     assert list_runs(tracker, experiment="another") == list_runs(tracker, parent=good) == []
     row = list_runs(tracker, tags={schema.Tag.VERDICT: "bad"})[0]
     assert (row.experiment, row.kind, row.status, row.verdict) == ("conv", "build", "finished", "bad")
+
+
+def test_csv_has_a_column_for_each_metric(tracker: MemoryTracker, built: tuple[str, str]) -> None:
+    table = pd.read_csv(io.StringIO(runs_csv(tracker)), index_col="run_id")
+    assert list(table.index) == [*reversed(built)] and table["metrics.error/max_abs"][built[1]] > 0
+    assert list(pd.read_csv(io.StringIO(runs_csv(tracker, verdict="good")))["run_id"]) == [built[0]]
 
 
 def test_params_and_metrics_are_compared(tracker: MemoryTracker, built: tuple[str, str]) -> None:

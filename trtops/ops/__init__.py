@@ -1,8 +1,9 @@
 """The ops: functions that take a frozen config and return a frozen result, for Python, the command line and flows.
 
-Arguments that ops share: ``tracker`` is the tracking store; ``experiment`` is the experiment to log to, by default the
-name of the model; ``tags`` are further tags of the run; ``parent`` is the id of a run that it belongs to; ``progress``
-is called after each item.
+Arguments that ops share: ``tracker`` is the tracking store, :func:`trtops.default_tracker` unless given (searches that
+may run without a record keep none then); ``experiment`` is the experiment to log to, by default the name of the model;
+``tags`` are further tags of the run; ``parent`` is the id of a run that it belongs to; ``progress`` is called after
+each item.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from trtops.ops.search.precision_engines import EngineWriter, require_layer_precisions
     from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check, reduce
     from trtops.ops.search.repeat import RepeatConfig, RepeatResult, repeat, sort_artifacts
-    from trtops.ops.stored_runs import Report, inspect_run, list_runs, reevaluate, report, side_by_side
+    from trtops.ops.stored_runs import Report, inspect_run, list_runs, reevaluate, report, runs_csv, side_by_side
     from trtops.ops.triaging.op import triage
     from trtops.ops.triaging.result import TriageConfig, TriageResult
     from trtops.spec import BuildConfig

@@ -18,6 +18,7 @@ from trtops.system.activity import mark_op, needs_child
 from trtops.system.masking import masked
 from trtops.tables import markdown_table
 from trtops.terminal import one_line
+from trtops.verdict import MARKS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -219,12 +220,22 @@ def op_run(
             raise WorkerError("\n".join(lines), timed_out=exc.timed_out, doing=exc.doing) from exc
 
 
-def run_name(model: str, *facts: str) -> str:
-    """The name of a model's run: the model, shortened in the middle to 12 characters, and what distinguishes its runs.
+def tracker_or_default(tracker: Tracker | None) -> Tracker:
+    """The given tracker, or that of the default store, which is made if it is missing."""
+    if tracker is not None:
+        return tracker
+    from trtops.tracking.store import default_tracker
 
-    MLflow's table of runs shows about 20 characters of a name.
+    return default_tracker()
+
+
+def run_name(model: str, *facts: str, verdict: Verdict | None = None) -> str:
+    """The name of a model's run: a mark for the verdict, what distinguishes its runs, and the model's name.
+
+    MLflow's table of runs shows about 20 characters of a name, and the same red mark for bad engines and crashes.
     """
-    return " ".join((model if len(model) <= 12 else f"{model[:6]}…{model[-5:]}", *facts))
+    mark = () if verdict is None else (MARKS[verdict],)
+    return " ".join((*mark, *facts, model))[:LONGEST_NAME]
 
 
 def model_file(path: str | Path) -> Path:

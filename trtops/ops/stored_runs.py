@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.check import Evaluation
-from trtops.ops.result import Inspection
+from trtops.ops.result import Inspection, tracker_or_default
 from trtops.record import JSONValue, Record
 from trtops.reports.present import report_page
 from trtops.system.files import open_atomically
@@ -15,7 +16,7 @@ from trtops.tables import size
 from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict
-from trtops.tracking.records import run_id_of
+from trtops.tracking.records import RunInfo, run_id_of, runs_frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Row(Record):
     parent: str = ""
 
 
-def list_runs(
+def find_runs(
     tracker: Tracker,
     *,
     experiment: str | None = None,
@@ -42,11 +43,16 @@ def list_runs(
     parent: str | None = None,
     tags: Mapping[str, str] | None = None,
     limit: int | None = 50,
-) -> list[Row]:
+) -> list[RunInfo]:
     """Runs that match all filters, newest first. ``parent`` is an id."""
     wanted = dict(tags or {})
     wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
     parent = None if parent is None else run_id_of(parent, tracker)
+    return list(tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit))
+
+
+def list_runs(tracker: Tracker, **filters: Any) -> list[Row]:
+    """Runs that match all filters of :func:`find_runs`, newest first."""
     return [
         Row(
             id=info.id,
@@ -58,8 +64,14 @@ def list_runs(
             start_time=info.start_time,
             parent=info.parent or "",
         )
-        for info in tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit)
+        for info in find_runs(tracker, **filters)
     ]
+
+
+def runs_csv(tracker: Tracker, **filters: Any) -> str:
+    """Runs that match all filters of :func:`find_runs` as CSV, with a column for each param and metric."""
+    text: str = runs_frame(find_runs(tracker, **filters)).to_csv()
+    return text
 
 
 def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
@@ -162,8 +174,9 @@ class Report(Record):
     run: str
 
 
-def report(run: str, *, tracker: Tracker, output: str | Path | None = None) -> Report:
+def report(run: str, *, tracker: Tracker | None = None, output: str | Path | None = None) -> Report:
     """Write the HTML report of a run; by default to ``report-<run>.html``."""
+    tracker = tracker_or_default(tracker)
     run = run_id_of(run, tracker)
     page = report_page(tracker, run)
     path = Path(output) if output is not None else Path(f"report-{run[:8]}.html")

@@ -22,6 +22,7 @@ from trtops.spec import BuildConfig, Precision
 from trtops.tracking import builds, schema
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.store import default_tracker
 from trtops.verdict import PASSED
 
 QUICK = CheckConfig(latency_runs=3, warm_up=1)
@@ -76,6 +77,16 @@ def test_incomplete_runs_are_not_reused(tracker: MemoryTracker, conv_net: Path) 
     again = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker)
 
     assert interrupted.id != again.reused_from == first.run_id
+
+
+def test_default_store_is_used_without_a_tracker(
+    conv_net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTOPS_HOME", str(tmp_path / "runs"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    result = convert(conv_net, ConvertConfig(check=QUICK))
+    info = default_tracker().info(result.run_id)
+    assert (info.verdict, info.name) == ("good", "✓ FP32 onnxruntime conv")
 
 
 def test_timing_cache_and_replay_repeat_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:

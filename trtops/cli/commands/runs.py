@@ -48,6 +48,7 @@ _READ = (groups.STORE, groups.JSON)
         flag("--status {running,finished,failed,killed}", "only with this status", usual="any"),
         flag("--parent RUN", "only below this run"),
         flag("-n --limit N", "maximum number of runs", default=50),
+        flag("--csv", "print CSV, with a column for each param and metric"),
     ),
     *_READ,
     examples=("trtops runs list --experiment resnet50 --verdict bad", "trtops runs list --kind debug_build --json"),
@@ -56,6 +57,8 @@ def list_(args: Options) -> Job:
     """List runs of the store, newest first."""
     filters = {name: getattr(args, name) for name in ("kind", "verdict", "status", "parent", "limit")}
     filters |= {"experiment": args.of_experiment, "tags": dict(args.tag or ())}
+    if args.csv:
+        return op_job(args, "runs_csv", store="reads", show=lambda text, store: say(text.rstrip()), **filters)
     return op_job(args, "list_runs", store="reads", show=_show_list, **filters)
 
 

@@ -28,7 +28,7 @@ from trtops.ops.auditing.result import (
     reaches,
 )
 from trtops.ops.campaign.workers import close_workers, warm_backend
-from trtops.ops.result import OnProgress, finish_with, op_run
+from trtops.ops.result import OnProgress, finish_with, op_run, tracker_or_default
 from trtops.record import Record
 from trtops.system import signing
 from trtops.tracking import builds, owner, schema
@@ -85,7 +85,7 @@ class AuditConfig(Record):
 def audit(
     config: AuditConfig,
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     progress: OnProgress | None = None,
@@ -95,6 +95,7 @@ def audit(
     Everything is taken from the tracking store. A run that cannot be read or rebuilt is part of the result.
     RunNotFoundError if a run id does not exist; ConfigError if no run matches, or a key or folder cannot be read.
     """
+    tracker = tracker_or_default(tracker)
     # Keys and folder are checked first: an audit takes hours.
     for key in config.keys:
         signing.key_id(key)

@@ -27,7 +27,7 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import run_group
 from trtops.ops.evaluation.data import golden_outputs, scripts_of
 from trtops.ops.evaluation.limits import RightModel
-from trtops.ops.result import OpResult
+from trtops.ops.result import OpResult, tracker_or_default
 from trtops.record import Record, sha256_file
 from trtops.spec import BuildSpec, Environment
 from trtops.system.allowed import ask_for
@@ -99,7 +99,7 @@ class BundleResult(OpResult):
         yield from ("", *(f"- `{name}`" for name in self.files))
 
 
-def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker) -> BundleResult:
+def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker | None = None) -> BundleResult:
     """Pack a run so that its verdict can be reproduced without trtops.
 
     ConfigError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
@@ -110,6 +110,7 @@ def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker)
         config: Options.
         tracker: The tracking store.
     """
+    tracker = tracker_or_default(tracker)
     info = tracker.info(run_id_of(run, tracker))
     config = replace(config, output=config.output or f"{info.experiment}-{info.id[:8]}.zip".replace("/", "-"))
     folder = MaterialFolder(config.materials)

@@ -35,7 +35,7 @@ from trtops.ops.campaign.iteration import (
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
-from trtops.ops.result import OnProgress, finish_with
+from trtops.ops.result import OnProgress, finish_with, tracker_or_default
 from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
 from trtops.tactics.contributions import find_sum, is_limit_inside, separating_mixture
 from trtops.tactics.denied import DeniedTactic
@@ -60,7 +60,7 @@ def bisect(
     bad: str | None = None,
     config: BisectConfig | None = None,
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     tags: Mapping[str, str] | None = None,
     evaluate: EngineEvaluator | None = None,
     progress: OnProgress | None = None,
@@ -88,6 +88,7 @@ def bisect(
     Raises ConfigError if there is no good or no bad build, or the two are not of one campaign; LogError if the process
     of a bisection to resume may still be alive.
     """
+    tracker = tracker_or_default(tracker)
     info = ended_if_whole(tracker, tracker.info(run_id_of(run, tracker)))
     if bad is None and info.kind == _KIND and info.status == "finished":
         return BisectResult.from_json(tracker.load(info.id).read_bytes(schema.Artifact.BISECTION))

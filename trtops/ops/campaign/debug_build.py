@@ -27,7 +27,7 @@ from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterat
 from trtops.ops.campaign.open_campaign import stored_config
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.evaluation.data import check_source, golden_outputs
-from trtops.ops.result import LONGEST_NAME, OpResult, finish_with, run_step
+from trtops.ops.result import LONGEST_NAME, OpResult, finish_with, run_step, tracker_or_default
 from trtops.record import sha256
 from trtops.system.activity import mark_op
 from trtops.system.allowed import check_command
@@ -133,7 +133,7 @@ def debug_build(
     model: str | Path | None = None,
     config: DebugBuildConfig | None = None,
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     resume: str | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -163,6 +163,7 @@ def debug_build(
     process is working on the campaign. Raises TrtopsError for errors that prevent all builds; an error of one build is
     a verdict.
     """
+    tracker = tracker_or_default(tracker)
     mark_op()
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:  # since the lock needs the run's id, which either branch finds

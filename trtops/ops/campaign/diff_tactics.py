@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops import errors
-from trtops.ops.result import OpResult, finish_with, op_run, run_step
+from trtops.ops.result import OpResult, finish_with, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
@@ -98,7 +98,7 @@ class DiffTacticsResult(OpResult):
 def diff_tactics(
     config: DiffTacticsConfig,
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> DiffTacticsResult:
@@ -113,6 +113,7 @@ def diff_tactics(
     Raises ConfigError if there is no such source, or it holds no evaluated build; RunNotFoundError if a run does not
     exist.
     """
+    tracker = tracker_or_default(tracker)
     config = replace(config, runs=tuple(run_id_of(run, tracker) for run in config.runs))
     infos = [tracker.info(run_id) for run_id in config.runs]
     if config.experiment is not None:

@@ -20,7 +20,7 @@ from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_e
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
 from trtops.record import Record, sha256, with_options
 from trtops.spec import BackendName, Environment
 from trtops.system.allowed import ask_for
@@ -120,7 +120,7 @@ def promote(
     run_id: str,
     config: PromoteConfig | None = None,
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> PromoteResult:
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
@@ -137,6 +137,7 @@ def promote(
         TacticMismatchError: If some tactic was not followed.
         IncompleteRunError: If the run is not complete.
     """
+    tracker = tracker_or_default(tracker)
     config = PromoteConfig() if config is None else config
     run_id = run_id_of(run_id, tracker)
     stored = tracker.load(run_id)
@@ -315,7 +316,7 @@ def alias_of(model_sha256: str, environment: Environment) -> str:
 def resolve(
     model: str | Path | Model,
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     backend: str = "onnxruntime",
     environment: Environment | None = None,
     name: str | None = None,
@@ -333,6 +334,7 @@ def resolve(
         name: The registered model that is searched first; the file's name without its ending unless given.
         keys: Public keys, as PEM files: the engine's run must be signed with one of them.
     """
+    tracker = tracker_or_default(tracker)
     known = model if isinstance(model, Model) else Model.load(model)
     here = engine_backend(backend).environment() if environment is None else environment
     wanted = Resolution(name=registered_model(name or known.name), alias=alias_of(known.info.sha256, here))

@@ -24,7 +24,7 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.deny import deny
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, tracker_or_default
 from trtops.record import Record
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
@@ -136,7 +136,7 @@ def prove(
     campaign_run: str,
     config: ProveConfig | None = None,
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     tags: Mapping[str, str] | None = None,
     evaluate: EngineEvaluator | None = None,
     progress: OnProgress | None = None,
@@ -153,6 +153,7 @@ def prove(
 
     Raises ConfigError if the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
     """
+    tracker = tracker_or_default(tracker)
     config = ProveConfig() if config is None else config
     campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts).on(config.devices)
     campaign = replace(campaign, tags=tuple((tags or {}).items()))

@@ -14,7 +14,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_list
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
 from trtops.record import Record, digest, sha256_file
 from trtops.spec import BackendName, Precision
 from trtops.tables import markdown_table, size
@@ -130,7 +130,7 @@ def build_list(
     models: str | Path | ModelList,
     config: BuildListConfig = BuildListConfig(),
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     convert_one: Convert | None = None,
@@ -140,6 +140,7 @@ def build_list(
     ``experiment`` is that of the summary (the list's name by default); builds go to their models' experiments.
     ``convert_one`` makes one build; by default the convert op in this process.
     """
+    tracker = tracker_or_default(tracker)
     listed = models if isinstance(models, ModelList) else read_model_list(models)
     wanted = [build for build in listed.builds() if config.backends is None or build.backend in config.backends]
     plans = [_plan_build(build, config, tracker) for build in wanted]

@@ -26,7 +26,7 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import DataConfig, golden_outputs, open_feeds
 from trtops.ops.evaluation.options import check_options
 from trtops.ops.evaluation.shapes import points
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
@@ -125,7 +125,7 @@ def calibrate(
     model: str | Path,
     config: CalibrateConfig = CalibrateConfig(),
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     data: Iterable[Feed] | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -140,6 +140,7 @@ def calibrate(
     CalibrationError if the data is bad, missing or too little. What was collected before is logged as
     ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
     """
+    tracker = tracker_or_default(tracker)
     path = Path(model)
     experiment = experiment or path.stem
     name = f"{path.stem} calibrate {config.algorithm}"

@@ -36,7 +36,7 @@ from trtops.ops.evaluation.data import DataConfig, Feeds, golden_outputs, open_f
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.options import check_options, data_options, engine_options
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
-from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_name, run_step
+from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_name, run_step, tracker_or_default
 from trtops.reports.document import Section
 from trtops.spec import BackendName, BuildConfig, BuildSpec, Environment, Precision
 from trtops.system.activity import needs_child
@@ -194,7 +194,7 @@ def convert(
     model: str | Path,
     config: ConvertConfig = ConvertConfig(),
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
@@ -208,6 +208,7 @@ def convert(
     now or read from the store, before it is evaluated. ``known_golden`` are the golden outputs of the feeds; by default
     they are computed, or read from the config's file.
     """
+    tracker = tracker_or_default(tracker)
     path = Path(model)
     loaded = Model.load(model_file(path))
     # Data and back end are checked before a run starts, so that a mistake leaves no run.
@@ -227,8 +228,7 @@ def convert(
             result = _build_and_evaluate(backend, loaded, config, run, tracker, built, known_golden)
         result = replace(result, title=f"convert {path.name}", subject=str(path))
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
-        if (final := run_name(path.stem, result.called, config.build.backend)) != name:
-            run.rename(final)
+        run.rename(run_name(path.stem, result.called, config.build.backend, verdict=result.verdict))
         run_step("log", finish_with, run, result, tracker, title=title)
         return result.kept_in(run, experiment)
 

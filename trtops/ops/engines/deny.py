@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trtops import errors
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
 from trtops.tactics.denied import DeniedTactic
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
@@ -41,11 +41,12 @@ class DenyResult(OpResult):
         yield from ("", f"Confirmed by run `{self.entry.evidence}`.")
 
 
-def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = None) -> DenyResult:
+def deny(proof_run: str, *, tracker: Tracker | None = None, tags: Mapping[str, str] | None = None) -> DenyResult:
     """Add the tactics that a proof confirmed to the deny-list of its device and release.
 
     ConfigError if the run is not a proof, or it confirmed nothing.
     """
+    tracker = tracker_or_default(tracker)
     proof_run = run_id_of(proof_run, tracker)
     stored = tracker.load(proof_run)
     outcome = stored.info.tags.get(schema.Tag.PROOF)
@@ -73,8 +74,9 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
     return result.kept_in(run, experiment)
 
 
-def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
+def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyResult:
     """Remove an entry, also a damaged one, from the deny-list. It stays in the tracking store, with the reason."""
+    tracker = tracker_or_default(tracker)
     deny_run = run_id_of(deny_run, tracker)
     info = tracker.info(deny_run)
     if info.kind != "deny" or schema.Tag.PARDONED in info.tags:

@@ -18,7 +18,7 @@ from trtops.calibration.choice import relative_error
 from trtops.calibration.data import batches
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.options import check_options
-from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run, tracker_or_default
 from trtops.record import Record
 from trtops.spec import BackendName, BuildConfig, OptimizationProfile
 from trtops.tables import markdown_table
@@ -107,7 +107,7 @@ def sensitivity(
     calibration_cache: str | CalibrationCache,
     config: SensitivityConfig = SensitivityConfig(),
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     data: Iterable[Feed] | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -129,6 +129,7 @@ def sensitivity(
         parent: Id of a parent run.
         progress: Called after every layer.
     """
+    tracker = tracker_or_default(tracker)
     path = model_file(model)
     experiment = experiment or path.stem
     name = f"{path.stem} sensitivity"

@@ -22,7 +22,7 @@ from trtops.ops.evaluation.check import (
 from trtops.ops.evaluation.data import collect
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig, Precision
 from trtops.system.files import read_regular
@@ -56,7 +56,7 @@ def compare(
     golden: str | Path,
     config: CheckConfig = CheckConfig(),
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
@@ -78,6 +78,7 @@ def compare(
 
     Raises TrtopsError if a side is something else, or cannot be loaded or run. Outputs that differ are a result.
     """
+    tracker = tracker_or_default(tracker)
     actual, golden = str(actual), str(golden)
     if experiment is None:
         is_run = actual.startswith(RUN_PREFIX)

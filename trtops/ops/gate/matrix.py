@@ -13,7 +13,7 @@ from trtops.ops.gate.distribution import gate_builds
 from trtops.ops.gate.op import GateConfig, gate, registered
 from trtops.ops.gate.releases import name_of
 from trtops.ops.gate.result import DECIDED, EXIT_CODES, Finding, GateResult
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step, tracker_or_default
 from trtops.reports.document import Section, Table
 from trtops.spec import Precision
 from trtops.tracking import schema
@@ -81,7 +81,7 @@ def gate_all(
     *,
     releases: Sequence[str] = (),
     precisions: Sequence[Precision] = (),
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     progress: OnProgress | None = None,
@@ -93,6 +93,7 @@ def gate_all(
     release and the precision, unless ``releases`` or ``precisions`` are given. All candidates are compared with the
     engines that were accepted before the first of them.
     """
+    tracker = tracker_or_default(tracker)
     releases = tuple(releases) or (config.release,)
     names = [name_of(release) for release in releases]
     # The name is all that tells the rows of two releases apart.

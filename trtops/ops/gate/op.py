@@ -17,7 +17,7 @@ from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
-from trtops.ops.result import finish_with, model_file, op_run
+from trtops.ops.result import finish_with, model_file, op_run, tracker_or_default
 from trtops.system.counters import count_instructions
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker
@@ -78,7 +78,7 @@ def gate(
     model: str | Path,
     config: GateConfig = GateConfig(),
     *,
-    tracker: Tracker,
+    tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
@@ -89,6 +89,7 @@ def gate(
     installed, a missing device, a failed build and an engine that does not run are refusals. UnsupportedFeatureError if
     the metric cannot be measured on this machine.
     """
+    tracker = tracker_or_default(tracker)
     begin = time.perf_counter()
     path = model_file(model)
     if config.metric == "instructions":
