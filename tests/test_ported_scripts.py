@@ -3,6 +3,7 @@
 import copy
 import importlib
 import json
+import tempfile
 from operator import add
 from types import ModuleType
 from typing import Any
@@ -123,6 +124,37 @@ def changed_shapes(lib: Library) -> Any:
     )  # fmt: skip
 
 
+def loaded_results(lib: Library) -> Any:
+    """Verdicts and pairs of results with one runner name, and results read back from the file they were saved to."""
+    structures = lib["comparator"]
+    parts = []
+    for value in (1, 1, 2):
+        results = structures.RunResults()
+        results.add([{"y": np.full(3, value, np.float32)}], runner_name="onnxrt-runner-N0")
+        with tempfile.TemporaryFile("w+") as file:
+            results.save(file)
+            parts += structures.RunResults.load(file).items()
+    two = structures.Comparator.compare_accuracy(structures.RunResults(parts[1:]))
+    return next(iter(two[0])), bool(two), [name for name, _ in parts]
+
+
+def test_results_of_one_name_stay_apart():
+    from trtops.comparator import Comparator, RunResults
+
+    results, same, other = RunResults(), RunResults(), RunResults()
+    for each, value in ((same, 1), (other, 2)):
+        each.add([{"y": np.full(3, value, np.float32)}], runner_name="trt-runner-N0")
+    for each in (same, same, other):
+        results.update(each)
+    plain = RunResults([pair for each in (same, same, other) for pair in each.items()])
+
+    assert list(results.keys()) == [*same.keys(), "trt-runner-N0 (2)", "trt-runner-N0 (3)"]
+    for runs in (results, plain):
+        accuracy = Comparator.compare_accuracy(runs)[0]
+        assert [(pair[1][-3:], accuracy.percentage(pair)) for pair in accuracy] == [("(2)", 1.0), ("(3)", 0.0)]
+    assert list(results.update({"trt-runner-N0": []}).keys()) == list(results.keys())
+
+
 def test_network_and_config_loaders_have_call_impl():
     from trtops.backend import trt
 
@@ -144,7 +176,7 @@ def test_network_and_config_loaders_have_call_impl():
     assert len(made) == 1
 
 
-IDIOMS = (overridden_loaders, overridden_runners, changed_shapes)
+IDIOMS = (overridden_loaders, overridden_runners, changed_shapes, loaded_results)
 
 
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.__name__)

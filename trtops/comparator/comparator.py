@@ -155,6 +155,9 @@ class Comparator:
                         if not -len(run) <= place < len(run):
                             raise errors.ConfigError(f"comparisons names runner {place}; there are {len(run)}.")
                     pairs = [(run[first][0], run[second][0]) for first, second in places]
+                    if len(set(pairs)) < len(pairs):  # results of several processes, whose runners have the same names
+                        names = list(RunResults().update(run).keys())
+                        pairs = [(names[first], names[second]) for first, second in places]
                     for pair in pairs:
                         log_lines(START, "Accuracy Comparison | {} vs. {}".format(*pair))
                 log_lines(logging.INFO, f"Iteration: {index}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections import UserList
@@ -217,9 +218,17 @@ class RunResults(SavedList[tuple[str, list[IterationResult]]]):
         return (iterations for _, iterations in self.lst)
 
     def update(self, other: Mapping[str, list[IterationResult]] | RunResults) -> RunResults:
-        """Add another run's runners, replacing those of the same name; returns the results themselves."""
+        """Add another run's runners, and return the results themselves.
+
+        A mapping replaces runners of the same name. Those of a run get a number, ``name (2)``, since the default names
+        of runners are the same in every process.
+        """
         for name, iterations in other.items():
-            self[name] = iterations
+            taken, free = set(self.keys() if isinstance(other, RunResults) else ()), name
+            numbers = itertools.count(2)
+            while free in taken:
+                free = f"{name} ({next(numbers)})"
+            self[free] = iterations
         return self
 
     def add(

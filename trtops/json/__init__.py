@@ -21,7 +21,7 @@ from typing import IO, Any, TypeAlias, TypeVar
 from trtops import errors
 from trtops.json.objects import MARKER, Decoder, Encoder
 from trtops.lazy import known_as
-from trtops.system.files import open_atomically, write_open_file
+from trtops.system.files import open_atomically, read_open_file, write_open_file
 
 __all__ = ["MARKER", "Decoder", "Encoder", "add_json_methods", "from_json", "load_json", "save_json", "to_json"]
 
@@ -80,7 +80,7 @@ def load_json(src: Source, description: str | None = None) -> Any:
                 return load_archive(file, name)
             content: str | bytes = file.read()
     else:
-        name, content = description or "the file", src.read()
+        name, content = description or "the file", read_open_file(src)
         if isinstance(content, bytes) and content.startswith(b"PK"):
             return load_archive(io.BytesIO(content), name)
     return load_text(_encoded(content), name)

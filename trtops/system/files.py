@@ -21,6 +21,17 @@ def read_regular(path: str | os.PathLike[str], at_most: int | None = None) -> by
         return file.read()
 
 
+def read_open_file(file: Any) -> Any:
+    """Read an open file from its start, as Polygraphy does, and leave its position; other streams from where it is."""
+    if not getattr(file, "seekable", bool)():
+        return file.read()
+    place = file.tell()
+    file.seek(0)
+    content = file.read()
+    file.seek(place)
+    return content
+
+
 def write_open_file(file: Any, data: Any) -> None:
     """Write bytes to any object with ``write``, as text if it is a text file; it stays open."""
     try:

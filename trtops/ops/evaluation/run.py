@@ -90,7 +90,7 @@ def run_models(
         if config.validate and not Comparator.validate(results, True, True, config.fail_fast):
             reasons.append("Outputs hold NaN or infinities.")
         for saved in config.load_outputs:
-            results.extend(RunResults.load(saved).items())
+            results.update(RunResults.load(saved))
         for function in postprocess:
             Comparator.postprocess(results, function)
         if len(results) > 1:

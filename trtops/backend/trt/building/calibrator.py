@@ -19,7 +19,7 @@ from trtops.backend.trt.library import dtypes, memory
 from trtops.backend.trt.lines import Feature
 from trtops.calibration.data import FeedDigest
 from trtops.metadata import DataType, TensorMetadata, check_feed
-from trtops.system.files import open_atomically
+from trtops.system.files import open_atomically, read_open_file
 
 if TYPE_CHECKING:
     from trtops.backend.trt.building.profile import Profile
@@ -207,8 +207,7 @@ class CalibrationBatches:
             path = Path(self.cache)
             self._contents = path.read_bytes() if path.exists() else None
         else:
-            self.cache.seek(0)
-            self._contents = self.cache.read()
+            self._contents = read_open_file(self.cache)
         return self._contents or None
 
     def write_cache(self, contents: bytes) -> None:

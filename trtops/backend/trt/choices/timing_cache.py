@@ -15,7 +15,7 @@ from trtops.backend.base import TimingCacheUse
 from trtops.backend.trt import library
 from trtops.backend.trt.choices import autotuning
 from trtops.spec import Environment
-from trtops.system.files import open_atomically
+from trtops.system.files import open_atomically, read_open_file
 from trtops.system.locks import locked
 
 # A cache file of trtops begins with this and a line of JSON: the device and release, the number of entries, the time
@@ -94,7 +94,7 @@ def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
     if isinstance(source, bytes):
         return TimingCache.from_bytes(source)
     if not isinstance(source, (str, os.PathLike)):
-        return TimingCache.from_bytes(source.read())
+        return TimingCache.from_bytes(read_open_file(source))
     path = Path(source)
     return TimingCache.from_bytes(path.read_bytes()) if path.exists() else TimingCache(data=b"", entries=0)
 
