@@ -44,9 +44,7 @@ def measure(goals: Goals, title: str, model: Model, shape: tuple[int, ...]) -> N
             seconds = in_turns(calls, 15)
             note = f"{seconds['self-check'] * 1e3:.2f} ms, comparison {seconds['comparison'] * 1e3:.2f} ms"
             ratio = seconds["self-check"] / seconds["comparison"]
-            # A single feed is inferred twice more in two contexts, and once each after other contents and alone.
-            limit = 3 if number > 1 else 3.5
-            goals.at_most(f"{title}, {number} feeds of {batch}", ratio, limit, "times", note)
+            goals.at_most(f"{title}, {number} feeds of {batch}", ratio, 3, "times", note)
 
 
 def compare(runner: BaseRunner, reference: BaseRunner, feeds: list[Feed]) -> None:

@@ -3,6 +3,9 @@
 They need no golden outputs, and find faults that a comparison on the given data cannot show: one wrong row of a batch,
 results of an earlier inference, a kernel that is wrong for another size, a buffer that two contexts share.
 
+Relations share inferences: a larger batch of all rows, other contents of the buffers in a second context, and then both
+contexts at once on data with known results. Only where these differ, further inferences find the broken relation.
+
 Larger batches repeat the rows of the data, in an order that is its own reverse. Kernels of another shape sum in another
 order, so results of another shape may differ by some rounding units of the output's scale. Only where a difference is
 larger, the relation is checked on the model in ONNX Runtime: a model may break it itself, such as one that normalizes
@@ -14,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -146,7 +149,6 @@ def self_check(
     feeds: Iterable[Feed],
     *,
     reference: BaseRunner | None = None,
-    open_runner: Callable[[], BaseRunner | None] | None = None,
     outputs: Sequence[Mapping[str, Any]] | None = None,
     precision: Precision = "fp32",
     batches: tuple[int, int] = (1, _MAX_BATCH),
@@ -159,20 +161,18 @@ def self_check(
     relation, if the model runs on them.
 
     ``reference`` is a runner of the model, which is activated on its first use if it is not active; without it, a
-    relation that the model itself breaks counts as broken. ``open_runner`` makes a second, inactive runner of the
-    engine. ``outputs`` are the runner's first results for the feeds, if there are any. ``batches`` are the smallest and
-    the largest batch that the engine accepts. With ``nan`` the model may be run on NaN (:func:`accepts_nan`).
+    relation that the model itself breaks counts as broken. ``outputs`` are the runner's first results for the feeds, if
+    there are any. ``batches`` are the smallest and the largest batch that the engine accepts. With ``nan`` the model
+    may be run on NaN (:func:`accepts_nan`).
     """
     given = [_like(feed, {name: np.asarray(array) for name, array in feed.items()}) for feed in feeds]
     if not given:
         raise errors.InputError("There is no feed to check an engine on; expected at least one.")
-    check = _Check(runner, reference, precision)
-    results: Iterable[Mapping[str, Any]] = map(check.infer, given) if outputs is None else outputs
-    sides = [_Side(feed, {n: np.asarray(a) for n, a in found.items()}) for feed, found in zip(given, results)]
-    try:
-        check.run(sides, open_runner or runner.second_context, batches, nan)
-    finally:
-        check.close()
+    with contextlib.ExitStack() as opened:
+        check = _Check(runner, reference, precision, opened)
+        results: Iterable[Mapping[str, Any]] = map(check.infer, given) if outputs is None else outputs
+        sides = [_Side(feed, {n: np.asarray(a) for n, a in found.items()}) for feed, found in zip(given, results)]
+        check.run(sides, batches, nan)
     return check.result()
 
 
@@ -189,15 +189,13 @@ def check_repeated(
     ``after_larger`` says that some of those had larger inputs. Feeds are only read if the results differ.
     """
     first, last = ({name: np.asarray(array) for name, array in found.items()} for found in results)
-    check = _Check(None, reference_runner(model), _precision(model, build))
     differ = any(not np.array_equal(array, last.get(name, ())) for name, array in first.items())
     feed = {name: np.asarray(array) for name, array in next(iter(feeds)).items()} if differ else {}
     names: tuple[RelationName, ...] = ("repeated inference", "shape order") if after_larger else ("repeated inference",)
-    try:
+    with contextlib.ExitStack() as opened:
+        check = _Check(None, reference_runner(model), _precision(model, build), opened)
         for name in names:
             check.compare(name, _Side(feed, first), _Side(feed, last))
-    finally:
-        check.close()
     for name in RELATIONS:
         check.skip(name, _ON_REQUEST)
     return check.result()
@@ -298,11 +296,15 @@ class _Batch(NamedTuple):
 class _Check:
     """The relations of one engine while they are checked."""
 
-    def __init__(self, runner: BaseRunner | None, reference: BaseRunner | None, precision: Precision) -> None:
+    def __init__(
+        self,
+        runner: BaseRunner | None,
+        reference: BaseRunner | None,
+        precision: Precision,
+        opened: contextlib.ExitStack,
+    ) -> None:
         self.inferences = self.reference_inferences = 0
-        self._runner = runner
-        self._model = reference
-        self._model_is_ours = reference is not None and not reference.is_active
+        self._runner, self._model, self._opened = runner, reference, opened
         self._kept: dict[tuple[int, float], tuple[Feed, Outputs]] = {}  # of the model, with the feed, whose id stays
         self._unit = UNITS[precision]
         self._batch: _Batch | None = None
@@ -322,19 +324,19 @@ class _Check:
             reference_inferences=self.reference_inferences,
         )
 
-    def close(self) -> None:
-        if self._model is not None and self._model_is_ours and self._model.is_active:
-            self._model.deactivate()
-
-    def infer(self, feed: Feed) -> Outputs:
-        assert self._runner is not None
+    def infer(self, feed: Feed, runner: BaseRunner | None = None) -> Outputs:
+        runner = runner or self._runner
+        assert runner is not None
         self.inferences += 1
-        return _copied(self._runner.infer(feed))
+        return _copied(runner.infer(feed))
+
+    def _infer_again(self, side: _Side) -> _Side:
+        return _Side(side.feed, self.infer(side.feed))
 
     def _infer_model(self, feed: Feed) -> Outputs:
         assert self._model is not None
         if not self._model.is_active:
-            self._model.activate()
+            self._opened.enter_context(self._model)
         self.reference_inferences += 1
         return _copied(self._model.infer(feed))
 
@@ -348,6 +350,9 @@ class _Check:
             }
             self._kept[id(feed), step] = feed, self._infer_model(moved)
         return self._kept[id(feed), step][1]
+
+    def _outcome(self, name: RelationName) -> str:
+        return self.result().relations[RELATIONS.index(name)].outcome
 
     def skip(self, name: RelationName, why: str) -> None:
         self._skipped.setdefault(name, why)
@@ -367,65 +372,53 @@ class _Check:
             self.skip(name, f"the model does not run on the inputs: {exc}"[:300])
         return None
 
-    def run(
-        self,
-        given: Sequence[_Side],
-        open_runner: Callable[[], BaseRunner | None],
-        batches: tuple[int, int],
-        nan: bool,
-    ) -> None:
+    def run(self, given: Sequence[_Side], batches: tuple[int, int], nan: bool) -> None:
         """Check all relations; ``given`` are the feeds with their first results."""
-        small, large = (pick(given, key=lambda side: _size(side.feed)) for pick in (min, max))
-        alike = [side for side in given if _shapes(side.feed) == _shapes(small.feed)]
-        if len(alike) > 1:
-            for side in alike[1:]:
-                self._check_other_inputs(small, side)
-        other = alike[1] if len(alike) > 1 else None
-        variant = _scaled(small.feed, 0.5)
-        disturbing = None if variant is None else _filled(small.feed, nan)
-        self._check_contents(small, disturbing)
-        if any(name == "repeated inference" and each.outcome == "skipped" for (name, _), each in self._found.items()):
-            for each in RELATIONS:
-                self.skip(each, "the model's own results change from inference to inference")
-            return
         assert self._runner is not None
-        batch, batched = _batch_of(self._runner.get_input_metadata(), small.feed), None
+        small, large = (pick(given, key=lambda side: _size(side.feed)) for pick in (min, max))
+        others = [side for side in given if side is not small and _shapes(side.feed) == _shapes(small.feed)]
+        for side in others:
+            self._check_other_inputs(small, side)
+        for side in others[:1]:
+            self.compare("repeated inference", side, self._infer_again(side))
+        variant = _scaled(small.feed, 0.5)
+        batch = _batch_of(self._runner.get_input_metadata(), small.feed)
+        joined: _Side | None = None
         if isinstance(batch, str):
             for each in ("equal rows", "permuted rows", "batch size"):
                 self.skip(each, batch)
         else:
             self._batch = batch
             if batch.dynamic:
-                batched = self._check_joined(batch, given, small, variant, batches)
+                joined = self._check_joined(batch, given, small, variant, batches)
             else:
                 self.skip("batch size", "the model's batch is fixed")
-        if other is None and batched is None and variant is not None:
-            other = self.attempt("other inputs", variant)
-            if other is not None:
-                self._check_other_inputs(small, other)
+        if not others and joined is None and variant is not None and (half := self.attempt("other inputs", variant)):
+            others = [half]
+            self._check_other_inputs(small, half)
         self.skip("other inputs", "there is one feed, and no floating-point input to change")
-        larger = batched
+        larger = joined
         if _size(large.feed) > _size(small.feed):
-            larger = again = _Side(large.feed, self.infer(large.feed))
-            self.compare("repeated inference", large, again)
-        at_once = self._infer_at_once(small, other, disturbing, open_runner)
-        if larger is None:
-            self.skip("shape order", "all inputs have the same shapes")
-        elif at_once and self._holds(small, at_once[0]):
-            self.compare("shape order", small, at_once[0])
-        else:
-            if at_once:
-                self.infer(larger.feed)
-            self._check_again("shape order", small)
-        # An inference that is wrong on its own says nothing about two at once.
-        if self.result().relations[RELATIONS.index("shape order")].outcome == "broken":
-            self.skip("two contexts", "the results already change after a larger shape")
-        else:
-            for before, found in zip((small, other), at_once):
-                if before is not None:
-                    self.compare("two contexts", before, found)
-        if not isinstance(batch, str):
-            self._check_permuted(batch, batch.alike(given, small), batched)
+            larger = self._infer_again(large)
+            self.compare("repeated inference", large, larger)
+        other = self._other_side(small, large, others, joined)
+        self._check_contexts(small, other, larger, None if variant is None else _filled(small.feed, nan))
+        if not isinstance(batch, str) and ("permuted rows" not in {name for name, _ in self._found}):
+            self._check_permuted(batch, batch.alike(given, small), joined)
+        if self._outcome("repeated inference") == "skipped":
+            self._found = {key: found for key, found in self._found.items() if key[0] == "repeated inference"}
+            self._skipped = dict.fromkeys(RELATIONS, "the model's own results change from inference to inference")
+
+    def _other_side(self, small: _Side, large: _Side, others: Sequence[_Side], joined: _Side | None) -> _Side:
+        """Known results that the second context must reproduce: of reversed rows, another feed, or rows of a batch."""
+        batch = self._batch
+        if batch is not None and joined is not None and not small.outputs.keys() - batch.outputs.keys():
+            size = batch.size(small.feed)
+            if 1 < size == batch.size(large.feed):
+                return small._replace(rows=range(size)[::-1])
+            if not others and self._outcome("batch size") == "held":
+                return joined._replace(rows=range(size))
+        return others[0] if others else small
 
     def _check_permuted(self, batch: _Batch, given: Sequence[_Side], joined: _Side | None) -> None:
         """Check the rows of the largest batch of the data in reverse order."""
@@ -447,12 +440,7 @@ class _Check:
                 self._compare_rows("equal rows", turned, [0], turned, [size - 1])
 
     def _check_joined(
-        self,
-        batch: _Batch,
-        given: Sequence[_Side],
-        small: _Side,
-        variant: Feed | None,
-        batches: tuple[int, int],
+        self, batch: _Batch, given: Sequence[_Side], small: _Side, variant: Feed | None, batches: tuple[int, int]
     ) -> _Side | None:
         """Check a batch of all rows, then all reversed, and so on, and a batch of one row; returns the larger batch."""
         found = ((side, row) for side in batch.alike(given, small) for row in range(batch.size(side.feed)))
@@ -461,9 +449,8 @@ class _Check:
         singles = [batch.take(side.feed, [row]) for side, row in rows[:most]]
         known = len(singles)
         if known == 1 < most and variant is not None:
-            singles.append(batch.take(variant, [0]))
             # The row itself comes last, where a batch is most often wrong.
-            singles.reverse()
+            singles.insert(0, batch.take(variant, [0]))
         count = len(singles)
         wanted = min(_rows_of_batch([batch.size(side.feed) for side in given], batch.size(small.feed)), most)
         cycle = [*range(count), *reversed(range(count))]
@@ -477,22 +464,19 @@ class _Check:
                 self._compare_rows("batch size", small, [0], alone, [0])
         joined = self.attempt("batch size", batch.join([singles[i] for i in order]))
         if joined is None:
-            why = self._skipped.get("batch size", "the larger batch fails")
-            self.skip("equal rows", why)
+            self.skip("equal rows", self._skipped.get("batch size", "the larger batch fails"))
             return None
         batch.learn(small, joined)
         self._check_lost_rows(batch, small, joined)
-        for place in range(min(known, len(order))):
-            side, row = rows[order[place]]
-            place += count - known
+        for (side, row), place in zip((rows[i] for i in order[:known]), range(count - known, len(order))):
             if batch.size(side.feed) != len(order):
                 self._compare_rows("batch size", side, [row], joined, [place])
-        places = {i: order.index(i) for i in set(order)}
-        again = [place for place, i in enumerate(order) if places[i] != place]
+        first = [order.index(i) for i in order]
+        again = [place for place, i in enumerate(first) if i != place]
         turned = [place for place in again if place < 2 * count and count > 1]
         if len(turned) == count:
-            self._compare_rows("permuted rows", joined, [places[order[p]] for p in turned], joined, turned)
-        self._compare_rows("equal rows", joined, [places[order[p]] for p in again], joined, again)
+            self._compare_rows("permuted rows", joined, [first[place] for place in turned], joined, turned)
+        self._compare_rows("equal rows", joined, [first[place] for place in again], joined, again)
         if len(set(order[:2])) > 1:
             self._check_other_inputs(joined._replace(rows=(0,)), joined._replace(rows=(1,)))
         return joined
@@ -512,23 +496,11 @@ class _Check:
             why = f"`{name}` has shape {joined.outputs[name].shape}, and {large.outputs[name].shape} in the model"
             self._note(Relation(name="batch size", outcome="broken", output=name, largest=math.inf, why=why))
 
-    def _check_contents(self, small: _Side, disturbing: Feed | None) -> None:
-        """Check a feed after other contents of the buffers."""
-        why = "no input is a floating-point number" if disturbing is None else ""
-        try:
-            if disturbing is not None:
-                self.infer(disturbing)
-        except errors.TrtopsError as exc:
-            why = f"the engine does not run on other contents: {exc}"[:300]
-        if why:
-            self.skip("buffer contents", why)
-        self._check_again("repeated inference" if why else "buffer contents", small)
-
     def _check_again(self, cause: RelationName, first: _Side) -> None:
         """Compare a feed's results with its first ones; ``cause`` is broken if the inference before changed them."""
-        now = _Side(first.feed, self.infer(first.feed))
+        now = self._infer_again(first)
         if not self._holds(first, now):
-            second, third = (_Side(first.feed, self.infer(first.feed)) for _ in range(2))
+            second, third = self._infer_again(first), self._infer_again(first)
             for one, other in ((second, third), (first, second)):  # they change by themselves, or for good
                 self.compare("repeated inference", one, other)
             if not self._holds(second, third):
@@ -538,16 +510,56 @@ class _Check:
             self.compare("repeated inference", first, now)
         self.compare(cause, first, now)
 
-    def _infer_at_once(
-        self,
-        small: _Side,
-        other: _Side | None,
-        disturbing: Feed | None,
-        open_runner: Callable[[], BaseRunner | None],
-    ) -> list[_Side]:
-        """Infer in two contexts at once, on different inputs if there are any; empty if that is not possible."""
+    def _check_contexts(self, small: _Side, other: _Side, larger: _Side | None, disturbing: Feed | None) -> None:
+        """Infer a feed after ``larger``, and at once another one in a second context whose buffers held other contents.
+
+        If results differ, or there is no second context, the small feed is inferred alone after both.
+        """
+        if larger is None:
+            self.skip("shape order", "all inputs have the same shapes")
+        if disturbing is None:
+            self.skip("buffer contents", "no input is a floating-point number")
+        at_once = self._infer_at_once(small, other, disturbing)
+        if at_once and all(self._holds(*pair) for pair in at_once):
+            names: list[list[RelationName]]
+            names = [["repeated inference", "two contexts", "shape order"], ["two contexts", "buffer contents"]]
+            if other.feed is small.feed and other.rows is not None:
+                names[1].append("permuted rows")
+            for pair, relations in zip(at_once, names):
+                for name in relations:
+                    if name not in self._skipped:
+                        self.compare(name, *pair)
+            return
+        causes: tuple[RelationName, ...] = ("shape order", "buffer contents")
+        for cause in causes:
+            if cause == "buffer contents":
+                self._disturb(disturbing)
+            elif at_once and larger is not None:
+                self.infer(larger.feed)
+            self._check_again("repeated inference" if cause in self._skipped else cause, small)
+        # An inference that is wrong on its own says nothing about two at once.
+        if any(self._outcome(cause) == "broken" for cause in causes):
+            self.skip("two contexts", "the results already change after other inferences")
+            return
+        for _, found in at_once:
+            self.compare("two contexts", self._infer_again(found), found._replace(rows=None))
+
+    def _disturb(self, feed: Feed | None, runner: BaseRunner | None = None) -> None:
+        """Fill the buffers with other contents."""
         try:
-            second = open_runner()
+            if feed is not None:
+                self.infer(feed, runner)
+        except errors.TrtopsError as exc:
+            self.skip("buffer contents", f"the engine does not run on other contents: {exc}"[:300])
+
+    def _infer_at_once(self, small: _Side, other: _Side, disturbing: Feed | None) -> list[tuple[_Side, _Side]]:
+        """Infer in two contexts at once, the second after other contents; the expected and the found results.
+
+        Empty if that is not possible.
+        """
+        assert self._runner is not None
+        try:
+            second = self._runner.second_context()
             if second is None:
                 self.skip("two contexts", "the back end opens no second context")
                 return []
@@ -555,18 +567,20 @@ class _Check:
         except errors.TrtopsError as exc:
             self.skip("two contexts", f"no second context could be opened: {exc}"[:300])
             return []
-        feed = other.feed if other is not None else small.feed if disturbing is None else disturbing
         start = threading.Barrier(2)
 
-        def infer(one: BaseRunner | None, feed: Feed) -> _Side:
-            assert one is not None
+        def infer(side: _Side, runner: BaseRunner | None) -> tuple[_Side, _Side]:
+            feed, rows = side.feed, side.rows
+            if rows is not None and self._batch is not None:
+                feed, rows = self._batch.take(feed, rows), range(len(rows))
             start.wait()
-            return _Side(feed, _copied(one.infer(feed)))
+            return side, _Side(feed, self.infer(feed, runner), rows)
 
-        self.inferences += 2
         try:
-            with ThreadPoolExecutor(2) as pool:
-                return list(pool.map(infer, (self._runner, second), (small.feed, feed)))
+            self._disturb(disturbing, second)
+            with ThreadPoolExecutor(1) as pool:
+                later = pool.submit(infer, other, second)
+                return [infer(small, None), later.result()]
         except errors.TrtopsError as exc:
             self._note(Relation(name="two contexts", outcome="broken", why=f"the engine fails ({exc})"[:300]))
             return []
@@ -597,7 +611,7 @@ class _Check:
             self.compare(name, one._replace(rows=rows), other._replace(rows=places))
 
     def _holds(self, one: _Side, other: _Side) -> bool:
-        differences = (_difference(e, a, _SAME_SHAPE * self._unit) for _, e, a in self._pairs(one, other))
+        differences = (_difference(e, a, self._units(one, other)) for _, e, a in self._pairs(one, other))
         return all(largest <= allowed for largest, allowed in differences)
 
     def compare(self, name: RelationName, expected: _Side, actual: _Side) -> None:
@@ -654,17 +668,15 @@ class _Check:
                 yield name, array, other.outputs[name]
             elif self._batch is not None and name in self._batch.outputs:
                 axis = self._batch.outputs[name]
-                sides = [
-                    _rows(side.outputs[name], axis, self._batch.size(side.feed), side.rows) for side in (one, other)
-                ]
-                if sides[0] is not None and sides[1] is not None:
-                    yield name, sides[0], sides[1]
+                first, second = (_rows(e.outputs[name], axis, self._batch.size(e.feed), e.rows) for e in (one, other))
+                if first is not None and second is not None:
+                    yield name, first, second
 
     def _note(self, relation: Relation) -> None:
         """Keep the worst finding of a relation for each output."""
-        known = self._found.setdefault((relation.name, relation.output), relation)
-        worst = max(known, relation, key=lambda each: _rank(each, "held skipped broken"))
-        self._found[relation.name, relation.output] = worst
+        key = relation.name, relation.output
+        both = self._found.get(key, relation), relation
+        self._found[key] = max(both, key=lambda each: _rank(each, "held skipped broken"))
 
 
 def _rank(relation: Relation, order: str) -> tuple[int, float]:
@@ -702,10 +714,10 @@ def _rows_of_batch(sizes: Sequence[int], small: int) -> int:
     """The size of the larger batch, for which all inferences of a check cost less than three comparisons.
 
     A comparison infers each row twice, by the model and by the engine. Apart from the batch, the smallest feed is
-    inferred four times, the largest one once, and one row alone. Comparing arrays takes time as well.
+    inferred three times, another of its size or the largest one once, and one row alone. Comparing takes time as well.
     """
     total = sum(sizes)
-    left = int(5.6 * total) - 4 * small - (max(sizes) + 1 if max(sizes) > 1 else 0) - 1
+    left = int(4.6 * total) - 3 * small - (max(sizes) if len(sizes) > 1 else 0) - (small > 1)
     wanted = min(left, 2 * total + 3)
     # An odd size, which no tile of a kernel divides.
     return max(wanted - (wanted % 2 == 0), small + 1)
