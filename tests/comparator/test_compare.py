@@ -117,8 +117,8 @@ def test_unavailable_perceptual_metric_never_passes():
 
 def test_several_functions_share_one_computation(monkeypatch):
     calls = []
-    real = metrics_module.statistics
-    monkeypatch.setattr(metrics_module, "statistics", lambda *a, **k: calls.append(1) or real(*a, **k))
+    real = metrics_module.measure
+    monkeypatch.setattr(metrics_module, "measure", lambda *a, **k: calls.append(1) or real(*a, **k))
     run = run_of(("a", [{"x": X}, {"x": X}]), ("b", [{"x": X}, {"x": X}]))
     functions = [CompareFunc.simple(), CompareFunc.l2(), CompareFunc.psnr(), CompareFunc.snr()]
     assert Comparator.compare_accuracy(run, compare_func=functions)
@@ -171,6 +171,25 @@ def test_compare_functions_accept_all_dtypes():
         CompareFunc.perceptual_metrics()(*pair({"x": X}, {"x": X}))
     with pytest.raises(errors.ComparisonError, match="holds strings"):
         CompareFunc.l2()(*pair({"x": np.array(["a"])}, {"x": np.array(["a"])}))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_logged_error_statistics_are_those_of_arrays(noise, caplog):
+    caplog.set_level("INFO")
+    random = np.random.default_rng(0)
+    b = random.standard_normal((3, 20_000)).astype(np.float32)
+    a = (b + noise * random.standard_normal(b.shape)).astype(np.float32)
+    CompareFunc.simple(atol=1)(*pair({"x": a}, {"x": b}))
+    distance = np.abs(a.astype(np.float64) - b)
+    for label, errors_of in (("Absolute", distance), ("Relative", distance / np.abs(b.astype(np.float64)))):
+        most = tuple(map(int, np.unravel_index(errors_of.argmax(), b.shape)))
+        p50, p95, p99 = np.quantile(errors_of, (0.5, 0.95, 0.99))
+        assert (
+            f"{label} Difference | Stats: mean={errors_of.mean():.5g}, std-dev={errors_of.std():.5g}, "
+            f"var={errors_of.var():.5g}, median={p50:.5g}, min="
+        ) in caplog.text
+        assert f"max={errors_of.max():.5g} at {most}, avg-magnitude={errors_of.mean():.5g}, p90=" in caplog.text
+        assert f"p95={p95:.5g}, p99={p99:.5g}" in caplog.text
 
 
 def test_errors_and_tolerances_are_logged(caplog):

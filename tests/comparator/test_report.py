@@ -130,3 +130,12 @@ def test_invalid_tolerances_are_refused():
             Tolerances(**options)
     with pytest.raises(errors.FormatError, match="atoll"):
         Tolerances.from_dict({"atoll": 1})
+
+
+@pytest.mark.parametrize("other", [{"max_kl": 1.0}, {"check_error_stat": "median"}, {"check_error_stat": "quantile"}])
+def test_unmeasured_metrics_are_not_evaluated(other):
+    report = compare_outputs(GOLDEN, GOLDEN, only_limited=True)
+    assert report and report.outputs[0].statistics.kl is None
+    with pytest.raises(errors.ComparisonError, match="was not"):
+        report.evaluate(Tolerances(**other))
+    assert compare_outputs(GOLDEN, GOLDEN, Tolerances(**other), only_limited=True)

@@ -311,8 +311,10 @@ def _log_compared(pair: RunnerPair, one: IterationResult, other: IterationResult
             continue
         failed = not all(bool(matches.get(name, True)) for matches in found)
         a, b = to_numpy(one[name], f"Output {name!r}"), to_numpy(other[name1], f"Output {name1!r}")
-        log_statistics(f"{pair[0]}: {name}", a, failed=failed, indent=1, among=b)
-        log_statistics(f"{pair[1]}: {name1}", b, failed=failed, indent=1, among=a)
+        text = statistics_text(a)
+        log_statistics(f"{pair[0]}: {name}", a, failed=failed, indent=1, among=b, text=text)
+        same = (a.dtype, a.shape) == (b.dtype, b.shape) and getattr(match, "max_absdiff", None) == 0
+        log_statistics(f"{pair[1]}: {name1}", b, failed=failed, indent=1, among=a, text=text if same else None)
 
 
 def _validated(run: RunResults, nan: bool, inf: bool) -> Iterator[tuple[str, int, str, Any, list[str]]]:

@@ -26,7 +26,15 @@ from trtops.comparator.metric_results import (
     Threshold,
 )
 from trtops.comparator.metrics import OutputStatistics
-from trtops.comparator.report_lines import FINISH, START, log_lines, log_statistics, verdict_level
+from trtops.comparator.metrics.totals import Totals
+from trtops.comparator.report_lines import (
+    FINISH,
+    START,
+    error_statistics_text,
+    log_lines,
+    log_statistics,
+    verdict_level,
+)
 from trtops.comparator.results import IterationResult
 from trtops.comparator.table import COMPARISONS, Comparison
 
@@ -48,20 +56,23 @@ _log = logging.getLogger(__name__)
 
 # Statistics of the outputs of two iterations, shared by the compare functions that are used together: one pass over the
 # arrays is most of a comparison's time.
-Cache: TypeAlias = dict[tuple[object, ...], OutputStatistics]
+Cache: TypeAlias = dict[tuple[object, ...], tuple[OutputStatistics, Totals]]
 
 _DEFAULT = SimpleThreshold("elemwise", 1e-5, 1e-5)
 
 
 def _statistics(
     cache: Cache, names: tuple[str, str], a: Array, b: Array, limits: SimpleThreshold = _DEFAULT, inf: bool = False
-) -> OutputStatistics:
-    """Statistics of two arrays, with the violations and the quantile of a threshold; ``inf``: infinities are equal."""
+) -> tuple[OutputStatistics, Totals]:
+    """Statistics of two arrays, with the violations and the quantile of a threshold; ``inf``: infinities are equal.
+
+    Metrics that take another pass over the arrays are left out.
+    """
     key = names, limits.error_quantile, limits.atol, limits.rtol, inf
     if key not in cache:
-        levels = sorted({*metrics.QUANTILES, limits.error_quantile})
-        options = {"atol": limits.atol, "rtol": limits.rtol, "infinities_equal": inf}
-        cache[key] = metrics.statistics(a, b, quantiles=levels, **options)
+        levels = sorted({*metrics.QUANTILES, 0.95, limits.error_quantile})  # 0.95 is printed
+        options: dict[str, Any] = {"atol": limits.atol, "rtol": limits.rtol, "infinities_equal": inf}
+        cache[key] = metrics.measure([(a, b)], quantiles=levels, metrics=("median_abs",), **options)
     return cache[key]
 
 
@@ -133,7 +144,9 @@ class BaseCompareFunc:
         """Compare an output with its counterpart, two arrays of one shape; ``names`` are theirs."""
         raise NotImplementedError
 
-    def log_numbers(self, name: str, a: Array, b: Array, found: CompareResult | bool) -> None:
+    def log_numbers(
+        self, names: tuple[str, str], a: Array, b: Array, found: CompareResult | bool, cache: Cache
+    ) -> None:
         """Log more about a match at the level INFO; nothing by default."""
 
     def verdict_line(self, name: str, found: CompareResult | bool) -> str:
@@ -157,7 +170,7 @@ class BaseCompareFunc:
             found.output0_name, found.output1_name = name0, name1
         level = verdict_level(bool(found))
         if _log.isEnabledFor(logging.INFO):
-            self.log_numbers(name0, a, b, found)
+            self.log_numbers((name0, name1), a, b, found, cache)
         if _log.isEnabledFor(level):
             log_lines(level, self.verdict_line(name0, found), indent=2)
         return found
@@ -226,7 +239,7 @@ class SimpleCompareFunc(BaseCompareFunc):
     def match(self, names: tuple[str, str], a: Array, b: Array, cache: Cache) -> OutputCompareResult:
         """All error statistics, with the tolerances."""
         threshold = self.thresholds_for(names[0])
-        found = _statistics(cache, names, a, b, threshold, self.infinities_compare_equal)
+        found, _ = _statistics(cache, names, a, b, threshold, self.infinities_compare_equal)
         heatmaps = self.save_heatmaps or self.show_heatmaps
         if (heatmaps or self.save_error_metrics_plot or self.show_error_metrics_plot) and a.size:
             from trtops.comparator import plot  # slow to import
@@ -240,13 +253,16 @@ class SimpleCompareFunc(BaseCompareFunc):
                 plot.save_and_show(figure, self.save_error_metrics_plot, path, self.show_error_metrics_plot)
         return OutputCompareResult.of(found, threshold)
 
-    def log_numbers(self, name: str, a: Array, b: Array, found: CompareResult | bool) -> None:
+    def log_numbers(
+        self, names: tuple[str, str], a: Array, b: Array, found: CompareResult | bool, cache: Cache
+    ) -> None:
         """Log the tolerances, the smallest ones that would pass, and statistics of both errors, as Polygraphy does."""
-        limits = self.thresholds_for(name)
+        limits = self.thresholds_for(names[0])
         stat = limits.check_error_stat
         log_lines(
             logging.INFO,
-            f"Tolerance: [abs={limits.atol:.5g}, rel={limits.rtol:.5g}] | Checking {stat} error\nError Metrics: {name}",
+            f"Tolerance: [abs={limits.atol:.5g}, rel={limits.rtol:.5g}] | Checking {stat} error\n"
+            f"Error Metrics: {names[0]}",
             indent=2,
         )
         also = " (requirements may be lower if both abs/rel tolerances are set)" if stat == "elemwise" else ""
@@ -254,10 +270,15 @@ class SimpleCompareFunc(BaseCompareFunc):
         absolute, relative = (getattr(found, f"{measure}_{kind}") for kind in ("absdiff", "reldiff"))
         needed = f"{stat} error | [abs={absolute:.5g}] OR [rel={relative:.5g}]{also}"
         log_lines(logging.INFO, f"Minimum Required Tolerance: {needed}", indent=3)
-        if not holds_strings(a):
+        if holds_strings(a):
+            return
+        known, total = _statistics(cache, names, a, b, limits, self.infinities_compare_equal)
+        texts = [error_statistics_text(total.abs, known, "abs", a), error_statistics_text(total.rel, known, "rel", a)]
+        distance = relative_errors = a  # a histogram needs the errors themselves
+        if None in texts or not found or _log.isEnabledFor(logging.DEBUG):
             distance, relative_errors = metrics.elementwise(a, b, self.infinities_compare_equal)
-            log_statistics("Absolute Difference", distance, failed=not found, indent=3)
-            log_statistics("Relative Difference", relative_errors, failed=not found, indent=3)
+        log_statistics("Absolute Difference", distance, failed=not found, indent=3, text=texts[0])
+        log_statistics("Relative Difference", relative_errors, failed=not found, indent=3, text=texts[1])
 
     def verdict_line(self, name: str, found: CompareResult | bool) -> str:
         """Whether the difference is within the tolerances."""
@@ -320,10 +341,10 @@ class MetricCompareFunc(BaseCompareFunc):
         """The metrics, with their limits; raises ComparisonError if the output has no such metric."""
         values: list[float] = []
         for metric in self.COMPARISON.limits.values():
-            if metric.recorded:
-                value = getattr(_statistics(cache, names, a, b), metric.name)
+            if metric.from_arrays:
+                value = metrics.from_arrays(metric, [(a, b)])
             else:
-                value = metric.measure(None, [(a, b)])
+                value = getattr(_statistics(cache, names, a, b)[0], metric.name)
             if value is None or holds_strings(a):
                 found = "strings" if holds_strings(a) else f"{dtype_name(a)} of shape {a.shape}"
                 raise errors.ComparisonError(

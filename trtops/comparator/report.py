@@ -223,7 +223,9 @@ class ComparisonReport(Record):
         return dataclasses.replace(self, verdict=_overall_verdict(outputs), outputs=outputs, tolerances=tolerances)
 
 
-def compare_outputs(actual: Outputs, golden: Outputs, tolerances: Tolerances = Tolerances()) -> ComparisonReport:
+def compare_outputs(
+    actual: Outputs, golden: Outputs, tolerances: Tolerances = Tolerances(), *, only_limited: bool = False
+) -> ComparisonReport:
     """Compare a run with a golden run of the same model, output by output, all iterations together.
 
     Outputs are matched by name. A missing or extra output, another shape or another dtype is bad; none of them raises.
@@ -232,6 +234,8 @@ def compare_outputs(actual: Outputs, golden: Outputs, tolerances: Tolerances = T
         actual: The run under test; arrays of any shape and dtype in host memory (or torch tensors).
         golden: The golden run, with as many iterations.
         tolerances: When an output counts as good.
+        only_limited: Whether metrics without a limit that take another pass are left out; for reports that are not
+            recorded.
 
     Raises ComparisonError if the runs have different numbers of iterations or none, or results hold several runners.
     """
@@ -244,13 +248,26 @@ def compare_outputs(actual: Outputs, golden: Outputs, tolerances: Tolerances = T
         raise errors.ComparisonError("Both runs are empty: there is nothing to compare.")
     own = (o.error_quantile for o in tolerances.per_output.values() if o.error_quantile is not None)
     levels = sorted({*metrics.QUANTILES, tolerances.error_quantile, *own})
+    measured_metrics = _limited_metrics(tolerances) if only_limited else None
     outputs = []
     for name in dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration):
-        measured = _measure_output(name, [i.get(name) for i in ours], [i.get(name) for i in theirs], tolerances, levels)
+        arrays = [i.get(name) for i in ours], [i.get(name) for i in theirs]
+        measured = _measure_output(name, *arrays, tolerances, levels, measured_metrics)
         outputs.append(_evaluate_output(measured, tolerances))
     return ComparisonReport(
         verdict=_overall_verdict(outputs), outputs=tuple(outputs), tolerances=tolerances, iterations=len(ours)
     )
+
+
+def _limited_metrics(tolerances: Tolerances) -> set[str]:
+    """The metrics that tolerances limit, for any output."""
+    found: set[str] = set()
+    every: tuple[Any, ...] = (tolerances, *tolerances.per_output.values())
+    for each in every:
+        found.update(metric.name for metric in LIMITED if getattr(each, str(metric.tolerance)) is not None)
+        if each.check_error_stat in ("median", "quantile"):
+            found.add("median_abs")
+    return found
 
 
 def _overall_verdict(outputs: Iterable[OutputComparison]) -> Verdict:
@@ -272,7 +289,12 @@ def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
 
 
 def _measure_output(
-    name: str, ours: Sequence[object], theirs: Sequence[object], tolerances: Tolerances, levels: Sequence[float]
+    name: str,
+    ours: Sequence[object],
+    theirs: Sequence[object],
+    tolerances: Tolerances,
+    levels: Sequence[float],
+    measured: set[str] | None,
 ) -> OutputComparison:
     """Everything about one output that needs its arrays. If there can be no statistics, the reason says why."""
     problem, found, own = None, None, tolerances.of(name)
@@ -291,7 +313,7 @@ def _measure_output(
             if mine.shape != golden.shape:
                 raise errors.ComparisonError(f"shape is {mine.shape}{where}, the golden one {golden.shape}")
             pairs.append((mine, golden))
-        found = metrics.statistics_of_iterations(
+        found, _ = metrics.measure(
             pairs,
             quantiles=levels,
             atol=own.atol,
@@ -302,6 +324,7 @@ def _measure_output(
             atol_of_scale=own.atol_of_scale or 0.0,
             class_axis=own.class_axis,
             channel_axis=None if own.channels is None else own.channels.axis,
+            metrics=measured,
         )
     except errors.ComparisonError as exc:
         problem = str(exc)
@@ -363,6 +386,8 @@ def _checks(stats: OutputStatistics, own: Tolerances) -> Iterable[tuple[Margin, 
         yield from _check_errors(stats, own)
     for metric in LIMITED:
         limit, value = getattr(own, str(metric.tolerance)), getattr(stats, metric.name)
+        if limit is not None:
+            stats.require(metric.name)
         if limit is None or value is None or (counted and metric.name != "agreement"):
             continue
         bound = f"{limit:g}{metric.suffix}"

@@ -1,14 +1,22 @@
 """Log lines about outputs and comparisons, in Polygraphy's words."""
 
+from __future__ import annotations
+
 import logging
 import math
 import textwrap
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from trtops.comparator.metrics.quantiles import quantiles
+
+if TYPE_CHECKING:
+    from trtops.comparator.metrics import OutputStatistics
+    from trtops.comparator.metrics.totals import Errors
 
 # Levels between INFO and WARNING: the same as in trtops.logger.Logger, without importing it.
 START, FINISH = 22, 28
@@ -32,15 +40,17 @@ def verdict_level(passed: bool) -> int:
     return FINISH if passed else logging.ERROR
 
 
-def log_statistics(label: str, array: Any, *, failed: bool, indent: int, among: Any = None) -> None:
+def log_statistics(
+    label: str, array: Any, *, failed: bool, indent: int, among: Any = None, text: str | None = None
+) -> None:
     """Log an array's statistics, and its histogram and a small array's values if something failed or at level DEBUG.
 
-    The histogram covers the range of ``among`` as well.
+    The histogram covers the range of ``among`` as well. ``text`` is :func:`statistics_text` of the array, if known.
     """
     if not _log.isEnabledFor(logging.INFO):
         return
     array = np.asarray(array)
-    log_lines(logging.INFO, f"{label} | Stats: {statistics_text(array)}", indent)
+    log_lines(logging.INFO, f"{label} | Stats: {text or statistics_text(array)}", indent)
     level = logging.INFO if failed else logging.DEBUG
     if not _log.isEnabledFor(level) or not array.size or not _is_numeric(array):
         return
@@ -84,18 +94,49 @@ def statistics_text(array: Any) -> str:
         return "<Error while computing statistics>"
     if not array.size:
         return "no elements"
-    numbers = array.astype(np.float64)
+    numbers = array.astype(np.float64).reshape(-1)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
-        variance = float(numbers.var())
-        median, *percentiles = map(float, np.quantile(numbers, (0.5, 0.9, 0.95, 0.99)))
-        places = [tuple(map(int, np.unravel_index(at, array.shape))) for at in (numbers.argmin(), numbers.argmax())]
-        # numpy returns 0 or -0 as the minimum, by their order in memory; adding 0 makes both 0.
-        text = (
-            f"mean={numbers.mean():.5g}, std-dev={variance**0.5:.5g}, var={variance:.5g}, median={median:.5g}, "
-            f"min={numbers.min() + 0.0:.5g} at {places[0]}, max={numbers.max():.5g} at {places[1]}, "
-            f"avg-magnitude={np.abs(numbers).mean():.5g}"
-        )
+        mean, least, most = float(numbers.mean()), int(numbers.argmin()), int(numbers.argmax())
+        levels = (0.5, 0.9, 0.95, 0.99)
+        found = [math.nan for _ in levels] if math.isnan(mean) and np.isnan(numbers).any() else None
+        found = found or quantiles(array.reshape(-1) if array.dtype == np.float32 else numbers, levels)
+        ends = (float(numbers[least]), least), (float(numbers[most]), most)
+        magnitude = mean if ends[0][0] >= 0 else float(np.abs(numbers).mean())
+        numbers -= mean
+        variance = float(np.einsum("i,i->", numbers, numbers)) / numbers.size
+    return _statistics_line(mean, variance, ends, magnitude, found, array)
+
+
+def error_statistics_text(errors: Errors, found: OutputStatistics, kind: str, array: Any) -> str | None:
+    """:func:`statistics_text` of the errors of an output, ``kind`` is ``abs`` or ``rel``; None if they have NaN."""
+    if not found.elements or math.isnan(errors.max):
+        return None
+    mean = errors.sum / found.elements
+    variance = max(errors.squares / found.elements - mean * mean, 0.0)
+    if variance < 1e-12 * mean * mean:  # only the rounding of the sums is left
+        variance = 0.0
+    levels = [float(getattr(found.quantile(level), kind)) for level in (0.5, 0.9, 0.95, 0.99)]
+    ends = (errors.min, errors.min_at), (errors.max, errors.max_at)
+    return _statistics_line(mean, variance, ends, mean, levels, np.asarray(array))
+
+
+def _statistics_line(
+    mean: float,
+    variance: float,
+    ends: tuple[tuple[float, int], tuple[float, int]],
+    magnitude: float,
+    levels: Sequence[float],
+    array: npt.NDArray[Any],
+) -> str:
+    """The line of an array's statistics; ``ends`` are the least and the largest element with their flat places."""
+    (least, least_at), (most, most_at) = ends
+    places = [tuple(map(int, np.unravel_index(at, array.shape))) for at in (least_at, most_at)]
+    # numpy returns 0 or -0 as the minimum, by their order in memory; adding 0 makes both 0.
+    text = (
+        f"mean={mean:.5g}, std-dev={variance**0.5:.5g}, var={variance:.5g}, median={levels[0]:.5g}, "
+        f"min={least + 0.0:.5g} at {places[0]}, max={most:.5g} at {places[1]}, avg-magnitude={magnitude:.5g}"
+    )
     if array.dtype.kind == "b":
         return text
-    return f"{text}, " + ", ".join(f"p{level}={value:.5g}" for level, value in zip((90, 95, 99), percentiles))
+    return f"{text}, " + ", ".join(f"p{level}={value:.5g}" for level, value in zip((90, 95, 99), levels[1:]))

@@ -104,12 +104,12 @@ _top1 = function("trtops.comparator.metrics.rows.top1_agreement")
 _kl = function("trtops.comparator.metrics.kl.kl_divergence")
 
 ERRORS = (
-    _error("max_abs", "largest absolute", lambda t: t.max_abs, column="max abs"),
-    _error("max_rel", "largest relative", lambda t: t.max_rel, column="max rel"),
-    _error("mean_abs", "mean absolute", lambda t: t.mean(t.sum_abs), column="mean abs"),
-    _error("mean_rel", "mean relative", lambda t: t.mean(t.sum_rel)),
-    _error("median_abs", "median absolute", lambda t: t.median_abs),
-    _error("median_rel", "median relative", lambda t: t.median_rel),
+    _error("max_abs", "largest absolute", lambda t: t.abs.max, column="max abs"),
+    _error("max_rel", "largest relative", lambda t: t.rel.max, column="max rel"),
+    _error("mean_abs", "mean absolute", lambda t: t.mean(t.abs.sum), column="mean abs"),
+    _error("mean_rel", "mean relative", lambda t: t.mean(t.rel.sum)),
+    _error("median_abs", "median absolute", lambda t: t.abs.median),
+    _error("median_rel", "median relative", lambda t: t.rel.median),
 )
 
 METRICS = (

@@ -21,7 +21,7 @@ These are Polygraphy's definitions (0.53.6), which computes in the arrays' own p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,7 +33,7 @@ from trtops.comparator.metrics.difference import Difference, difference_of
 from trtops.comparator.metrics.quantiles import measure_in_one_pass
 from trtops.comparator.metrics.rows import likely_axis
 from trtops.comparator.metrics.totals import Totals, largest_finite
-from trtops.comparator.table import RECORDED, with_fields
+from trtops.comparator.table import RECORDED, Metric, with_fields
 from trtops.record import Record
 
 QUANTILES = (0.9, 0.99, 0.999)  # levels that are always recorded
@@ -108,6 +108,7 @@ class OutputStatistics(Record):
     class_axis: int | None = None  # as the tolerances or the model name it
     clamped: int = 0  # elements that stand for infinity on both sides and were counted as equal
     channels: ChannelErrors | None = None  # along the axis that the tolerances name
+    unmeasured: tuple[str, ...] = ()  # metrics that were left out, since nothing used them
 
     if TYPE_CHECKING:  # the table adds fields of type `float | None`
 
@@ -124,7 +125,13 @@ class OutputStatistics(Record):
         """Both errors by one statistic: ``max``, ``mean``, ``median`` or ``quantile`` (at ``level``)."""
         if stat == "quantile":
             return self.quantile(level)
+        self.require(f"{stat}_abs")
         return Quantile(level=level, abs=getattr(self, f"{stat}_abs"), rel=getattr(self, f"{stat}_rel"))
+
+    def require(self, metric: str) -> None:
+        """Raise ComparisonError if a metric was left out."""
+        if metric in self.unmeasured:
+            raise errors.ComparisonError(f"{metric} was not measured. Compare the outputs again.")
 
     def exceeds(self, stat: str, atol: float, rtol: float, level: float) -> bool:
         """Whether the error exceeds both tolerances: of any element (``elemwise``), or by another statistic."""
@@ -136,6 +143,7 @@ class OutputStatistics(Record):
     def quantile(self, level: float) -> Quantile:
         """The errors at one level; ComparisonError if it was not recorded."""
         if level == 0.5:
+            self.require("median_abs")
             return Quantile(level=0.5, abs=self.median_abs, rel=self.median_rel)
         for quantile in self.quantiles:
             if math.isclose(quantile.level, level, rel_tol=1e-12):
@@ -147,11 +155,16 @@ class OutputStatistics(Record):
 
 
 def statistics(actual: object, reference: object, **options: Any) -> OutputStatistics:
-    """All statistics of one output against its reference, of the same shape; see :func:`statistics_of_iterations`."""
-    return statistics_of_iterations([(actual, reference)], **options)
+    """All statistics of one output against its reference, of the same shape; see :func:`measure`."""
+    return measure([(actual, reference)], **options)[0]
 
 
-def statistics_of_iterations(
+def statistics_of_iterations(pairs: Sequence[tuple[object, object]], **options: Any) -> OutputStatistics:
+    """All statistics of one output against its reference, over all iterations together; see :func:`measure`."""
+    return measure(pairs, **options)[0]
+
+
+def measure(
     pairs: Sequence[tuple[object, object]],
     *,
     quantiles: Sequence[float] = QUANTILES,
@@ -163,8 +176,9 @@ def statistics_of_iterations(
     atol_of_scale: float = 0.0,
     class_axis: int | None = None,
     channel_axis: int | None = None,
-) -> OutputStatistics:
-    """All statistics of one output against its reference, over all iterations together.
+    metrics: Collection[str] | None = None,
+) -> tuple[OutputStatistics, Totals]:
+    """All statistics of one output against its reference, over all iterations together, and the sums behind them.
 
     Args:
         pairs: Output and reference of each iteration, at least one: arrays of any dtype in host memory, or torch
@@ -181,6 +195,8 @@ def statistics_of_iterations(
         class_axis: The axis of classes; by default the second of images and else the last longer than 1.
         channel_axis: The axis of channels whose errors are measured one by one; None measures none. All shapes must
             have as many channels.
+        metrics: Names of the metrics to measure among those that take another pass over the arrays, and ``median_abs``
+            for quantiles; by default all. Others are listed as ``unmeasured``.
 
     Raises ComparisonError if there is no iteration, shapes differ, dtypes change between iterations, or one side alone
     holds strings; ConfigError if a quantile level is not between 0 and 1.
@@ -212,13 +228,19 @@ def statistics_of_iterations(
     total = Totals(atol, rtol, differ.text)
     with np.errstate(all="ignore"):
         flat = [(a.reshape(-1), b.reshape(-1)) for a, b in arrays]
-        (total.median_abs, total.median_rel), *orders = measure_in_one_pass(flat, differ, total, (0.5, *quantiles))
-        axis = likely_axis(first.shape) if class_axis is None else class_axis
-        rows = arrays
-        if axis is not None and -first.ndim <= axis < first.ndim:
-            rows = [(np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)) for a, b in arrays]
-        measured: dict[str, Any] = {m.name: m.measure(total, rows if m.by_class else arrays) for m in RECORDED}
-    return OutputStatistics(
+        left_out = [m.name for m in RECORDED if metrics is not None and m.from_arrays and m.name not in metrics]
+        if metrics is not None and "median_abs" not in metrics:
+            left_out += ["median_abs", "median_rel"]
+            quantiles = ()
+        levels = () if "median_abs" in left_out else (0.5, *quantiles)
+        medians, *orders = measure_in_one_pass(flat, differ, total, levels) or [(math.nan, math.nan)]
+        total.abs.median, total.rel.median = medians
+        measured: dict[str, Any] = {
+            m.name: from_arrays(m, arrays, class_axis) if m.from_arrays else m.measure(total, ())
+            for m in RECORDED
+            if m.name not in left_out or m.name.startswith("median_")
+        }
+    found = OutputStatistics(
         shape=first.shape,
         dtype=dtypes[0],
         reference_dtype=dtypes[1],
@@ -237,8 +259,19 @@ def statistics_of_iterations(
         class_axis=class_axis,
         clamped=clamped,
         channels=None if channel_axis is None else _errors_by_channel(arrays, channel_axis, differ),
+        unmeasured=tuple(left_out),
         **measured,
     )
+    return found, total
+
+
+def from_arrays(metric: Metric, arrays: Sequence[Pair], class_axis: int | None = None) -> float | None:
+    """A metric that is computed from pairs of output and reference; None if it does not apply to them."""
+    first = arrays[0][0]
+    axis = likely_axis(first.shape) if class_axis is None else class_axis
+    if metric.by_class and axis is not None and -first.ndim <= axis < first.ndim:
+        arrays = [(np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)) for a, b in arrays]
+    return metric.measure(None, arrays)
 
 
 def _errors_by_channel(arrays: list[Pair], axis: int, differ: Difference) -> ChannelErrors | None:

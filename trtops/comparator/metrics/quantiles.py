@@ -1,6 +1,11 @@
-"""Exact quantiles of both errors, found while one pass over blocks adds up everything else."""
+"""Exact quantiles without a sort, and the pass over blocks that adds up everything else.
+
+A random sample of n^(2/3) elements gives bounds between which a rank lies almost surely (Floyd and Rivest, "Expected
+Time Bounds for Selection", Communications of the ACM 18, 1975). Only elements between the bounds are kept.
+"""
 
 import copy
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -10,9 +15,22 @@ from trtops.comparator.arrays import Array
 from trtops.comparator.metrics.difference import BLOCK, Difference
 from trtops.comparator.metrics.totals import Totals
 
-# Below, keeping and sorting all errors is faster than bounds around a few ranks.
-_SMALL = 1 << 17
+_FEW = 16384  # up to this number, all elements are kept: a sample would cost more
 _SAMPLE_ELEMENTS = 1 << 19
+_DEVIATIONS = 3.7  # standard deviations of a rank in the sample
+# Levels whose bounds are closer than this share of the sample have common bounds: each pair of bounds takes a pass.
+_NEAR = 0.02
+
+
+def quantiles(x: Array, levels: Sequence[float]) -> list[float]:
+    """Quantiles of a flat array without NaN, interpolated linearly; the array must have elements."""
+    sample = x[_sample_places(x.size)] if x.size > _FEW else None
+    for each in (sample, None):
+        selection = Selection(levels, x.size, each)
+        selection.add(x)
+        if (picked := selection.pick()) is not None:
+            break
+    return picked or []
 
 
 def measure_in_one_pass(
@@ -26,62 +44,52 @@ def measure_in_one_pass(
     elements = sum(a.size for a, _ in pairs)
     if not elements:
         return [(0.0, 0.0) for _ in levels]
-    small = elements <= _SMALL
-    step = _SMALL if small else BLOCK
 
-    def blocks() -> Iterator[tuple[Array, Array, Array, Array]]:
+    def blocks() -> Iterator[tuple[Array, Array, Array, Array | None]]:
         # Blocks that fit into the cache: temporary arrays of the whole size would take most of the time.
         for whole_a, whole_b in pairs:
-            for start in range(0, whole_a.size, step):
-                a, b, d = differ(whole_a[start : start + step], whole_b[start : start + step])
-                yield a, b, d, differ.relative(d, b)
+            for start in range(0, whole_a.size, BLOCK):
+                a, b, d = differ(whole_a[start : start + BLOCK], whole_b[start : start + BLOCK])
+                # Many tensors are equal to the bit. For integers, 0 / 0 is NaN.
+                yield a, b, d, differ.relative(d, b) if not differ.floating or d.max() != 0 else None
 
-    brackets = ([], []) if small else _brackets(pairs, differ, total, levels, elements)
-    kept: tuple[list[Array], list[Array]] = ([], [])
-    for block in blocks():
-        total.add(*block)
-        for series, errors in enumerate(block[2:]):
-            if small:  # a single block is not overwritten any more
-                kept[series].append(errors if len(pairs) == 1 else errors.copy())
-            for bracket in brackets[series]:
-                bracket.add(errors)
+    series = _selections(pairs, differ, total, levels, elements) if levels else ()
+    for a, b, d, r in blocks():
+        total.add(a, b, d, r)
+        for selection, block in zip(series, (d, r)):
+            selection.add(np.zeros(1), d.size) if block is None or r is None else selection.add(block)
     found: list[list[float]] = []
-    for series, largest in enumerate((total.max_abs, total.max_rel)):
-        if math.isnan(largest):
-            found.append([math.nan for _ in levels])
-            continue
-        picked = [bracket.pick() for bracket in brackets[series]]
-        if small or None in picked:
-            # Rarely, a rank lies outside its bounds. The errors are then computed once more, and sorted.
-            parts = kept[series] if small else [block[2 + series].copy() for block in blocks()]
-            ordered = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            ordered.sort()
-            picked = []
-            for position in (level * (elements - 1) for level in levels):
-                rank = int(position)
-                above = float(ordered[min(rank + 1, ordered.size - 1)])
-                picked.append(_between(float(ordered[rank]), above, position - rank))
-        found.append([value for value in picked if value is not None])
+    for index, (selection, errors) in enumerate(zip(series, (total.abs, total.rel))):
+        picked: list[float] | None = (
+            [errors.max for _ in levels] if errors.max == 0 or math.isnan(errors.max) else selection.pick()
+        )
+        if picked is None:
+            # Rarely, a rank lies outside its bounds. The errors are then computed once more, and all are kept.
+            selection = Selection(levels, elements)
+            for *_, d, r in blocks():
+                selection.add(np.zeros_like(d) if r is None else (d, r)[index])
+            picked = selection.pick() or []
+        found.append(picked)
     return list(zip(*found))
 
 
-def _between(low: float, high: float, share: float) -> float:
-    # Both may be infinite, and their difference is NaN then.
-    return low if share == 0 or low == high else low + (high - low) * share
-
-
-# A random sample of n^(2/3) elements gives bounds between which a rank lies almost surely (Floyd and Rivest, "Expected
-# Time Bounds for Selection", Communications of the ACM 18, 1975). Only elements between the bounds are kept.
-def _brackets(
-    pairs: Sequence[tuple[Array, Array]], differ: Difference, total: Totals, levels: Sequence[float], elements: int
-) -> "tuple[list[_Bracket], list[_Bracket]]":
-    """Brackets around the ranks of both errors, and a first guess of the frontier, from a random sample."""
-    count = min(int(elements ** (2 / 3)), _SAMPLE_ELEMENTS)
+@functools.lru_cache(maxsize=4)  # tensors of one size come one after the other
+def _sample_places(elements: int) -> Array:
     # Drawn with a fixed seed, so that the same arrays take the same time in every run.
-    where = np.random.default_rng(0).integers(0, elements, count)
+    count = min(int(elements ** (2 / 3)), _SAMPLE_ELEMENTS)
+    return np.random.default_rng(0).integers(0, elements, count)
+
+
+def _selections(
+    pairs: Sequence[tuple[Array, Array]], differ: Difference, total: Totals, levels: Sequence[float], elements: int
+) -> "tuple[Selection, Selection]":
+    """Selections among both errors, and a first guess of the frontier, from a random sample."""
+    if elements <= _FEW:
+        return Selection(levels, elements), Selection(levels, elements)
+    where = _sample_places(elements)
     parts, offset = [], 0
     for whole_a, whole_b in pairs:
-        here = where[(where >= offset) & (where < offset + whole_a.size)] - offset
+        here = where if len(pairs) == 1 else where[(where >= offset) & (where < offset + whole_a.size)] - offset
         parts.append((whole_a[here], whole_b[here]))
         offset += whole_a.size
     a, b = (np.concatenate(side) for side in zip(*parts))
@@ -90,47 +98,81 @@ def _brackets(
     r = differ.relative(d, y)
     d[np.isnan(d)], r[np.isnan(r)] = np.inf, np.inf
     total.frontier.aim(d, r)
-    d.sort()
-    r.sort()
-    return [_Bracket(level, elements, d) for level in levels], [_Bracket(level, elements, r) for level in levels]
+    return Selection(levels, elements, d), Selection(levels, elements, r)
 
 
-class _Bracket:
-    """Collects the elements between two bounds, to find the one at a rank."""
+class Selection:
+    """Collects the elements of a series that may have the ranks of some quantiles, and picks these quantiles."""
 
-    def __init__(self, level: float, elements: int, sample: Array) -> None:
-        self.position, self.last = level * (elements - 1), elements - 1
-        # Five standard deviations of a rank in a sample, and five places more for the ends.
-        reach = 5 * math.sqrt(level * (1 - level) * sample.size) + 5
-        first, last = int(level * sample.size - reach), int(level * sample.size + reach)
-        self.low = float(sample[first]) if first >= 0 else -1.0
-        self.high = float(sample[last]) if last < sample.size else math.inf
-        self.below = self.at_low = self.at_high = 0
+    def __init__(self, levels: Sequence[float], elements: int, sample: Array | None = None) -> None:
+        """Find bounds in a sample of the series, which has ``elements`` elements; without one, all are kept."""
+        self.positions = [level * (elements - 1) for level in levels]
+        self.last = elements - 1
+        n = 0 if sample is None else sample.size
+        ends: list[tuple[int, int, list[int]]] = []
+        for index in sorted(range(len(levels)), key=lambda index: levels[index]):
+            # Wider bounds keep more elements, narrower ones miss ranks more often. Five places are for the ends.
+            reach = _DEVIATIONS * math.sqrt(levels[index] * (1 - levels[index]) * n) + 5
+            first, last = int(levels[index] * n - reach), int(levels[index] * n + reach)
+            if ends and first <= ends[-1][1] + _NEAR * n:
+                first, _, members = ends.pop()
+            else:
+                members = []
+            ends.append((first, last, [*members, index]))
+        ordered = np.sort(sample) if sample is not None else np.empty(0)
+        self.groups = [
+            _Bounds(
+                float(ordered[first]) if first >= 0 else -math.inf,
+                float(ordered[last]) if last < n else math.inf,
+                members,
+            )
+            for first, last, members in ends
+        ]
+
+    def add(self, x: Array, times: int = 1) -> None:
+        """Add elements, which may be overwritten afterwards, each of them ``times`` times."""
+        for group in self.groups:
+            group.add(x, times)
+
+    def pick(self) -> list[float] | None:
+        """The quantiles, by the order of their levels; None if one is not between its bounds."""
+        found = [0.0 for _ in self.positions]
+        for group in self.groups:
+            ranks = {index: int(self.positions[index]) for index in group.members}
+            above = {index: min(rank + 1, self.last) for index, rank in ranks.items()}
+            values = group.elements({*ranks.values(), *above.values()})
+            if values is None:
+                return None
+            for index, rank in ranks.items():
+                low, high, share = values[rank], values[above[index]], self.positions[index] - rank
+                # Both may be infinite, and their difference is NaN then.
+                found[index] = low if share == 0 or low == high else low + (high - low) * share
+        return found
+
+
+class _Bounds:
+    """Collects the elements between two bounds."""
+
+    def __init__(self, low: float, high: float, members: list[int]) -> None:
+        self.low, self.high, self.members = low, high, members
+        self.below = self.at_low = 0
         self.inside: list[Array] = []
 
-    def add(self, x: Array) -> None:
+    def add(self, x: Array, times: int) -> None:
         above = x > self.low
-        at_low = int(np.count_nonzero(x == self.low))
-        self.at_low += at_low
-        self.below += x.size - int(np.count_nonzero(above)) - at_low
-        # Equal elements are counted, not kept: outputs that are equal have errors of 0 only.
+        at_least = int(np.count_nonzero(x >= self.low))
+        self.below += times * (x.size - at_least)
+        # Elements equal to the lower bound are counted, not kept: of errors, and behind a Relu, many are 0.
+        self.at_low += times * (at_least - int(np.count_nonzero(above)))
         if self.low < self.high:
-            self.at_high += int(np.count_nonzero(x == self.high))
-            self.inside.append(x[above & (x < self.high)])
+            inside = x[above if self.high == math.inf else above & (x <= self.high)]
+            self.inside.append(np.repeat(inside, times) if times > 1 else inside)
 
-    def pick(self) -> float | None:
-        """The interpolated element at the rank; None if it is not between the bounds."""
-        rank = int(self.position)
-        inside = np.sort(np.concatenate(self.inside)) if self.inside else np.empty(0)
-        low, high = (self._element_at(place - self.below, inside) for place in (rank, min(rank + 1, self.last)))
-        return None if low is None or high is None else _between(low, high, self.position - rank)
-
-    def _element_at(self, place: int, inside: Array) -> float | None:
-        if place < 0:
+    def elements(self, ranks: set[int]) -> dict[int, float] | None:
+        """The elements at some ranks of the whole series; None if one is not between the bounds."""
+        inside = np.concatenate(self.inside) if self.inside else np.empty(0)
+        places = {rank: rank - self.below - self.at_low for rank in ranks}
+        if not all(-self.at_low <= place < inside.size for place in places.values()):
             return None
-        if place < self.at_low:
-            return self.low
-        place -= self.at_low
-        if place < inside.size:
-            return float(inside[place])
-        return self.high if place < inside.size + self.at_high else None
+        inside.partition(sorted({0, *(place for place in places.values() if place > 0)})) if inside.size else None
+        return {rank: self.low if place < 0 else float(inside[place]) for rank, place in places.items()}

@@ -11,31 +11,54 @@ from trtops.comparator.metrics.frontier import Frontier
 _CONSTANT = 1e-12
 
 
-class Totals:
-    """What one pass over blocks adds up. Medians are set afterwards."""
+class Errors:
+    """Sums and extremes of the errors of one kind; the median is set afterwards."""
 
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    sum_abs: float = 0.0
-    sum_rel: float = 0.0
-    median_abs: float = 0.0
-    median_rel: float = 0.0
+    max: float = 0.0
+    min: float = math.inf
+    max_at: int = 0
+    min_at: int = 0
+    sum: float = 0.0
+    squares: float = 0.0
+    median: float = 0.0
+
+    def add(self, errors: Array, offset: int) -> float:
+        """Add a block that begins at this place, and return its largest error. NaN counts as larger than all."""
+        at, least = int(errors.argmax()), int(errors.argmin())
+        top = float(errors[at])
+        if top > self.max or (math.isnan(top) and not math.isnan(self.max)):
+            self.max, self.max_at = top, offset + at
+        if errors[least] < self.min:
+            self.min, self.min_at = float(errors[least]), offset + least
+        self.sum += float(errors.sum())
+        self.squares += _dot_product(errors, errors)
+        return top
+
+
+class Totals:
+    """What one pass over blocks adds up."""
 
     def __init__(self, atol: float, rtol: float, text: bool) -> None:
         self.atol, self.rtol = most(atol), most(rtol)
         self.text = text
         self.elements = self.violations = 0
         self.nan_a = self.nan_b = self.nan_d = self.inf_a = self.inf_b = 0
-        self.dd = self.aa = self.bb = self.ab = 0.0  # dot products of the error, the output and the reference
+        self.aa = self.bb = self.ab = 0.0  # dot products of the output and the reference
         self.sum_a = self.sum_b = self.peak_b = 0.0
         self.peak = -math.inf
+        self.abs: Errors = Errors()
+        self.rel: Errors = Errors()
         self.frontier = Frontier()
 
-    def add(self, a: Array, b: Array, d: Array, r: Array) -> None:
-        """Add a block of both arrays and both errors."""
-        aa, bb, dd = _dot_product(a, a), _dot_product(b, b), _dot_product(d, d)
-        top_d, top_r = float(d.max()), float(r.max())
-        self.max_abs, self.max_rel = _nan_max(self.max_abs, top_d), _nan_max(self.max_rel, top_r)
+    def add(self, a: Array, b: Array, d: Array, r: Array | None) -> None:
+        """Add a block of both arrays and both errors; ``r`` is None if all errors are 0."""
+        aa = bb = ab = _dot_product(a, a)
+        sum_a = sum_b = float(a.sum())
+        if r is None:
+            d = r = np.zeros(1)
+        else:
+            bb, ab, sum_b = _dot_product(b, b), _dot_product(a, b), float(b.sum())
+        top_d, top_r = self.abs.add(d, self.elements), self.rel.add(r, self.elements)
         # Comparisons are negated because every comparison with NaN is false, and NaN counts as larger than all.
         # With finite sums there is no NaN or infinity, and counting them would take another pass.
         if not (aa < math.inf and bb < math.inf and top_d < math.inf):
@@ -46,11 +69,9 @@ class Totals:
             self.nan_d += int(np.count_nonzero(np.isnan(d)))
         if not (top_d <= self.atol or top_r <= self.rtol):
             self.violations += int(np.count_nonzero(~(d <= self.atol) & ~(r <= self.rtol)))
-        self.elements += d.size
-        self.sum_abs += float(d.sum())
-        self.sum_rel += float(r.sum())
-        self.aa, self.bb, self.dd, self.ab = self.aa + aa, self.bb + bb, self.dd + dd, self.ab + _dot_product(a, b)
-        self.sum_a, self.sum_b = self.sum_a + float(a.sum()), self.sum_b + float(b.sum())
+        self.elements += a.size
+        self.aa, self.bb, self.ab = self.aa + aa, self.bb + bb, self.ab + ab
+        self.sum_a, self.sum_b = self.sum_a + sum_a, self.sum_b + sum_b
         self.peak = _nan_max(self.peak, float(a.max()))
         self.peak_b = max(self.peak_b, largest_finite(b))
         self.frontier.add(d, r, top_d, top_r)
@@ -61,7 +82,7 @@ class Totals:
 
     def l2(self) -> float:
         """Euclidean distance."""
-        return math.sqrt(self.dd) if self.dd >= 0 else math.nan
+        return math.sqrt(self.abs.squares) if self.abs.squares >= 0 else math.nan
 
     def cosine(self) -> float | None:
         """Cosine similarity; None for strings."""
@@ -75,7 +96,8 @@ class Totals:
         """L2 distance over the reference's norm; None for strings, and for a reference of zeros."""
         if self.text or self.bb == 0:
             return None
-        return math.sqrt(self.dd / self.bb) if self.dd < math.inf and self.bb < math.inf else math.nan
+        finite = self.abs.squares < math.inf and self.bb < math.inf
+        return math.sqrt(self.abs.squares / self.bb) if finite else math.nan
 
     def correlation(self) -> float | None:
         """Pearson's correlation; 0 for a constant output, None for strings and for a constant reference."""
@@ -95,7 +117,7 @@ class Totals:
         """Peak signal-to-noise ratio in dB; None for strings."""
         if self.text:
             return None
-        noise = self.mean(self.dd)
+        noise = self.mean(self.abs.squares)
         peak = self.peak if not self.peak <= 0 else 1.0
         return math.inf if noise == 0 else 20 * _extended_log10(peak) - 10 * _extended_log10(noise)
 
@@ -103,7 +125,7 @@ class Totals:
         """Signal-to-noise ratio in dB; None for strings."""
         if self.text:
             return None
-        noise, signal = self.mean(self.dd), self.mean(self.aa)
+        noise, signal = self.mean(self.abs.squares), self.mean(self.aa)
         if noise == 0:
             return math.inf
         return -math.inf if signal == 0 else 10 * _extended_log10(signal / noise)
