@@ -54,17 +54,19 @@ def try_in_child(function: Callable[..., object], *args: Any) -> None:
     if not needs_child():
         return
     try:
-        key = hashlib.sha256(ForkingPickler.dumps((function, args))).hexdigest()
+        call = bytes(ForkingPickler.dumps((function, args)))
     except Exception:  # arguments that only this process has; `__reduce__` may raise anything
         return
+    key = hashlib.sha256(call).hexdigest()
     if key not in _tried:
         with warm_worker() as worker:
-            worker.run(_call_quietly, os.getcwd(), function, *args)
+            worker.run(_call_quietly, os.getcwd(), call)
         _tried.add(key)
 
 
-def _call_quietly(folder: str, function: Callable[..., object], *args: Any) -> None:
+def _call_quietly(folder: str, call: bytes) -> None:
     os.chdir(folder)  # paths in the arguments may be relative
+    function, args = ForkingPickler.loads(call)
     with contextlib.suppress(Exception):
         function(*args)
 
