@@ -86,7 +86,7 @@ def main() -> int:
     """Deploy, and return the exit code."""
     try:
         deploy()
-        print("All deployments are registered. Run one: prefect deployment run convert/cpu -p model=<file>")
+        print("All deployments are registered. Run one: prefect deployment run convert/convert-cpu -p model=<file>")
         return 0
     except errors.TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)

@@ -88,6 +88,11 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
         until(lambda: len(client.read_task_runs(flow_run_filter=wanted)) >= 5)  # they are sent in the background
         tasks = client.read_task_runs(flow_run_filter=wanted)
         run = client.read_flow_run(UUID(flow_run))
+        resource = {"id": [f"trtops.run.{result.run_id}"]}
+        events = {"filter": {"event": {"name": ["trtops.convert.good"]}, "resource": resource}}
+        until(lambda: client._client.post("/events/filter", json=events).json()["events"])
+        [event] = client._client.post("/events/filter", json=events).json()["events"]
+    assert "good" in run.tags and event["payload"]["experiment"] == "small"
     assert artifact.type == "markdown"
     assert "good" in str(artifact.data) and result.run_id in str(artifact.data)
     assert {task.name.rpartition("-")[0] for task in tasks} == {

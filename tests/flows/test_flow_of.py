@@ -169,7 +169,8 @@ def test_deployments_name_flows_and_their_parameters():
         assert not {"precision", "config"} & set(given)  # they would hide what the form asks for
         assert "env" not in deployment["work_pool"].get("job_variables", {})
         # Two deployments of one flow for one pool need two names.
-        assert deployment["name"] in (deployment["work_pool"]["name"].removeprefix("trtops-"), "releases")
+        pool, flow_name = deployment["work_pool"]["name"].removeprefix("trtops-"), flow.name
+        assert deployment["name"] in (f"{flow_name}-{pool}", "gate-releases") and deployment["tags"] == ["trtops", pool]
     assert len({(each["entrypoint"], each["name"]) for each in listed}) == len(listed)
 
 

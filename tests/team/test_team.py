@@ -50,7 +50,7 @@ def deployed(running: RunningTeam) -> RunningTeam:
     assert "All deployments are registered" in done.stdout
     [silence] = running.call("POST", "automations/filter", {})
     assert silence["enabled"] and silence["actions"][0]["state"] == "CRASHED"
-    assert running.deployment("convert/cpu")["work_pool_name"] == "trtops-cpu"
+    assert running.deployment("convert/convert-cpu")["work_pool_name"] == "trtops-cpu"
     return running
 
 
@@ -91,14 +91,14 @@ def test_servers_are_protected(running: RunningTeam):
 def test_wrong_parameters_of_deployments_are_refused(deployed: RunningTeam):
     for wrong, said in (({}, "'model' is a required property"), ({"model": "x.onnx", "precision": "fp61"}, "fp61")):
         with pytest.raises(LookupError, match=said):
-            deployed.start("convert/cpu", **wrong)
+            deployed.start("convert/convert-cpu", **wrong)
 
 
 @long
 def test_schedule_builds_list_on_the_workers_server(deployed: RunningTeam):
     listed = deployed.models / "list.yaml"
     listed.write_text("models:\n  - model: conv_net.onnx\n    experiment: scheduled\n  - model: conv_nett.onnx\n")
-    found = deployed.deployment("nightly/cpu")
+    found = deployed.deployment("nightly/nightly-cpu")
     # One run in a few seconds. With a short interval, further runs would start before the first one ends.
     interval = {"interval": 60, "anchor_date": (datetime.now(timezone.utc) + timedelta(seconds=3)).isoformat()}
     schedule = {"schedule": interval, "active": True, "parameters": {"models": str(listed)}}
@@ -155,19 +155,21 @@ def test_campaign_resumes_after_worker_was_killed(deployed: RunningTeam):
         held.unlink()
 
     model = str(deployed.models / "conv_net.onnx")
-    first = deployed.start("debug-build/cpu", allowed, model=model, until=4, data=str(script), experiment="campaign")
+    first = deployed.start(
+        "debug-build/debug-build-cpu", allowed, model=model, until=4, data=str(script), experiment="campaign"
+    )
     eventually(finished)
     hold.touch()
     kill("prefect.engine")  # the process of the flow run
     assert "-9" in deployed.wait_for(first, "CRASHED")
     [campaign] = tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})
-    second = deployed.start("debug-build/cpu", allowed, resume=campaign.id)
+    second = deployed.start("debug-build/debug-build-cpu", allowed, resume=campaign.id)
     kill("")  # the worker with all of its processes, as if its machine had lost power
     hold.unlink()
     assert deployed.flow_state(second)[0] == "RUNNING"  # the server ends it after ten minutes without heartbeats
     servers.up(deployed.folder)
 
-    deployed.wait_for(deployed.start("debug-build/cpu", allowed, resume=campaign.id), "COMPLETED")
+    deployed.wait_for(deployed.start("debug-build/debug-build-cpu", allowed, resume=campaign.id), "COMPLETED")
 
     assert sorted(int(info.tags[schema.Tag.ITERATION]) for info in finished()) == [0, 1, 2, 3]
     assert all(tracker.load(info.id).manifest.artifacts for info in finished())

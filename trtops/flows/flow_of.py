@@ -17,6 +17,7 @@ from prefect import Flow, Task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.events import emit_event
 from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Completed, Failed
@@ -292,6 +293,18 @@ def _ended(result: OpResult) -> State[Any]:
     create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state_name}")
     message = "; ".join(reasons) or result.headline
     message = masked(f"{message} ({result.evidence})" if result.evidence else message)
+    context = prefect.context.FlowRunContext.get()
+    assert context is not None and context.flow is not None and context.flow_run is not None
+    # For filters of Prefect's lists, and for automations: an event such as trtops.convert.bad.
+    context.client.update_flow_run(context.flow_run.id, tags={*context.flow_run.tags, result.verdict})
+    resource = {"prefect.resource.id": f"trtops.run.{result.run_id}", "prefect.resource.name": masked(result.title)}
+    payload = {
+        "verdict": result.verdict,
+        "message": message,
+        "experiment": result.experiment,
+        "subject": result.subject,
+    }
+    emit_event(f"trtops.{context.flow.name}.{result.verdict}", resource, payload=masked_json(payload))
     if result.verdict == "good":
         return Completed(name=state_name, message=message, data=result)
     # A bad verdict fails the run, so that lists, filters and automations find it.

@@ -107,7 +107,7 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
 
 
 def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
-    """Read a calibration cache from a file of either format, or from a run (``run:<id>``).
+    """Read a calibration cache from a file of either format, or from a run (``run:ID``).
 
     Raises ConfigError if there is no such file, or a run is named without a tracker; FormatError if it is not a
     calibration cache; TrackingError if the run is missing or incomplete, or has none.

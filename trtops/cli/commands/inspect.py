@@ -17,7 +17,7 @@ from trtops.tracking.records import RUN_PREFIX
 
 
 @command(
-    Group("cache", flag("cache", "a file of either format, or run:<id>")),
+    Group("cache", flag("cache", "a file of either format, or run:ID")),
     groups.JSON,
     groups.STORE,
     examples=("trtops inspect calibration int8.cache",),

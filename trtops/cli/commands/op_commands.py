@@ -75,7 +75,7 @@ def calibrate(args: Options) -> Job:
 @command(
     Group(
         "sides",
-        flag("actual", "the side under test: run:<id>, .onnx, .engine, .plan, .ort, .json or .npz"),
+        flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz"),
         flag("golden", "the reference"),
     ),
     Group(groups.STATISTICS.title, groups.STATISTICS, groups.COMPARING.only("infinities_compare_equal")),
@@ -88,7 +88,7 @@ def calibrate(args: Options) -> Job:
 def compare(args: Options) -> Job:
     """Compare two sides, output by output.
 
-    A side is a run of the store (run:<id>), an ONNX file, an engine file, or a file of saved outputs. The second side
+    A side is a run of the store (run:ID), an ONNX file, an engine file, or a file of saved outputs. The second side
     is the reference. Exits with 1 if they differ.
     """
     sides = (args.actual, args.golden)
@@ -176,7 +176,7 @@ def report(args: Options) -> Job:
     groups.ONNX_MODEL,
     Group(
         "measuring",
-        flag("--calibration-cache FILE", "the ranges: a cache of either format, or run:<id>", required=True),
+        flag("--calibration-cache FILE", "the ranges: a cache of either format, or run:ID", required=True),
     ),
     configs.config_flags("measuring", "SensitivityConfig", skip="data"),
     groups.TRACKING,

@@ -56,7 +56,7 @@ class ConvertConfig(EngineConfig):
     """What to build, from what, and how to evaluate it.
 
     Attributes:
-        timing_cache: Timing cache to build with: a file, or ``run:<id>`` for the cache of a run.
+        timing_cache: Timing cache to build with: a file, or ``run:ID`` for the cache of a run.
         replay: A tactic record to replay (``tactics/replay.json`` of a run).
         carry_over: Follow a replay of another release, CUDA release or device as far as its choices exist here. The
             builder makes the other choices, and the result names each of them. Without this such a replay is refused.
@@ -524,7 +524,7 @@ def read_cache_file(path: str | None, field_name: str) -> bytes | None:
 
 
 def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environment) -> bytes | None:
-    """A timing cache from a file, or from a run (``run:<id>``); None if the option is not given.
+    """A timing cache from a file, or from a run (``run:ID``); None if the option is not given.
 
     TimingCacheError if the run's cache is of another device or release.
     """

@@ -120,7 +120,7 @@ def sensitivity(
 
     Args:
         model: The ONNX file.
-        calibration_cache: The ranges: a cache, a file of either format, or ``run:<id>``.
+        calibration_cache: The ranges: a cache, a file of either format, or ``run:ID``.
         config: How to measure.
         tracker: The tracking store.
         data: Input data, instead of the config's source.

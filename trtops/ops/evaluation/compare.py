@@ -63,7 +63,7 @@ def compare(
 ) -> CompareResult:
     """Compare one side with another, and log the comparison to a run.
 
-    A side is ``run:<id>`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine
+    A side is ``run:ID`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine
     file (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``).
 
     Args:
@@ -147,7 +147,7 @@ def _open_side(side: str, tracker: Tracker) -> Engine | Model | RunResults:
     path = Path(side)
     if not path.exists():
         raise errors.ConfigError(
-            f"{side!r} does not exist. Give run:<id>, an ONNX file, an engine file or saved outputs (.json, .npz)."
+            f"{side!r} does not exist. Give run:ID, an ONNX file, an engine file or saved outputs (.json, .npz)."
         )
     if path.suffix in (".json", ".npz") or path.is_dir():
         return RunResults.load(str(path))

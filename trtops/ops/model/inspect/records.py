@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspection:
-    """Inspect a calibration cache: a file of either format, or ``run:<id>``."""
+    """Inspect a calibration cache: a file of either format, or ``run:ID``."""
     cache = load_cache(source, tracker)
 
     def text() -> str:
