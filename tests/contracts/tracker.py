@@ -15,7 +15,7 @@ from trtops.spec import BuildConfig
 from trtops.tracking import owner
 from trtops.tracking.base import Run, Tracker, tracked
 from trtops.tracking.check import reap
-from trtops.tracking.schema import Tag
+from trtops.tracking.schema import Kind, Tag
 
 ODD_NAMES = [
     "gpu_0/softmax:1", "日本", "", ".", "..", "..hidden", "/", "//", "a//b/", " spaced out ", "tab\tnewline\n",
@@ -190,10 +190,16 @@ class TrackerContract:
             assert info.status == "failed" and info.tags[Tag.ERROR].startswith("ValueError: ")
 
     def test_tracked_runs_always_end_once(self, tracker: Tracker):
-        for error in (errors.EngineBuildError("no"), KeyboardInterrupt(), SystemExit(0)):
-            with pytest.raises(type(error)), tracked(tracker, "m", "r", kind="build") as run:
+        for error, ended in (
+            (errors.EngineBuildError("no"), ("failed", "error", "trtops inspect run")),
+            (KeyboardInterrupt(), ("killed", None, "trtops debug build --resume")),
+            (SystemExit(0), ("killed", None, "trtops debug build --resume")),
+        ):
+            kind: Kind = "build" if ended[0] == "failed" else "debug_build"
+            with pytest.raises(type(error)), tracked(tracker, "m", "r", kind=kind) as run:
                 raise error
-            assert tracker.info(run.id).status == "failed"
+            info = tracker.info(run.id)
+            assert (info.status, info.verdict) == ended[:2] and f"{ended[2]} {run.id}" in info.tags[Tag.NOTE]
         with tracked(tracker, "m", "a", kind="build") as first, tracked(tracker, "m", "b", kind="build") as second:
             second.finish("bad")
             second.finish("good")

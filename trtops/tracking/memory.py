@@ -149,7 +149,7 @@ class MemoryTracker:
                 data.status, data.end_time = "finished", stated_end(manifest) or time.time()
                 if manifest is None:
                     data.status = "killed"
-                    data.tags |= {Tag.ERROR: why, Tag.NOTE: failure_note(run_id, why)}
+                    data.tags |= {Tag.ERROR: why, Tag.NOTE: failure_note(run_id, data.tags.get(Tag.KIND), why)}
             return self.info(run_id)
 
     def reopen(self, run_id: str) -> MemoryRun:
@@ -231,6 +231,8 @@ class MemoryTracker:
 
 class MemoryRun(Run):
     """A run in memory, being written."""
+
+    outlives_process = False
 
     def __init__(self, run_id: str, data: _Data, lock: threading.RLock) -> None:
         super().__init__(run_id, url="")

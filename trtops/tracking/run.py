@@ -58,6 +58,8 @@ TEMPORARY = ".artifact.uploading."
 class Run(ABC):
     """A run being written, with its id and page. Get one from :func:`trtops.tracking.base.tracked`."""
 
+    outlives_process = True
+
     def __init__(self, run_id: str, url: str) -> None:
         self.id = run_id
         self.url = url
@@ -198,16 +200,23 @@ class Run(ABC):
     def fail(self, error: BaseException | str) -> None:
         """End the run as failed, without a manifest. Never raises.
 
-        The error's text becomes the tag ``trtops.error``, and the verdict is ``error``.
+        The error's text becomes the tag ``trtops.error``, and the verdict is ``error``. A run that was interrupted (by
+        Ctrl-C, or a signal) is ended as killed, without a verdict.
         """
+        interrupted = isinstance(error, BaseException) and not isinstance(error, Exception)
         with self._lock:
             if self._ended:
                 return
-            self._ended = "finished" if self._whole else "failed"
+            self._ended = "finished" if self._whole else "killed" if interrupted else "failed"
             try:
                 if not self._whole:
-                    text = error_text(error)
-                    tags = {Tag.ERROR: text, Tag.VERDICT: "error", Tag.NOTE: failure_note(self.id, text)}
+                    text = "interrupted" if interrupted else error_text(error)
+                    info = self._info()
+                    tags = {Tag.ERROR: text, Tag.NOTE: failure_note(self.id, info.kind, text)}
+                    if not interrupted:
+                        tags[Tag.VERDICT] = "error"
+                    elif info.parent is None and self.outlives_process:
+                        log.warning("Run %s was interrupted. Next: %s", self.id, next_command(self.id, info.kind))
                     if self._sealed:
                         # The digest of a manifest that could not be written would make the run look finished.
                         tags[Tag.MANIFEST_SHA256] = ""
@@ -587,11 +596,17 @@ def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
     return ArtifactEntry(path=path, size=size, sha256=digest.hexdigest())
 
 
-def failure_note(run_id: str, error: str) -> str:
+def failure_note(run_id: str, kind: str | None, error: str) -> str:
     """The description of a run that did not finish: the error, and what to do next."""
     shown = error.replace("```", "~~~")[: schema.MAX_TAG // 2]
     lines = ("**error** · did not finish", "", "```text", shown, "```", "", "**Next**", "", "```sh")
-    return "\n".join([*lines, f"trtops inspect run {run_id}  # everything in the store about it", "```"])
+    return "\n".join([*lines, next_command(run_id, kind), "```"])
+
+
+def next_command(run_id: str, kind: str | None) -> str:
+    """The command that resumes a run that did not finish, or else shows it."""
+    resuming = {"debug_build": f"trtops debug build --resume {run_id}", "bisect": f"trtops debug bisect {run_id}"}
+    return resuming.get(kind or "", f"trtops inspect run {run_id}")
 
 
 def error_text(error: BaseException | str) -> str:

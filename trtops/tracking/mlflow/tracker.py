@@ -191,7 +191,7 @@ class MlflowTracker:
             manifest = files.peek(Artifact.MANIFEST)
             whole = manifest is not None
             if not whole:
-                tags = {Tag.ERROR: error_text(why), Tag.NOTE: failure_note(run_id, why)}
+                tags = {Tag.ERROR: error_text(why), Tag.NOTE: failure_note(run_id, entity.data.tags.get(Tag.KIND), why)}
                 self._connection.log_batch(run_id, tags=tags)
             info = replace(self._info(entity), status="finished" if whole else "killed")
             self.end(info, files, stated_end(manifest), event="closed")
