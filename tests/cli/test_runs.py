@@ -112,7 +112,7 @@ def test_runs_are_named_by_their_ids(run, ids, caplog):
     assert calibrated[0] == 0 and "tensors by" in calibrated[1]
     for given, said in (
         ("8d6", "32 hexadecimal digits"),
-        ("0" * 8, "no run has an id"),
+        ("0" * 8, "no id of a run begins"),
         ("0" * 32, "has no run with the id"),
     ):
         assert run(f"runs show {given}")[0] == 3
@@ -121,7 +121,7 @@ def test_runs_are_named_by_their_ids(run, ids, caplog):
 
 def test_ambiguous_run_ids_are_refused():
     runs = [SimpleNamespace(id=f"8d6e3f1a{n:024}") for n in range(2)]
-    with pytest.raises(RunNotFoundError, match="several runs have ids that begin so"):
+    with pytest.raises(RunNotFoundError, match="the ids of several runs begin with it"):
         run_id_of("8d6e3f1a", SimpleNamespace(find=lambda **_: runs))
 
 

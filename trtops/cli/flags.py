@@ -248,6 +248,24 @@ def flags_of(groups: Iterable[Group]) -> list[tuple[str, Flag]]:
     return found
 
 
+# Options that `-h` shows of a command with many. `--help` shows all.
+_USUAL = {
+    "--input-shapes", "--load-inputs", "--data-loader-script", "--output", "--convert-to", "--experiment", "--store",
+    "--trt", "--onnxrt", "--fp16", "--int8", "--calibration-cache", "--calibration-data", "--keep", "--trt-min-shapes",
+    "--trt-opt-shapes", "--trt-max-shapes", "--atol", "--rtol", "--golden", "--save-outputs", "--load-outputs",
+    "--save-engine", "--until", "--random-tactics", "--check", "--mode", "--minutes", "--resume", "--fold-constants",
+    "--json", "--help", "--verbose",
+}  # fmt: skip
+_MANY = 40
+
+
+def usual_options(groups: Sequence[Group]) -> tuple[tuple[Group, ...], int]:
+    """The groups with the options that are used most, if there are many, and the number of those left out."""
+    known = flags_of(groups)
+    shown = [(title, flag) for title, flag in known if len(known) <= _MANY or flag.positional or _USUAL & {*flag.names}]
+    return tuple(Group(title, flag) for title, flag in shown), len(known) - len(shown)
+
+
 class _Runner(argparse.Action):
     """Records a runner at its position: its kind, and the word that came with it."""
 

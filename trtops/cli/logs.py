@@ -36,7 +36,7 @@ def _log_level(text: str) -> tuple[str, str]:
 
 LOGGING = Group(
     "help, log and time limit",
-    flag("-h --help", "show this and exit"),
+    flag("-h --help", "show the usual options (-h), or all (--help), and exit"),
     flag("-v --verbose", "log more; repeat for even more", takes="count"),
     flag("--extra-verbose", "as -v -v", takes="count"),
     flag("-q --quiet", "log less; repeat for even less", takes="count"),

@@ -22,7 +22,7 @@ from collections.abc import Container, Sequence
 import trtops
 from trtops import terminal
 from trtops.cli import registry
-from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
+from trtops.cli.flags import Parser, UsageError, bold, make_parser, usual_options, without_effect
 from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
@@ -125,10 +125,16 @@ def _run_words(words: list[str]) -> int:
     if path not in registry.COMMANDS:
         return _help_on_words(path, rest)
     command = load(path)
-    parser = parser_of(path, command)
     # What follows belongs to the command that checks, or is a line to complete.
     own = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference", "words"), rest))
-    if "-h" in own or "--help" in own:
+    if "-h" in own and "--help" not in own:
+        brief, left = usual_options((*command.groups, LOGGING))
+        make_parser(" ".join(("trtops", *path)), command.about, brief, command.examples).print_help()
+        if left:
+            print(f"\n{left} more options: trtops {' '.join(path)} --help")
+        return 0
+    parser = parser_of(path, command)
+    if "--help" in own:
         parser.print_help()
         return 0
     return _run_command(path, command, parser, rest, words)

@@ -43,8 +43,8 @@ def run_id_of(given: str, tracker: Tracker) -> str:
         raise errors.RunNotFoundError(f"Run {given!r}: {expected}. See ids by: trtops runs list")
     found = [info.id for info in tracker.find(id_prefix=digits, limit=2)]
     if len(found) != 1:
-        count = "several runs have ids" if found else "no run has an id"
-        raise errors.RunNotFoundError(f"Run {given!r}: {count} that begin so. See ids by: trtops runs list")
+        count = "the ids of several runs begin" if found else "no id of a run begins"
+        raise errors.RunNotFoundError(f"Run {given!r}: {count} with it. See ids by: trtops runs list")
     return found[0]
 
 
