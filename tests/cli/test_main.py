@@ -37,7 +37,7 @@ def test_help_shows_usage_and_examples(path, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"usage: trtops {' '.join(path)}")
     assert f"  trtops {path[0]}" in text or "source <(" in text
-    assert "\x1b" not in text and "(default: )" not in text and text.count("\n") <= 90
+    assert "\x1b" not in text and "(default: )" not in text and text.count("\n") <= 100
 
     assert main([*path, "--help"]) == 0
     full = capsys.readouterr().out
