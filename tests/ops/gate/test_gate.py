@@ -100,6 +100,9 @@ def test_unchanged_candidate_is_accepted(accepted, again, heads, tracker) -> Non
     assert 0 < again.ratio.low <= again.ratio.ratio <= again.ratio.high < 3
     assert all(output.width > 0 and output.distance_widths < 1 for output in again.measured.widths)
     assert resolve(heads, tracker=tracker).run_id == again.run_id
+    timed = {(again.measured.candidate.engine_sha256, accepted.measured.candidate.engine_sha256): again.measured.rounds}
+    same = trial(candidate=again.run_id, accepted=accepted.run_id, policy=again.policy)
+    assert gate(heads, same, tracker=tracker, timed=timed).measured.rounds is again.measured.rounds
 
 
 def test_run_stores_the_numbers_behind_the_verdict(again, tracker) -> None:

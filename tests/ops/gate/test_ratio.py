@@ -103,7 +103,7 @@ def test_killed_process_ends_with_the_rounds_before_it(measured, monkeypatch) ->
     reopen, machine, calls = SimulatedEngine.reopen, Machine(1), itertools.count()
 
     def killed(engine: SimulatedEngine) -> None:
-        if next(calls) >= 6:  # two engines, opened twice more
+        if next(calls) >= 8:  # two engines, opened once and three times more
             machine.now += 1000
             raise errors.WorkerError("killed", timed_out=True)
         reopen(engine)

@@ -10,6 +10,7 @@ from pathlib import Path
 from trtops import errors
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.open_campaign import find_model
+from trtops.ops.gate.measurement import Timed
 from trtops.ops.gate.op import GateConfig, end_gate, gate, registered
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import EVIDENCE, Decision, Finding, FindingOutcome, GateResult
@@ -96,7 +97,8 @@ def gate_builds(
 
     Each build is a gate of its own below this run: no timing cache, no replay, no stored engine. The reference of the
     candidate's builds is the accepted build of median latency; without an accepted engine, that of the candidate's own
-    builds. The first build within the limits is registered, since the fastest would be an exception.
+    builds. Equal builds are timed once. The first build within the limits is registered, since the fastest would be
+    an exception.
     """
     if config.candidate is not None:
         raise errors.ConfigError("candidate is one engine, which says nothing about other builds; leave it or builds.")
@@ -106,6 +108,7 @@ def gate_builds(
     with op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as run:
         run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **wanted.to_dict()})
         made: list[GatedBuild] = []
+        pairs: Timed = {}
         table = CampaignTable()
         most = wanted.builds + _ACCEPTED_BUILDS + 1
 
@@ -113,11 +116,14 @@ def gate_builds(
             return max(0.0, config.minutes - (time.perf_counter() - began) / 60)
 
         def build(of: str, file: Path, own: GateConfig) -> GateResult:
-            # The time that is left, shared by all builds to come, but enough for one to be decided.
-            minutes = max(0.05, min(minutes_left(), max(minutes_left() / max(1, most - len(made)), 0.5)))
+            # The time that is left, shared by builds to come that need timing if these stay as frequent as they were,
+            # but enough for one to be decided.
+            timings = len({each.ratio for each in made} - {None}) + 1
+            coming = max(1.0, (most - len(made)) * timings / (len(made) + 1))
+            minutes = max(0.05, min(minutes_left(), max(minutes_left() / coming, 0.5)))
             own = replace(own, distribution=BuildShare(), register=False, minutes=minutes)
             where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
-            found = run_step(f"{of} build {len(made) + 1}", gate, file, own, **where)  # type: ignore[arg-type]
+            found = run_step(f"{of} build {len(made) + 1}", gate, file, own, timed=pairs, **where)  # type: ignore[arg-type]
             made.append(_gated(len(made) + 1, of, found, tracker, table if of == "candidate" else CampaignTable()))
             return found
 

@@ -60,12 +60,15 @@ class EngineProcess:
         self._backend = backend
         self._engine = engine
         self._feeds = str(feeds)
-        self.reopen()
+        self._start()  # in the process that may have built it: starting another takes most of an untimed gate
 
     def reopen(self) -> None:
         """Open the engine in a fresh process."""
-        begin = time.monotonic()
         self._backend.worker.close()
+        self._start()
+
+    def _start(self) -> None:
+        begin = time.monotonic()
         run, timeout = self._backend.worker.run, self._backend.timeout
         self.seconds: float = run(_open_engine, self._engine, self._feeds, self.metrics, timeout=timeout)
         self.opening_seconds = time.monotonic() - begin
@@ -128,10 +131,9 @@ def measure_rounds(
 ) -> Rounds:
     """Time two open engines alternately until one of the ``deciding`` metrics decides, or until the budget ends.
 
-    The first look uses the current processes, each further look fresh ones, which are measured for at least as long as
-    it took to open them. In a round, both run on the same one of the ``cores``; on any if it is empty. The rounds
-    of a start are measured in a ``turn``, which other gates take in between. The budget ends at ``until``, a time of
-    ``time.monotonic()``.
+    Each look uses fresh processes, which are measured for at least as long as it took to open them. In a round, both
+    run on the same one of the ``cores``; on any if it is empty. The rounds of a start are measured in a ``turn``, which
+    other gates take in between. The budget ends at ``until``, a time of ``time.monotonic()``.
     """
     starts: list[list[list[float]]] = []  # by start, round and metric
     totals: list[list[float]] = [[], []]  # milliseconds of candidate and accepted engine
@@ -141,9 +143,8 @@ def measure_rounds(
         rounds: list[list[float]] = []
         try:
             # Memory layout and thread placement stay the same while a process lives.
-            if starts:
-                with ThreadPoolExecutor(2) as pool:  # at the same time, which takes half as long
-                    list(pool.map(lambda each: each.reopen(), (candidate, accepted)))
+            with ThreadPoolExecutor(2) as pool:  # at the same time, which takes half as long
+                list(pool.map(lambda each: each.reopen(), (candidate, accepted)))
             with turn():
                 started = now = time.monotonic()
                 opening, longest = max(candidate.opening_seconds, accepted.opening_seconds), 0.0

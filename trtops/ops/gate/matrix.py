@@ -44,10 +44,19 @@ class MatrixResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The number of candidates by decision."""
+        """The number of candidates by decision, and those that are not accepted."""
         counts = Counter(cell.decision for cell in self.cells)
-        return (
-            ", ".join(f"{counts[each]} {words}" for each, words in DECIDED.items() if counts[each]) or "no candidates"
+        text = ", ".join(f"{counts[each]} {words}" for each, words in DECIDED.items() if counts[each])
+        names = dict.fromkeys(Path(cell.subject).stem for cell in self.cells if cell.decision != "accept")
+        return (f"{text}: {', '.join(names)}" if names else text) or "no candidates"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Each candidate that is not accepted, with its reasons."""
+        return tuple(
+            f"**{Path(cell.subject).stem} {cell.precision} {cell.release}**: {cell.decision}. {'; '.join(cell.reasons)}"
+            for cell in self.cells
+            if cell.decision != "accept"
         )
 
     def rows(self) -> Iterable[tuple[str | float | None, ...]]:
@@ -61,18 +70,17 @@ class MatrixResult(OpResult):
                 *(cell.seconds, cell.run_id),
             )
 
+    def body(self) -> Iterable[str]:
+        """The reasons, which a report shows at its top, and the sections."""
+        yield from (f"- {reason}" for reason in self.reasons)
+        yield from super().body()
+
     def sections(self) -> Iterable[Section]:
-        """What broke; candidates that were not accepted, with reasons; then a table of all."""
+        """What broke, and a table of all candidates."""
         for each in self.regressions:
             answers = [f"- {name.replace('_', ' ')}: {text}" for name, text in vars(each).items() if name != "engine"]
             yield Section(title=each.engine, text="\n".join(answers))
-        lines = [
-            f"- **{Path(cell.subject).stem} {cell.precision} {cell.release}**: {cell.decision}. "
-            f"{'; '.join(cell.reasons)}"
-            for cell in self.cells
-            if cell.decision != "accept"
-        ]
-        yield Section(text="\n".join(lines), table=Table(columns=_COLUMNS, rows=tuple(self.rows())))
+        yield Section(table=Table(columns=_COLUMNS, rows=tuple(self.rows())))
 
 
 def gate_all(

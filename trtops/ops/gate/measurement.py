@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine, Feed
@@ -28,13 +28,13 @@ from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.evaluation.self_check import check_engine
-from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, measure_rounds, save_feeds
+from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, Rounds, measure_rounds, save_feeds
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
 from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
-from trtops.ops.gate.result import EngineFacts, Finding, Measured
-from trtops.record import digest
+from trtops.ops.gate.result import EngineFacts, Finding, Measured, latency_finding
+from trtops.record import JSONValue, digest
 from trtops.spec import Environment
 from trtops.system.locks import locked, machine_folder
 from trtops.system.processes import temporary_prefix
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 _USED, _GRACE = 0.88, 0.06
 
 
+Timed: TypeAlias = dict[tuple[str, str], Rounds]
+"""Rounds that decided, by the digests of candidate and accepted engine."""
+
+
 class NotMeasuredError(Exception):
     """A step that failed or did not finish; caught by the gate, which reports the ``finding``."""
 
@@ -62,9 +66,10 @@ class NotMeasuredError(Exception):
 class Measurement:
     """The measurement of one candidate."""
 
-    def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker) -> None:
+    def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker, timed: Timed) -> None:
         self.holder = ""  # id of the run that holds it: the gate's own if it is built now
         self.measured: Measured | None = None  # as far as it is complete
+        self.timed = timed
         self._end = time.monotonic() + _USED * 60 * config.minutes
         self._model = model
         self._config = config
@@ -115,28 +120,33 @@ class Measurement:
                 other_process = EngineProcess(other_backend, other.engine, file, metrics)
                 theirs, again = other_process.outputs(), other_process.outputs()
             same_model = other.spec.model_sha256 == model.info.sha256
+            other_facts = _facts(accepted.id, other, other_process, theirs)
             self.measured = measured = replace(
                 measured,
-                accepted=_facts(accepted.id, other, other_process, theirs),
+                accepted=other_facts,
                 agreement=compare_outputs(outputs, theirs, Tolerances()),
                 widths=measure_widths(outputs, (theirs, again), golden, right.noise, same_model=same_model),
                 accepted_top1=measure_accuracy(theirs, golden, check.labels, tolerances, seen.given),
             )
             if self._limits.latency is None or measured.same_engine:
                 return
-            with self._ending("latency"):
-                threads = build.engine.options.get("intra_op_threads")
-                if config.metric == "auto" and threads != other.engine.options.get("intra_op_threads"):
-                    deciding = ("wall",)  # more threads may use more CPU time in less time
-                rounds = measure_rounds(
-                    process,
-                    other_process,
-                    self._limits.latency,
-                    deciding=deciding,
-                    cores=sorted(os.sched_getaffinity(0)) if threads == 1 else (),
-                    turn=self._turn_on_cpu if config.build.backend == "onnxruntime" else contextlib.nullcontext,
-                    until=self._end,
-                )
+            pair = measured.candidate.engine_sha256, other_facts.engine_sha256
+            if (rounds := self.timed.get(pair)) is None:
+                with self._ending("latency"):
+                    threads = build.engine.options.get("intra_op_threads")
+                    if config.metric == "auto" and threads != other.engine.options.get("intra_op_threads"):
+                        deciding = ("wall",)  # more threads may use more CPU time in less time
+                    rounds = measure_rounds(
+                        process,
+                        other_process,
+                        self._limits.latency,
+                        deciding=deciding,
+                        cores=sorted(os.sched_getaffinity(0)) if threads == 1 else (),
+                        turn=self._turn_on_cpu if config.build.backend == "onnxruntime" else contextlib.nullcontext,
+                        until=self._end,
+                    )
+                if latency_finding(rounds, self._limits.latency).outcome != "open":
+                    self.timed[pair] = rounds
             self.measured = replace(measured, rounds=rounds)
 
     def _turn_on_cpu(self) -> contextlib.AbstractContextManager[None]:
@@ -274,13 +284,19 @@ def _metrics(wanted: Metric | Literal["auto"], engine: Engine) -> tuple[tuple[Me
 def _facts(run_id: str, build: Build, process: EngineProcess, outputs: RunResults) -> EngineFacts:
     tensors = [("input", spec.name, spec.dtype, spec.shape) for spec in process.inputs().values()]
     tensors += [("output", name, each.dtype, each.shape) for name, each in outputs[0][1][0].items()]
+    engine, options = build.engine, dict(build.engine.options)
+    identity: list[JSONValue] = [engine.sha256, options]
+    if engine.backend == "onnxruntime":
+        # It writes equal graphs with tables in another order each time; INT8 engines of 17 builds had 16 byte forms.
+        own = {name: value for name, value in options.items() if name != "plan_sha256"}
+        identity = [build.tactics.digest, build.spec.model_sha256, len(engine.plan), own]
     return EngineFacts(
         run_id=run_id,
-        environment=build.engine.environment,
+        environment=engine.environment,
         model_sha256=build.spec.model_sha256,
         precision=build.spec.config.precision,
-        engine_bytes=len(build.engine.plan),
-        engine_sha256=digest([build.engine.sha256, dict(build.engine.options)]),
+        engine_bytes=len(engine.plan),
+        engine_sha256=digest(identity),
         interface=tuple(
             (f"{kind} `{name}`", f"{dtype} [{', '.join('?' if is_dynamic(d) else str(d) for d in shape or ())}]")
             for kind, name, dtype, shape in tensors

@@ -11,7 +11,7 @@ from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
-from trtops.ops.gate.measurement import Measurement, NotMeasuredError
+from trtops.ops.gate.measurement import Measurement, NotMeasuredError, Timed
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, name_of
@@ -82,12 +82,14 @@ def gate(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
+    timed: Timed | None = None,
 ) -> GateResult:
     """Build a candidate, compare it with the accepted engine, and decide by a policy.
 
     Both engines run in their own processes, each with its own release, on the same device. A release that cannot be
     installed, a missing device, a failed build and an engine that does not run are refusals. UnsupportedFeatureError if
-    the metric cannot be measured on this machine.
+    the metric cannot be measured on this machine. Engines of ``timed`` are not
+    timed again; those of this gate are added.
     """
     tracker = tracker_or_default(tracker)
     begin = time.perf_counter()
@@ -103,7 +105,7 @@ def gate(
         devices = ",".join(config.devices)
         limits = {"policy": config.policy.digest, "minutes": config.minutes, "metric": config.metric}
         run.log_params({"release": release, "devices": devices, **limits})
-        measurement = Measurement(loaded, config, run, tracker)
+        measurement = Measurement(loaded, config, run, tracker, {} if timed is None else timed)
         findings: tuple[Finding, ...] = ()
         try:
             measurement.measure()

@@ -49,7 +49,7 @@ class EngineFacts(Record):
     model_sha256: str
     precision: Precision  # as requested
     engine_bytes: int
-    engine_sha256: str  # of the engine and the options to load it
+    engine_sha256: str  # of engine and options; in ONNX Runtime of model, tactics, size and options
     interface: tuple[tuple[str, str], ...]  # inputs and outputs in order, each with dtype and shape
     build_seconds: float
     kernels: tuple[tuple[str, int], ...]  # by the precision that they compute in
@@ -69,7 +69,7 @@ class Measured(Record):
 
     @property
     def same_engine(self) -> bool:
-        """Whether candidate and accepted engine are the same bytes, loaded with the same options."""
+        """Whether candidate and accepted engine are equally fast, since they have the same digest."""
         return self.accepted is not None and self.accepted.engine_sha256 == self.candidate.engine_sha256
 
 
@@ -135,7 +135,7 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
     if limits.interface:
         found.append(_interface_finding(dict(candidate.interface), dict(accepted.interface)))
     if limits.latency is not None and measured.same_engine:
-        text = "nothing to measure, since the candidate is the accepted engine byte for byte, with the same options"
+        text = "nothing to measure, since the candidate is the accepted engine, with the same kernels and options"
         found.append(Finding("latency", "pass", text))
     elif limits.latency is not None:
         found.append(latency_finding(measured.rounds, limits.latency))
