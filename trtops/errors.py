@@ -4,6 +4,8 @@ A message names the thing, what was found, what was expected and what to do. Out
 (:mod:`trtops.comparator`), never an error.
 """
 
+import errno
+import os
 from collections.abc import Iterable
 
 from trtops.system.masking import masked
@@ -132,6 +134,12 @@ class TrackingUnavailableError(TrackingError):
     """The store did not answer in time; trying again later can help."""
 
     transient = True
+
+
+def passes(error: object) -> bool:
+    """Whether an error is of the machine or the store, such as a full disk, and says nothing of the model."""
+    full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+    return full or isinstance(error, (TrackingError, ConnectionError))
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 from uuid import UUID
 
 import numpy as np
@@ -15,6 +16,7 @@ import onnx
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.settings import PREFECT_UI_URL, temporary_settings
 
 from flows.calibrate import calibrate
 from flows.compare import compare
@@ -28,6 +30,7 @@ from trtops import errors
 from trtops.calibration import CalibrationCache
 from trtops.flows.flow_of import close_runs
 from trtops.ops.engines.calibrate import CalibrateConfig
+from trtops.ops.engines.convert import BuildJob
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import schema
@@ -79,9 +82,12 @@ def test_runs_of_crashed_processes_are_closed(store: Path, model: Path) -> None:
 
 
 def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
-    result = convert(model)
+    with temporary_settings({PREFECT_UI_URL: "https://prefect.example.org"}):
+        result = convert(model)
 
-    flow_run = default_tracker().info(result.run_id).tags[schema.Tag.PREFECT_FLOW_RUN]
+    tags = default_tracker().info(result.run_id).tags
+    flow_run = tags[schema.Tag.PREFECT_FLOW_RUN]
+    assert tags[schema.Tag.PREFECT_URL] == f"https://prefect.example.org/runs/flow-run/{flow_run}"
     with get_client(sync_client=True) as client:
         artifact = max(client.read_artifacts(), key=lambda artifact: artifact.created)
         wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run)]))
@@ -153,15 +159,23 @@ def test_compare_flow_reads_engine_of_run(store: Path, model: Path) -> None:
     assert default_tracker().info(strict.run_id).tags[schema.Tag.KIND] == "compare"
 
 
-def test_list_and_folder_are_built(store: Path, tmp_path: Path) -> None:
+def test_list_and_folder_are_built(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models.conv_net().fixed().write(tmp_path)
     listed = tmp_path / "list.yaml"
     listed.write_text("models:\n  - model: conv_net.onnx\n    policy: {isolated: false}\n  - model: conv_nett.onnx\n")
 
     result = nightly(listed)
-    assert result.headline == "1 of 2 failed (1 good, 1 error)"
+    assert result.headline == "1 of 2 failed (1 good, 1 error): conv_nett"
     assert [build.outcome for build in result.builds] == ["good", "error"]
     assert len(default_tracker().find("conv_net")) == 1
+    (tmp_path / "conv_net.onnx").rename(tmp_path / "moved.onnx")
+    with monkeypatch.context() as context:
+        context.setattr(BuildJob, "prepare", Mock(side_effect=errors.TrackingUnavailableError("the store is away")))
+        result = watch(tmp_path, pattern="*.onnx", settle_seconds=0.0, precisions=("fp16",))
+    assert (result.verdict, result.headline) == ("error", "1 of 1 failed (1 error): moved")
+    [failed] = default_tracker().find("moved")  # not one for each retry
+    assert failed.tags[schema.Tag.PASSING] == "true" and result.builds[0].run_id == failed.id
+    assert failed.id[:8] in result.page()
 
     listed.write_text("models: []")
     assert nightly(listed, experiment="x").headline == "nothing to build"

@@ -108,7 +108,7 @@ def test_schedule_builds_list_on_the_workers_server(deployed: RunningTeam):
 
     flow_run = build.tags[schema.Tag.PREFECT_FLOW_RUN]
     assert deployed.call("GET", f"flow_runs/{flow_run}")["auto_scheduled"] is True
-    assert deployed.wait_for(flow_run, "FAILED") == "1 of 2 failed (1 good, 1 error)"
+    assert deployed.wait_for(flow_run, "FAILED") == "1 of 2 failed (1 good, 1 error): conv_nett"
     assert build.verdict == "good"
     assert deployed.tracker().load(build.id).manifest.artifacts  # through the server, whole
     (summary,) = deployed.tracker().find("list", tags={schema.Tag.PREFECT_FLOW_RUN: flow_run})

@@ -29,7 +29,8 @@ def _nightly(models: Path, config: BuildListConfig = BuildListConfig(), **logged
             with device_slot(config.build.backend):
                 return convert_op(model, config, tracker=logged["tracker"], experiment=experiment, tags=tags)
 
-        return run_as_task(f"build {Path(model).stem} {config.build.precision} {config.build.backend}", build)
+        name = f"build {Path(model).stem} {config.build.precision} {config.build.backend}"
+        return run_as_task(name, build, by_steps=True)
 
     return build_list(models, config, convert_one=convert_one, **logged)
 

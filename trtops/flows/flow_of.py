@@ -22,6 +22,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Completed, Failed
 from prefect.utilities.callables import parameter_docstrings
+from prefect.utilities.urls import url_for
 
 from trtops import errors
 from trtops.flows.server import ensure_prefect_home
@@ -139,7 +140,10 @@ def flow_of(
         where = backend if place is None else place(tracker, config, given)
         context = prefect.context.FlowRunContext.get()
         assert context is not None and context.flow_run is not None
-        supplied = {"tracker": tracker, "tags": {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}}
+        tags = {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}
+        if page := url_for("flow-run", obj_id=context.flow_run.id):  # None for a server that ends with this process
+            tags[schema.Tag.PREFECT_URL] = page
+        supplied = {"tracker": tracker, "tags": tags}
         given |= {key: each for key, each in supplied.items() if key in accepted or "logged" in accepted}
         with device_slot(where) as devices, steps_run_by(run_as_task):
             if config is not None:
@@ -233,14 +237,18 @@ def task_of(function: Callable[P, R], name: str, *, run_name: str | None = None,
     )
 
 
-def run_as_task(name: str, function: Callable[[], R]) -> R:
-    """Call a function as a Prefect task, which is retried unless it is a part of another task."""
+def run_as_task(name: str, function: Callable[[], R], *, by_steps: bool = False) -> R:
+    """Call a function as a Prefect task, which is retried unless it is a part of a task that is.
+
+    One that is made ``by_steps`` retries only these: a retry of the whole would leave another run in MLflow.
+    """
     results: list[R] = []
 
     def step() -> None:  # no arguments and no result: Prefect would search them for futures and keep them until the end
         results.append(function())
 
-    task_of(step, name, retries=3 if prefect.context.TaskRunContext.get() is None else 0)()
+    outer = prefect.context.TaskRunContext.get()
+    task_of(step, name, retries=0 if by_steps or (outer is not None and outer.task.retries) else 3)()
     return results[-1]
 
 

@@ -68,6 +68,7 @@ class Tag:
     CUDA = "trtops.cuda"
     GIT_COMMIT = "trtops.git_commit"
     PREFECT_FLOW_RUN = "trtops.prefect_flow_run_id"
+    PREFECT_URL = "trtops.prefect_flow_run_url"
     DATA_SHA256 = "trtops.data.sha256"
     ITERATION = "trtops.iteration"  # number from 0; a killed run shares it with the run that repeated it
     BAD_IN = "trtops.bad_in"  # the bad part of a bad build: outputs, precision, or both separated by a space
@@ -83,7 +84,11 @@ class Tag:
     MANIFEST_SHA256 = "trtops.manifest.sha256"  # digest of the original manifest, so that changes show
     SIGNED = "trtops.signed"  # true for a run that was signed when it finished
     DIGESTS = "trtops.digests"  # digests of the artifacts by path, as JSON
-    LISTED = "trtops.listed"  # equal for equal builds of a model list
+    LISTED = "trtops.listed"  # model, options, release and environment of a listed build
+    LISTED_AS = "trtops.listed_as"  # digest of its file's path, precision and back end
+    PASSING = (
+        "trtops.passing"  # true if a run failed for a reason that says nothing of its model (trtops.errors.passes)
+    )
     TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables
     NOTE = "mlflow.note.content"  # Markdown on the run's page
     USER = "mlflow.user"  # set by MLflow

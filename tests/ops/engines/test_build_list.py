@@ -1,20 +1,30 @@
 """Building a list: one entry's failure stops no other, and what is known already is left out."""
 
+import errno
+import itertools
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from copy import copy
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests import models
 from trtops import errors
-from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
+from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, BuildOutcome, build_list
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.model_list import ListedModel, Policy, folder_list
+from trtops.tracking import owner
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Tag
 
 NEW = BuildListConfig(only_new=True)
 
@@ -29,6 +39,26 @@ def folder(tmp_path: Path) -> Path:
     models.conv_net().fixed().write(tmp_path)
     models.identity().write(tmp_path)
     return tmp_path
+
+
+START = 1893456000.0  # 2030-01-01
+
+
+class Clock:
+    """The time of day 0, and a second later at each reading."""
+
+    def __init__(self) -> None:
+        self.days, self.read = 0, itertools.count()
+
+    def __call__(self) -> float:
+        return START + 86400 * self.days + next(self.read)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr("time.time", found)
+    return found
 
 
 def listed(folder: Path, text: str) -> Path:
@@ -64,7 +94,10 @@ def test_failing_builds_do_not_stop_others(folder: Path, tracker: MemoryTracker)
         ("identty", "fp32", "error", True),
         ("conv_net", "fp16", "bad", False),
     ]
-    assert (result.verdict, result.headline) == ("bad", "3 of 6 failed (2 good, 2 bad, 2 error)")
+    assert (result.verdict, result.headline) == (
+        "bad",
+        "3 of 6 failed (2 good, 2 bad, 2 error): no_kernel, conv_net, identty",
+    )
     page = result.page()
     assert "**no_kernel.onnx fp32 onnxruntime**: error. Op 'custom:Frobnicate'" in page
     assert "nets.yaml:6)" in page and "identty.onnx matches no file" in page
@@ -106,7 +139,7 @@ def test_library_crashes_are_errors_of_one_build(folder: Path, tracker):
 
     text = "  - model: conv_net.onnx\n"
     result = build_list(listed(folder, text), tracker=tracker, convert_one=broken)
-    assert result.builds[0].reasons == ("ZeroDivisionError: a defect",)
+    assert result.builds[0].reasons[0] == "ZeroDivisionError: a defect"
 
     with pytest.raises(KeyboardInterrupt):
         build_list(listed(folder, text + "  - model: identity.onnx\n"), tracker=tracker, convert_one=broken)
@@ -128,14 +161,142 @@ def test_new_models_are_found_by_content(folder: Path, tracker: MemoryTracker):
     assert outcomes(watch(folder, tracker)) == {"identity": "good", "renamed": "skipped"}
 
 
-def test_failed_builds_are_repeated_up_to_limit(folder: Path, tracker: MemoryTracker):
+def test_failed_builds_are_repeated_up_to_limit(folder: Path, tracker: MemoryTracker, clock: Clock):
     (folder / "identity.onnx").write_bytes(b"no model")
     config = BuildListConfig(only_new=True, attempts=2)
 
-    seen = [outcomes(watch(folder, tracker, config))["identity"] for _ in range(3)]
+    for count in (1, 2, 2, 2):
+        result = watch(folder, tracker, config)
+        assert (outcomes(result)["identity"], result.verdict) == ("error", "bad")
+        assert result.headline.endswith("): identity") and "Broken since 2030-01-01" in result.page()
+        [broken] = result.failed
+        assert tracker.find("identity")[0].id == broken.run_id and len(tracker.find("identity")) == count
+    assert result.run_id == ""  # nothing was built
+    clock.days += 1
+    watch(folder, tracker, config)
+    assert len(tracker.find("identity")) == 3
 
-    assert seen == ["error", "error", "skipped"]
-    assert watch(folder, tracker, config).builds[1].reasons == ("It failed 2 times.",)
+
+FAILURES: dict[str, BaseException] = {
+    "no kernel": errors.EngineBuildError("Op 'custom:Frobnicate' has no kernel"),
+    "defect": ZeroDivisionError("a defect"),
+    "store away": errors.TrackingUnavailableError("the store does not answer"),
+    "disk full": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "disk full in the builder": errors.EngineBuildError(f"cannot write: {os.strerror(errno.ENOSPC)}"),
+    "interrupted": KeyboardInterrupt(),
+    "killed": KeyboardInterrupt(),  # without an end of its run
+}
+BROKEN, PASSING = ("bad", "unproven", *[*FAILURES][:2]), [*FAILURES][2:]
+
+
+class Nights:
+    """Four models in a folder, and a stand-in for the builder with known outcomes."""
+
+    def __init__(self, folder: Path, tracker: MemoryTracker, clock: Clock) -> None:
+        self.folder, self.tracker, self.clock = folder, tracker, clock
+        self.states: dict[str, str] = {}  # by content: a verdict, or a failure
+        self.passing: dict[str, str] = {}  # failures of this visit, by model
+        self.seen: dict[str, list[tuple[str, int, str, str]]] = {f"net{number}": [] for number in range(4)}
+
+    def content(self, name: str) -> str:
+        return (self.folder / f"{name}.onnx").read_text()
+
+    def write(self, name: str, state: str) -> None:
+        content = f"version {len(self.states)}"
+        self.states[content] = state
+        (self.folder / f"{name}.onnx").write_text(content)
+
+    def convert(self, model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
+        name, content = Path(model).stem, Path(model).read_text()
+        state = self.passing.get(name, self.states[content])
+        run = self.tracker.start(experiment, name, kind="build", tags=tags)
+        if state == "killed":  # nothing ends the run
+            run.set_tags({Tag.OWNER: replace(owner.current(), pid=1 << 22, started=0).to_json()})
+            raise KeyboardInterrupt
+        if state not in PASSING:
+            self.seen[name].append((state, self.clock.days, content, run.id))
+        if state in FAILURES:
+            run.fail(FAILURES[state])
+            raise copy(FAILURES[state])  # without the traceback, which would grow
+        run.set_tags({Tag.HEADLINE: f"it is {state}"})
+        run.finish(state)  # type: ignore[arg-type]
+        facts = {"url": "", "called": "FP32", "reused_from": None, "engine_bytes": 1, "reasons": (f"it is {state}",)}
+        return SimpleNamespace(verdict=state, run_id=run.id, evaluation=SimpleNamespace(latency=None), **facts)
+
+    def visit(self, only_new: bool) -> BuildListResult:
+        models = folder_list(self.folder, "*.onnx", ListedModel(model="", policy=Policy(isolated=False)))
+        return build_list(models, BuildListConfig(only_new=only_new), tracker=self.tracker, convert_one=self.convert)
+
+    def check(self, build: BuildOutcome) -> None:
+        """Whether the history of a broken build is true."""
+        seen = self.seen[Path(build.model).stem]
+        streak = [*itertools.takewhile(lambda each: each[0] != "good", reversed(seen))]
+        good = seen[-len(streak) - 1] if len(seen) > len(streak) else None
+        _, night, content, _ = streak[-1]
+        text = " ".join(build.reasons)
+        since = datetime.fromtimestamp(START + 86400 * night, timezone.utc)
+        assert f"Broken since {since:%Y-%m-%d} 00:" in text
+        assert ("It has no good run." if good is None else f"Last good: run {good[3][:8]} of ") in text
+        changes = "the model's bytes" if good and good[2] != content else "nothing that is recorded"
+        assert good is None or f"Changed in between: {changes}." in text
+        assert build.run_id == streak[0][3] and (f"is {seen[-1][0]}" in text or seen[-1][0] in FAILURES)
+
+
+@pytest.mark.parametrize("only_new", [True, False])
+def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: MemoryTracker, clock: Clock, monkeypatch):
+    """A hundred nights: models break, are repaired, reverted and copied, and builds fail for passing reasons."""
+    monkeypatch.setattr("trtops.backend.environment.git_commit", lambda: None)  # takes half of the time
+    random, nights = np.random.default_rng(only_new), Nights(tmp_path, tracker, clock)
+    for name in nights.seen:
+        nights.write(name, "good")
+    verdicts = Counter[str]()
+    for clock.days in range(100):
+        for name in random.choice([*nights.seen], 2, replace=False):
+            change = random.integers(6)
+            if change < 4:
+                nights.write(name, "good" if change else random.choice(BROKEN))
+            elif change == 4:  # an earlier version of any model
+                (tmp_path / f"{name}.onnx").write_text(random.choice([*nights.states]))
+            elif nights.states[nights.content(name)] != "good" or not only_new:  # the cause is not in the file
+                nights.states[nights.content(name)] = random.choice(("good", *BROKEN))
+        for is_last in (False, True):
+            hit = [name for name in nights.seen if not is_last and random.random() < 0.3]
+            nights.passing = {name: random.choice(PASSING) for name in hit}
+            with suppress(KeyboardInterrupt):
+                result = nights.visit(only_new)
+                for build in result.builds:
+                    state = nights.states[nights.content(Path(build.model).stem)]
+                    assert state == "good" or build.outcome not in ("good", "skipped"), build
+        for build in result.builds:
+            state = nights.states[nights.content(Path(build.model).stem)]
+            assert (build.outcome in ("good", "skipped")) == (state == "good"), build
+            if state != "good":
+                nights.check(build)
+                assert f"**{Path(build.model).name} fp32 onnxruntime**" in result.page() and not build.passing
+        states = {nights.states[nights.content(name)] for name in nights.seen}
+        expected = "bad" if states - {"good", "unproven"} else "unproven" if "unproven" in states else "good"
+        assert result.verdict == expected
+        verdicts[result.verdict] += 1
+    assert min(verdicts[verdict] for verdict in ("good", "bad", "unproven")) > 1
+
+
+@pytest.mark.parametrize("failure", PASSING)
+def test_passing_failures_are_not_the_models(failure: str, tmp_path: Path, tracker: MemoryTracker, clock: Clock):
+    nights = Nights(tmp_path, tracker, clock)
+    nights.write("net0", "good")
+    nights.passing = {"net0": failure}
+    for count in range(1, 6):
+        with suppress(KeyboardInterrupt):
+            result = nights.visit(only_new=True)
+            assert (result.verdict, result.failed[0].passing) == ("error", True) and "Broken" not in result.page()
+        limit = 3 if failure in ("interrupted", "killed") else 5  # its process may be killed because of the model
+        assert len(tracker.find("net0")) == min(count, limit)
+    nights.passing, clock.days = {}, 1
+    assert nights.visit(only_new=True).verdict == "good"
+    nights.write("net0", "bad")
+    count = len(tracker.find("net0"))
+    assert [nights.visit(only_new=True).verdict for _ in range(3)] == ["bad"] * 3
+    assert len(tracker.find("net0")) == count + 1  # evaluated once a day
 
 
 def test_files_and_builds_in_progress_are_skipped(folder: Path, tracker: MemoryTracker):

@@ -1,11 +1,13 @@
 """Build every model of a list with the convert op; a build that fails does not stop the others."""
 
 import contextlib
+import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +22,7 @@ from trtops.spec import BackendName, Precision
 from trtops.tables import markdown_table, size
 from trtops.tracking import owner, schema
 from trtops.tracking.base import Tracker
+from trtops.tracking.records import RunInfo
 from trtops.verdict import VERDICTS, Verdict
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,15 @@ OUTCOMES: tuple[Outcome, ...] = (*VERDICTS, "skipped")
 Convert: TypeAlias = Callable[[str, ConvertConfig, str, Mapping[str, str]], ConvertResult]
 """Makes one build: called with model, config, experiment and tags."""
 
+_AGAIN_SECONDS = 20 * 3600.0
+"""When a broken model is built again although nothing changed: less than a day, so that a nightly visit does so."""
+
+_CHANGES = {
+    "model": "the model's bytes", "options": "the options", "release": "release {} → {}",
+    "environment": "driver, libraries or system",
+}  # fmt: skip
+"""The parts of :attr:`schema.Tag.LISTED`, and how a change of each is reported."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildListConfig(Record):
@@ -37,8 +49,9 @@ class BuildListConfig(Record):
     Attributes:
         backends: Only builds for these back ends; all by default.
         only_new: Only builds that the tracking store does not have: of this model's content, with this config, in this
-            environment. Failed builds are repeated until there were ``attempts`` of them.
-        attempts: See ``only_new``.
+            environment. The outcome of others is that of their last build.
+        attempts: With ``only_new``, how often a failed build is repeated at once. Later, and after a bad verdict, it is
+            repeated once a day.
         settle_seconds: With ``only_new``, the time since a model file was changed; it may still be being copied.
     """
 
@@ -52,7 +65,8 @@ class BuildListConfig(Record):
 class BuildOutcome(Record):
     """The outcome of one build of a list; ``failed`` if it makes the whole list fail.
 
-    An ``unproven`` build does not fail the list, but the list is unproven then.
+    An ``unproven`` build does not fail the list, but the list is unproven then. ``passing`` failures are those of the
+    machine or the store: the model is neither broken nor verified, and is built again the next time.
     """
 
     model: str
@@ -61,6 +75,7 @@ class BuildOutcome(Record):
     place: str
     outcome: Outcome
     failed: bool = False
+    passing: bool = False
     reasons: tuple[str, ...] = ()
     run_id: str = ""
     url: str = ""
@@ -84,9 +99,9 @@ class BuildListResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """``bad`` if a build failed, otherwise ``unproven`` if one is unproven, otherwise ``good``."""
+        """``bad`` if a build failed, ``error`` if for passing reasons only, ``unproven`` if one is, else ``good``."""
         if self.failed:
-            return "bad"
+            return "error" if all(build.passing for build in self.failed) else "bad"
         return "unproven" if any(build.outcome == "unproven" for build in self.builds) else "good"
 
     @property
@@ -96,13 +111,21 @@ class BuildListResult(OpResult):
         text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
         if not self.failed:
             return text or "nothing to build"
-        return f"{len(self.failed)} of {len(self.builds)} failed ({text})"
+        names = ", ".join(dict.fromkeys(Path(build.model).stem for build in self.failed))
+        return f"{len(self.failed)} of {len(self.builds)} failed ({text}): {names}"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Each build that is not good, with its reasons."""
+        return tuple(
+            f"**{_title_of(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.place})"
+            for build in self.builds
+            if build.outcome not in ("good", "skipped")
+        )
 
     def body(self) -> Iterable[str]:
         """Failures with their reasons, and a table of all builds that were not skipped."""
-        for build in self.builds:
-            if build.outcome not in ("good", "skipped"):
-                yield f"- **{_title_of(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.place})"
+        yield from (f"- {reason}" for reason in self.reasons)
         made = [build for build in self.builds if build.outcome != "skipped"]
         if made:
             header = ("model", "back end", "precision", "verdict", "p50", "engine", "time", "run")
@@ -145,15 +168,15 @@ def build_list(
     wanted = [build for build in listed.builds() if config.backends is None or build.backend in config.backends]
     plans = [_plan_build(build, config, tracker) for build in wanted]
     title = f"build list {Path(listed.path).name}"
-    # A folder may be watched every minute: a visit that finds nothing new leaves no run.
-    if all(isinstance(plan, BuildOutcome) and plan.outcome == "skipped" for plan in plans):
+    # A folder may be watched every minute: a visit that builds nothing leaves no run.
+    if config.only_new and all(isinstance(plan, BuildOutcome) for plan in plans):
         return BuildListResult(title=title, builds=tuple(plan for plan in plans if isinstance(plan, BuildOutcome)))
     experiment = experiment or Path(listed.path).stem
     with op_run(tracker, experiment, title, kind="build_list", tags=tags) as run:
         outcomes = []
         for build, plan in zip(wanted, plans):
             if not isinstance(plan, BuildOutcome):
-                plan = _make_build(build, tracker, convert_one, {**(tags or {}), **plan})
+                plan = _make_build(build, tracker, convert_one, tags or {}, plan)
             outcomes.append(plan)
         result = BuildListResult(title=title, builds=tuple(outcomes)).kept_in(run, experiment)
         counts = Counter(build.outcome for build in result.builds)
@@ -165,45 +188,58 @@ def build_list(
 
 def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> BuildOutcome | dict[str, str]:
     """The outcome of a build that need not be made, or the tags to build it with."""
-    if build.missing:
-        return _outcome_of(build, "error", build.missing)
-    if not config.only_new:
-        return {}
-    if time.time() - Path(build.model).stat().st_mtime < config.settle_seconds:
-        return _outcome_of(build, "skipped", "The file was changed just now; it may still be being copied.")
+    named = {schema.Tag.KIND: "build", schema.Tag.LISTED_AS: digest([build.model, build.precision, build.backend])}
     try:
+        if build.missing:
+            raise errors.BackendError(build.missing)
         environment = engine_backend(build.backend).environment()
     except errors.BackendError as exc:
-        return _outcome_of(build, "error", str(exc))
+        return _with_history(_outcome_of(build, "error", str(exc)), tracker, named)
     try:
         model_sha256 = Model.load(build.model).info.sha256
     except errors.InvalidModelError:  # its build will fail, and is found again by the file's bytes
         model_sha256 = sha256_file(build.model)
-    convert_config = build.entry.config(build.precision, build.backend)
+    options = build.entry.config(build.precision, build.backend).digest
     # The environment is a part of the key: a new release or driver can choose other tactics, so all is built again.
-    key = digest([model_sha256, convert_config.digest, environment.build_digest()])
-    failed = 0
-    for info in tracker.find(tags={schema.Tag.KIND: "build", schema.Tag.LISTED: key}):
-        if info.status == "finished":
-            return _outcome_of(build, "skipped", "The tracking store has it.")
-        # A run whose process died stays "running", and would keep the model from being built for ever.
-        if info.status == "running" and not owner.is_abandoned(info):
-            return _outcome_of(build, "skipped", "It is being built.")
-        failed += 1
-    if failed >= config.attempts:
-        return _outcome_of(build, "skipped", f"It failed {failed} times.")
-    return {schema.Tag.LISTED: key}
+    values = (model_sha256[:32], options[:32], environment.backend_version, environment.build_digest()[:32])
+    key = {schema.Tag.KIND: "build", schema.Tag.LISTED: "; ".join(map(" ".join, zip(_CHANGES, values)))}
+    if not config.only_new:
+        return named | key
+    own = tracker.find(tags=named)
+    last = next((info for info in own if _verdict_of(info)), None)
+    broken = last if last is not None and _verdict_of(last) != "good" else None
+    # The same content may be known by another name. A repair of this name is built, so that the store shows it.
+    same = [info for info in own if _is_of(info, key)] + ([] if broken else tracker.find(tags=key))
+    # Attempts since this name had other content. Those that the machine spoiled do not count.
+    latest = itertools.takewhile(lambda info: _is_of(info, key) and schema.Tag.PASSING not in info.tags, own)
+    tries = [info for info in latest if time.time() - info.start_time < _AGAIN_SECONDS]
+    why = ""
+    if time.time() - Path(build.model).stat().st_mtime < config.settle_seconds:
+        why = "The file was changed just now; it may still be being copied."
+    # A run whose process died stays "running", and would keep the model from being built for ever.
+    elif any(info.status == "running" and not owner.is_abandoned(info) for info in same):
+        why = "It is being built."
+    elif not broken and next(filter(None, map(_verdict_of, same)), None) == "good":
+        why = "The tracking store has it."
+    elif len(tries) >= config.attempts or any(info.status == "finished" for info in tries):
+        why = f"It was tried {len(tries)} times, and is tried again a day after the last time."
+        if not broken:
+            return _outcome_of(build, "error", "Its process was killed.", why, passing=True, run_id=tries[0].id)
+    if broken and why:
+        said = broken.tags.get(schema.Tag.ERROR) or broken.tags.get(schema.Tag.HEADLINE, "")
+        outcome = _outcome_of(build, _verdict_of(broken) or "error", said, why, run_id=broken.id, url=broken.url)
+        return _with_history(outcome, tracker, named)
+    return _outcome_of(build, "skipped", why) if why else named | key
 
 
 def _make_build(
-    build: ListedBuild, tracker: Tracker, convert_one: Convert | None, tags: Mapping[str, str]
+    build: ListedBuild, tracker: Tracker, convert_one: Convert | None, tags: Mapping[str, str], own: Mapping[str, str]
 ) -> BuildOutcome:
-    """Make one build. Any error in it is its outcome."""
+    """Make one build. Any error in it is its outcome; ``own`` are the tags by which its runs are found."""
     start = time.monotonic()
     config, experiment = build.entry.config(build.precision, build.backend), build.entry.experiment
-    experiment = experiment or Path(build.model).stem
-    key = {name: value for name, value in tags.items() if name == schema.Tag.LISTED}
-    before = len(tracker.find(tags=key)) if key else 0
+    experiment, tags = experiment or Path(build.model).stem, {**tags, **own}
+    before = tracker.find(tags=own, limit=1)
     try:
         if convert_one is None:
             result = convert(build.model, config, tracker=tracker, experiment=experiment, tags=tags)
@@ -213,21 +249,25 @@ def _make_build(
         known = isinstance(exc, errors.TrtopsError)
         if not known:
             log.exception("%s failed", _title_of(build))
-        if key and len(tracker.find(tags=key)) == before:
-            # A model that cannot be read leaves no run. Without one, a watched folder would try it again each time.
-            with (
-                contextlib.suppress(Exception),
-                op_run(tracker, experiment, Path(build.model).stem, kind="build", model=build.model, tags=tags),
-            ):
-                raise
-        why = str(exc) if known else f"{type(exc).__name__}: {exc}"
-        return _outcome_of(build, "error", why, seconds=time.monotonic() - start)
+        why, passing = str(exc) if known else f"{type(exc).__name__}: {exc}", errors.passes(exc)
+        outcome = _outcome_of(build, "error", why, passing=passing, seconds=time.monotonic() - start)
+        with contextlib.suppress(errors.TrackingError):
+            if not passing and tracker.find(tags=own, limit=1) == before:
+                # A model that cannot be read leaves no run. Without one, a watched folder would try it again each time.
+                with (
+                    contextlib.suppress(Exception),
+                    op_run(tracker, experiment, Path(build.model).stem, kind="build", model=build.model, tags=tags),
+                ):
+                    raise
+            for info in tracker.find(tags=own, limit=1):
+                if info not in before:
+                    outcome = replace(outcome, run_id=info.id, url=info.url)
+        return _with_history(outcome, tracker, own)
     latency = result.evaluation.latency
-    return _outcome_of(
+    outcome = _outcome_of(
         build,
         result.verdict,
         *result.reasons,
-        failed=result.verdict == "error" or (result.verdict == "bad" and build.entry.policy.bad == "fail"),
         run_id=result.run_id,
         url=result.url,
         called=result.called,
@@ -236,12 +276,49 @@ def _make_build(
         p50_ms=None if latency is None else latency.p50_ms,
         seconds=time.monotonic() - start,
     )
+    return outcome if result.verdict == "good" else _with_history(outcome, tracker, own)
+
+
+def _verdict_of(info: RunInfo) -> Verdict | None:
+    """What a run says of its model; None if it says nothing, since it was killed or failed for a passing reason."""
+    if info.status == "finished":
+        return info.verdict
+    return "error" if info.status == "failed" and schema.Tag.PASSING not in info.tags else None
+
+
+def _is_of(info: RunInfo, tags: Mapping[str, str]) -> bool:
+    return tags.items() <= info.tags.items()
+
+
+def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, str]) -> BuildOutcome:
+    """Add since when a build is broken, its last good run, and what changed, from all runs of its name."""
+    found: list[RunInfo] = []
+    with contextlib.suppress(errors.TrackingError):
+        found = tracker.find(tags={name: value for name, value in tags.items() if name != schema.Tag.LISTED})
+    runs = [info for info in found if _verdict_of(info)]
+    broken = [*itertools.takewhile(lambda info: _verdict_of(info) != "good", runs)]
+    good = next(iter(runs[len(broken) :]), None)
+    lines = [f"Broken since {_moment(broken[-1])}."] if broken else []
+    lines.append("It has no good run." if good is None else f"Last good: run {good.id[:8]} of {_moment(good)}.")
+    if broken and good is not None:
+        first = broken[-1]
+        old, new = (dict(p.split(" ", 1) for p in each.tags[schema.Tag.LISTED].split("; ")) for each in (good, first))
+        changes = [text.format(old[name], new[name]) for name, text in _CHANGES.items() if old[name] != new[name]]
+        if first.tags.get(schema.Tag.ENGINE_SHA256) not in (None, good.tags.get(schema.Tag.ENGINE_SHA256)):
+            changes.append("the engine")
+        lines.append(f"Changed in between: {', '.join(changes) or 'nothing that is recorded'}.")
+    return replace(outcome, passing=outcome.passing and not broken, reasons=(*outcome.reasons, *lines))
 
 
 def _outcome_of(build: ListedBuild, outcome: Outcome, *reasons: str, **values: Any) -> BuildOutcome:
     same = {name: getattr(build, name) for name in ("model", "precision", "backend", "place")}
-    return BuildOutcome(outcome=outcome, reasons=reasons, **{"failed": outcome == "error", **same, **values})
+    failed = outcome == "error" or (outcome == "bad" and build.entry.policy.bad == "fail")
+    return BuildOutcome(outcome=outcome, reasons=tuple(filter(None, reasons)), failed=failed, **same, **values)
 
 
 def _title_of(build: ListedBuild | BuildOutcome) -> str:
     return f"{Path(build.model).name} {build.precision} {build.backend}"
+
+
+def _moment(info: RunInfo) -> str:
+    return f"{datetime.fromtimestamp(info.start_time, timezone.utc):%Y-%m-%d %H:%M} UTC"
