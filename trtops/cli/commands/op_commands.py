@@ -10,6 +10,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say, say_ending, say_page
 from trtops.cli.script import late
+from trtops.tables import counted
 from trtops.tracking.records import RUN_PREFIX
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ def _say_step(step: Step) -> None:
     if not step.answer:
         say(step.asks)
         return
-    say(f"  {step.answer} ({step.builds} builds, {step.seconds:.1f} s)")
+    say(f"  {step.answer} ({counted(step.builds, 'build')}, {step.seconds:.1f} s)")
     for line in step.evidence:
         say(f"  - {line}")
 

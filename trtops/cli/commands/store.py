@@ -4,6 +4,7 @@ from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import direct_command
 from trtops.cli.logs import say
+from trtops.tables import counted
 from trtops.terminal import one_line
 
 
@@ -33,7 +34,7 @@ def reap(args: Options) -> int:
 
     tracker = existing_tracker(args.root)
     closed = check.reap(tracker)
-    say(f"{len(closed)} runs closed.")
+    say(f"{counted(len(closed), 'run')} closed.")
     for info in closed:
         say(f"{info.id} {info.status} {one_line(info.name)}")
     for removed in check.remove_leftovers(tracker):

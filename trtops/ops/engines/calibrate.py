@@ -30,7 +30,7 @@ from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_ste
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
-from trtops.tables import markdown_table
+from trtops.tables import counted, markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker, Verdict
 
@@ -107,7 +107,7 @@ class CalibrateResult(OpResult):
         yield from (f"- {reason}" for reason in self.reasons)
         yield ""
         yield (
-            f"Ranges of {self.tensors} tensors by {self.algorithm}, from {self.samples} samples in "
+            f"Ranges of {self.tensors} tensors by {self.algorithm}, from {counted(self.samples, 'sample')} in "
             f"{self.seconds:.2f} s (data `{self.data_sha256[:12]}`, ranges `{self.cache_sha256[:12]}`)."
         )
         if self.comparison is not None:

@@ -31,7 +31,7 @@ from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.ops.triaging.model_questions import Subject, first_lines
 from trtops.ops.triaging.result import Answer, Kind
 from trtops.spec import BuildConfig
-from trtops.tables import listed
+from trtops.tables import counted, listed
 from trtops.tracking import builds
 
 MINIMAL = "minimal.onnx"
@@ -105,7 +105,7 @@ def ask_build(subject: Subject, parent: str) -> Answer:
         remedy = f"change what the builder refuses; see `trtops inspect capability {subject.path.name}`"
         return Answer("it fails", tuple(first_lines([str(exc)])), kind="build", remedy=remedy, builds=1)
     made = 0 if found.reused_from else 1
-    evidence = (f"A {found.called} engine: {found.verdict}.", *first_lines(found.reasons))
+    evidence = (f"The {found.called} engine is {found.verdict}.", *first_lines(found.reasons))
     if found.verdict == "good":
         return Answer("good", evidence, builds=made)
     if found.verdict == "unproven":
@@ -235,7 +235,9 @@ def ask_keep(subject: Subject, parent: str) -> Answer:
         return Answer("none", (*evidence, "The outputs are within tolerance: only values inside overflow."))
     named = listed(found.keep, 8)
     remedy = f"keep in FP32: {named} (`trtops debug precision`)"
-    return Answer(f"{len(found.keep)} nodes", (*evidence, f"Right with these in FP32: {named}."), remedy=remedy)
+    return Answer(
+        f"{counted(len(found.keep), 'node')}", (*evidence, f"Right with these in FP32: {named}."), remedy=remedy
+    )
 
 
 def ask_ranges(subject: Subject, parent: str) -> Answer:
@@ -335,7 +337,7 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
     culprit = found.culprits[0]
     evidence = (f"{len(culprit.nodes)} of {found.nodes} nodes still fail: {', '.join(culprit.labels)}.",)
     places = culprit.labels if shows == "failing" else ()
-    return Answer(f"{len(culprit.nodes)} nodes", evidence, places=places, builds=made)
+    return Answer(f"{counted(len(culprit.nodes), 'node')}", evidence, places=places, builds=made)
 
 
 def _fails_to_build(subject: Subject) -> Check:

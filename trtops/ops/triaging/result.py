@@ -8,6 +8,7 @@ from trtops import errors
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig
 from trtops.ops.result import OpResult
 from trtops.record import Record
+from trtops.tables import counted
 from trtops.verdict import Verdict
 
 Kind: TypeAlias = Literal[
@@ -110,7 +111,7 @@ class TriageResult(OpResult):
         """The fault and its remedies, and each question with its answer, evidence and cost."""
         yield from self.summary()
         for number, step in enumerate(self.steps, start=1):
-            yield f"{number}. {step.asks} **{step.answer}** ({step.builds} builds, {step.seconds:.1f} s)"
+            yield f"{number}. {step.asks} **{step.answer}** ({counted(step.builds, 'build')}, {step.seconds:.1f} s)"
             yield from (f"   - {line}" for line in step.evidence)
         if self.next_question:
             yield f"{len(self.steps) + 1}. {self.next_question} **not asked**"
@@ -125,4 +126,8 @@ class TriageResult(OpResult):
             bundled = f", bundled in `{self.bundle}`" if self.bundle else ""
             yield f"- Smallest failing case: `{self.minimal}`{bundled}"
         seconds = sum(step.seconds for step in self.steps)
-        yield from ("", f"{len(self.steps)} questions, {self.builds} builds, {seconds:.1f} s.", "")
+        yield from (
+            "",
+            f"{counted(len(self.steps), 'question')}, {counted(self.builds, 'build')}, {seconds:.1f} s.",
+            "",
+        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtops.ops.result import Inspection
 from trtops.record import to_jsonable
-from trtops.tables import table
+from trtops.tables import counted, table
 from trtops.tactics.record import algorithm_text, read_record
 from trtops.tracking.base import Tracker
 from trtops.tracking.builds import load_cache
@@ -21,7 +21,7 @@ def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspe
     cache = load_cache(source, tracker)
 
     def text() -> str:
-        head = f"{len(cache)} tensors by {cache.algorithm}, from {cache.samples} samples"
+        head = f"{counted(len(cache), 'tensor')} by {cache.algorithm}, from {counted(cache.samples, 'sample')}"
         if not cache.complete:
             head += " (incomplete: the data ended with an error)"
         rows = (
@@ -58,7 +58,7 @@ def inspect_tactics(path: str | Path) -> Inspection:
             if record.mechanism == "algorithm_selector" and choice.replayable
         ]
         head = (
-            f"{len(record.choices)} layers, {record.coverage:.0%} replayable, by {record.mechanism} "
+            f"{counted(len(record.choices), 'layer')}, {record.coverage:.0%} replayable, by {record.mechanism} "
             f"{record.backend_version}"
         )
         return "\n".join([*algorithms, head, *settings, "", table(("layer", "op", "tactic", "replayable"), rows)])
