@@ -1,6 +1,7 @@
 """The server that Prefect starts for flows without one: its database, its working folder, and its end."""
 
 import functools
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from filelock import FileLock
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from trtops import errors
+
+log = logging.getLogger(__name__)
 
 # Prefect ends its server only if the process of the flow exits normally. This server also ends when its process is
 # killed: the kernel then closes the other end of a pipe.
@@ -59,6 +62,10 @@ def ensure_prefect_home() -> None:
 @functools.cache
 def isolate_server() -> None:
     """Let Prefect's server start in ``PREFECT_HOME``, and end with this process."""
+    log.warning(
+        "No Prefect server is configured, so each process of flows starts one, which may take a minute. "
+        "Start one that stays: trtops team up"
+    )
     from prefect.server.api import server  # takes a second, and only flows without a server need it
 
     def start(args: list[str], **options: Any) -> subprocess.Popen[Any]:
