@@ -15,7 +15,7 @@ import pytest
 
 from tests import models
 from tests.waiting import until
-from trtops.cli import registry
+from trtops.cli import jobs, registry
 from trtops.cli.commands import run
 from trtops.cli.main import main
 from trtops.logger import G_LOGGER
@@ -255,3 +255,12 @@ def test_doctor_says_what_to_do(tmp_path, monkeypatch, capsys):
     assert "problem  MLflow: does not answer" in said and "problem  Prefect: does not answer" in said
     assert "2 problems found" in said and "do: " in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_long_step_is_named_while_it_runs(monkeypatch, caplog):
+    monkeypatch.setattr(jobs, "_FIRST_LINE", 0.01)
+    caplog.set_level("INFO", "trtops.cli.jobs")
+
+    assert jobs._announced("build", lambda: until(lambda: len(caplog.records) >= 2) or "made") == "made"
+
+    assert all(line.startswith("Step 'build' has taken ") for line in caplog.messages)

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import functools
+import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -11,6 +13,10 @@ from trtops import ops, terminal
 from trtops.cli import logs
 from trtops.cli.flags import Group, Options
 from trtops.cli.script import resolve
+
+log = logging.getLogger(__name__)
+
+_FIRST_LINE = 5.0  # seconds after which a command says which step runs
 
 Job: TypeAlias = Callable[[], int]
 """The work of a command line. It prints the result and returns the exit code."""
@@ -88,6 +94,8 @@ def op_job(
     as_json = bool(getattr(args, "json", False))
 
     def run() -> int:
+        from trtops.ops.result import steps_run_by  # help needs no ops
+
         kwargs = resolve(options)
         if store != "none":
             kwargs["tracker"] = tracker(store, place, kwargs.get("experiment"))
@@ -96,6 +104,7 @@ def op_job(
                 kwargs["progress"] = stack.enter_context(terminal.progress(*progress))
             elif progress is not None:
                 kwargs["progress"] = progress
+            stack.enter_context(steps_run_by(_announced))
             result = getattr(ops, op)(*resolve(inputs), **kwargs)
         if store == "temporary" and place is None and kwargs.get("experiment") is None and hasattr(result, "run_id"):
             result = dataclasses.replace(result, run_id="", url="")  # its run ends with this process
@@ -111,6 +120,24 @@ def op_job(
         return code(result) if code is not None else getattr(result, "exit_code", int(verdict != "good"))
 
     return run
+
+
+def _announced(name: str, step: Callable[[], Any]) -> Any:
+    """Run a step of an op, and log which one it is after 5, 10, 20, 40 s and so on."""
+    ended = threading.Event()
+
+    def announce() -> None:
+        waited, pause = 0.0, _FIRST_LINE
+        while not ended.wait(pause):
+            waited += pause
+            log.info("Step %r has taken %.0f s so far", name, waited)
+            pause = waited
+
+    threading.Thread(target=announce, daemon=True).start()
+    try:
+        return step()
+    finally:
+        ended.set()
 
 
 def tracker(store: Store, place: str | None, experiment: str | None = None) -> Any:
