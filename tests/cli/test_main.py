@@ -37,12 +37,12 @@ def test_help_shows_usage_and_examples(path, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"usage: trtops {' '.join(path)}")
     assert f"  trtops {path[0]}" in text or "source <(" in text
-    assert "\x1b" not in text and "(default: )" not in text and text.count("\n") <= 100
+    assert "\x1b" not in text and "(default: )" not in text
 
     assert main([*path, "--help"]) == 0
     full = capsys.readouterr().out
     more = re.search(r"\n(\d+) more options: .* --help\n", text)
-    assert len(full) > len(text) if more else full == text
+    assert full.count("\n") > 1.5 * text.count("\n") if more else full == text
 
 
 def test_no_words_list_the_commands(capsys):
