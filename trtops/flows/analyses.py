@@ -143,11 +143,11 @@ audit = flow_of(_audit, place=lambda tracker, config, given: given.get("backend"
 bundle = flow_of(bundle_op)
 
 
-def _place_of_gate(tracker: object, config: GateConfig, given: object) -> BuildPlace:
-    return BuildPlace(backend=config.build.backend, devices=config.devices)
-
-
-gate = flow_of(_gate, place=_place_of_gate, by_steps=True)
+gate = flow_of(
+    _gate,
+    place=lambda _, config, given: BuildPlace(backend=config.build.backend, devices=config.devices),
+    by_steps=True,
+)
 triage = flow_of(triage_op)
 accuracy = flow_of(_accuracy, place=_place_of_side)
 precision = flow_of(_precision, place=_place_of_side)

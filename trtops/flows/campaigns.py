@@ -166,12 +166,13 @@ def _place_of_campaign(tracker: Tracker, config: Any, given: Mapping[str, Any]) 
     return campaign.on(config.devices).config.place
 
 
-def _place_of_run(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> BuildPlace:
-    return promotions.promotion_place(tracker.info(run_id_of(given["run_id"], tracker)), config)
-
-
 debug_build = flow_of(_debug_build, base=_config_to_resume, place=lambda *_: None, by_steps=True)
 diff_tactics = flow_of(diff_tactics_op, by_steps=True)
 bisect = flow_of(bisects.bisect, place=_place_of_campaign)
 prove = flow_of(prove_op, place=_place_of_campaign)
-promote = flow_of(promotions.promote, place=_place_of_run)
+promote = flow_of(
+    promotions.promote,
+    place=lambda store, config, given: promotions.promotion_place(
+        store.info(run_id_of(given["run_id"], store)), config
+    ),
+)

@@ -84,8 +84,8 @@ class Tag:
     MANIFEST_SHA256 = "trtops.manifest.sha256"  # digest of the original manifest, so that changes show
     SIGNED = "trtops.signed"  # true for a run that was signed when it finished
     DIGESTS = "trtops.digests"  # digests of the artifacts by path, as JSON
-    LISTED = "trtops.listed"  # model, options, release and environment of a listed build
-    LISTED_AS = "trtops.listed_as"  # digest of its file's path, precision and back end
+    LISTED = "trtops.listed"  # model, release, environment and options of a listed build
+    LISTED_AS = "trtops.listed_as"  # digest of its machine, path and options
     PASSING = (
         "trtops.passing"  # true if a run failed for a reason that says nothing of its model (trtops.errors.passes)
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -236,7 +237,7 @@ class Nights:
         text = " ".join(build.reasons)
         since = datetime.fromtimestamp(START + 86400 * night, timezone.utc)
         assert f"Broken since {since:%Y-%m-%d} 00:" in text
-        assert ("It has no good run." if good is None else f"Last good: run {good[3][:8]} of ") in text
+        assert ("No good run of it is known here." if good is None else f"Last good: run {good[3][:8]} of ") in text
         changes = "the model's bytes" if good and good[2] != content else "nothing that is recorded"
         assert good is None or f"Changed in between: {changes}." in text
         assert build.run_id == streak[0][3] and (f"is {seen[-1][0]}" in text or seen[-1][0] in FAILURES)
@@ -316,3 +317,31 @@ def test_files_and_builds_in_progress_are_skipped(folder: Path, tracker: MemoryT
     build_list(folder_list(folder, "conv_net.onnx", entry), NEW, tracker=tracker, convert_one=build)
 
     assert seen == ["skipped"]
+
+
+def test_machines_with_equal_paths_stay_apart(tmp_path: Path, tracker: MemoryTracker, clock: Clock, monkeypatch):
+    nights = Nights(tmp_path, tracker, clock)
+    nights.write("net0", "good")
+    for host, verdict in (("a", "good"), ("b", "bad")) * 3:
+        environment = SimpleNamespace(backend_version=f"1.{host}", build_digest=lambda host=host: host)
+        monkeypatch.setattr("platform.node", lambda host=host: host)
+        backend = SimpleNamespace(environment=Mock(return_value=environment))
+        monkeypatch.setattr("trtops.ops.engines.build_list.engine_backend", Mock(return_value=backend))
+        nights.passing = {"net0": verdict}
+        assert nights.visit(only_new=True).verdict == verdict
+    assert len(tracker.find("net0")) == 2
+
+
+def test_entries_with_other_options_stay_apart(tmp_path: Path, tracker: MemoryTracker, clock: Clock):
+    nights = Nights(tmp_path, tracker, clock)
+    nights.write("net0", "good")
+    text = "".join(f"  - {{model: net0.onnx, iterations: {count}}}\n" for count in (1, 2))
+
+    def convert_one(model: str, config: ConvertConfig, *rest: object) -> ConvertResult:
+        nights.passing = {"net0": "bad" if config.check.iterations == 2 else "good"}
+        return nights.convert(model, config, *rest)
+
+    for _ in range(3):
+        result = build_list(listed(tmp_path, text), NEW, tracker=tracker, convert_one=convert_one)
+        assert [build.failed for build in result.builds] == [False, True]
+    assert len(tracker.find("net0")) == 2

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,14 +18,15 @@ from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import resolve
-from trtops.ops.gate import distribution, measurement
+from trtops.ops.gate import across_releases, distribution, measurement
+from trtops.ops.gate.across_releases import explain
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.measurement import Measurement
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
-from trtops.ops.gate.result import GateResult, decide, evaluate_measured
+from trtops.ops.gate.result import Finding, GateResult, decide, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import builds
@@ -418,6 +420,16 @@ def test_budget_that_ends_before_the_accepted_engine_is_open(heads, accepted, tr
 
     assert result.decision == "undecided" and not refused_for(result)
     assert any("raise --minutes" in reason for reason in result.reasons)
+
+
+def test_release_is_not_blamed_for_one_slow_build(again, tracker, monkeypatch) -> None:
+    monkeypatch.setattr(across_releases, "gate", Mock(return_value=again))  # the next build is accepted
+    slow = replace(again, findings=(Finding("latency", "refuse", "1.3 times"),))
+    config = trial(accepted=again.run_id)
+    found = explain("heads", Path("heads.onnx"), config, slow, ("older.txt", "newest.txt"), {"tracker": tracker})
+
+    assert found.first_bad_version.startswith("none; another build with newest (onnxruntime 1.")
+    assert found.what_broke == "latency: 1.3 times" and across_releases.gate.call_count == 1
 
 
 WITHOUT_TANH = """

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -36,10 +37,9 @@ _AGAIN_SECONDS = 20 * 3600.0
 """When a broken model is built again although nothing changed: less than a day, so that a nightly visit does so."""
 
 _CHANGES = {
-    "model": "the model's bytes", "options": "the options", "release": "release {} → {}",
-    "environment": "driver, libraries or system",
+    "model": "the model's bytes", "release": "release {} → {}", "environment": "driver, libraries or system",
 }  # fmt: skip
-"""The parts of :attr:`schema.Tag.LISTED`, and how a change of each is reported."""
+"""The first parts of :attr:`schema.Tag.LISTED`, and how a change of each is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,9 @@ def build_list(
 
 def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> BuildOutcome | dict[str, str]:
     """The outcome of a build that need not be made, or the tags to build it with."""
-    named = {schema.Tag.KIND: "build", schema.Tag.LISTED_AS: digest([build.model, build.precision, build.backend])}
+    options = build.entry.config(build.precision, build.backend).digest
+    # On another machine, the same path is another file, and another release would change back and forth.
+    named = {schema.Tag.KIND: "build", schema.Tag.LISTED_AS: digest([platform.node(), build.model, options])}
     try:
         if build.missing:
             raise errors.BackendError(build.missing)
@@ -199,19 +201,21 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
         model_sha256 = Model.load(build.model).info.sha256
     except errors.InvalidModelError:  # its build will fail, and is found again by the file's bytes
         model_sha256 = sha256_file(build.model)
-    options = build.entry.config(build.precision, build.backend).digest
     # The environment is a part of the key: a new release or driver can choose other tactics, so all is built again.
-    values = (model_sha256[:32], options[:32], environment.backend_version, environment.build_digest()[:32])
-    key = {schema.Tag.KIND: "build", schema.Tag.LISTED: "; ".join(map(" ".join, zip(_CHANGES, values)))}
+    values = (model_sha256[:32], environment.backend_version, environment.build_digest()[:32], options[:32])
+    listed = "; ".join(map(" ".join, zip((*_CHANGES, "options"), values)))
+    key = {schema.Tag.KIND: "build", schema.Tag.LISTED: listed}
     if not config.only_new:
         return named | key
     own = tracker.find(tags=named)
     last = next((info for info in own if _verdict_of(info)), None)
     broken = last if last is not None and _verdict_of(last) != "good" else None
     # The same content may be known by another name. A repair of this name is built, so that the store shows it.
-    same = [info for info in own if _is_of(info, key)] + ([] if broken else tracker.find(tags=key))
+    same = [info for info in own if key.items() <= info.tags.items()] + ([] if broken else tracker.find(tags=key))
     # Attempts since this name had other content. Those that the machine spoiled do not count.
-    latest = itertools.takewhile(lambda info: _is_of(info, key) and schema.Tag.PASSING not in info.tags, own)
+    latest = itertools.takewhile(
+        lambda info: key.items() <= info.tags.items() and schema.Tag.PASSING not in info.tags, own
+    )
     tries = [info for info in latest if time.time() - info.start_time < _AGAIN_SECONDS]
     why = ""
     if time.time() - Path(build.model).stat().st_mtime < config.settle_seconds:
@@ -239,7 +243,9 @@ def _make_build(
     start = time.monotonic()
     config, experiment = build.entry.config(build.precision, build.backend), build.entry.experiment
     experiment, tags = experiment or Path(build.model).stem, {**tags, **own}
-    before = tracker.find(tags=own, limit=1)
+    before = list[RunInfo]()
+    with contextlib.suppress(errors.TrackingError):  # the build is kept on disk until the store is back
+        before = tracker.find(tags=own, limit=1)
     try:
         if convert_one is None:
             result = convert(build.model, config, tracker=tracker, experiment=experiment, tags=tags)
@@ -286,10 +292,6 @@ def _verdict_of(info: RunInfo) -> Verdict | None:
     return "error" if info.status == "failed" and schema.Tag.PASSING not in info.tags else None
 
 
-def _is_of(info: RunInfo, tags: Mapping[str, str]) -> bool:
-    return tags.items() <= info.tags.items()
-
-
 def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, str]) -> BuildOutcome:
     """Add since when a build is broken, its last good run, and what changed, from all runs of its name."""
     found: list[RunInfo] = []
@@ -299,7 +301,9 @@ def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, st
     broken = [*itertools.takewhile(lambda info: _verdict_of(info) != "good", runs)]
     good = next(iter(runs[len(broken) :]), None)
     lines = [f"Broken since {_moment(broken[-1])}."] if broken else []
-    lines.append("It has no good run." if good is None else f"Last good: run {good.id[:8]} of {_moment(good)}.")
+    lines.append(
+        "No good run of it is known here." if good is None else f"Last good: run {good.id[:8]} of {_moment(good)}."
+    )
     if broken and good is not None:
         first = broken[-1]
         old, new = (dict(p.split(" ", 1) for p in each.tags[schema.Tag.LISTED].split("; ")) for each in (good, first))

@@ -72,8 +72,7 @@ class MatrixResult(OpResult):
 
     def body(self) -> Iterable[str]:
         """The reasons, which a report shows at its top, and the sections."""
-        yield from (f"- {reason}" for reason in self.reasons)
-        yield from super().body()
+        yield from (*(f"- {reason}" for reason in self.reasons), "", *super().body())
 
     def sections(self) -> Iterable[Section]:
         """What broke, and a table of all candidates."""
@@ -127,7 +126,7 @@ def gate_all(
         candidates: list[tuple[str, Candidate]] = [(str(each[0]), partial(lambda pair: pair, each)) for each in given]
         candidates = candidates or [*accepted_candidates(config, releases, tracker)]
         for subject, opened in candidates:
-            own, label = config, ""
+            own, label = replace(config, release=releases[-1]), ""
             try:
                 model, own = opened()
                 label = f"gate {Path(model).stem} {own.build.precision} {name_of(own.release)}"

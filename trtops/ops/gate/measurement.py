@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 _USED, _GRACE = 0.88, 0.06
 
 
-Timed: TypeAlias = dict[tuple[str, str], Rounds]
-"""Rounds that decided, by the digests of candidate and accepted engine."""
+Timed: TypeAlias = dict[tuple[str, str], Rounds]  # those that decided, by the digests of candidate and accepted engine
 
 
 class NotMeasuredError(Exception):
@@ -284,12 +283,11 @@ def _metrics(wanted: Metric | Literal["auto"], engine: Engine) -> tuple[tuple[Me
 def _facts(run_id: str, build: Build, process: EngineProcess, outputs: RunResults) -> EngineFacts:
     tensors = [("input", spec.name, spec.dtype, spec.shape) for spec in process.inputs().values()]
     tensors += [("output", name, each.dtype, each.shape) for name, each in outputs[0][1][0].items()]
-    engine, options = build.engine, dict(build.engine.options)
+    engine = build.engine
+    options = {name: value for name, value in engine.options.items() if name != "plan_sha256"}
     identity: list[JSONValue] = [engine.sha256, options]
-    if engine.backend == "onnxruntime":
-        # It writes equal graphs with tables in another order each time; INT8 engines of 17 builds had 16 byte forms.
-        own = {name: value for name, value in options.items() if name != "plan_sha256"}
-        identity = [build.tactics.digest, build.spec.model_sha256, len(engine.plan), own]
+    if engine.backend == "onnxruntime":  # it writes equal graphs with tables in another order each time
+        identity = [build.tactics.digest, build.spec.model_sha256, len(engine.plan), options]
     return EngineFacts(
         run_id=run_id,
         environment=engine.environment,
