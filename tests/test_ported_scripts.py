@@ -1,10 +1,13 @@
-"""Idioms of scripts written for Polygraphy give the same with the import renamed."""
+"""Scripts and commands written for Polygraphy give the same, or better, in trtops."""
 
+import contextlib
 import copy
+import dataclasses
 import importlib
 import json
 import tempfile
 from operator import add
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +16,7 @@ import onnx
 import pytest
 
 from tests import models
+from trtops.backend.onnx import weights
 
 pytestmark = pytest.mark.parity
 pytest.importorskip("polygraphy")
@@ -196,3 +200,103 @@ def test_shapes_equal_tuples_too():
     assert (shape == plain, plain == shape, shape != plain, shape != other) == (True, True, False, True)
     assert (add((2,), shape), add(shape[1:], (2,)), add([2], shape)) == ((2, 1, "n"), ("n", 2), [2, 1, "n"])
     assert {shape: "found"}[plain] == "found"
+
+
+def flattened() -> models.Case:
+    """A torch export of ``y.view(y.size(0), -1)`` with a dynamic batch, scaled by its own width."""
+    proto = models.model(
+        """(float[batch,3,8,8] x) => (float[batch,5] out) {
+            [conv] c = Conv<pads = [1,1,1,1]>(x, w)
+            [relu] r = Relu(c)
+            [pool] p = MaxPool<kernel_shape = [2,2], strides = [2,2]>(r)
+            [shape] s = Shape(p)
+            [zero] zero = Constant<value = int64 {0}>()
+            [gather] n = Gather<axis = 0>(s, zero)
+            [axes] axes = Constant<value = int64[1] {0}>()
+            [unsqueeze] u = Unsqueeze(n, axes)
+            [rest] rest = Constant<value = int64[1] {-1}>()
+            [target] target = Concat<axis = 0>(u, rest)
+            [view] v = Reshape(p, target)
+            [transpose] t = Transpose<perm = [1,0]>(fc)
+            [matmul] m = MatMul(v, t)
+            [sizes] sizes = Shape(v)
+            [one] one = Constant<value = int64 {1}>()
+            [width] width = Gather<axis = 0>(sizes, one)
+            [cast] f = Cast<to = 1>(width)
+            [sqrt] root = Sqrt(f)
+            [div] out = Div(m, root)
+        }""",
+        {"w": models.random(12, 3, 3, 3), "fc": models.random(5, 192, seed=1)},
+    )
+    return models.Case(proto, {"x": models.random(2, 3, 8, 8)}, name="flattened")
+
+
+def stripped() -> models.Case:
+    """A model without its weights."""
+    case = models.conv_net()
+    weights.strip_weights(case.proto)
+    return dataclasses.replace(case, name="stripped")
+
+
+COMMANDS = {
+    "cleaned": "surgeon sanitize {model} -o out.onnx --cleanup --toposort",
+    "folded": "surgeon sanitize {model} -o out.onnx --fold-constants --cleanup --toposort",
+    "folded in one pass": "surgeon sanitize {model} -o out.onnx --fold-constants --num-passes 1 --partitioning basic",
+    "shapes not folded": "surgeon sanitize {model} -o out.onnx --fold-constants --no-fold-shapes --no-shape-inference",
+    "extracted": "surgeon extract {model} -o out.onnx --inputs {inputs} --outputs {output}:auto",
+    "inserted": "surgeon insert {model} -o out.onnx --op Identity --name new --inputs {output} --outputs {output}",
+    "linted": "check lint {model} -o report.json",
+    "described": "inspect model {model} --show layers attrs weights",
+}
+BETTER = {
+    ("linted", "data_dependent"): "trtops feeds values with which the nodes run",
+    ("linted", "stripped"): "trtops reports the weights, Polygraphy the node that reads them",
+}
+"""Results that differ, by command and model, with the reason."""
+
+MODELS = [*models.ALL, flattened, stripped]
+
+
+def run_both(line: str, folder: Path, capsys) -> list[tuple[int, str, onnx.ModelProto | None, Any]]:
+    """Exit code, text, written model and report of Polygraphy and of trtops."""
+    from polygraphy.logger import G_LOGGER
+    from polygraphy.tools._main import main as their_main
+
+    from trtops.cli.main import main
+
+    found = []
+    for call in (their_main, main):
+        with G_LOGGER.verbosity(), contextlib.suppress(SystemExit):
+            code = call(line.split())
+        made, report = folder / "out.onnx", folder / "report.json"
+        found.append((
+            int(bool(code)), capsys.readouterr().out, onnx.load(made) if made.exists() else None,
+            json.loads(report.read_text())["summary"] if report.exists() else None,
+        ))  # fmt: skip
+        made.unlink(missing_ok=True)
+        report.unlink(missing_ok=True)
+    return found
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_commands_do_as_much_as_polygraphys(make, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    case = make()
+    case.write(tmp_path, "model")
+    names = {
+        "inputs": " ".join(f"{value.name}:auto:auto" for value in case.proto.graph.input),
+        "output": case.proto.graph.output[0].name,
+    }
+    for what, line in COMMANDS.items():
+        theirs, ours = run_both(line.format(**names, model="model.onnx"), tmp_path, capsys)
+        assert ours[0] == theirs[0] or (what, case.name) in BETTER, (what, ours[1])
+        if theirs[2] is not None:
+            assert len(ours[2].graph.node) <= len(theirs[2].graph.node), what
+            assert [v.name for v in ours[2].graph.output] == [v.name for v in theirs[2].graph.output], what
+            feed = {value.name: case.feed[value.name] for value in ours[2].graph.input}
+            if case.name not in ("no_kernel", "stripped"):
+                expected, found = models.run(case.proto, case.feed), models.run(ours[2], feed)
+                for name, array in found.items():
+                    np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-5, err_msg=what)
+        if theirs[3] is not None and (what, case.name) not in BETTER:
+            assert len(ours[3]["failing"]) == len(theirs[3]["failing"]), what

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from tests import models
@@ -214,7 +215,15 @@ def test_generated_scripts_are_short(folder):
     compile(text, "script.py", "exec")
     # TensorRT 8.6 has no stream reader, which Polygraphy's ``EngineFromPath`` needs.
     assert run("run saved.engine --trt --gen-script g.py") == 0
-    assert 'EngineFromBytes(BytesFromPath("saved.engine"))' in Path("g.py").read_text()
+    assert f'EngineFromBytes(BytesFromPath("{folder}/saved.engine"))' in Path("g.py").read_text()
+
+
+def test_reductions_read_answers_from_a_pipe(folder, monkeypatch, capsys):
+    Path("answers").write_text("f\n" * 30)
+    with open("answers") as answers:
+        monkeypatch.setattr(sys, "stdin", answers)
+        assert run("debug reduce conv_net.onnx -o small.onnx") == 0
+    assert len(onnx.load("small.onnx").graph.node) == 1
 
 
 def test_installed_script_can_be_silent(folder):

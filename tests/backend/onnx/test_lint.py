@@ -100,6 +100,8 @@ def test_custom_operators_are_unchecked_with_a_warning() -> None:
     assert LintReport.from_json(report.to_json()) == report
     layout = report.to_lint_json()
     assert set(layout) == {"summary", "lint_entries"}
+    first, last = "trtops_unnamed_node_0", "trtops_unnamed_node_2"
+    assert layout["summary"] == {"passing": [first, "frob"], "failing": [], "unchecked": [last]}
     assert set(layout["lint_entries"][0]) == {"level", "source", "message", "nodes"}  # type: ignore[index, call-overload, arg-type]
 
 

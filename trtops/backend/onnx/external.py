@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 20
 
+STRIPPED = "TRT_WEIGHTLESS"  # with which the comment of a removed weight begins
+
 # Bytes; readers that map the file want weights aligned for vector instructions.
 ALIGNMENT = 64
 _SMALL_BYTES = 1 << 16
@@ -75,6 +77,11 @@ class ExternalData:
 def is_external(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor's bytes lie outside the model file."""
     return tensor.data_location == TensorProto.EXTERNAL
+
+
+def is_stripped(tensor: onnx.TensorProto) -> bool:
+    """Whether a weight was removed by :func:`trtops.backend.onnx.weights.strip_weights`, or by Polygraphy."""
+    return tensor.doc_string.startswith(STRIPPED) and not tensor.raw_data
 
 
 def mark_left_out(tensor: onnx.TensorProto) -> None:

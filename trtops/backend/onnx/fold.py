@@ -85,7 +85,7 @@ def fold_constants(
         log.log(Logger.FINISH, "    %s", folded, extra=ON_STDOUT)
         if not changed:
             break
-    return nodes - after
+    return nodes - after + folding.replaced
 
 
 @dataclass
@@ -97,6 +97,7 @@ class _Folding:
     size_threshold: int
     error_ok: bool
     stuck: set[str] = field(default_factory=set)  # first outputs of the nodes that cannot be evaluated
+    replaced: int = 0  # nodes that became Constant nodes, since their results are outputs
 
     def __post_init__(self) -> None:
         self.versions = walk.opsets(self.model)
@@ -112,11 +113,9 @@ class _Folding:
         # Nodes that only folded ones needed are removed later, by remove_unused.
         keep_places(graph.node, {i for i, node in enumerate(graph.node) if folded.keys().isdisjoint(node.output)})
         # Not every parser accepts a weight as an output, so a Constant node produces it.
-        graph.node.extend(
-            helper.make_node("Constant", [], [n], name=f"{n}_constant", value=t)
-            for n, t in folded.items()
-            if n in outputs
-        )
+        made = [(n, t) for n, t in folded.items() if n in outputs]
+        graph.node.extend(helper.make_node("Constant", [], [n], name=f"{n}_constant", value=t) for n, t in made)
+        self.replaced += len(made)
         graph.initializer.extend(tensor for name, tensor in folded.items() if name not in outputs)
         # A node that got stuck counts as a change: what would have been computed with it is tried again without it.
         changed |= bool(folded) or len(self.stuck) > stuck

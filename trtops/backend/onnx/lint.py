@@ -6,8 +6,8 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -77,6 +77,7 @@ class LintReport(Record):
     failing: tuple[str, ...]
     unchecked: tuple[str, ...]  # custom operators, and nodes whose inputs have unknown types
     entries: tuple[LintEntry, ...]  # first those about the model, then others in order of execution
+    unnamed: Mapping[str, int] = field(default_factory=dict)  # places of nodes without a name, by what they are called
 
     @property
     def ok(self) -> bool:
@@ -105,15 +106,22 @@ class LintReport(Record):
         A node of an operator that ONNX Runtime does not know is a warning, and counts as passing.
         """
         custom = {name for entry in self.entries if entry.level == "warning" and entry.op for name in entry.nodes}
-        passing: list[JSONValue] = [*self.passing, *(name for name in self.unchecked if name in custom)]
+
+        def named(names: Iterable[str]) -> list[JSONValue]:
+            return [f"trtops_unnamed_node_{self.unnamed[n]}" if n in self.unnamed else n for n in names]
+
         return {
-            "summary": {"passing": passing, "failing": list(self.failing), "unchecked": list(self.unchecked)},
+            "summary": {
+                "passing": named([*self.passing, *(name for name in self.unchecked if name in custom)]),
+                "failing": named(self.failing),
+                "unchecked": named(name for name in self.unchecked if name not in custom),
+            },
             "lint_entries": [
                 {
                     "level": "warning" if entry.level == "warning" else "exception",
                     "source": entry.source,
                     "message": entry.message,
-                    **({"nodes": list(entry.nodes)} if entry.nodes else {}),
+                    **({"nodes": named(entry.nodes)} if entry.nodes else {}),
                 }
                 for entry in self.entries
             ],
@@ -193,6 +201,7 @@ def _lint(
     """Check a model in this process within a time; what is in ``deaths`` is not run, since a process died of it."""
     graph = model.model.graph
     names = [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
+    unnamed = {name: i for i, (name, node) in enumerate(zip(names, graph.node)) if not node.name}
     fatal = list(_weight_entries(model))
     try:
         walk.execution_order(graph.node)
@@ -210,7 +219,7 @@ def _lint(
     whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model, deaths))]
     entries = [*fatal, *whole, *named]
     if fatal:
-        return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries))
+        return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries), unnamed=unnamed)
     broken = {name for entry in named if entry.level == "error" for name in entry.nodes}
     run = _Run(model, feed, names, path, time.monotonic() + seconds, deaths)
     # If ONNX's checker accepts a model and ONNX Runtime loads and runs it, the model has no errors. Otherwise each node
@@ -231,6 +240,7 @@ def _lint(
         failing=tuple(name for name in unique if name in failing),
         unchecked=tuple(name for name in unique if name in unchecked),
         entries=(*entries, *run.entries),
+        unnamed=unnamed,
     )
 
 
@@ -243,6 +253,8 @@ def _weight_entries(model: ModelWithoutWeights) -> Iterator[LintEntry]:
         message = ""
         if external.is_external(tensor):
             message = f"Tensor {tensor.name!r} has its data in another file, which is not loaded."
+        elif external.is_stripped(tensor):
+            message = f"Tensor {tensor.name!r} has no data; `trtops surgeon weight-reconstruct` restores it."
         elif tensor.data_type != TensorProto.STRING:
             try:
                 raw_bytes(tensor)

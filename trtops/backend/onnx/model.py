@@ -188,15 +188,16 @@ def tensor_array(tensor: onnx.TensorProto) -> NDArray[Any]:
 def raw_bytes(tensor: onnx.TensorProto) -> bytes:
     """A tensor's raw elements: little-endian, in C order, small types packed.
 
-    InvalidModelError if their number does not match the shape, or they are in a file elsewhere.
+    A weight that was removed has none. InvalidModelError if their number does not match the shape, or they are in a
+    file elsewhere.
     """
     if external.is_external(tensor):
         return external.locate(tensor).read()
     if tensor.HasField("segment"):
         raise errors.InvalidModelError(f"Tensor {tensor.name!r} is a segment of a tensor, which no back end reads.")
-    expected = external.expected_bytes(tensor)
+    expected = 0 if external.is_stripped(tensor) else external.expected_bytes(tensor)
     raw: bytes = tensor.raw_data
-    if not tensor.HasField("raw_data"):
+    if expected and not tensor.HasField("raw_data"):
         # Slow to import, and most weights have raw data.
         from onnx import numpy_helper
 

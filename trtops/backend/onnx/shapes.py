@@ -16,14 +16,15 @@ log = logging.getLogger(__name__)
 INFERRING = "inferring shapes"
 _SUSPECT_BYTES = 1 << 31  # a weight whose shape needs more must have the bytes
 _MAX_BYTES = 1 << 42  # 4 TiB, more than any model has
+_COMPUTES_SIZES = frozenset(("ConstantOfShape", "Expand", "Flatten", "Range", "Reshape", "Slice", "Split", "Tile"))
 _put_small = walk.put_small(4096)  # small tensors may be target shapes or axes, whose values are needed
 
 
 def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool = False) -> None:
     """Write inferred types and shapes into a model of any size; its ``value_info`` and outputs change, nothing else.
 
-    With ``symbolic``, ONNX Runtime's slow and thorough inference follows if ONNX's own left a tensor without a rank; it
-    needs sympy. With ``strict``, contradicting types and shapes are an error.
+    With ``symbolic``, ONNX Runtime's slow and thorough inference follows where it can find more (see
+    :func:`_lacks_computed_dims`). With ``strict``, contradicting types and shapes are an error.
     """
     check_inlined_size(model)
     bare = walk.copy_model(model, _put_plausible)
@@ -42,12 +43,10 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         raise errors.InvalidModelError(too_much("Shape inference")) from None
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError) as exc:
         raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc  # ValueError: C++ exceptions
-    declared = (*inferred.graph.value_info, *inferred.graph.output)
-    ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
-    lacks_ranks = any(name and name not in ranked for node in inferred.graph.node for name in node.output)
-    if symbolic and propagate and lacks_ranks and with_onnxruntime.can_infer_symbolic_shapes():
+    if symbolic and propagate and _lacks_computed_dims(inferred.graph):
         try:
             inferred = with_onnxruntime.infer_symbolic_shapes(inferred)
+            log.debug("Inferred shapes in the model with `onnxruntime.tools.symbolic_shape_infer`.")
         except errors.InferenceError as exc:
             log.info("%s. The shapes that ONNX itself infers are used.", exc)
     for source, target in zip(walk.graphs(inferred.graph), walk.graphs(model.graph)):
@@ -57,6 +56,26 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         for value in target.output:
             if value.name in known:
                 value.type.CopyFrom(known[value.name].type)
+
+
+def _lacks_computed_dims(graph: onnx.GraphProto) -> bool:
+    """Whether a rank is unknown, or a dimension first becomes unknown where a node computes it from other sizes.
+
+    Symbols cancel there: a Reshape of (batch, 12, 4, 4) to (batch, -1) has 192 columns. They do not where sizes depend
+    on data, and a Conv of unknown height only gets a name for its own, which can take a minute.
+    """
+    given = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim} - {""}
+    known = walk.initializer_names(graph) | {""}
+    declared = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}
+    for name, tensor in declared.items():
+        if all(dim.HasField("dim_value") or dim.dim_param in given for dim in tensor.shape.dim):
+            known.add(name)
+    for node in graph.node:
+        if any(name and (name not in declared or not declared[name].HasField("shape")) for name in node.output):
+            return True
+        if node.op_type in _COMPUTES_SIZES and known.issuperset(node.input) and not known.issuperset(node.output):
+            return True
+    return False
 
 
 def _put_plausible(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:

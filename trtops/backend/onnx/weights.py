@@ -14,10 +14,10 @@ from onnx import TensorProto, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import sparsity, walk
+from trtops.backend.onnx.external import STRIPPED, is_stripped
 from trtops.backend.onnx.walk import numpy_dtype
 from trtops.metadata import DataType
 
-_MARK = "TRT_WEIGHTLESS"
 _SPARSE = "SPARSE_2_4"
 _DATA_FIELDS = (
     *("raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data"),
@@ -52,7 +52,12 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
                 maker = makers[name]
                 name = maker.input[0] if maker.op_type in _THROUGH and maker.input else ""
             found = tensors.get(name)
-            if found is not None and found.data_type not in _KEPT_TYPES and math.prod(found.dims) >= least:
+            if (
+                found is not None
+                and not is_stripped(found)
+                and found.data_type not in _KEPT_TYPES
+                and math.prod(found.dims) >= least
+            ):
                 wanted.add(name)
     stripped = tuple(name for name in tensors if name in wanted and name not in exclude)
     axes = sparsity.reduced_axes(model.graph)
@@ -61,9 +66,9 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
         sparse = name in axes and sparsity.is_sparse(numpy_helper.to_array(tensor), axes[name])
         for field in _DATA_FIELDS:
             tensor.ClearField(field)
-        tensor.doc_string = f"{_MARK}/{_SPARSE if sparse else ''}"
-    if stripped and _MARK not in model.doc_string:
-        model.doc_string = "-".join(filter(None, [model.doc_string, _MARK]))
+        tensor.doc_string = f"{STRIPPED}/{_SPARSE if sparse else ''}"
+    if stripped and STRIPPED not in model.doc_string:
+        model.doc_string = "-".join(filter(None, [model.doc_string, STRIPPED]))
     return stripped
 
 
@@ -87,7 +92,7 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
     axes = sparsity.reduced_axes(model.graph)
     restored = []
     for tensor in model.graph.initializer:
-        if not tensor.doc_string.startswith(_MARK):
+        if not tensor.doc_string.startswith(STRIPPED):
             continue
         restored.append(tensor.name)
         if original is None:
@@ -101,12 +106,12 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
         if found is None:
             raise errors.InvalidModelError(f"The original model has no weight {name!r}. {errors.near(name, known)}")
         ours, theirs = ((tuple(each.dims), each.data_type) for each in (tensor, found))
-        if ours != theirs or found.doc_string.startswith(_MARK):
+        if ours != theirs or found.doc_string.startswith(STRIPPED):
             raise errors.InvalidModelError(
                 f"Weight {name!r} has shape and type {ours}; the original model has {theirs}, or no values."
             )
         tensor.CopyFrom(found)
-    model.doc_string = model.doc_string.removesuffix(_MARK).removesuffix("-")
+    model.doc_string = model.doc_string.removesuffix(STRIPPED).removesuffix("-")
     return tuple(restored)
 
 

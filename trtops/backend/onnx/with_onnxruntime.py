@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -160,11 +159,6 @@ def _register_limited_arena(pid: int) -> None:
 def out_of_memory(exc: Exception) -> bool:
     """Whether ONNX Runtime failed for lack of memory."""
     return isinstance(exc, MemoryError) or any(text in str(exc) for text in ("bad_alloc", "Available memory of"))
-
-
-def can_infer_symbolic_shapes() -> bool:
-    """Whether ONNX Runtime's symbolic shape inference can run; it needs sympy, which is not among its dependencies."""
-    return importlib.util.find_spec("sympy") is not None and importlib.util.find_spec("onnxruntime") is not None
 
 
 def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:

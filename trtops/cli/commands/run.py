@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import textwrap
 from collections.abc import Iterator
@@ -98,9 +99,12 @@ def run(args: Options) -> Job:
         args.save_outputs = args.save_outputs or args.save_layer_outputs
     if {"tf", "onnxrt"} <= {kind for kind, _ in args.runners or ()}:
         raise UsageError("--tf runs tf2onnx's model in ONNX Runtime, so --onnxrt would compare it with itself")
+    if args.gen_script:
+        if args.experiment:
+            raise UsageError("--gen-script writes what is run, not what is recorded; leave out --experiment")
+        # The script may be moved, or run in another folder.
+        args.model_file = args.model_file and os.path.abspath(args.model_file)
     runners = [_runner(args, kind, word) for kind, word in args.runners or ()]
-    if args.gen_script and args.experiment:
-        raise UsageError("--gen-script writes what is run, not what is recorded; leave out --experiment")
     compared = len(runners) > 1 or bool(args.load_outputs)
     config = ops.RunConfig(
         warm_up=args.warm_up or 0,
@@ -206,7 +210,8 @@ def _runner(args: Options, kind: str, word: str | None) -> Late:
         raise UsageError(f"{args.model_file} is not an ONNX model, so --{kind} cannot run it; use --trt")
     if kind in ("onnx", "pluginref"):
         name = None if kind == "pluginref" else "onnx-reference"
-        return late("trtops.backend.pluginref.PluginRefRunner", loading.onnx_model(args), name=name)
+        graph = onnx.GsFromOnnx(loading.onnx_model(args))  # Polygraphy's runner, too, runs a generated script's graph
+        return late("trtops.backend.pluginref.PluginRefRunner", graph, name=name)
     from trtops.backend.onnxrt import SessionFromOnnx
 
     level = args.graph_optimization_level

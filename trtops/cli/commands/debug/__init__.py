@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -193,6 +194,15 @@ class Iterations:
         if total:
             rate = float(passed) * 100 / float(total)
             log_line(f"Finished {total} iteration(s) | Passed: {passed}/{total} | Pass Rate: {rate}%", G_LOGGER.FINISH)
+
+
+def has_piped_answers() -> bool:
+    """Whether answers wait on standard input, which is a pipe or file; a silent pipe of a scheduler is not read."""
+    stdin: Any = sys.stdin
+    try:
+        return bool(select.select([stdin], [], [], 0.2)[0]) and bool(stdin.buffer.peek(1))
+    except (OSError, ValueError, AttributeError):  # closed, or replaced
+        return False
 
 
 def ask(question: str) -> bool:

@@ -63,10 +63,10 @@ ARTIFACT = "trtops_debug.onnx"
 def reduce(args: Options) -> Job:
     """Find the smallest part of an ONNX model that still fails.
 
-    It fails if a check command fails. Without --check a person at the terminal is asked about each part; with --trt or
-    --onnxrt, or without a terminal, a part fails if an engine's outputs differ from the model's own. Parts get the
-    values that flow there in the whole model. Exits with 0 once the part is found; with 1 if the model fails and
-    --exit-on-bad or --experiment asks for the verdict.
+    It fails if a check command fails. Without --check a person at the terminal is asked about each part, or answers are
+    read from a pipe; with --trt or --onnxrt, or with neither, a part fails if an engine's outputs differ from the
+    model's own. Parts get the values that flow there in the whole model. Exits with 0 once the part is found; with 1 if
+    the model fails and --exit-on-bad or --experiment asks for the verdict.
     """
     feeds = configs.random_data(args)
     config = configs.make(
@@ -81,7 +81,7 @@ def reduce(args: Options) -> Job:
     check: Any = None
     if args.check:
         check = replace(configs.command_check(args, ARTIFACT), tell_passing=bool(args.show_output))
-    elif args.backend is None and sys.stdin.isatty():
+    elif args.backend is None and (sys.stdin.isatty() or debug.has_piped_answers()):
         check = _ask_about
     build: Any = None
     tolerances = None
