@@ -61,6 +61,14 @@ SCENARIOS = {
         0 inspect model engine.ort
         2 inspect model conv_net.onnx --combine-tensor-info saved.json # TensorRT engine
     """,
+    "guesses": """
+        0 run identity.onnx --onnxrt --input-shapes x:1x1x2x2
+        3 run identity.onnx --onnxrt --input-shapes y:[1,1,2,2] # no input 'y'
+        0 convert identity.onnx --onnxrt # good
+        2 convert identity.onnx --onnxrt -o i.engine # contradicts
+        2 convert identity.onnx --precision fp16 # '--fp16'
+        2 diff-tactics # 'inspect diff-tactics' or 'debug diff-tactics'
+    """,
     "saved comparisons": """
         1 run transformer.onnx --onnxrt --onnx --atol 1e-9 --rtol 1e-9 --save-accuracy-results acc.json
         0 check accuracy acc.json --atol 1e-3 --rtol 1e-3 --check-error-stat max

@@ -165,7 +165,9 @@ class Parser(argparse.ArgumentParser):
             word = left[0].partition("=")[0]
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}; options that take several words end at the next option")
-            hint = near(word, [name for name in self._option_string_actions if name.startswith("--")])
+            names = [name for name in self._option_string_actions if name.startswith("--")]
+            meant = "--" + (left[0].partition("=")[2] or "".join(left[1:2]))  # --precision fp16 means --fp16
+            hint = near(meant if meant in names else word, names)
             self.error(f"unknown option {word}. {hint if hint.startswith('Did') else f'See {self.prog} -h.'}")
         args.forget()
         return args

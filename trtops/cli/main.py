@@ -272,7 +272,10 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
     if words in registry.NOT_SUPPORTED:
         problem = f"trtops {' '.join(words)} is not supported: {registry.NOT_SUPPORTED[words]}."
     else:
-        problem = f"{prog}: unknown command {rest[0]!r}. {near(rest[0], registry.below(path))}\nTry: {prog} -h"
+        known = dict.fromkeys((*registry.COMMANDS, *registry.OTHER_WORDS))
+        deeper = [" ".join(each) for each in known if each[-1] == rest[0]]
+        hint = f"Did you mean {' or '.join(map(repr, deeper))}?" if deeper else near(rest[0], registry.below(path))
+        problem = f"{prog}: unknown command {rest[0]!r}. {hint}\nTry: {prog} -h"
     terminal.print_line(problem, sys.stderr)
     return 2
 

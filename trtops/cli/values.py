@@ -28,7 +28,9 @@ def number(text: str) -> float:
 
 
 def shape(text: str) -> tuple[str, Shape]:
-    """Return an input's shape from ``name:[1,3,h]``; other words than numbers are dynamic dimensions."""
+    """Return an input's shape from ``name:[1,3,h]``, or trtexec's ``name:1x3x224``; other words are dynamic."""
+    if by_x := re.fullmatch(r"(.+):(-?\d+(?:x-?\d+)*)", text):
+        return by_x[1], tuple(map(int, by_x[2].split("x")))
     name, dims = split_named(text, "[")
     return name, dimensions(dims)
 

@@ -37,7 +37,7 @@ _SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", "
     groups.MODEL,
     TARGET,
     groups.TRACKING,
-    configs.BACKEND.without("--onnxrt", "--trt"),
+    configs.BACKEND,
     configs.QUANTIZING,
     *groups.TRT_BUILD,
     groups.DATA,
@@ -58,7 +58,10 @@ def convert(args: Options) -> Job:
     1 means that they are not good enough.
     """
     kind = loading.model_type(args)
-    target = args.convert_to or _SUFFIXES.get(Path(args.output or "x.engine").suffix.lower())
+    chosen = {"onnxruntime": "ort", "tensorrt": "trt"}.get(args.backend or "")
+    target = args.convert_to or _SUFFIXES.get(Path(args.output or f"x.{chosen or 'engine'}").suffix.lower(), chosen)
+    if chosen not in (None, target):
+        raise UsageError(f"--{'trt' if chosen == 'trt' else 'onnxrt'} contradicts the output, which is {target}")
     if target is None:
         raise UsageError(f"{args.output}: its suffix does not say what to make; use --convert-to trt, or another kind")
     suffix = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")

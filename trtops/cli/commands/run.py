@@ -151,6 +151,7 @@ def run(args: Options) -> Job:
 
         return write
     model, experiment = args.model_file or "", args.experiment
+    shaped = list(loading.input_shapes(args) or ()) if runners and loading.model_type(args) == "onnx" else []
     place = args.store if experiment else None
 
     def run() -> int:
@@ -165,6 +166,12 @@ def run(args: Options) -> Job:
 
             # Reports what is missing before anything is run.
             library.load()
+        if shaped:
+            from trtops.backend.onnx.load_without_weights import load_without_weights
+            from trtops.patterns import expand
+
+            names = [value.name for value in load_without_weights(model).model.graph.input]
+            expand(shaped, names, of="The model", what="input")
         made = runners
         # Each child resolves its loader, since TensorRT's objects cannot be sent to it.
         if config.use_subprocess:

@@ -16,6 +16,8 @@ import numpy as np
 from trtops import config, errors
 from trtops.backend.trt.lines import ReleaseLine, release_line
 
+_INSTALL = "Install it with: pip install tensorrt. Or use ONNX Runtime: --onnxrt, with convert also --convert-to ort"
+
 
 def uses_rtx() -> bool:
     """Whether this process uses TensorRT-RTX instead of TensorRT."""
@@ -71,7 +73,7 @@ def line() -> ReleaseLine:
 
 @functools.cache
 def _import_and_check(rtx: bool) -> Any:
-    module = _import_rtx() if rtx else _import_module("tensorrt", "Install it with: pip install tensorrt")
+    module = _import_rtx() if rtx else _import_module("tensorrt", _INSTALL)
     check_numpy(module)
     return module
 
