@@ -1,17 +1,21 @@
-"""What the ONNX Runtime runner adds to a bare session, compared with Polygraphy; and what a build costs.
+"""What the ONNX Runtime runner adds to a bare session, what calibration costs next to ONNX Runtime's, and a build.
 
-Goals: 8 us of CPU time per inference with one input, 60 us with twenty.
+Goals: 8 us of CPU time per inference with one input, 60 us with twenty; 1.5 times the CPU time of static calibration by
+``onnxruntime.quantization`` on the same data, and no more memory for more samples.
 """
 
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from polygraphy.backend.onnxrt import OnnxrtRunner as TheirRunner
 
 from tests import models
-from tests.benchmarks.harness import Goals, benchmark, in_turns
+from tests.benchmarks.harness import Goals, benchmark, in_turns, measured_child
+from tests.benchmarks.networks import densenet
 from trtops.backend.base import Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
@@ -20,6 +24,26 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
 LIMITS_US = {1: 8.0, 20: 60.0}
 CALLS = 400
+CALIBRATE = """
+import numpy as np
+feeds = ({"x": np.random.default_rng(i).random((1, 3, 224, 224), np.float32)} for i in range(int(sys.argv[4])))
+"""
+OURS = """
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.calibration import collect
+from trtops.metadata import TensorMetadata
+model = Model.load(sys.argv[1])
+collected = collect(model.proto(), feeds, inputs=TensorMetadata.of(model.info.inputs), counted=sys.argv[2] != "minmax")
+collected.cache(sys.argv[2])
+"""
+THEIRS = """
+from onnxruntime.quantization import calibrate
+kind = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}[sys.argv[2]]
+method = getattr(calibrate.CalibrationMethod, kind)
+found = calibrate.create_calibrator(sys.argv[1], augmented_model_path=sys.argv[3], calibrate_method=method)
+found.collect_data(type("Reader", (calibrate.CalibrationDataReader,), {"get_next": lambda self: next(feeds, None)})())
+found.compute_data()
+"""
 
 
 def identities(count: int) -> bytes:
@@ -68,8 +92,23 @@ def bench_build() -> None:
     print("build:", ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found.items()))
 
 
+def bench_calibrate(goals: Goals, folder: Path) -> None:
+    path, augmented = str(folder / "model.onnx"), str(folder / "augmented.onnx")
+    onnx.save(densenet(), path)
+    for method in ("minmax", "percentile", "entropy"):
+        ours, theirs = (
+            measured_child(folder, CALIBRATE + code, path, method, augmented, "4") for code in (OURS, THEIRS)
+        )
+        note = f"{ours['seconds']:.1f} s and {ours['peak']:.0f} MiB, theirs {theirs['seconds']:.1f} s and "
+        note += f"{theirs['peak']:.0f} MiB"
+        goals.at_most(f"calibrate by {method}", ours["seconds"] / theirs["seconds"], 1.5, "times", note)
+    more = measured_child(folder, CALIBRATE + OURS, path, "entropy", augmented, "12")
+    goals.at_most("memory of three times the samples", more["peak"] / ours["peak"], 1.05, "times")
+
+
 def main() -> None:
-    with benchmark() as (goals, _):
+    with benchmark() as (goals, folder):
+        bench_calibrate(goals, folder)
         for inputs in LIMITS_US:
             bench_infer(goals, inputs)
         bench_build()

@@ -1,13 +1,15 @@
 """Tests of what every op's result has: its page, and the run that it names."""
 
+import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtops.ops.result import OpResult, op_run, run_name
+from trtops.ops.result import OpResult, StepTimes, finish_with, op_run, run_name, run_step
 from trtops.tracking.base import NO_RUN, Verdict
 from trtops.tracking.memory import MemoryTracker
-from trtops.tracking.schema import Tag
+from trtops.tracking.schema import Artifact, Tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,18 @@ def test_page_omits_runs_of_this_process() -> None:
         kept = result.kept_in(run, "m")
     assert (kept.run_id, kept.experiment) == (run.id, "m")
     assert "MLflow" not in kept.page() and kept.page() == result.page()
+
+
+def test_times_of_steps_are_recorded() -> None:
+    tracker = MemoryTracker()
+    with op_run(tracker, "m", "n", kind="compare") as run:
+        for _ in range(2):
+            run_step("sleep", time.sleep, 0.02)
+        run_step("log", finish_with, run, Measured(verdict="good", error=0.0), tracker)
+    found = json.loads(tracker.load(run.id).read_bytes(Artifact.TIMING))
+    assert found["sleep"]["seconds"] >= 0.04 > found["sleep"]["cpu_seconds"]
+    assert found["total"]["seconds"] >= found["sleep"]["seconds"] + found["other"]["seconds"] - 1e-3
+    assert StepTimes.last is not None and [*StepTimes.last.to_dict()] == ["sleep", "log", "other", "total"]
 
 
 def test_op_runs_are_named_and_tagged() -> None:

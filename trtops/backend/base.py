@@ -133,6 +133,7 @@ class Build:
     timing_cache: bytes | None = field(default=None, repr=False)  # including the given one
     timing_cache_use: TimingCacheUse = TimingCacheUse()
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
+    tuning: str = ""  # what timing settings gained; empty if none were timed in this build
     calibration_cache: bytes | None = field(default=None, repr=False)
     quantization: Quantization | None = None  # layers with Q/DQ nodes that this build wrote
     seconds: float  # wall time, without reading the model and logging

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
     from trtops.ops.evaluation.command import CommandCheck
 
+_NO_LIMIT = 86400.0  # a day
+
 BACKEND = Group(
     "back end",
     flag("--onnxrt", "ONNX Runtime, on the CPU", to="backend", value="onnxruntime"),
     flag("--trt", "TensorRT", to="backend", value="tensorrt"),
     flag("--allow-approximation", "ONNX Runtime: allow tactics that are less exact"),
     flag("--timing-seconds SECONDS", "ONNX Runtime: how long settings may be tried (default: by the model's speed)"),
+    flag("--tune", "ONNX Runtime: try all settings, and report the gain", to="timing_seconds", value=_NO_LIMIT),
 )
 
 

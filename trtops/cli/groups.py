@@ -312,6 +312,7 @@ TRACKING = Group(
 STORE = TRACKING.without("--experiment")
 ROOT = flag("--root --store FOLDER", "the store's folder or address (default: TRTOPS_HOME or ./mlruns)")
 JSON = Group("printing", flag("--json", "print JSON"))
+PROFILE = Group("printing", flag("--profile", "print the time of each step (timing.json of the run)"))
 
 _OF_SPECS = (
     "tf32", "fp16", "bf16", "fp8", "int8", "precision_constraints", "trt_min_shapes", "trt_opt_shapes",

@@ -91,7 +91,7 @@ def op_job(
     # Not read where no store is used, so that --store produces a warning there.
     used = store not in ("none", "optional") or (store == "optional" and options.get("experiment") is not None)
     place = args.store if used else None
-    as_json = bool(getattr(args, "json", False))
+    as_json, profiled = (bool(getattr(args, name, False)) for name in ("json", "profile"))
 
     def run() -> int:
         from trtops.ops.result import steps_run_by  # help needs no ops
@@ -116,6 +116,10 @@ def op_job(
             logs.say_result(result, place)
         else:
             logs.say(result.text())
+        if profiled:
+            from trtops.ops.result import StepTimes
+
+            logs.say(StepTimes.last.text() if StepTimes.last is not None else "")
         verdict = getattr(result, "verdict", "good")
         return code(result) if code is not None else getattr(result, "exit_code", int(verdict != "good"))
 

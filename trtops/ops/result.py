@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from trtops.errors import InvalidModelError, WorkerError
 from trtops.record import JSONValue, Record, to_jsonable
 from trtops.system.activity import mark_op, needs_child
 from trtops.system.masking import masked
-from trtops.tables import markdown_table
+from trtops.tables import markdown_table, table
 from trtops.terminal import one_line
 from trtops.verdict import MARKS
 
@@ -39,8 +40,43 @@ StepRunner: TypeAlias = Callable[[str, Callable[[], Any]], Any]
 
 LONGEST_NAME = 250  # characters of a run's name that stores accept
 
-# A variable of the context, since flows run ops in several threads of one process.
+# Variables of the context, since flows run ops in several threads of one process.
 _step_runner: ContextVar[StepRunner | None] = ContextVar("step_runner", default=None)
+_step_times: ContextVar[StepTimes | None] = ContextVar("step_times", default=None)
+
+
+class StepTimes:
+    """Wall and CPU seconds of the steps of an op. CPU time is that of this process, all threads together."""
+
+    last: StepTimes | None = None  # those of the op that ended last
+
+    def __init__(self) -> None:
+        self._start = _clocks()
+        self._steps: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, since: tuple[float, float]) -> None:
+        """Add the time since a step began. Steps of the same name add up."""
+        (wall, cpu), now = self._steps.get(name, (0.0, 0.0)), _clocks()
+        self._steps[name] = wall + now[0] - since[0], cpu + now[1] - since[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """``seconds`` and ``cpu_seconds`` of each step, of ``other`` work, and in ``total``, so far."""
+        wall, cpu = (now - start for now, start in zip(_clocks(), self._start))
+        other = (
+            wall - sum(each[0] for each in self._steps.values()),
+            cpu - sum(each[1] for each in self._steps.values()),
+        )
+        named = {**self._steps, "other": other, "total": (wall, cpu)}
+        return {name: {"seconds": round(w, 4), "cpu_seconds": round(c, 4)} for name, (w, c) in named.items()}
+
+    def text(self) -> str:
+        """A table in plain text."""
+        rows = ((name, *(f"{seconds:.2f} s" for seconds in each.values())) for name, each in self.to_dict().items())
+        return table(("step", "wall time", "CPU time"), rows)
+
+
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +216,10 @@ def finish_with(
         document = result.document()
         document = replace(document, title=title or document.title, verdict=document.verdict if evaluated else "")
         present(run, tracker, document)
+    from trtops.tracking.schema import Artifact
+
+    if run.id and (times := _step_times.get()) is not None:
+        run.log_json(times.to_dict(), Artifact.TIMING)
     run.finish(result.verdict if evaluated else None)
 
 
@@ -203,6 +243,8 @@ def op_run(
     from trtops.tracking.base import NO_RUN, tracked
 
     mark_op()
+    StepTimes.last = times = StepTimes()
+    _step_times.set(times)
     if tracker is None:
         yield NO_RUN
         return
@@ -251,11 +293,23 @@ def run_step(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwa
 
     It may be called again if infrastructure was lost, so it must allow that.
     """
-    runner = _step_runner.get()
-    if runner is None:
-        return function(*args, **kwargs)
-    result: R = runner(name, functools.partial(function, *args, **kwargs))
-    return result
+    with step_time(name):
+        runner = _step_runner.get()
+        if runner is None:
+            return function(*args, **kwargs)
+        result: R = runner(name, functools.partial(function, *args, **kwargs))
+        return result
+
+
+@contextmanager
+def step_time(name: str) -> Iterator[None]:
+    """Add the time of a block to the op's times, as a step that a flow does not show."""
+    times, start = _step_times.get(), _clocks()
+    try:
+        yield
+    finally:
+        if times is not None:
+            times.add(name, start)
 
 
 @contextmanager

@@ -173,6 +173,7 @@ class Artifact:
     AUDIT_RESULT = "audit/result.json"
     AUDIT_PAGE = "audit/report.md"
     BUILD_LOG = "build.log"
+    TIMING = "timing.json"  # wall and CPU seconds of the op's steps
     REPORT = "report/report.html"  # the run as a page (trtops.reports)
     REPORT_DATA = "report/report.json"  # its content, to draw it again
     MANIFEST = "manifest.json"

@@ -73,13 +73,16 @@ def test_halving_ends_with_the_budget() -> None:
     assert runner.runs == 1
 
 
-def test_budget_follows_the_models_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.chain([100.0, 103.0, 107.0, 119.0], itertools.repeat(200.0))
+@pytest.mark.parametrize(("start", "seconds"), [(0.01, 2.0), (1.0, 5.0), (3.0, 10.0)])
+def test_budget_follows_the_models_speed(start: float, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.chain([100.0, 101.0, 102.0, 104.0], itertools.repeat(200.0))
     monkeypatch.setattr("trtops.backend.onnxrt.measure.time.perf_counter", lambda: next(clock))
     budget = Budget()
-    budget.begin(1.0, 0.2)
+    budget.begin(start, 0.2)
 
-    assert budget.left == pytest.approx(5 * 1.0 + 60 * 0.2 - 3.0)
+    assert budget.left == pytest.approx(seconds - 1.0)
+    if seconds < 10:
+        return
     assert budget.allows(Candidate(), waiting=1)
     assert not budget.allows(Candidate(), waiting=1) and budget.skipped == ["default"]
 
@@ -103,7 +106,8 @@ def test_without_time_default_is_built_again_from_cache(model: Model) -> None:
     assert "-GeluFusionL2" in short.skipped and "+GeluApproximation" in short.skipped
     assert {("GeluFusionL2", "on"), ("GeluApproximation", "off")} <= set(short.tactics.settings)
     assert "-GeluFusionL2 was not tried for lack of time" in short.log
-    assert short.timing_cache_use.misses == 0
+    assert short.timing_cache_use.misses == 0 and not short.tuning
+    assert "settings" in whole.tuning and "the defaults (" in whole.tuning
     assert again.skipped == short.skipped and again.tactics == short.tactics
     assert not whole.skipped and len(whole.tactics.settings) > 3 and whole.timing_cache_use.misses > 3
 

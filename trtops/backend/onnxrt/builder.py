@@ -91,6 +91,7 @@ class OnnxRuntimeBackend:
         rewritten = _rewrite(model, config, caches.calibration, calibration_data, log)
         denied = caches.denied.here(environment)
         providers, threads = options.providers, options.intra_op_threads
+        budget = Budget(options.timing_seconds)
         with Optimizer(rewritten.proto, providers, threads, log, caches.attempt_file) as optimizer:
 
             def why_denied(candidate: Candidate, applicable: tuple[str, ...]) -> str | None:
@@ -108,7 +109,6 @@ class OnnxRuntimeBackend:
                         f"The tactic record cannot be replayed: {why}. Pardon the tactic, or replay another record."
                     )
             else:
-                budget = Budget(options.timing_seconds)
                 choice = Search(
                     optimizer=optimizer,
                     measurement=Measurement(optimizer, providers, threads, options.timing_iterations, budget),
@@ -124,7 +124,8 @@ class OnnxRuntimeBackend:
             graph, plan = optimized.graph, optimized.plan
             optimizer.note_attempt(choice.candidate)
         # A replay, or timings from a cache, did not load the engine; one that does not load must fail here, not in use.
-        open_plan(plan, providers=providers, threads=threads)
+        if choice.candidate.id not in budget.loaded:
+            open_plan(plan, providers=providers, threads=threads)
         layers, choices = describe(graph, optimizer.model)
         record = TacticRecord(
             mechanism="onnxruntime",
@@ -145,6 +146,7 @@ class OnnxRuntimeBackend:
             timing_cache=timing_cache.to_bytes(),
             timing_cache_use=choice.cache_use,
             skipped=choice.skipped,
+            tuning=choice.tuning,
             calibration_cache=rewritten.calibration_cache,
             seconds=time.perf_counter() - start,
             log=log.text(),

@@ -32,14 +32,15 @@ _INTERLEAVE_BYTES = 1 << 30
 class Budget:
     """The time of one search: unlimited until the model's own speed is known, then limited.
 
-    By default a search may take the time of 5 session starts and 60 inferences, but at least 2 seconds; ``given``
-    seconds replace that. ``skipped`` has the ids of the candidates that there was no time for.
+    By default a search may take the time of 5 session starts, but at least 2 seconds and at most 10; ``given`` seconds
+    replace that. ``skipped`` has the ids of the candidates that there was no time for.
     """
 
     def __init__(self, given: float | None = None) -> None:
         """Start without a limit."""
         self.given = given
         self.skipped: list[str] = []
+        self.loaded: set[str] = set()  # ids of the candidates whose engines were loaded
         self._start_seconds = self._inference_seconds = 0.0
         self._deadline = math.inf
 
@@ -51,7 +52,7 @@ class Budget:
     def begin(self, start_seconds: float, inference_seconds: float) -> None:
         """Limit the time from now on, given how long a session start and an inference at all shapes take."""
         self._start_seconds, self._inference_seconds = start_seconds, inference_seconds
-        default = max(5 * start_seconds + 60 * inference_seconds, 2.0)
+        default = min(max(5 * start_seconds, 2.0), 10.0)
         self._deadline = time.perf_counter() + (default if self.given is None else self.given)
 
     def allows(self, candidate: Candidate, waiting: int) -> bool:
@@ -166,4 +167,5 @@ class Measurement:
         session = open_plan(engine.plan, providers=self.providers, threads=self.threads, interleaved=True, quiet=True)
         runner = OnnxrtRunner(session, "timing")
         runner.activate()
+        self.budget.loaded.add(engine.candidate.id)
         return Lane(engine.candidate, runner, time.perf_counter() - start)

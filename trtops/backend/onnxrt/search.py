@@ -40,6 +40,7 @@ class Choice:
     applicable: tuple[str, ...] = ()
     cache_use: TimingCacheUse = field(default_factory=TimingCacheUse)
     skipped: tuple[str, ...] = ()
+    tuning: str = ""
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Search:
     avoid: frozenset[str] = frozenset()  # ids of candidates under which ONNX Runtime crashed in earlier attempts
     failed: dict[str, str] = field(default_factory=dict)  # reasons why candidates cannot be built, by id
     use: TimingCacheUse = field(default_factory=TimingCacheUse)
+    timed: dict[Candidate, float] = field(default_factory=dict)  # seconds per inference
     _clock_runs: bool = False
 
     def __post_init__(self) -> None:
@@ -87,12 +89,22 @@ class Search:
             if why is None:
                 for name in self.budget.skipped:
                     self.cache.skipped |= self._keys(name)
-                    self.log.add(f"[trtops] {name} was not tried for lack of time (timing_seconds gives more)")
-                return Choice(candidate, recorded, self.use, tuple(self.budget.skipped))
+                    self.log.add(f"[trtops] {name} was not tried for lack of time (--tune tries all)")
+                return Choice(candidate, recorded, self.use, tuple(self.budget.skipped), self._tuning(candidate))
             self.log.add(f"[trtops] {candidate.id} is not built: {why}; taking the next")
         raise errors.EngineBuildError(
             "Every candidate has a tactic on the deny-list. Pardon one, or allow more tactics."
         )
+
+    def _tuning(self, candidate: Candidate) -> str:
+        """What the candidate gains over ONNX Runtime's defaults, in a line; empty if they are all that was timed."""
+        default, own = self.timed.get(Candidate()), self.timed.get(candidate)
+        if not default or own is None or len(self.timed) < 2:
+            return ""
+        if candidate == Candidate():
+            return f"None of {len(self.timed) - 1} other settings is faster than the defaults ({default * 1e3:.4g} ms)"
+        gain = f"{1 - own / default:.0%} less than with the defaults ({default * 1e3:.4g} ms)"
+        return f"With {candidate.id}, the fastest of {len(self.timed)} settings, an inference takes {gain}"
 
     def _without_default(self, tactics: Sequence[Tactic], why_denied: WhyDenied) -> Choice:
         """Choose where the default cannot be built: the fastest candidate with one tactic toggled, or a lower level."""
@@ -138,6 +150,7 @@ class Search:
             # The model may refuse random feeds (an index out of range); its engine is valid nevertheless.
             self.log.add(f"[trtops] nothing was timed, ONNX Runtime's defaults are used: {exc}")
             return [Candidate()]
+        self.timed = seconds
         for candidate, median in seconds.items():
             self.log.add(f"[trtops] {median * 1e3:10.4f} ms  {candidate.id}")
         return sorted(seconds, key=lambda candidate: seconds[candidate])

@@ -37,6 +37,7 @@ _SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", "
     groups.MODEL,
     TARGET,
     groups.TRACKING,
+    groups.PROFILE,
     configs.BACKEND,
     configs.QUANTIZING,
     *groups.TRT_BUILD,

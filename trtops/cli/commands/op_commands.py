@@ -47,6 +47,7 @@ def build_list(args: Options) -> Job:
     configs.config_flags("calibration", "CalibrateConfig", {"output": "-o --output"}, skip="check build data"),
     configs.QUANTIZING,
     groups.TRACKING,
+    groups.PROFILE,
     configs.BACKEND,
     Group(
         "evaluation",

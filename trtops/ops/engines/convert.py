@@ -36,7 +36,16 @@ from trtops.ops.evaluation.data import DataConfig, Feeds, golden_outputs, open_f
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.options import check_options, data_options, engine_options
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
-from trtops.ops.result import OpResult, finish_with, model_file, op_run, run_name, run_step, tracker_or_default
+from trtops.ops.result import (
+    OpResult,
+    finish_with,
+    model_file,
+    op_run,
+    run_name,
+    run_step,
+    step_time,
+    tracker_or_default,
+)
 from trtops.reports.document import Section
 from trtops.spec import BackendName, BuildConfig, BuildSpec, Environment, Precision
 from trtops.system.activity import needs_child
@@ -101,6 +110,7 @@ class ConvertResult(OpResult):
     evaluation: Evaluation
     crashed: tuple[str, ...] = ()  # settings that were left out because they crashed the builder's process
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
+    tuning: str = ""  # what timing settings gained
     carried: str = ""  # from a replay of another release or device
     ranges: str = ""  # whether the values of all tensors fit FP16 or BF16, and the layers kept where they do not
     speed: str = ""  # of 8 bits, compared with FP16
@@ -128,10 +138,10 @@ class ConvertResult(OpResult):
     def _left_out(self) -> Iterable[str]:
         if self.crashed:
             yield from (f"The builder crashed with {', '.join(self.crashed)}; the engine is built without.", "")
-        for sentence in filter(None, (self.carried, self.ranges, self.quantization, self.speed)):
+        for sentence in filter(None, (self.carried, self.ranges, self.quantization, self.speed, self.tuning)):
             yield from (f"{sentence}.", "")
         if self.skipped:
-            yield from (f"No time to try {', '.join(self.skipped)}; the option `timing_seconds` gives more.", "")
+            yield from (f"No time to try {', '.join(self.skipped)}; `--tune` tries all.", "")
 
     @property
     def next_step(self) -> str:
@@ -294,8 +304,9 @@ def _build_and_evaluate(
     if built is not None:
         built(build)
     if holder is None:
-        builds.log_build(run, build, backend.engine_suffix)
-        _log_model(run, model, config)
+        with step_time("record build"):
+            builds.log_build(run, build, backend.engine_suffix)
+            _log_model(run, model, config)
     else:
         builds.log_reuse(run, build, holder)
 
@@ -327,6 +338,7 @@ def _build_and_evaluate(
         evaluation=evaluation,
         crashed=crashed,
         skipped=build.skipped,
+        tuning=build.tuning,
         carried=CarriedOver.between(caches.replay, build.tactics).sentence()
         if caches.replay and config.carry_over
         else "",

@@ -24,7 +24,7 @@ from trtops.ops.evaluation.limits import NoiseLimits, RightModel
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
-from trtops.ops.result import run_step
+from trtops.ops.result import run_step, step_time
 from trtops.record import Record
 from trtops.spec import BuildConfig
 from trtops.tables import markdown_table
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MAX_LOGGED_OUTPUTS = 8
 
 # Fifty inferences of a large batch on a processor took longer than everything else.
-_WARM_UP_SECONDS, _LATENCY_SECONDS, _MIN_LATENCY_RUNS = 0.5, 2.0, 5
+_WARM_UP_SECONDS, _LATENCY_SECONDS, _MIN_LATENCY_RUNS = 0.5, 1.0, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class CheckConfig(DataConfig):
             model on this data (:mod:`trtops.ops.evaluation.limits`).
         warm_up: Inferences before latency is measured; fewer, but at least one, if they take over half a second.
         latency_runs: Inferences whose latency is measured, on the first feed; fewer, but at least 5, if they take over
-            two seconds; 0 measures none.
+            a second; 0 measures none.
         plots: When heat maps and error plots are drawn and logged.
         min_precision_share: The share of kernels, between 0 and 1, that must compute in the requested precision; 0
             requires one kernel. Where ONNX Runtime computes FP16 and BF16 in FP32, they are emulated instead, unless a
@@ -209,7 +209,8 @@ def evaluate(
     outputs = run_step("run", collect, runner, seen)
     tolerances = right.tolerances(config.tolerances)
     last: dict[str, Any] = {}
-    latency = measure_latency(runner, feeds, config, last)
+    with step_time("measure latency"):
+        latency = measure_latency(runner, feeds, config, last)
     checked = None
     if config.self_check:
         results = iterations_of(outputs, "actual")
