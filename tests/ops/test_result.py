@@ -41,6 +41,8 @@ def test_times_of_steps_are_recorded() -> None:
     with op_run(tracker, "m", "n", kind="compare") as run:
         for _ in range(2):
             run_step("sleep", time.sleep, 0.02)
+            with op_run(tracker, "m", "inner", kind="compare"):
+                run_step("inner", time.sleep, 0.0)
         run_step("log", finish_with, run, Measured(verdict="good", error=0.0), tracker)
     found = json.loads(tracker.load(run.id).read_bytes(Artifact.TIMING))
     assert found["sleep"]["seconds"] >= 0.04 > found["sleep"]["cpu_seconds"]

@@ -243,23 +243,27 @@ def op_run(
     from trtops.tracking.base import NO_RUN, tracked
 
     mark_op()
-    StepTimes.last = times = StepTimes()
+    outer, times = _step_times.get(), StepTimes()
     _step_times.set(times)
-    if tracker is None:
-        yield NO_RUN
-        return
-    with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
-        if model is not None:
-            run.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
-        try:
-            yield run
-        except WorkerError as exc:
-            if model is None or not exc.doing or not needs_child():
-                raise
-            from trtops.backend.onnx.lint import failing_nodes
+    try:
+        if tracker is None:
+            yield NO_RUN
+            return
+        with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
+            if model is not None:
+                run.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
+            try:
+                yield run
+            except WorkerError as exc:
+                if model is None or not exc.doing or not needs_child():
+                    raise
+                from trtops.backend.onnx.lint import failing_nodes
 
-            lines = (str(exc), *failing_nodes(model))
-            raise WorkerError("\n".join(lines), timed_out=exc.timed_out, doing=exc.doing) from exc
+                lines = (str(exc), *failing_nodes(model))
+                raise WorkerError("\n".join(lines), timed_out=exc.timed_out, doing=exc.doing) from exc
+    finally:
+        _step_times.set(outer)
+        StepTimes.last = times
 
 
 def tracker_or_default(tracker: Tracker | None) -> Tracker:
