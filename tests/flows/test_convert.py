@@ -212,7 +212,7 @@ def test_sensitivity_reads_cache_of_calibration(store: Path, tmp_path: Path) -> 
     assert {"caches/calibration.cache", "caches/calibration.json", "calibration/histograms_00.png"} <= {
         entry.path for entry in stored.manifest.artifacts
     }
-    assert "1 kept in FP32: fc" in tracker.load(result.engines[-1].run_id).read_bytes("build.log").decode()
+    assert "; kept: fc;" in tracker.load(result.engines[-1].run_id).read_bytes("build.log").decode()
     assert measured.keep == () and len(measured.layers) == 3
     table = json.loads(tracker.load(measured.run_id).read_bytes("sensitivity/layers.json"))
     assert [row[0] for row in table["data"]] == [layer.layer for layer in measured.layers]

@@ -5,12 +5,14 @@
 if it is small enough; its digest is always logged.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +28,9 @@ from trtops.tracking import schema
 from trtops.tracking.base import Run, StoredRun, Tracker, incomplete
 from trtops.tracking.records import RUN_PREFIX, ReusedBuild, run_id_of
 from trtops.tracking.schema import Artifact, Metric, Tag
+
+if TYPE_CHECKING:
+    from trtops.backend.onnx.quantize import Quantization
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +106,20 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
         timing_cache=run.get(Artifact.TIMING_CACHE),
         timing_cache_use=TimingCacheUse.from_json(run.read_bytes(Artifact.TIMING_CACHE_USE)),
         calibration_cache=run.get(Artifact.CALIBRATION_CACHE),
+        quantization=load_quantization(run),
         seconds=run.info.metrics.get(Metric.BUILD_SECONDS, 0.0),
         log=run.read_bytes(Artifact.BUILD_LOG).decode("utf-8", "replace"),
     )
+
+
+def load_quantization(run: StoredRun) -> Quantization | None:
+    """What a run's build quantized; None if it wrote no Q/DQ nodes, or does not say so."""
+    stored = run.get(Artifact.QUANTIZATION)
+    if stored is None:
+        return None
+    from trtops.backend.onnx.quantize import Quantization  # imports onnx, which other runs do not need
+
+    return Quantization.from_json(stored)
 
 
 def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:

@@ -307,6 +307,16 @@ def conv_model():
     return Model.from_proto(models.conv_net().proto)
 
 
+def test_int8_keeps_products_fused_with_their_bias(backend):
+    nodes = "[mm] a = MatMul(x, w) [bias] b = Add(a, v) [relu] c = Relu(b) [last] y = MatMul(c, u)"
+    weights = {"w": models.random(8, 16), "v": models.random(16, seed=1), "u": models.random(16, 4, seed=2)}
+    model = Model.from_proto(models.model(f"(float[n,8] x) => (float[n,4] y) {{ {nodes} }}", weights))
+    data = [{"x": models.random(4, 8, seed=seed)} for seed in range(3)]
+    every = backend.build(model, config("int8"), calibration_data=data).quantization
+    kept = backend.build(model, replace(config("int8"), keep=("mm",)), calibration_data=data).quantization
+    assert {"mm", "last"} <= set(every.layers) and "mm" not in kept.layers and kept.kept == ("mm",)
+
+
 def test_int8_repeats_from_its_calibration_cache(backend, conv_model):
     build = backend.build(conv_model, config("int8"), calibration_data=feeds(8))
     caches = Caches(calibration=build.calibration_cache, replay=build.tactics)
@@ -316,7 +326,10 @@ def test_int8_repeats_from_its_calibration_cache(backend, conv_model):
     golden, first, second = (outputs(runner, models.conv_net().feed)["scores"] for runner in runners)
     np.testing.assert_array_equal(second, first)
     assert 0 < np.abs(first - golden).max() < 0.05
-    assert any("QLinearConv" in layer.op for layer in build.layers)
+    # Each integer kernel has its own nodes of the model, also on channels last, whose tensors have other names.
+    own = models.conv_net().proto.graph.node
+    kernels = [{n for n in x.onnx_nodes if n in {node.name for node in own}} for x in build.layers if "QLinear" in x.op]
+    assert {"conv1", "relu1"} in kernels and sum(map(len, kernels)) == len(set().union(*kernels))
     assert build.spec.calibration_sha256 and again.spec.calibration_sha256 != build.spec.calibration_sha256
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,25 @@ from tests import models
 from tests.attacks.outages import contents, failures
 from tests.stores import copy_store
 from trtops import errors
+from trtops.backend.base import Build
 from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt import profile
 from trtops.backend.onnxrt.timing_cache import TimingCache
+from trtops.backend.trt.building.precision import layers_to_keep
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.cli.main import main
 from trtops.comparator.results import IterationResult, RunResults
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert, read_timing_cache
+from trtops.ops.engines.convert import (
+    ConvertConfig,
+    ConvertResult,
+    _fit_precision,
+    builds_table,
+    convert,
+    read_timing_cache,
+)
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.spec import BuildConfig, Precision
+from trtops.spec import BuildConfig, Precision, TensorRTOptions
 from trtops.tracking import builds, schema
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
@@ -138,16 +150,59 @@ def test_layers_beyond_fp16_are_kept_by_data(tracker: MemoryTracker, tmp_path: P
         assert builds.load_build(tracker.load(result.run_id)).spec.config.keep == ("sq", "rt")
     assert "of 1 feeds" in measured[0].ranges and "rt (b: 1.5e+05)" in measured[2].ranges
 
+    # INT8 may use FP16 for the rest: what FP16 cannot hold is in neither.
+    for also in ("fp16", "fp32"):
+        eight = BuildConfig(precision="int8", keep=("mm",), options=TensorRTOptions(also=(also,)))
+        fitted = _fit_precision(Model.load(path), ConvertConfig(build=eight, check=data))[0].build
+        assert fitted.keep == (("mm", "sq", "rt") if also == "fp16" else ("mm",))
+        kept = layers_to_keep(Model.load(path).proto(), fitted)
+        assert kept == ({"sq": "float32", "rt": "float32"} if also == "fp16" else {})
+
 
 def test_8_bits_are_compared_with_fp16(tracker: MemoryTracker, conv_net: Path) -> None:
     half, eight = (ConvertConfig(build=BuildConfig(precision=p), check=QUICK) for p in ("fp16", "int8"))
     alone = convert(conv_net, eight, tracker=tracker)
     first, second = (convert(conv_net, config, tracker=tracker) for config in (half, eight))
 
-    assert "no FP16 engine" in alone.speed and alone.speed in "\n".join(alone.body()) and first.speed == ""
+    assert "FP16" not in alone.speed and alone.speed in "\n".join(alone.body()) and first.speed == ""
     ours, theirs = (tracker.info(r.run_id).metrics[schema.Metric.LATENCY, "p50_ms"] for r in (second, first))
     expected = "slower than" if ours > theirs else "as fast as" if ours == theirs else "faster than"
-    assert second.speed == f"In 8 bits {ours:.3f} ms, {expected} FP16 with {theirs:.3f} ms (run {first.run_id})"
+    said = f"In 8 bits {ours:.3f} ms, {expected} FP16 with {theirs:.3f} ms (run {first.run_id}); INT8 takes "
+    assert second.speed.startswith(said) and " than FP32 with " in second.speed
+
+
+@pytest.mark.parametrize(
+    ("slow", "ms", "command"),
+    [
+        ((), 0.5, None),
+        (("fc",), 0.5, None),
+        (("fc",), 1.5, "--convert-to ort --int8 --keep fc --exp"),
+        (("conv0", "conv1", "fc"), 1.5, "--convert-to ort --exp"),
+    ],
+)
+def test_slower_layers_in_8_bits_are_named(
+    slow: tuple[str, ...],
+    ms: float,
+    command: str | None,
+    tracker: MemoryTracker,
+    conv_net: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def timed(made: list[Build], feed: Any) -> list[Any]:
+        found = real(made, feed)
+        assert [set(layers) for _, layers in found] == [{layer.name for layer in build.layers} for build in made]
+        low, eight = ({each.name: each for each in build.layers} for build in made)
+        lows = {name: 3.0 for name in low}
+        eights = {name: 9.0 if set(slow) & set(each.onnx_nodes) else 0.1 for name, each in eight.items()}
+        return [(1.0, lows), (ms, eights)]
+
+    real = profile.timed
+    monkeypatch.setattr(profile, "timed", timed)
+    result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=QUICK), tracker=tracker)
+    assert ("slower than FP32 with 1.000 ms" in result.speed) == (ms > 1)
+    assert "not speed up" not in result.speed if not slow else all(name in result.speed for name in slow)
+    assert "promote" in result.next_step if command is None else command in result.next_step
+    assert (result.speed in builds_table([result])) == (ms > 1)
 
 
 def test_shapes_of_data_decide_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:

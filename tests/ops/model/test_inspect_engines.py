@@ -51,7 +51,7 @@ def test_engines_of_runs_are_compared(tmp_path: Path) -> None:
     path = models.conv_net().write(tmp_path)
     runs = [
         convert(path, ConvertConfig(build=BuildConfig(precision=precision), isolated=False), tracker=tracker).run_id
-        for precision in ("fp32", "fp16")
+        for precision in ("fp32", "fp16", "int8")
     ]
 
     result = ops.inspect_engines(ops.InspectEnginesConfig(a=runs[0], b=runs[1]), tracker=tracker, experiment="e")
@@ -60,6 +60,11 @@ def test_engines_of_runs_are_compared(tmp_path: Path) -> None:
     info = tracker.info(result.run_id)
     assert info.kind == "engine_diff" and info.verdict is None
     assert "Boundaries, largest differences first" in info.tags[schema.Tag.NOTE]
+
+    timed = ops.inspect_engines(ops.InspectEnginesConfig(a=runs[0], b=runs[2], profile=True), tracker=tracker)
+    assert timed.a.ms is not None and timed.b.ms is not None and timed.a.aligned == timed.b.aligned == 1
+    assert set(timed.losing) <= {"conv0", "conv1", "fc"}
+    assert not timed.losing or "--convert-to ort --int8 --keep" in timed.next_step
 
 
 def test_the_command_prints_the_page_or_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from trtops.backend import environment as surroundings
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
-from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
+from trtops.backend.onnx.quantize import Quantization, is_quantized, widen_small_integers
 from trtops.backend.onnxrt import calibration, tactics
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack
 from trtops.backend.onnxrt.log import SessionLog
@@ -148,6 +148,7 @@ class OnnxRuntimeBackend:
             skipped=choice.skipped,
             tuning=choice.tuning,
             calibration_cache=rewritten.calibration_cache,
+            quantization=rewritten.quantization,
             seconds=time.perf_counter() - start,
             log=log.text(),
         )
@@ -198,13 +199,14 @@ def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
 class _Rewritten:
     """The model in the requested precision, with the digest that identifies its timings.
 
-    For INT8 also the calibration cache written into it, and the digest of the calibration data if known.
+    For INT8 also the calibration cache written into it, the digest of the calibration data if known, and the layers.
     """
 
     proto: onnx.ModelProto
     sha256: str
     calibration_cache: bytes | None = None
     data_sha256: str | None = None
+    quantization: Quantization | None = None
 
 
 def _rewrite(
@@ -225,7 +227,7 @@ def _rewrite(
     widened = widen_small_integers(proto)
     if widened:
         log.add(f"[trtops] kept in 8 bits, since ONNX Runtime's format has no 4-bit weights: {', '.join(widened)}")
-    changed, given, data_sha256 = bool(widened), None, None
+    changed, given, data_sha256, done = bool(widened), None, None, None
     if config.precision == "fp16":
         from trtops.backend.onnx.precision import convert_to_fp16  # imports modules that other precisions do not need
 
@@ -252,18 +254,13 @@ def _rewrite(
                 f"{model.info.sha256[:12]}; its ranges are used for the tensors of the same names"
             )
         proto, done = quantized(cache)
-        if done.in_bodies:
-            log.add(f"[trtops] in bodies of If, Loop or Scan, so kept in FP32: {', '.join(done.in_bodies)}")
-        layers = f"{len(done.layers)} layers in INT8, {len(done.kept)} kept in FP32"
-        log.add(f"[trtops] {layers}: {', '.join(done.kept) or '-'}")
-        if done.missing:
-            log.add(f"[trtops] no ranges for {', '.join(done.missing)}: the layers that read them stay in FP32")
+        log.add(f"[trtops] {done.sentence()}")
         changed, data_sha256 = True, cache.data_sha256
     if config.mark:
         own = [value.name for value in proto.graph.output]
         set_outputs(proto, [*own, *(name for name in config.mark if name not in own)])
         changed = True
-    return _Rewritten(proto, model_digest(proto) if changed else model.info.sha256, given, data_sha256)
+    return _Rewritten(proto, model_digest(proto) if changed else model.info.sha256, given, data_sha256, done)
 
 
 def _replayed_choice(

@@ -320,7 +320,10 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
             raise errors.EngineBuildError(too_much("What is constant in the model")) from None
         except ORT_ERRORS as exc:
             raise errors.EngineBuildError(f"ONNX Runtime {ort.__version__} refuses the model: {why(exc)}") from exc
-        return onnx.load(path)
+        folded = onnx.load(path)
+    for node in folded.graph.node:  # a product keeps its name
+        node.name = node.name.removesuffix("/MatMulAddFusion")
+    return folded
 
 
 class Quantizer:

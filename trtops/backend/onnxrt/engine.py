@@ -93,14 +93,25 @@ class SessionFromEngine:
 
 
 def open_plan(
-    plan: bytes, *, providers: tuple[str, ...], threads: int, interleaved: bool = False, quiet: bool = False
+    plan: bytes,
+    *,
+    providers: tuple[str, ...],
+    threads: int,
+    interleaved: bool = False,
+    quiet: bool = False,
+    profile: str = "",
 ) -> ort.InferenceSession:
-    """Create a session from an optimized model without optimizing it further; a ``quiet`` one prints no errors."""
+    """Create a session from an optimized model without optimizing it further; a ``quiet`` one prints no errors.
+
+    ``profile`` is the prefix of the file for a profile, if there is to be one.
+    """
     options = session_options(threads)
     if quiet:
         options.log_severity_level = 4  # fatal; an error is raised as an exception as well
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.load_model_format", "ORT")
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
     if interleaved:
         sleep_between_runs(options)
     if len(plan) < SMALL:

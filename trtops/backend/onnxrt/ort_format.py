@@ -32,6 +32,7 @@ class Node:
     outputs: tuple[str, ...]
     attributes: tuple[tuple[str, JSONValue], ...] = ()
     scope: str = ""
+    index: int = 0  # in its graph, as in profiles
 
     @property
     def kernel(self) -> str:
@@ -70,7 +71,7 @@ def read_graph(content: bytes) -> Graph:
 _SESSION_MODEL = 1
 _MODEL_GRAPH = 7
 _GRAPH_NODE_ARGS, _GRAPH_NODES, _GRAPH_INPUTS, _GRAPH_OUTPUTS = 1, 2, 5, 6
-_NODE_NAME, _NODE_DOMAIN, _NODE_SINCE, _NODE_OP, _NODE_PROVIDER = 0, 2, 3, 5, 7
+_NODE_NAME, _NODE_DOMAIN, _NODE_SINCE, _NODE_INDEX, _NODE_OP, _NODE_PROVIDER = 0, 2, 3, 4, 5, 7
 _NODE_INPUTS, _NODE_OUTPUTS, _NODE_ATTRIBUTES = 8, 9, 10
 _ATTRIBUTE_NAME, _ATTRIBUTE_TYPE, _ATTRIBUTE_GRAPH = 0, 2, 7
 _VALUE_NAME, _VALUE_TYPE = 0, 2
@@ -161,6 +162,7 @@ def _read_graph(graph: _Table, scope: str, nodes: list[Node], types: dict[str, s
                 )
             ),
             scope=scope,
+            index=table.number(_NODE_INDEX, N.Uint32Flags),
         )
         nodes.append(node)
         for attribute in attributes:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -130,6 +130,14 @@ class _Origins:
     def __init__(self, plan: Plan, model: onnx.ModelProto) -> None:
         self._producers = {out: node for node in _nodes_with_bodies(model.graph) for out in node.output if out}
         self._positions = {name: index for index, name in enumerate(self._producers)}
+        # The NHWC transformer names tensors after the nodes of the model that make them, or begin to: an integer kernel
+        # computes the activation function and the rounding as well.
+        self._named = {node.name: node.output[0] for node in self._producers.values() if node.output[0]}
+        readers: dict[str, list[onnx.NodeProto]] = {}
+        for each in self._producers.values():
+            for name in each.input:
+                readers.setdefault(name, []).append(each)
+        self._rounded = {name: _rounded(output, readers) for name, output in self._named.items()}
         self._readers: dict[str, Node] = {}
         for node in plan.nodes:
             for name in node.inputs:
@@ -175,14 +183,17 @@ class _Origins:
 
     def _anchors_of(self, node: Node) -> tuple[str, ...]:
         """The model's tensors among a layer's outputs; without any, its anchor."""
-        real = tuple(name for name in map(_before_cast, node.outputs) if name in self._producers)
+        named = self._rounded if node.op.startswith("QLinear") else self._named
+        names = map(_before_cast, node.outputs)
+        real = tuple(name if name in self._producers else named.get(name, "") for name in names)
+        real = tuple(filter(None, real))
         anchor = self._anchor(node)
         return real or (() if anchor is None else (anchor,))
 
     def _makes(self, node: Node) -> bool:
         """Whether a layer makes or replaces a tensor of the model."""
         names = (*map(_before_cast, node.outputs), _before_cast(_NCHWC_NODE.sub("", node.name)))
-        return any(name in self._producers for name in names)
+        return any(name in self._producers or name in self._named for name in names)
 
     def _anchor(self, node: Node) -> str | None:
         """The model's tensor that a layer makes first, or that it replaces, or that follows from its output."""
@@ -201,6 +212,17 @@ class _Origins:
         found = own if own in self._producers else self._followers.get(first)
         self._followers.update(dict.fromkeys(passed, found))
         return found
+
+
+def _rounded(name: str, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> str:
+    """The 8-bit tensor that follows from a tensor directly or after an activation function; else the tensor itself."""
+    end = name
+    while len(readers.get(end, ())) == 1 and readers[end][0].op_type in ("Relu", "Clip", "QuantizeLinear"):
+        [node] = readers[end]
+        end = str(node.output[0])
+        if node.op_type == "QuantizeLinear":
+            return end
+    return name
 
 
 def _before_cast(name: str) -> str:

@@ -47,9 +47,17 @@ from trtops.ops.result import (
     tracker_or_default,
 )
 from trtops.reports.document import Section
-from trtops.spec import BackendName, BuildConfig, BuildSpec, Environment, Precision
+from trtops.spec import (
+    BackendName,
+    BuildConfig,
+    BuildSpec,
+    Environment,
+    OnnxRuntimeOptions,
+    Precision,
+    TensorRTOptions,
+)
 from trtops.system.activity import needs_child
-from trtops.tables import size, table
+from trtops.tables import listed, size, table
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema
@@ -113,7 +121,8 @@ class ConvertResult(OpResult):
     tuning: str = ""  # what timing settings gained
     carried: str = ""  # from a replay of another release or device
     ranges: str = ""  # whether the values of all tensors fit FP16 or BF16, and the layers kept where they do not
-    speed: str = ""  # of 8 bits, compared with FP16
+    speed: str = ""  # of 8 bits, compared with FP16 or FP32
+    faster: str | None = None  # options of a build that is predicted to be faster than this one in 8 bits
     quantization: str = ""  # layers that this build quantized, and those that placement rules exclude
     backend: BackendName = "onnxruntime"
     options: str = ""  # of a command line that evaluates on the same data, shapes and limits
@@ -145,8 +154,8 @@ class ConvertResult(OpResult):
 
     @property
     def next_step(self) -> str:
-        """Promote a good engine, or store it; evaluate an unproven one with shapes; find out why one is bad."""
-        if self.verdict == "good" and self.run_id:
+        """Promote a good engine or build a faster one; evaluate an unproven one with shapes; explain a bad one."""
+        if self.verdict == "good" and self.run_id and self.faster is None:
             return f"trtops runs promote {self.run_id}"
         if not self.subject:
             return super().next_step
@@ -155,7 +164,8 @@ class ConvertResult(OpResult):
             assumed = {} if evidence is None or self.verdict == "good" else evidence.assumed
             given = shlex.join(data_options(DataConfig(input_shapes=assumed)))
             target = "trt" if self.backend == "tensorrt" else "ort"
-            options = engine_options(None, self.precision) + self.options
+            options = engine_options(None, self.precision) if self.faster is None else self.faster
+            options += self.options
             return (
                 f"trtops convert {model} --convert-to {target}{options} --experiment {self.experiment} {given}".rstrip()
             )
@@ -324,6 +334,15 @@ def _build_and_evaluate(
     if allowed is not None and len(build.engine.plan) > allowed:
         verdict = "bad"
         reasons += (f"The engine has {len(build.engine.plan)} bytes; at most {allowed} are allowed.",)
+    speed, faster = "", None
+    if config.build.calibrates and evaluation.latency:
+        said = [_against_fp16(tracker, run)]
+        # Times of kernels are known on the CPU.
+        on_cpu = build.tactics.mechanism == "onnxruntime" and all(each.replayable for each in build.tactics.choices)
+        if on_cpu and build.quantization is not None:
+            against, faster = _against_fp32(model, config.build, build, next(iter(feeds)))
+            said.append(against)
+        speed = "; ".join(filter(None, said)) or _NOT_COMPARED
     return ConvertResult(
         verdict=verdict,
         backend=config.build.backend,
@@ -343,7 +362,8 @@ def _build_and_evaluate(
         if caches.replay and config.carry_over
         else "",
         ranges=ranges,
-        speed=_against_fp16(tracker, run) if config.build.calibrates and evaluation.latency else "",
+        speed=speed,
+        faster=faster,
         quantization="" if build.quantization is None else build.quantization.sentence(),
     )
 
@@ -354,13 +374,15 @@ def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, 
     Ranges are those of a calibration cache, or are measured on the data of calibration or of the check.
     """
     # The second imports ONNX Runtime.
-    from trtops.backend.onnx.precision import beyond_range, without_functions
+    from trtops.backend.onnx.precision import LowPrecision, beyond_range, without_functions
     from trtops.backend.onnxrt.calibration import collect
 
     build, inputs = config.build, TensorMetadata.of(model.info.inputs)
-    if build.precision not in ("fp16", "bf16") or not config.measure_ranges:
+    also = build.options.also if isinstance(build.options, TensorRTOptions) else ()
+    low: LowPrecision | None = next((each for each in ("fp16", "bf16") if each in (build.precision, *also)), None)
+    if low is None or not config.measure_ranges:
         return config, ""
-    called, proto = build.precision.upper(), without_functions(model.proto(lean=True))
+    called, proto = low.upper(), without_functions(model.proto(lean=True))
     if config.calibration_cache is not None:
         found = read_cache(read_cache_file(config.calibration_cache, "calibration_cache") or b"")
     elif config.calibration_data is None and config.check.data is None:
@@ -374,22 +396,29 @@ def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, 
             ).cache()
         except errors.TrtopsError as exc:
             return config, f"Ranges were not measured, so that values may not fit {called}: {exc}"
-    nodes = beyond_range(proto, found, build.precision)
+    nodes = beyond_range(proto, found, low)
     each = ", ".join(f"{node} ({tensor}: {size:.3g})" for node, (tensor, size) in nodes.items())
     kept = f"kept in FP32, since their values do not fit {called}: {each or 'none'}"
-    config = replace(config, build=replace(build, keep=tuple(dict.fromkeys((*build.keep, *nodes)))))
-    return config, f"{len(found.ranges)} tensors have ranges, of {found.feeds} feeds; {kept}"
+    build = replace(build, keep=tuple(dict.fromkeys((*build.keep, *nodes))))
+    if build.calibrates and isinstance(build.options, TensorRTOptions):  # what 8 bits leave alone may be in 16
+        own = dict.fromkeys(nodes, "float32") | dict(build.options.layer_precisions)
+        build = replace(build, options=replace(build.options, layer_precisions=tuple(own.items())))
+    return replace(config, build=build), f"{len(found.ranges)} tensors have ranges, of {found.feeds} feeds; {kept}"
+
+
+_NOT_COMPARED = (
+    "Whether 8 bits are faster than FP16 was not measured: the store has no FP16 engine for these shapes here"
+)
 
 
 def _against_fp16(tracker: Tracker, run: Run) -> str:
     """Whether an engine in 8 bits is faster than the newest one in FP16 of its model and environment, in a line."""
-    missing = "Whether 8 bits are faster than FP16 was not measured: the store has no FP16 engine for these shapes here"
     try:
         own = tracker.info(run.id)
         tags = {tag: own.tags[tag] for tag in (schema.Tag.MODEL_SHA256, schema.Tag.ENVIRONMENT_SHA256)}
         found = tracker.find(tags={**tags, schema.Tag.KIND: "build"}, status="finished")
     except errors.TrackingError:
-        return missing
+        return ""
     compared = ("profiles", "options.kind", "evidence.shapes")
     for other in found:
         same = all(other.params.get(name) == own.params.get(name) for name in compared)
@@ -400,7 +429,35 @@ def _against_fp16(tracker: Tracker, run: Run) -> str:
                 ours, theirs = own.metrics[metric], other.metrics[metric]
                 verdict = "slower than" if ours > theirs else "as fast as" if ours == theirs else "faster than"
                 return f"In 8 bits {ours:.3f} ms, {verdict} FP16 with {theirs:.3f} ms (run {other.id})"
-    return missing
+    return ""
+
+
+def _against_fp32(model: Model, config: BuildConfig, build: Build, feed: Feed) -> tuple[str, str | None]:
+    """Whether INT8 is faster than FP32 in ONNX Runtime, and which layers are not; the options of a faster build."""
+    from trtops.backend.onnxrt.profile import timed
+    from trtops.backend.trt.describe.alignment import EngineLayers, losing_in_8_bits
+
+    assert build.quantization is not None and isinstance(config.options, OnnxRuntimeOptions)
+    plain = replace(config, precision="fp32", options=replace(config.options, tactics=()))
+    try:
+        low = engine_backend("onnxruntime").build(model, plain, timing_feed=feed)
+        (theirs, low_ms), (ours, eight_ms) = timed((low, build), feed)
+    except errors.TrtopsError as exc:
+        return f"Whether 8 bits are faster than FP32 was not measured: {exc}", None
+    quantized = build.quantization.layers
+    sides = EngineLayers.of(low.layers, low_ms), EngineLayers.of(build.layers, eight_ms)
+    losing, saved = losing_in_8_bits(*sides, quantized)
+    share = (sum(eight_ms.values()) - saved) / (sum(low_ms.values()) or 1e-3)  # less than the profiler's unit
+    verdict = "slower than" if ours > theirs else "no longer than"
+    said = f"INT8 takes {ours:.3f} ms, {verdict} FP32 with {theirs:.3f} ms"
+    if losing:
+        said += (
+            f"; it does not speed up {listed(losing, 8)}, and is predicted to take {share:.2f} of FP32's time without"
+        )
+    if ours <= theirs:
+        return said, None
+    partly = share < 1 and 0 < len(losing) < len(quantized)
+    return said, f" --int8 --keep {shlex.join((*config.keep, *losing))}" if partly else ""
 
 
 def _build(

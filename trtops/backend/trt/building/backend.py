@@ -399,7 +399,7 @@ class _Building:
             network = NetworkFromModel(model=proto, strongly_typed=strongly, config=loader)
         if self.options.layer_precisions or self.kept:
             precisions = {**self.kept, **dict(self.options.layer_precisions)}
-            network = SetLayerPrecisions(network, precisions, optional=frozenset(self.kept))
+            network = SetLayerPrecisions(network, precisions, optional=frozenset((*self.kept, *self.build_config.keep)))
         if self.build_config.mark:
             outputs = [spec.name for spec in self.model.info.outputs]
             network = ModifyNetworkOutputs(network, [*outputs, *self.build_config.mark])

@@ -12,7 +12,7 @@ from trtops.backend.trt import library
 from trtops.backend.trt.library import dtypes
 from trtops.metadata import DataType
 from trtops.patterns import expand
-from trtops.spec import BuildConfig
+from trtops.spec import BuildConfig, TensorRTOptions
 
 if TYPE_CHECKING:
     import onnx
@@ -41,14 +41,21 @@ class ModelPrecision:
 
 
 def layers_to_keep(model: onnx.ModelProto, config: BuildConfig) -> dict[str, str]:
-    """Data types of the nodes that FP16 and BF16 leave in FP32 (:attr:`trtops.spec.BuildConfig.keep`), by name."""
+    """Data types of the nodes that FP16 and BF16 leave in FP32 (:attr:`trtops.spec.BuildConfig.keep`), by name.
+
+    A node that 8 bits leave alone may compute in FP16, unless it has a precision of its own as well.
+    """
     from trtops.backend.onnx.precision import without_functions
     from trtops.backend.onnx.quantize import kept_names
 
+    assert isinstance(config.options, TensorRTOptions)
+    wanted = config.keep
     if config.precision not in ("fp16", "bf16"):
+        wanted = tuple(name for name, _ in config.options.layer_precisions if name in config.keep)
+    if not wanted:
         return {}
     model = without_functions(model)
-    kept = kept_names(model, config.keep)
+    kept = kept_names(model, wanted)
     return {node.name: "float32" for node in model.graph.node if node.name and kept & {node.name, *node.output}}
 
 

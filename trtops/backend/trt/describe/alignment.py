@@ -8,6 +8,8 @@ Reformat layers and other layers without a node were inserted. They are at a bou
 read and the row that reads their output.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections import defaultdict
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 
 from trtops.backend.trt.describe.inspector import WIDTHS, LayerDescription, TensorDescription
 from trtops.record import Record
+from trtops.spec import Layer
 
 _REFORMATS = re.compile(r"reformat", re.IGNORECASE)
 _NAMED_ALREADY = re.compile(r"\b(FP32|FP16|BF16|INT8|FP8|INT32|INT64|BOOL|Half|Float|format)\b", re.IGNORECASE)
@@ -32,6 +35,11 @@ class EngineLayers:
 
     layers: tuple[LayerDescription, ...]  # its layers, in order of execution
     times: Mapping[str, float] = field(default_factory=dict)  # milliseconds by layer name; empty without a profile
+
+    @classmethod
+    def of(cls, layers: Iterable[Layer], times: Mapping[str, float]) -> EngineLayers:
+        """The layers of a build."""
+        return cls(tuple(map(LayerDescription.of, layers)), times)
 
     def time_of(self, layers: Iterable[LayerDescription]) -> float | None:
         """Total milliseconds of some layers; None if no layer was timed."""
@@ -126,7 +134,7 @@ class Alignment(Record):
 
 def nodes_of(layer: LayerDescription) -> tuple[str, ...]:
     """Names of a layer's ONNX nodes; empty for layers that TensorRT inserted."""
-    if _REFORMATS.search(layer.op) or _OF_COPIES.match(layer.name):
+    if layer.origin == "REFORMAT" or _REFORMATS.search(layer.op) or _OF_COPIES.match(layer.name):
         return ()
     return tuple(dict.fromkeys(layer.onnx_nodes)) or tuple(dict.fromkeys(_nodes_in(layer.name)))
 
@@ -172,12 +180,13 @@ def align(a: EngineLayers, b: EngineLayers) -> Alignment:
     return Alignment(rows=tuple(rows), boundaries=tuple(sorted(boundaries, key=lambda x: x.weight, reverse=True)))
 
 
-def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable[str]) -> tuple[str, ...]:
-    """The quantized nodes that an engine in 8 bits computes no faster than one in FP16, conversions included.
+def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable[str]) -> tuple[tuple[str, ...], float]:
+    """The quantized nodes that an engine in 8 bits computes no faster than one in FP16 or FP32, conversions included.
 
-    Both engines have times of their layers. A node that is left alone needs a conversion at each neighbour that stays
-    in 8 bits, which takes at most as long as the slowest conversion of the engine. Layers without a counterpart, and
-    regions of TensorRT's compiler, whose names omit most nodes, are compared as a whole.
+    Also the milliseconds that the engine in 8 bits is predicted to save without them. Both engines have times of their
+    layers. A node that is left alone needs a conversion at each neighbour that stays in 8 bits, which takes at most as
+    long as the slowest conversion of the engine. Layers without a counterpart, and regions of TensorRT's compiler,
+    whose names omit most nodes, are compared as a whole.
     """
     groups = _groups((*low.layers, *eight.layers))
     shared = {_group_of(one, groups) for one in low.layers} & {_group_of(one, groups) for one in eight.layers}
@@ -204,11 +213,14 @@ def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable
         near = {other for pair in linked if group in pair for other in pair} & remaining - {group}
         return change[group] - conversion * len(near)
 
+    saved = 0.0
     while remaining and gain(best := max(remaining, key=gain)) >= 0:
+        saved += gain(best)
         remaining.remove(best)
-    if sum(change[group] for group in remaining) >= 0:
+    if (rest := sum(change[group] for group in remaining)) >= 0:
+        saved += rest
         remaining.clear()
-    return tuple(node for node, group in named.items() if group not in remaining)
+    return tuple(node for node, group in named.items() if group not in remaining), saved
 
 
 _REST = ("",)  # the group of all nodes without a counterpart

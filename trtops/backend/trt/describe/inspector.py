@@ -18,6 +18,9 @@ from trtops.metadata import TensorMetadata, TensorSpec
 from trtops.record import Record
 from trtops.spec import Layer, ShapeRange
 
+# ONNX Runtime's layers that only convert, by name or ``~`` and type.
+_CONVERSIONS = re.compile(r"~(Transpose|.*(Quantize|Dequantize)Linear|.*Reorder(In|Out)put)(#\d+)?$")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDescription(Record):
@@ -49,6 +52,24 @@ class LayerDescription(Record):
     weights: tuple[tuple[str, int], ...] = ()  # data types and counts of its weights
     onnx_nodes: tuple[str, ...] = ()  # names of its ONNX nodes
     origin: str = ""  # why the builder made it, such as ``REFORMAT``; empty if unknown
+
+    @classmethod
+    def of(cls, layer: Layer) -> "LayerDescription":
+        """The description of a layer as recorded; ONNX Runtime's conversions have the origin ``REFORMAT``."""
+        # A record's tactic is the kernel's name and its number: "name #0x12ab".
+        tactic, _, value = layer.tactic.partition("#")
+        inputs, outputs = (tuple(TensorDescription(name=n) for n in names) for names in (layer.inputs, layer.outputs))
+        return cls(
+            name=layer.name,
+            op=layer.op,
+            tactic=tactic.strip(),
+            tactic_value=value,
+            precision=layer.precision,
+            inputs=inputs,
+            outputs=outputs,
+            onnx_nodes=layer.onnx_nodes,
+            origin="REFORMAT" if any(map(_CONVERSIONS.search, (layer.name, f"~{layer.op}"))) else "",
+        )
 
     def to_layer(self) -> Layer:
         """The layer in the form common to all back ends; its tactic ends with the kernel's number."""

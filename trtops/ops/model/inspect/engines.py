@@ -10,7 +10,7 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend import trt
-from trtops.backend.onnx.quantize import Quantization
+from trtops.backend.engines import engine_backend
 from trtops.backend.trt.describe.alignment import (
     Alignment,
     EngineLayers,
@@ -20,14 +20,14 @@ from trtops.backend.trt.describe.alignment import (
     losing_in_8_bits,
     nodes_of,
 )
-from trtops.backend.trt.describe.inspector import LayerDescription, TensorDescription, parse_layers
+from trtops.backend.trt.describe.inspector import parse_layers
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tables import listed, markdown_table, size
-from trtops.tracking import builds, schema
+from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.records import run_id_of
 
@@ -80,7 +80,7 @@ class InspectEnginesResult(OpResult):
     a: EngineSummary
     b: EngineSummary
     alignment: Alignment
-    losing: tuple[str, ...] = ()  # nodes in 8 bits in the second engine, and no faster than in the first, in 16
+    losing: tuple[str, ...] = ()  # nodes in 8 bits in the second engine, and no faster than in the first, in more
     shown: int = 20
 
     @property
@@ -137,7 +137,9 @@ class InspectEnginesResult(OpResult):
         """Build in 8 bits without the nodes that they do not speed up."""
         if not self.losing:
             return super().next_step
-        return f"trtops convert MODEL --convert-to trt --int8 --keep {shlex.join(self.losing)}"
+        kernels = " ".join(kernel for row in self.alignment.rows for kernel in row.b.tactics)
+        target = "ort" if "ExecutionProvider" in kernels else "trt"
+        return f"trtops convert MODEL --convert-to {target} --int8 --keep {shlex.join(self.losing)}"
 
     def _table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> Iterable[str]:
         yield markdown_table(columns, rows[: self.shown]) if rows else empty
@@ -228,7 +230,7 @@ def inspect_engines(
         a, b = summaries
         losing: tuple[str, ...] = ()
         if a.ms is not None and b.ms is not None and not {"int8", "fp8"} & dict(a.precisions).keys():
-            losing = losing_in_8_bits(sides[0][0], sides[1][0], _quantized(config.b, tracker, aligned))
+            losing, _ = losing_in_8_bits(sides[0][0], sides[1][0], _quantized(config.b, tracker, aligned))
         result = InspectEnginesResult(title=name, a=a, b=b, alignment=aligned, losing=losing, shown=config.shown)
         finish_with(run, result, kept, evaluated=False)
         return result.kept_in(run, experiment or "")
@@ -237,9 +239,9 @@ def inspect_engines(
 def _quantized(source: str, tracker: Tracker | None, aligned: Alignment) -> tuple[str, ...]:
     """The nodes that a run quantized; of another engine, those of its layers that compute in 8 bits."""
     if tracker is not None and not Path(source).is_file():
-        stored = tracker.load(run_id_of(source, tracker)).get(schema.Artifact.QUANTIZATION)
+        stored = builds.load_quantization(tracker.load(run_id_of(source, tracker)))
         if stored is not None:
-            return Quantization.from_json(stored).layers
+            return stored.layers
     rows = [row.nodes for row in aligned.rows if {"int8", "fp8"} & set(row.b.precisions)]
     return tuple(node for nodes in rows for node in nodes)
 
@@ -275,24 +277,15 @@ def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[E
         except errors.BackendError:
             if profile:
                 raise
-    # The engine cannot be loaded here, so its layers are those that its build recorded, without formats.
-    recorded = []
-    for layer in build.layers:
-        # A record's tactic is the kernel's name and its number: "name #0x12ab".
-        tactic, _, value = layer.tactic.partition("#")
-        recorded.append(
-            LayerDescription(
-                name=layer.name,
-                op=layer.op,
-                tactic=tactic.strip(),
-                tactic_value=value,
-                precision=layer.precision,
-                inputs=tuple(TensorDescription(name=name) for name in layer.inputs),
-                outputs=tuple(TensorDescription(name=name) for name in layer.outputs),
-                onnx_nodes=layer.onnx_nodes,
-            )
-        )
-    return EngineLayers(tuple(recorded)), {}
+    # TensorRT's engine cannot be loaded here, so its layers are those that its build recorded, without formats.
+    times: Mapping[str, float] = {}
+    if profile and build.engine.backend == "onnxruntime":
+        from trtops.backend.onnxrt.profile import timed
+
+        with engine_backend("onnxruntime").runner(build.engine) as runner:
+            feed = next(iter(DataConfig().open_for(None, inputs=runner.get_input_metadata())))
+        [(_, times)] = timed([build], feed)
+    return EngineLayers.of(build.layers, times), {}
 
 
 def _described(engine: Any, profile: bool) -> tuple[EngineLayers, dict[str, int]]:

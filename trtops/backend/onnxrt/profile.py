@@ -1,0 +1,72 @@
+"""Times engines, and their layers with ONNX Runtime's profiler."""
+
+import json
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnxruntime as ort
+
+from trtops import errors
+from trtops.backend.base import Build
+from trtops.backend.onnxrt.engine import open_plan
+from trtops.backend.onnxrt.ort_format import read_graph
+from trtops.backend.onnxrt.session import ORT_ERRORS, why
+from trtops.backend.runner import Feed
+from trtops.spec import OnnxRuntimeOptions
+from trtops.system.processes import temporary_prefix
+
+# Inferences of each engine after the first; fewer, but some, where they take longer.
+_TURNS, _LEAST_TURNS, _SECONDS = 20, 3, 2.0
+
+
+def timed(builds: Sequence[Build], feed: Feed) -> list[tuple[float, dict[str, float]]]:
+    """The least milliseconds of an inference of each engine, and of its layers by name, which are timed apart.
+
+    Engines take turns, so that other load affects all alike; it only adds, so the least of several counts. Bodies of
+    If, Loop and Scan are part of these layers.
+    """
+    inputs = dict(feed)
+    seconds = _in_turns([_session(build) for build in builds], inputs)
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("profile")) as folder:
+        profiled = [_session(build, str(Path(folder, str(number)))) for number, build in enumerate(builds)]
+        _in_turns(profiled, inputs)
+        layers = [_layer_ms(build, session.end_profiling()) for build, session in zip(builds, profiled)]
+    return [(1e3 * min(samples), ms) for samples, ms in zip(seconds, layers)]
+
+
+def _session(build: Build, profile: str = "") -> ort.InferenceSession:
+    options = build.spec.config.options
+    assert isinstance(options, OnnxRuntimeOptions)
+    threads = options.intra_op_threads
+    return open_plan(build.engine.plan, providers=options.providers, threads=threads, interleaved=True, profile=profile)
+
+
+def _in_turns(sessions: Sequence[ort.InferenceSession], inputs: Feed) -> list[list[float]]:
+    samples: list[list[float]] = [[] for _ in sessions]
+    end = time.perf_counter() + _SECONDS
+    for turn in range(_TURNS + 1):
+        for session, own in zip(sessions, samples):
+            start = time.perf_counter()
+            try:
+                session.run(None, inputs)
+            except ORT_ERRORS as exc:
+                raise errors.InferenceError(f"An engine failed while it was timed: {why(exc)}") from exc
+            own.append(time.perf_counter() - start)
+        if turn >= _LEAST_TURNS and time.perf_counter() > end:
+            break
+    return [own[1:] for own in samples]  # the first inference allocates memory
+
+
+def _layer_ms(build: Build, profile: str) -> dict[str, float]:
+    """The least milliseconds of each layer in a profile."""
+    names = {layer.outputs: layer.name for layer in build.layers}
+    nodes = {node.index: node for node in read_graph(build.engine.plan).nodes if not node.scope}
+    samples: dict[str, list[float]] = defaultdict(list)
+    for event in json.loads(Path(profile).read_bytes()):
+        node = nodes.get(int(event.get("args", {}).get("node_index", -1)))
+        if node is not None and event["name"] == f"{node.name}_kernel_time":
+            samples[names[tuple(filter(None, node.outputs))]].append(event["dur"] / 1e3)
+    return {name: min(own) for name, own in samples.items()}
