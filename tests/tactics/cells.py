@@ -29,6 +29,7 @@ from trtops.verdict import Verdict
 Kind = Literal[
     "one",
     "sum",
+    "product",
     "reformat",
     "format",
     "neighbours",
@@ -62,6 +63,7 @@ class World:
     built: int = 0
     mixtures: dict[str, np.ndarray] = field(default_factory=dict)
     codes: dict[str, np.ndarray] = field(default_factory=dict)  # of the campaign's own builds
+    measured: dict[tuple[int, ...], float] = field(default_factory=dict)  # the last error of a build with these choices
     _frequencies: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -93,7 +95,7 @@ class World:
             return
         size = 2 if self.kind in ("together", "two of four") else 1
         shares = shares_of(drawn, np.flatnonzero((self._copied < 0) & (self._missing == 0)))
-        count = {"together": 2, "either": 2, "two of four": 4, "sum": 5}.get(self.kind, 1)
+        count = {"together": 2, "either": 2, "two of four": 4, "sum": 5, "product": 5}.get(self.kind, 1)
         chosen = chosen_of(self._rng, shares, count, 0.3 if size == 2 else 0.1)
         if self.kind == "layer":
             chosen = self._bad_half(shares)
@@ -138,15 +140,28 @@ class World:
     def error(self, codes: np.ndarray) -> float:
         """The largest error of a build that repeats to the last bit."""
         has = [all(codes[layer] == code for layer, code in clause) for clause in self.culprits]
-        added = np.dot(has, (1.0, 0.8, 0.5, 0.24, 0.12)[: len(has)]) if self.kind == "sum" else 40.0 * any(has)
-        return float(10 + self._small[np.arange(self.layers), codes].sum() + added)
+        added = np.dot(has, (1.0, 0.8, 0.5, 0.24, 0.12)[: len(has)]) if self.adds else 40.0 * any(has)
+        added += self._small[np.arange(self.layers), codes].sum()
+        return float(10 * np.exp(added) if self.kind == "product" else 10 + added)
+
+    @property
+    def adds(self) -> bool:
+        """Whether the verdict follows from an error that several choices change."""
+        return self.kind in ("sum", "product")
+
+    def errors(self, codes: np.ndarray) -> dict[MetricName, float]:
+        """What the record of a build contains; only verdicts where outputs vary and do not decide."""
+        error = self.measured[tuple(codes.tolist())] if self.adds else self.error(codes) if self.repeats else None
+        return {} if error is None else {(Metric.ERROR, "y", "max_abs"): error}
 
     def is_bad(self, codes: np.ndarray) -> bool:
         """The verdict of a build."""
         self.built += 1
         bad = any(all(codes[layer] == code for layer, code in clause) for clause in self.culprits)
-        if self.kind == "sum":
-            return self.error(codes) > self._limit
+        if self.adds:
+            noise = 1 + 1e-3 * (not self.repeats) * self._rng.normal()
+            self.measured[tuple(codes.tolist())] = self.error(codes) * noise
+            return self.measured[tuple(codes.tolist())] > self._limit
         if self.kind == "sometimes":
             bad = bad and self._rng.random() < 0.6
         if not self.culprits:
@@ -189,7 +204,9 @@ def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
         if result.follows:
             clauses, when = frozenset({((-1, 1),)}), world.built
         if result.added is not None:  # others add little
-            large = [each for each in result.added.contributions if abs(each.value) > SMALL]
+            added, is_factor = result.added, world.kind == "product"
+            small = SMALL * (added.low if is_factor and not added.multiply else 1)
+            large = [each for each in added.contributions if abs(each.value) > small]
             clauses = frozenset((key_of(each.unit),) for each in large)
             when = world.built
     trials = next((r.culprits[0].builds for r in planner.done if r.culprits), 0)
@@ -213,9 +230,6 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
 
     reformats = np.flatnonzero(world.reformats(good) != world.reformats(bad))
 
-    def metrics_of(codes: np.ndarray) -> dict[MetricName, float]:
-        return {(Metric.ERROR, "y", "max_abs"): world.error(codes)} if world.repeats else {}
-
     class Session(BisectSession):
         def build(self, wanted: np.ndarray) -> TrialResult:
             codes = good.copy()
@@ -226,7 +240,7 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
             names = tuple(unit.name for unit, is_wanted in zip(units, wanted) if is_wanted)
             verdict: Verdict = "bad" if is_bad else "good"
             self.trials.append(Trial(run_id=name, taken=names, verdict=verdict, counted=True))
-            errors = metrics_of(codes)
+            errors = world.errors(codes)
             # A reformat that is chosen by timing and decides, or those that follow from formats.
             copies = world.reformats(codes) == world.reformats(bad)
             followed = (is_bad,) if world.kind == "reformat" else tuple(copies[reformats].tolist())
@@ -247,7 +261,7 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
         given=pair.given,
         chance=pair.chance,
     )
-    infos = [SimpleNamespace(metrics=metrics_of(each), tags={Tag.BAD_IN: "outputs"}) for each in (good, bad)]
+    infos = [SimpleNamespace(metrics=world.errors(each), tags={Tag.BAD_IN: "outputs"}) for each in (good, bad)]
     ends = dict(zip(("good", "bad"), (SimpleNamespace(info=info) for info in infos)))
     consequences = ("reformat",) if world.kind == "reformat" else tuple(f"reformat-{n}" for n in reformats.tolist())
     mixture: Any = SimpleNamespace(units=units, consequences=consequences, **ends)
@@ -281,7 +295,8 @@ CELLS = [
     for noise in (0.0, 0.05)
 ]
 CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("layer", "sometimes", "two of four")]
-CELLS += [Cell(layers, kind, 0.0, True) for layers in (20, 100, 400) for kind in ("one", "either", "together", "sum")]
+REPEATED: tuple[Kind, ...] = ("one", "either", "together", "sum", "product")
+CELLS += [Cell(layers, kind, 0.0, True) for layers in (20, 100, 400) for kind in REPEATED]
 CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("none", "drift", "machines")]
 
 
@@ -293,7 +308,7 @@ def truth(world: World) -> frozenset[Clause]:
 
 def names_wrongly(world: World, confirmed: Iterable[Clause]) -> bool:
     """Whether a choice is confirmed that does not make builds bad, or a layer that adds nothing to a sum."""
-    if world.kind == "sum":  # the good build may have what adds to the error
+    if world.adds:  # the good build may have what adds to the error
         return not {key[0] for c in confirmed for key in c} <= {key[0] for c in truth(world) for key in c}
     return not {key for c in confirmed for key in c} <= {key for c in truth(world) for key in c}
 
@@ -302,21 +317,31 @@ def is_right(world: World, played: Played) -> bool:
     """Whether the culprits are named, and nothing else; or what choices add to a sum of errors."""
     if world.kind in ("format", "neighbours"):  # one of the choices is found first, and ends the campaign
         return bool(played.confirmed) and not names_wrongly(world, played.confirmed)
-    added = next((result.added for result in played.done if result.added is not None), None)
-    if world.kind != "sum" or added is None:
-        return world.kind != "sum" and played.confirmed == truth(world)
+    if not world.adds:
+        return played.confirmed == truth(world)
+    if not played.done:
+        return False
+    result = next((result for result in played.done if result.added is not None), played.done[0])
+    is_product = world.kind == "product" if result.added is None else result.added.multiply
+    scale = np.log if is_product else float
+    good, bad = ((world.codes | world.mixtures)[name] for name in (result.good_run, result.bad_run))
     adds = {layer: 0.0 for layer in range(world.layers)}
-    (result,) = (result for result in played.done if result.added is not None)
-    good, bad = (world.codes[name] for name in (result.good_run, result.bad_run))
     for layer in np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0)).tolist():
         other = good.copy()
         other[layer] = bad[layer]
-        adds[layer] = world.error(other) - world.error(good)
-    named = {key_of(each.unit)[0]: each for each in added.contributions}
-    # Within the interval or a tenth of the whole, and each that adds a fifth of it is named.
+        adds[layer] = scale(world.error(other)) - scale(world.error(good))
     whole = sum(map(abs, adds.values()))
-    is_near = all(abs(each.value - adds[n]) <= max(1.5 * each.margin, 0.1 * whole) for n, each in named.items())
-    return is_near and {n for n, value in adds.items() if abs(value) >= 0.2 * whole} <= named.keys()
+    if result.added is None:  # factors that are most of the difference decide
+        named = {layer for clause in played.confirmed for layer, _ in clause}
+        large = sum(abs(value) for value in adds.values() if abs(value) > SMALL)
+        return world.kind == "product" and sum(adds[layer] for layer in named) >= 0.55 * large
+    shares = {key_of(each.unit)[0]: each for each in result.added.contributions}
+    # Within the interval or a tenth of the whole, and each that adds a fifth of it is named.
+    is_near = all(abs(each.value - adds[n]) <= max(1.5 * each.margin, 0.1 * whole) for n, each in shares.items())
+    # Where one choice is nearly all of it, or all of it is little, a factor and a summand are the same.
+    is_alike = max(map(abs, adds.values())) >= 0.8 * whole or result.added.high <= 2.5 * result.added.low
+    is_scale = is_product == (world.kind == "product") or (is_alike and not is_product)
+    return is_scale and is_near and {n for n, value in adds.items() if abs(value) >= 0.2 * whole} <= shares.keys()
 
 
 def figures(cell: Cell, seeds: range) -> str:

@@ -133,6 +133,21 @@ def mask(units: int, *taken: int) -> np.ndarray:
     return np.isin(np.arange(units), taken)
 
 
+@pytest.mark.parametrize(("suspected", "most"), [((3,), 5), ((8, 9), 9)])
+def test_suspected_units_cost_one_trial_at_most(suspected, most):
+    trials = {}
+    for first in (None, mask(30, *suspected)):
+        bisection = Bisection(30, 0, first=first)
+        bisection.exclude_chance()
+        while bisection.decided() is None:
+            taken, _ = bisection.next()
+            bisection.add(taken, bool(taken[3]))
+        trials[first is None] = bisection.trials
+        assert bisection.best.clauses == ((3,),)
+
+    assert trials[False] <= min(most, trials[True] + 1)
+
+
 def test_third_choice_is_no_evidence_about_a_unit():
     """Layers may have several bad tactics: a bad build with another one than the bad build says nothing of this
     one's."""

@@ -37,13 +37,18 @@ def test_campaigns_name_exactly_the_culprits(cell, right, builds):
     assert np.median([p.when for _, p in played if p.when]) <= builds
 
 
+@pytest.mark.parametrize("kind", ["sum", "product"])
 @pytest.mark.parametrize("layers", [20, 100])
-def test_errors_that_add_up_have_shares(layers):
-    played = list(Cell(layers, "sum", repeats=True).play(range(SEEDS)))
+def test_errors_that_add_up_have_shares(layers, kind):
+    played = list(Cell(layers, kind, repeats=True).play(range(SEEDS)))
 
     assert not any(names_wrongly(world, p.confirmed) for world, p in played)
     assert sum(is_right(world, p) for world, p in played) >= int(0.9 * SEEDS)
-    assert max(p.builds for _, p in played) <= 24 and np.median([p.builds for _, p in played]) <= 17
+    assert max(p.builds for _, p in played) <= (24 if kind == "sum" else 40)
+    assert np.median([p.builds for _, p in played]) <= 17
+    if kind == "product":
+        added = [result.added for _, p in played for result in p.done if result.added is not None]
+        assert any("multiplies it by" in each.describe("9 builds") for each in added if each.multiply)
 
 
 @pytest.mark.parametrize(("kind", "clauses"), [("either", ((0,), (1,))), ("together", ((0, 1),))])

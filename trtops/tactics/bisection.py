@@ -19,7 +19,7 @@ had to the last bit, and another mixture has others, then outputs follow the uni
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -59,11 +59,12 @@ Errors: TypeAlias = tuple[float, ...]
 
 CHANCE = 0.2  # prior probability that no unit decides
 _ONE, _TOGETHER, _EITHER = 0.86, 0.07, 0.07  # prior shares of one unit, both of two, and either of two
-# Priors of the rates of bad builds, and their shares: replays repeat, so builds without the culprit are seldom bad.
-_PRIORS: tuple[tuple[Prior, float], ...] = ((ALWAYS, 0.5), ((3.0, 0.5, 0.5, 45.0), 0.5))
-_SEEN_RATES = (0.94, 0.06)  # rates of bad builds with and without the culprit, for builds that are no mixtures
+# Priors of the rates of bad builds: replays repeat, so builds without the culprit are seldom bad.
+_PRIORS: tuple[Prior, ...] = (ALWAYS, (3.0, 0.5, 0.5, 45.0))
+_SHARES, _SHARES_OF_REPEATS = (0.85, 0.15), (0.98, 0.02)  # of these priors; outputs that repeat seldom fail sometimes
+_SEEN_RATES = (0.85, 0.15)  # rates of bad builds with and without the culprit, for builds that are no mixtures
 # Share of the prior that follows those builds. They may mislead; the rest limits the cost to a few trials.
-_BELIEF = 0.9
+_BELIEF = 0.8
 _CHANCE_FACTOR = 5  # times the confidence that chance needs, since the good build may contain the culprit too
 _DOUBTED = 0.95  # probability of chance after which a confirmation needs that many times the evidence
 _MAX_PAIRED = 256  # units that pairs are made of; the matrix is updated at every trial
@@ -111,6 +112,8 @@ class Bisection:
             bisections blame a unit where verdicts depend on none.
         confidence_of_one: What suffices against chance where a single unit is most probable and later builds check
             it again. It still needs ``(1 + confidence) / 2`` among the explanations without chance.
+        first: Units, of shape ``(units,)``, that one trial takes from the others before all halves. No probability
+            depends on them, so if that trial contradicts them, they cost this trial.
     """
 
     def __init__(
@@ -121,8 +124,10 @@ class Bisection:
         chance: float = CHANCE,
         confidence: float = 0.95,
         confidence_of_one: float | None = None,
+        first: Bools | None = None,
     ) -> None:
         self.units = units
+        self._first = [] if first is None or first.all() or not first.any() else [(first, ~first)]
         self._confidence, self._confidence_of_one = confidence, confidence_of_one
         self._coin = np.random.default_rng(seed)
         self._log_chance = math.log(chance)
@@ -155,8 +160,8 @@ class Bisection:
         for taken, bad, other in seen:
             for logs, expected, widened in zip(guided, self._expected(taken), self._expected(taken | other)):
                 p_bad = np.where(expected, *_SEEN_RATES)
-                # Whether a third choice is bad as well is unknown.
-                p_bad[expected != widened] = 0.5
+                # A third choice may be bad as well, so that a bad build says nothing; a good one shows that it is not.
+                p_bad[expected != widened] = 0.5 if bad else _SEEN_RATES[1]
                 logs += np.log(p_bad if bad else 1 - p_bad)
         total = np.logaddexp(np.logaddexp.reduce(guided[0]), np.logaddexp.reduce(guided[1], axis=None))
         mixed = [
@@ -180,7 +185,7 @@ class Bisection:
         """Add a verdict; ``opposite`` is the trial that the coin decided against, None if no coin was thrown."""
         # The ratio of the module's docstring, with rates of bad builds as the trials before this one estimate them.
         if opposite is not None:
-            for (prior, _), (single, pair) in zip(_PRIORS, self._log_e_values):
+            for prior, (single, pair) in zip(_PRIORS, self._log_e_values):
                 sizes = (self._counts.single_size, self._counts.pair_size)
                 hits = (self._counts.single_hits, self._counts.pair_hits)
                 for total, size, hit, here, there in zip(
@@ -202,12 +207,13 @@ class Bisection:
         bad = np.array(self._bad, np.bool_)
         self._counts = counts = Counts.of(present, bad, self._paired)
         likelihood = Likelihood(len(bad), int(bad.sum()))
+        shares = _SHARES_OF_REPEATS if self.repeats else _SHARES
         parts = [
             (
                 math.log(share) + self._single_prior + likelihood(counts.single_size, counts.single_hits, prior),
                 math.log(share) + self._pair_prior + likelihood(counts.pair_size, counts.pair_hits, prior),
             )
-            for prior, share in _PRIORS
+            for prior, share in zip(_PRIORS, shares)
         ]
         single, pair = (np.logaddexp.reduce(scores) + self._log_not_chance for scores in zip(*parts))
         chance = -math.inf if self.repeats else self._log_chance + _log_chance(self._bad)
@@ -217,7 +223,7 @@ class Bisection:
         self._single, self._pair, self.p_chance = single / total, pair / total, mass / total
         logs = [
             math.log(share) + np.concatenate((self._single_prior + s, (self._pair_prior + p).ravel()))
-            for (_, share), (s, p) in zip(_PRIORS, self._log_e_values)
+            for share, (s, p) in zip(shares, self._log_e_values)
         ]
         self.log_e_value = float(np.logaddexp.reduce(np.concatenate(logs)))
 
@@ -244,7 +250,8 @@ class Bisection:
             return None
         needed = self._needed_confidence
         if self._confidence_of_one is not None:
-            needed = max(needed, (1 + self._confidence) / 2 * (1 - self.p_chance))
+            among = self._confidence if self.repeats else (1 + self._confidence) / 2
+            needed = max(needed, among * (1 - self.p_chance))
         if self.best.probability >= needed:
             return "confirmed"
         return "combination" if self.trials >= _COMBINATION_TRIALS else None
@@ -269,7 +276,10 @@ class Bisection:
 
     def next(self) -> tuple[Bools, Bools | None]:
         """The next trial, and its opposite if a coin decided between the two. The first is one of the two builds."""
-        splits = [pair for pair in self._splits() if not self._shunned & {taken.tobytes() for taken in pair}]
+        asked: Iterable[tuple[Bools, Bools]] = self._splits()
+        if self.trials and self._first:
+            asked, self._first = self._first, []
+        splits = [pair for pair in asked if not self._shunned & {taken.tobytes() for taken in pair}]
         while not splits:  # no informative trial can be built: share the units out at random
             one = self._coin.random(self.units) < 0.5
             if not self._shunned & {one.tobytes(), (~one).tobytes()}:
@@ -368,6 +378,7 @@ class CulpritSearch:
     confidence: float = 0.95
     confidence_of_one: float | None = None
     seed: int = 0
+    first: Bools | None = None
 
     def run(self) -> Generator[Bools, TrialResult | None, SearchResult]:
         """Yield the units to take from the bad build, and receive each build; None ends the search early."""
@@ -382,7 +393,9 @@ class CulpritSearch:
         while free.any() and len(found.culprits) < _MAX_CULPRITS:
             places = np.flatnonzero(free)
             seen = [EarlierBuild(s.taken[places], s.bad, s.other[places]) for s in self.seen]
-            bisection = Bisection(len(places), self.seed, seen, self.chance, self.confidence, self.confidence_of_one)
+            first = None if self.first is None else self.first[places]
+            confidences = self.confidence, self.confidence_of_one
+            bisection = Bisection(len(places), self.seed, seen, self.chance, *confidences, first)
             if repeats:
                 bisection.exclude_chance()
             decision = yield from self._decide(bisection, places, known_good)

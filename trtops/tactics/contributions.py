@@ -1,8 +1,9 @@
 """Whether the error of builds is a sum over units, where no choice decides: a step and a sum are compared.
 
 A *step* is one unit, both of two or either of two: the error has one value with it, and another one without it. A *sum*
-has a contribution of each of several units, found by forward selection. The two are compared by the extended Bayesian
-information criterion (Chen and Chen, Biometrika 2008), which charges for the number of candidates.
+has a contribution of each of several units, found by forward selection, to the error or to its logarithm: then units
+multiply it. All are compared by the extended Bayesian information criterion (Chen and Chen, Biometrika 2008), which
+charges for the number of candidates.
 """
 
 import functools
@@ -18,6 +19,7 @@ _RESOLUTION = 0.03
 _MIN_BUILDS = 7
 _BUILDS_PER_UNIT = 2.5  # of a sum, at least
 _ADVANTAGE = 10.0  # of the criterion's value, which is twice a log-likelihood: odds of 150 to 1
+_ADVANTAGE_OF_PRODUCT = 3.0  # likewise, over a sum of the errors themselves: odds of 4 to 1
 _STEP = 0.95  # share of the variance of the error or of its logarithm that a step explains, so that it is no sum
 _ALIKE = 0.8  # correlation from which units are confounded
 SOUND_SPREAD = 2.0  # ratio of the largest to the smallest error up to which no choice is broken
@@ -33,7 +35,8 @@ class ErrorSum:
     """A sum: units by their size, their contributions to the error, and half of the width of 95 % intervals.
 
     A unit is sure if it adds a tenth of the range of errors and its interval does not contain zero, in this fit and in
-    all that leave out one build. The sum is settled if all these fits have the same ones.
+    all that leave out one build. The sum is settled if all these fits have the same ones. If units multiply the error,
+    contributions are to its natural logarithm. ``criterion`` is the information criterion, smaller for better fits.
     """
 
     units: tuple[int, ...]
@@ -41,6 +44,8 @@ class ErrorSum:
     margins: Floats
     sure: frozenset[int] = frozenset()
     settled: bool = False
+    multiplies: bool = False
+    criterion: float = math.inf
 
 
 def find_sum(taken: Bools, error: Floats, bad: Bools) -> ErrorSum | None:
@@ -52,16 +57,22 @@ def find_sum(taken: Bools, error: Floats, bad: Bools) -> ErrorSum | None:
     ones where ``bad``.
     """
     fit = functools.partial(_fit, is_inside=is_limit_inside(error, bad))
-    found = fit(taken, error)
-    if found is None:
+    sums = [each for multiplies in (False, True) if (each := fit(taken, error, multiplies))]
+    if not sums:
         return None
-    others = [fit(np.delete(taken, row, axis=0), np.delete(error, row)) for row in range(len(error))]
-    named = [_named(each, _NAMED * float(np.ptp(error))) for each in (found, *others)]
+    found = min(sums, key=lambda each: each.criterion + _ADVANTAGE_OF_PRODUCT * each.multiplies)
+    rows = range(len(error))
+    others = [fit(np.delete(taken, row, axis=0), np.delete(error, row), found.multiplies) for row in rows]
+    least = _NAMED * float(np.ptp(np.log(error) if found.multiplies else error))
+    named = [_named(each, least) for each in (found, *others)]
     # Another unit that nearly the same builds have may be meant.
     with np.errstate(invalid="ignore"):  # where a unit is in all builds, or in none
         alike = np.abs(np.nan_to_num(np.atleast_2d(np.corrcoef(taken.T)))) >= _ALIKE
     clear = frozenset(unit for unit in found.units if alike[unit].sum() == 1)
-    is_settled = bool(named[0]) and len(set(named)) == 1 and named[0] <= clear
+    # Factors and summands differ where several units change the error by more than the spread of sound builds.
+    is_scale_clear = len(sums) > 1 and abs(sums[0].criterion - sums[1].criterion) >= _ADVANTAGE_OF_PRODUCT
+    is_scale_clear |= len(found.units) == 1 or bool(error.max() <= SOUND_SPREAD * error.min())
+    is_settled = bool(named[0]) and len(set(named)) == 1 and named[0] <= clear and is_scale_clear
     return replace(found, sure=frozenset.intersection(clear, *named), settled=is_settled)
 
 
@@ -96,15 +107,17 @@ def _named(fit: ErrorSum | None, least: float) -> frozenset[int]:
     return frozenset(unit for unit, size, margin in sizes if size > max(margin, least))
 
 
-def _fit(taken: Bools, error: Floats, *, is_inside: bool) -> ErrorSum | None:
+def _fit(taken: Bools, error: Floats, multiplies: bool, *, is_inside: bool) -> ErrorSum | None:
     builds, units = taken.shape
     if builds < _MIN_BUILDS or not np.ptp(error) > 0:
         return None
-    total = float(((error - error.mean()) ** 2).sum())
+    if not is_inside and max(_explained_by_step(taken, values) for values in (error, np.log(error))) >= _STEP:
+        return None
+    # Densities of logarithms and of errors differ by this factor, in the criterion's units.
+    density = 2 * float(np.log(error).sum()) if multiplies else 0.0
+    error = np.log(error) if multiplies else error
     floor = builds * (_RESOLUTION * float(np.ptp(error))) ** 2
     left, features = _left_by_step(taken, error)
-    if not is_inside and max(1 - left / total, _explained_by_step(taken, np.log(error))) >= _STEP:
-        return None
     of_step = _criterion(left, floor, builds, 1, features)
     best: tuple[float, list[int]] = (math.inf, [])
     chosen: list[int] = []
@@ -128,7 +141,13 @@ def _fit(taken: Bools, error: Floats, *, is_inside: bool) -> ErrorSum | None:
     level = 1 - 0.025 * len(chosen) / units
     margins = float(special.stdtrit(free, level)) * np.sqrt(max(float((rest**2).sum()) / free, floor / builds))
     order = np.argsort(-np.abs(values), kind="stable")
-    return ErrorSum(tuple(chosen[place] for place in order), values[order], margins * np.sqrt(covariance[order]))
+    return ErrorSum(
+        units=tuple(chosen[place] for place in order),
+        values=values[order],
+        margins=margins * np.sqrt(covariance[order]),
+        multiplies=multiplies,
+        criterion=criterion + density,
+    )
 
 
 def _regress(taken: Bools, error: Floats) -> tuple[Floats, Floats, Floats]:

@@ -79,6 +79,16 @@ def test_culprit_is_confirmed_completely_and_logged(bisected, tracker):
     assert run.info.tags[Tag.EVIDENCE] == f"{bisected.good_run} {bisected.bad_run}"
 
 
+def test_confirmed_culprits_are_asked_first(bisected, tracker):
+    again = bisect(bisected.good_run, bisected.bad_run, tracker=tracker)
+
+    assert {unit.choice for unit in again.suspected} == {u.choice for each in bisected.culprits for u in each.units}
+    assert again.culprits[0].units == bisected.culprits[0].units and bisected.suspected == ()
+    names, others = {unit.name for unit in again.suspected}, again.units - len(again.suspected)
+    assert any(set(t.taken) == names or (len(t.taken) == others and not names & set(t.taken)) for t in again.trials[:4])
+    assert len(again.trials) <= len(bisected.trials) + 1 and "Asked first" in again.page()
+
+
 @pytest.mark.parametrize("seed", range(amount(20, in_every_run=1)))
 def test_until_decided_takes_a_dozen_builds(model, data, seed):
     result = debug_build(model, config(data, seed=seed), tracker=MemoryTracker())

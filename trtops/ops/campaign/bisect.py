@@ -37,7 +37,7 @@ from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with, tracker_or_default
 from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
-from trtops.tactics.contributions import find_sum, is_limit_inside, separating_mixture
+from trtops.tactics.contributions import SOUND_SPREAD, find_sum, is_limit_inside, separating_mixture
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools, Floats, Likelihood
 from trtops.tactics.table import CampaignTable
@@ -50,8 +50,10 @@ from trtops.verdict import PASSED, VERDICTS, Verdict
 _KIND: Kind = "bisect"
 _SEEN = 200  # builds of a campaign, the last ones, that the prior of units is taken from
 _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
+_HISTORY = 50  # proofs and bisections of the store, the last ones, that suspects are taken from
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
-_MORE_TRIALS = {"contributions": 16, "units missing": 20}  # mixtures after which these are reported as known then
+_MOST_OF_MISSING, _MOST_OF_SUM = 20, 16  # mixtures after which missing units and a sum are reported as known then
+_BUILDS_OF_SUM, _LEAST_OF_SUM = 20, 14  # the campaign's builds included, but at least these mixtures
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -188,7 +190,30 @@ def _plan_pair(
         config=config,
         given=given,
         chance=chance,
+        suspected=suspected_units(tracker, mixture),
     ), mixture
+
+
+def suspected_units(tracker: Tracker, mixture: Mixture) -> tuple[Unit, ...]:
+    """The units to ask about first.
+
+    They have a kernel or setting that a proof or bisection of the same store confirmed; or belong to the first tensor,
+    in the engine's order, whose error in the bad build is more than twice that in the good one.
+    """
+    proofs = tracker.find(tags={schema.Tag.PROOF: "confirmed"}, status="finished", limit=_HISTORY)
+    data = [tracker.peek(info.id, schema.Artifact.DENIED) for info in proofs]
+    entries = [DeniedTactic.from_json(each) for each in data if each is not None]
+    known = {("layer", choice.tactic) for entry in entries for choice in entry.choices}
+    known |= {("setting", f"{name}={value}") for entry in entries for name, value in entry.settings}
+    good, bad = errors_of(mixture.good.info), errors_of(mixture.bad.info)
+    diverges = {n[1]: bad[n] > SOUND_SPREAD * good.get(n, math.inf) for n in bad if len(n) == 3 and n[2] == "max_abs"}
+    # If all outputs diverge, the first one shows nothing.
+    layers = [] if all(diverges.values()) else [c.layer for c in mixture.bad_tactics.choices if diverges.get(c.layer)]
+    return tuple(
+        unit
+        for unit in mixture.units
+        if unit.name in layers[:1] or (unit.kind, unit.bad if unit.kind == "layer" else unit.describe()) in known
+    )
 
 
 def earlier_builds(table: CampaignTable, units: Sequence[Unit], given: Sequence[Unit]) -> list[tuple[str, str]]:
@@ -267,6 +292,7 @@ class BisectSession:
         given = {unit.column for unit in self.plan.given}
         held = np.array([unit.column in given for unit in units], np.bool_)
         digits = [(np.array(list(text), "U1"), bad) for text, bad in self.plan.seen]  # as in BisectPlan
+        most_of_sum = min(_MOST_OF_SUM, max(_LEAST_OF_SUM, _BUILDS_OF_SUM - len(self.plan.seen)))
         followers = len(self.mixture.consequences)
         self.measured = [
             MeasuredBuild(np.full(len(units), bad), (bad,) * followers, bad, errors_of(build.info))
@@ -283,6 +309,7 @@ class BisectSession:
             confidence=config.confidence,
             confidence_of_one=config.confidence_of_one,
             seed=config.seed,
+            first=np.array([unit in self.plan.suspected for unit in units], np.bool_),
         ).run()
 
         def is_spent() -> bool:
@@ -298,19 +325,24 @@ class BisectSession:
                 found: SearchResult = ended.value
                 break
             answer = None if is_spent() else self.build(wanted)
+            # A sum is reported once it is settled. If more mixtures refute it, the search continues.
+            while answer is not None and (added := self._error_sum()) is not None and not added.settled:
+                if len(self.trials) >= most_of_sum or is_spent():
+                    break
+                self._separate(held)
             if answer is not None and self._error_sum() is not None:
                 found = SearchResult("contributions")
                 break
         if found.outcome == "confirmed" and (parted := self._parted()) is not None and is_limit_inside(*parted[2:]):
             found = replace(found, outcome="contributions")
-        # A sum is reported once it is settled. Where units are missing, a layer that no replay sets may decide.
-        while len(self.trials) < _MORE_TRIALS.get(found.outcome, 0) and not is_spent():
+        # Where units are missing, a layer that no replay sets may decide.
+        most = {"contributions": most_of_sum, "units missing": _MOST_OF_MISSING}.get(found.outcome, 0)
+        while len(self.trials) < most and not is_spent():
             added = self._error_sum()
             looks_on = found.outcome == "units missing" and self.mixture.consequences and not self._unreplayable(found)
             if not looks_on and (found.outcome != "contributions" or (added is not None and added.settled)):
                 break
-            rng = np.random.default_rng([config.seed, len(self.trials)])
-            self.build(separating_mixture(np.array([each.taken for each in self.measured]), held, rng))
+            self._separate(held)
         added = self._error_sum()
         if found.outcome == "contributions":
             found = (
@@ -340,9 +372,14 @@ class BisectSession:
             consequences=self.mixture.consequences,
             follows=follows,
             given=self.plan.given,
+            suspected=self.plan.suspected,
             added=added if found.outcome == "contributions" else None,
             trials=tuple(self.trials),
         )
+
+    def _separate(self, held: Bools) -> None:
+        rng = np.random.default_rng([self.plan.config.seed, len(self.trials)])
+        self.build(separating_mixture(np.array([each.taken for each in self.measured]), held, rng))
 
     def _parted(self) -> tuple[str, Bools, Floats, Bools] | None:
         """The output that parts bad builds from good ones best, the builds' units, their errors, and which are bad."""
@@ -362,12 +399,14 @@ class BisectSession:
         if parted is None or (total := find_sum(*parted[1:])) is None:
             return None
         output, _, error, _ = parted
+        most = total.values.clip(0).sum()
         named = zip(total.units, total.values.tolist(), total.margins.tolist())
         return AddedErrors(
             output=output,
             low=float(error.min()),
             high=float(error.max()),
-            highest=max(float(error.max()), float(error[0] + total.values.clip(0).sum())),
+            highest=max(float(error.max()), float(error[0] * np.exp(most) if total.multiplies else error[0] + most)),
+            multiply=total.multiplies,
             contributions=tuple(
                 Contribution(unit=self.mixture.units[unit], value=value, margin=margin)
                 for unit, value, margin in named

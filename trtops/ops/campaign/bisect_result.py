@@ -1,5 +1,6 @@
 """Records of a bisection: its options, its plan, its trials and its result."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -98,6 +99,7 @@ class BisectPlan(Record):
     config: BisectConfig
     given: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
     chance: float = CHANCE
+    suspected: tuple[Unit, ...] = ()  # known from earlier campaigns, or next to the first divergence; asked first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ class BisectCulprit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution(Record):
-    """What a unit adds to the error of an output; the 95 % interval is ``value`` plus or minus ``margin``."""
+    """What a unit adds to an output's error or its natural logarithm; 95 % interval: ``value`` +- ``margin``."""
 
     unit: Unit
     value: float
@@ -146,7 +148,7 @@ class Contribution(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AddedErrors(Record):
-    """Errors of an output that add up over units.
+    """Errors of an output that add up over units; or that units ``multiply``, so that logarithms add up.
 
     ``contributions`` are the units that surely take part, the largest first. ``low`` and ``high`` are the smallest and
     the largest error among the builds, ``highest`` is the largest that the sum predicts. It is settled if more
@@ -159,17 +161,20 @@ class AddedErrors(Record):
     highest: float
     contributions: tuple[Contribution, ...]
     settled: bool
+    multiply: bool = False
 
     def describe(self, builds: str) -> str:
         """The sum in sentences."""
-        spread = self.high - self.low
-        parts = [
-            f"{c.unit.describe()} adds {c.value:.2g} (+-{c.margin:.1g}), {c.value / spread:.0%} of the spread"
-            for c in self.contributions
-        ]
+        spread = math.log(self.high / self.low) if self.multiply else self.high - self.low
+        parts = []
+        for c in self.contributions:
+            ends = [math.exp(min(c.value + side * c.margin, 700)) for side in (-1, 0, 1)] if self.multiply else ()
+            what = "multiplies it by {1:.3g} ({0:.3g} to {2:.3g})" if ends else f"adds {c.value:.2g} (+-{c.margin:.1g})"
+            parts.append(f"{c.unit.describe()} {what.format(*ends)}, {c.value / spread:.0%} of the spread")
+        rule = "are a product" if self.multiply else "add up"
         broken = "no choice is broken" if self.high <= SOUND_SPREAD * self.low else "no choice decides alone"
         return (
-            f"The errors of output {self.output!r} add up over choices, found in {builds}: "
+            f"The errors of output {self.output!r} {rule} over choices, found in {builds}: "
             f"{'; '.join(parts) or 'each adds too little to name it'}. The limit lies inside the spread of the builds, "
             f"{self.low:.3g} to {self.high:.3g}: {broken}. A limit above {self.highest:.3g} accepts them all."
         )
@@ -181,7 +186,8 @@ class BisectResult(OpResult):
 
     It is complete if the bad build is good without the culprits. ``suspects`` probably take part in a combination.
     ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can, or from
-    timing. ``follows`` is the one that explains verdicts better than any units.
+    timing. ``follows`` is the one that explains verdicts better than any units. ``suspected`` were asked first, because
+    of the store's history or the first tensor that diverges.
     """
 
     outcome: SearchOutcome
@@ -194,6 +200,7 @@ class BisectResult(OpResult):
     consequences: tuple[str, ...] = ()
     follows: str = ""
     given: tuple[Unit, ...] = ()
+    suspected: tuple[Unit, ...] = ()
     added: AddedErrors | None = None  # with the outcome ``contributions``
     trials: tuple[Trial, ...]
 
@@ -272,6 +279,9 @@ class BisectResult(OpResult):
         yield self.summary
         for culprit in self.culprits:
             yield f"- **{culprit.describe()}** (probability {culprit.probability:.3f}, {culprit.builds} builds)"
+        if self.suspected:
+            known = ", ".join(unit.describe() for unit in self.suspected)
+            yield f"\nAsked first, since confirmed in earlier campaigns or first to diverge: {known}."
         if self.consequences:
             names = _shorten([f"`{name}`" for name in self.consequences], 8)
             yield f"\n{len(self.consequences)} layers differ that cannot be chosen, and follow from others: {names}."
