@@ -159,6 +159,30 @@ def test_results_of_one_name_stay_apart():
     assert list(results.update({"trt-runner-N0": []}).keys()) == list(results.keys())
 
 
+def helpers(lib: Library) -> Any:
+    """What the small helpers of scripts return."""
+    util, onnx_util, mod = lib["util"], lib["backend.onnx.util"], lib["mod"]
+    proto = onnx.load(lib.model)
+    path = f"{lib.model}.{lib.root}"
+    with util.LockFile(path), tempfile.TemporaryFile() as file:
+        util.save_file(b"some", file)
+        util.save_file(b"more", path)
+        loaded = util.load_file(file), util.load_file(path)
+
+    @mod.export()
+    def exported():
+        pass
+
+    return (
+        loaded, util.default(None, 3), util.default(0, 3), util.unique_list([2, 1, 2]), util.volume((2, 3)),
+        util.is_shape_dynamic([1, "n"]), util.is_shape_dynamic((1, 2)), util.override_dynamic_shape(["n", -1, None, 4]),
+        util.override_dynamic_shape((-1, 2), 8), util.invoke_if_callable(lambda x: x, 4), util.invoke_if_callable(5),
+        str(onnx_util.get_input_metadata(proto.graph)), str(onnx_util.get_output_metadata(proto.graph)),
+        onnx_util.get_num_nodes(proto), onnx_util.all_tensor_names(proto, include_inputs=True), exported.__name__,
+        onnx_util.str_from_onnx(proto, show_layers=True, show_attrs=True, show_weights=True).split(),
+    )  # fmt: skip
+
+
 def test_network_and_config_loaders_have_call_impl():
     from trtops.backend import trt
 
@@ -180,7 +204,7 @@ def test_network_and_config_loaders_have_call_impl():
     assert len(made) == 1
 
 
-IDIOMS = (overridden_loaders, overridden_runners, changed_shapes, loaded_results)
+IDIOMS = (overridden_loaders, overridden_runners, changed_shapes, loaded_results, helpers)
 
 
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.__name__)

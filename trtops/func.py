@@ -78,11 +78,11 @@ def invoke(loader: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     return loader(*args, **kwargs)
 
 
-def invoke_if_callable(obj: T | Callable[..., T], *args: Any, **kwargs: Any) -> tuple[T, bool]:
+def invoke_if_callable(func: T | Callable[..., T], *args: Any, **kwargs: Any) -> tuple[T, bool]:
     """Return the result of a callable or the value itself, and whether there was a call."""
-    if callable(obj):
-        return obj(*args, **kwargs), True
-    return obj, False
+    if callable(func):
+        return func(*args, **kwargs), True
+    return func, False
 
 
 def value_of(obj: T | Callable[[], T]) -> T:

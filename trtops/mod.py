@@ -2,15 +2,18 @@
 
 import importlib
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trtops import config, errors
 from trtops.lazy import known_as
 
 LATEST_VERSION = "==latest"  # any installed version; for scripts that name it
 
-known_as(__name__, "importer", "trt_importer", "util")
+known_as(__name__, "exporter", "importer", "trt_importer", "util")
+T = TypeVar("T")
 
 
 class LazyModule:
@@ -49,6 +52,22 @@ def lazy_import(
 
 def autoinstall(lazy_mod: Any) -> None:
     """Do nothing; scripts call it."""
+
+
+def export(funcify: bool = False, func_name: str | None = None) -> Callable[[T], T]:
+    """Return a decorator that adds a name to ``__all__``; with ``funcify``, a loader's function in snake_case, too."""
+
+    def add(obj: Any) -> Any:
+        module = sys.modules[obj.__module__]
+        names = {obj.__name__: obj}
+        if funcify:
+            function = importlib.import_module("trtops.backend.loader").immediately(obj)
+            names[func_name or function.__name__] = function
+            setattr(module, func_name or function.__name__, function)
+        module.__all__ = [*getattr(module, "__all__", ()), *names]  # type: ignore[attr-defined]
+        return obj
+
+    return add
 
 
 def import_from_script(path: str | Path, name: str) -> Any:
