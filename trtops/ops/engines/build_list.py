@@ -287,9 +287,7 @@ def _make_build(
 
 def _verdict_of(info: RunInfo) -> Verdict | None:
     """What a run says of its model; None if it says nothing, since it was killed or failed for a passing reason."""
-    if info.status == "finished":
-        return info.verdict
-    return "error" if info.status == "failed" and schema.Tag.PASSING not in info.tags else None
+    return None if schema.Tag.PASSING in info.tags else info.verdict
 
 
 def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, str]) -> BuildOutcome:
