@@ -178,7 +178,8 @@ def built(path: Path, config: BuildConfig, caches: Caches | None = None) -> Buil
 
 def slow_build(path: Path, config: BuildConfig) -> Build:
     """An engine whose session settings leave the faster kernels out, but for those that do not fit the model."""
-    found = built(path, config)
+    # On a busy machine the usual time is too short to try all settings.
+    found = built(path, replace(config, options=replace(config.options, timing_seconds=120.0)))
     known = {name for name, _ in found.tactics.settings}
     settings = tuple(
         (name, "off" if name in SLOW else value) for name, value in found.tactics.settings if name in known
