@@ -111,7 +111,8 @@ def _fit(taken: Bools, error: Floats, multiplies: bool, *, is_inside: bool) -> E
     builds, units = taken.shape
     if builds < _MIN_BUILDS or not np.ptp(error) > 0:
         return None
-    if not is_inside and max(_explained_by_step(taken, values) for values in (error, np.log(error))) >= _STEP:
+    lefts = [_left_by_step(taken, each)[0] / (each.var() * builds) for each in (error, np.log(error))]
+    if not is_inside and 1 - min(lefts) >= _STEP:
         return None
     # Densities of logarithms and of errors differ by this factor, in the criterion's units.
     density = 2 * float(np.log(error).sum()) if multiplies else 0.0
@@ -156,12 +157,6 @@ def _regress(taken: Bools, error: Floats) -> tuple[Floats, Floats, Floats]:
     inverse = np.linalg.pinv(design)
     solution = inverse @ error
     return error - design @ solution, solution[1:], (inverse**2).sum(axis=1)[1:]
-
-
-def _explained_by_step(taken: Bools, values: Floats) -> float:
-    """The largest share of the variance of values that a step explains."""
-    total = float(((values - values.mean()) ** 2).sum())
-    return 1 - _left_by_step(taken, values)[0] / total if total else 0.0
 
 
 def _left_by_step(taken: Bools, values: Floats) -> tuple[float, int]:

@@ -7,7 +7,7 @@ from the bad build: if that is good, the set is complete; if it is bad, the sear
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -316,6 +316,11 @@ class BisectSession:
             is_late = config.max_minutes is not None and time.perf_counter() - began > 60 * config.max_minutes
             return is_late or len(self.trials) >= config.max_builds
 
+        def look_on(most: int, is_open: Callable[[], bool]) -> None:
+            while len(self.trials) < most and not is_spent() and is_open():
+                rng = np.random.default_rng([config.seed, len(self.trials)])
+                self.build(separating_mixture(np.array([each.taken for each in self.measured]), held, rng))
+
         # The search yields the mixtures that it wants, and is sent what came of them; None ends it.
         answer: TrialResult | None = None
         while True:
@@ -326,30 +331,18 @@ class BisectSession:
                 break
             answer = None if is_spent() else self.build(wanted)
             # A sum is reported once it is settled. If more mixtures refute it, the search continues.
-            while answer is not None and (added := self._error_sum()) is not None and not added.settled:
-                if len(self.trials) >= most_of_sum or is_spent():
-                    break
-                self._separate(held)
+            if answer is not None:
+                look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
             if answer is not None and self._error_sum() is not None:
                 found = SearchResult("contributions")
                 break
         if found.outcome == "confirmed" and (parted := self._parted()) is not None and is_limit_inside(*parted[2:]):
             found = replace(found, outcome="contributions")
-        # Where units are missing, a layer that no replay sets may decide.
-        most = {"contributions": most_of_sum, "units missing": _MOST_OF_MISSING}.get(found.outcome, 0)
-        while len(self.trials) < most and not is_spent():
-            added = self._error_sum()
-            looks_on = found.outcome == "units missing" and self.mixture.consequences and not self._unreplayable(found)
-            if not looks_on and (found.outcome != "contributions" or (added is not None and added.settled)):
-                break
-            self._separate(held)
-        added = self._error_sum()
         if found.outcome == "contributions":
-            found = (
-                SearchResult("contributions")
-                if added
-                else replace(found, outcome="confirmed" if found.culprits else "undecided")
-            )
+            look_on(most_of_sum, lambda: (added := self._error_sum()) is None or not added.settled)
+            found = replace(found, outcome="confirmed") if self._error_sum() is None else SearchResult(found.outcome)
+        elif found.outcome == "units missing" and self.mixture.consequences:  # a layer that no replay sets may decide
+            look_on(_MOST_OF_MISSING, lambda: not self._unreplayable(found))
         if follows := self._unreplayable(found):
             found = SearchResult("not replayable")
         return BisectResult(
@@ -373,13 +366,9 @@ class BisectSession:
             follows=follows,
             given=self.plan.given,
             suspected=self.plan.suspected,
-            added=added if found.outcome == "contributions" else None,
+            added=self._error_sum() if found.outcome == "contributions" else None,
             trials=tuple(self.trials),
         )
-
-    def _separate(self, held: Bools) -> None:
-        rng = np.random.default_rng([self.plan.config.seed, len(self.trials)])
-        self.build(separating_mixture(np.array([each.taken for each in self.measured]), held, rng))
 
     def _parted(self) -> tuple[str, Bools, Floats, Bools] | None:
         """The output that parts bad builds from good ones best, the builds' units, their errors, and which are bad."""
