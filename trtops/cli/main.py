@@ -31,7 +31,7 @@ from trtops.system.limits import limited_time
 from trtops.system.processes import BRIEF_SPIN, remove_left_folders
 
 # Commands of one word that are modules of their own; the others are in `op_commands`.
-_MODULES = ("run", "convert", "doctor", "completion")
+_MODULES = ("run", "convert", "doctor")
 
 # The shell's codes for a command that was ended by SIGINT, and by SIGPIPE.
 INTERRUPTED, UNREAD = 130, 141
@@ -125,8 +125,8 @@ def _run_words(words: list[str]) -> int:
     if path not in registry.COMMANDS:
         return _help_on_words(path, rest)
     command = load(path)
-    # What follows belongs to the command that checks, or is a line to complete.
-    own = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference", "words"), rest))
+    # What follows belongs to the command that checks.
+    own = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), rest))
     if "-h" in own and "--help" not in own:
         brief, left = usual_options((*command.groups, LOGGING))
         make_parser(" ".join(("trtops", *path)), command.about, brief, command.examples).print_help()

@@ -1,6 +1,6 @@
 """All commands: their words, and a line about each."""
 
-# No command is imported here, so that help and completion are fast.
+# No command is imported here, so that help is fast.
 
 from typing import TypeAlias
 
@@ -89,7 +89,6 @@ COMMANDS: dict[Path, str] = {
     ("team", "env"): "print what a shell needs to use the servers",
     ("team", "password"): "print user and password of a server",
     ("doctor",): "report problems of store, servers, workers, GPU and releases, and how to fix them",
-    ("completion",): "print a completion script for bash, zsh or fish",
 }
 
 # Other names of commands, most of them Polygraphy's.
