@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.tactics.synthetic import record
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.campaign import iteration
-from trtops.ops.campaign.bisect import bisect, earlier_builds
+from trtops.ops.campaign.bisect import bisect, earlier_builds, suspected_units
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Unit
 from trtops.ops.campaign.bisection_planner import merge_culprits
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
@@ -87,6 +88,20 @@ def test_confirmed_culprits_are_asked_first(bisected, tracker):
     names, others = {unit.name for unit in again.suspected}, again.units - len(again.suspected)
     assert any(set(t.taken) == names or (len(t.taken) == others and not names & set(t.taken)) for t in again.trials[:4])
     assert len(again.trials) <= len(bisected.trials) + 1 and "Asked first" in again.page()
+
+
+@pytest.mark.parametrize(("of_first", "suspects"), [(1e-6, ["b"]), (1e-2, [])])
+def test_first_diverging_tensor_is_asked_first(of_first, suspects):
+    good, bad = dict.fromkeys("abc", 1e-6), {"a": of_first, "b": 1e-2, "c": 1e-2}
+    infos = [SimpleNamespace(metrics={("error", n, "max_abs"): v for n, v in e.items()}) for e in (good, bad)]
+    mixture: Any = SimpleNamespace(
+        good=SimpleNamespace(info=infos[0]),
+        bad=SimpleNamespace(info=infos[1]),
+        bad_tactics=record(a="x", b="x", c="x"),
+        units=tuple(Unit(kind="layer", name=name, good="y", bad="x") for name in "abc"),
+    )
+
+    assert [unit.name for unit in suspected_units(MemoryTracker(), mixture)] == suspects
 
 
 @pytest.mark.parametrize("seed", range(amount(20, in_every_run=1)))
