@@ -6,7 +6,6 @@ is printed and logged through :func:`escaped`.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +26,13 @@ _UNSAFE = re.compile(
 
 def escaped(text: str) -> str:
     r"""Text that can neither control a terminal nor forge a verdict: characters become ``\u001b`` and the like."""
-    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1] or "    ", text)
+    return _UNSAFE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    import json  # hardly any text needs it, and every command imports this module
+
+    return json.dumps(found[0])[1:-1] or "    "
 
 
 def one_line(text: str) -> str:

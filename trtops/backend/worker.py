@@ -46,13 +46,8 @@ def warm_worker() -> Iterator[Worker]:
             _idle.append(worker)
 
 
-def try_in_child(function: Callable[..., object], *args: Any) -> None:
-    """Call a function in the warm child, once for equal arguments, if no parent watches this process.
-
-    WorkerError if the child dies. Other errors are ignored: the same call in this process raises them as well.
-    """
-    if not needs_child():
-        return
+def call_once_in_child(function: Callable[..., object], *args: Any) -> None:
+    """Call a function in the warm child, once for equal arguments; see :func:`trtops.backend.trial.try_in_child`."""
     try:
         call = bytes(ForkingPickler.dumps((function, args)))
     except Exception:  # arguments that only this process has; `__reduce__` may raise anything

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -103,6 +102,8 @@ def log_line(text: str, severity: int = G_LOGGER.INFO) -> None:
 
 def say_json(value: Any) -> None:
     """Print a value as JSON."""
+    import json  # few commands print it
+
     say(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 

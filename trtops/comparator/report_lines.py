@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from trtops.comparator.metrics.quantiles import quantiles
-
 if TYPE_CHECKING:
     from trtops.comparator.metrics import OutputStatistics
     from trtops.comparator.metrics.totals import Errors
@@ -94,6 +92,8 @@ def statistics_text(array: Any) -> str:
         return "<Error while computing statistics>"
     if not array.size:
         return "no elements"
+    from trtops.comparator.metrics.quantiles import quantiles  # slow to import, and few commands need it
+
     numbers = array.astype(np.float64).reshape(-1)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -216,9 +216,9 @@ def finish_with(
         document = result.document()
         document = replace(document, title=title or document.title, verdict=document.verdict if evaluated else "")
         present(run, tracker, document)
-    from trtops.tracking.schema import Artifact
-
     if run.id and (times := _step_times.get()) is not None:
+        from trtops.tracking.schema import Artifact
+
         run.log_json(times.to_dict(), Artifact.TIMING)
     run.finish(result.verdict if evaluated else None)
 
@@ -239,8 +239,7 @@ def op_run(
     The absolute path of the model file becomes a tag. A name that is too long is shortened. If a child process that
     was to survive native code dies, WorkerError names the nodes that fail by themselves.
     """
-    from trtops.tracking import schema
-    from trtops.tracking.base import NO_RUN, tracked
+    from trtops.tracking.no_run import NO_RUN
 
     mark_op()
     outer, times = _step_times.get(), StepTimes()
@@ -249,6 +248,9 @@ def op_run(
         if tracker is None:
             yield NO_RUN
             return
+        from trtops.tracking import schema
+        from trtops.tracking.base import tracked
+
         with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
             if model is not None:
                 run.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})

@@ -6,9 +6,6 @@ seconds (process ids are reused) and the pid namespace (containers count for the
 
 import contextlib
 import os
-import secrets
-import shutil
-import tempfile
 from pathlib import Path
 
 # Makes idle OpenBLAS threads spin for 2**16 cycles (20 microseconds) before they sleep, see "Runtime variables" in its
@@ -17,7 +14,7 @@ from pathlib import Path
 BRIEF_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "16"}
 
 # Random digits known to this process and its children, which inherit the variable, and to no file.
-SHARED_SECRET = os.environ.setdefault("TRTOPS_SECRET", secrets.token_hex(16))
+SHARED_SECRET = os.environ.setdefault("TRTOPS_SECRET", os.urandom(16).hex())
 
 # psutil takes 20 ms to import, and most commands only need a name for a temporary folder.
 
@@ -70,6 +67,9 @@ def temporary_prefix(what: str) -> str:
 
 def remove_left_folders() -> list[Path]:
     """Remove temporary files and folders of this user whose processes are gone, and return their paths."""
+    import shutil  # both are slow to import, and help does not need them
+    import tempfile
+
     removed = []
     for path in sorted(Path(tempfile.gettempdir()).glob("trtops.*.*.*")):
         with contextlib.suppress(OSError):  # another command may remove it at the same time

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from trtops.tracking.no_run import NO_RUN as NO_RUN
 from trtops.tracking.records import ArtifactEntry as ArtifactEntry
 from trtops.tracking.records import Manifest as Manifest
 from trtops.tracking.records import RegisteredVersion as RegisteredVersion
@@ -24,7 +25,6 @@ from trtops.tracking.records import RunInfo as RunInfo
 from trtops.tracking.records import RunStatus as RunStatus
 from trtops.tracking.records import Tags as Tags
 from trtops.tracking.records import incomplete as incomplete
-from trtops.tracking.run import NO_RUN as NO_RUN
 from trtops.tracking.run import Run as Run
 from trtops.tracking.run import StoredRun as StoredRun
 from trtops.tracking.schema import Artifact, Kind

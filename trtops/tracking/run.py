@@ -22,7 +22,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 from trtops import errors
 from trtops.record import JSONValue, Record, canonical_json, sha256, sha256_file, to_jsonable
@@ -346,18 +346,6 @@ class Run(ABC):
     @abstractmethod
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         """Add the end to the log, and store status and time, in seconds since the epoch; now unless given."""
-
-
-class _NoRun:
-    """The run of an op that is not tracked: accepts everything and stores nothing."""
-
-    id = url = ""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: () if name == "logged" else None
-
-
-NO_RUN = cast("Run", _NoRun())
 
 
 class StoredRun:

@@ -25,7 +25,7 @@ from trtops.backend.onnx.walk import (
     remove_unused,
     replace_nodes,
 )
-from trtops.backend.worker import try_in_child
+from trtops.backend.trial import try_in_child
 from trtops.logger import ON_STDOUT, Logger
 from trtops.system.limits import memory_limit
 

@@ -1,22 +1,27 @@
 """Run several runners on the same inputs, and compare their outputs with one another and with saved outputs."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtops.backend.runner import BaseRunner
-from trtops.comparator.accuracy import AccuracyResults, CompareFunction, Match
 from trtops.comparator.comparator import Comparator
-from trtops.comparator.metric_results import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
-from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
-from trtops.comparator.results import PostprocessFunction, RunResults
+from trtops.comparator.results import RunResults
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tables import markdown_table
-from trtops.tracking.base import NO_RUN, Tracker, Verdict
+from trtops.verdict import Verdict
+
+if TYPE_CHECKING:
+    from trtops.comparator.accuracy import AccuracyResults, CompareFunction, Match
+    from trtops.comparator.report import ComparisonReport
+    from trtops.comparator.results import PostprocessFunction
+    from trtops.tracking.base import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +119,7 @@ def run_models(
             iterations=tuple(len(iterations) for iterations in results.values()),
             mean_ms=tuple(1e3 * sum(times) / len(times) if times else None for times in runtimes),
         )
-        if run is not NO_RUN and accuracy is not None and len(accuracy[0]):
+        if run.id and accuracy is not None and len(accuracy[0]):
             # Half of the imports of `trtops run`, needed only for logging.
             from trtops.ops.evaluation.check import Evaluation, log_evaluation
             from trtops.tracking import schema
@@ -131,6 +136,10 @@ def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonRepor
     Outputs that no function compared are left out. The tolerances are those of the functions; limits that none sets are
     infinite. Functions without tolerances (scripts, indices, perceptual distance) show in the verdicts only.
     """
+    # Running models without comparing or recording them needs neither.
+    from trtops.comparator.metric_results import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
+    from trtops.comparator.report import OutputTolerances, Tolerances, compare_outputs
+
     pair = next(iter(accuracy[0]))
     found: dict[str, list[Match]] = {}
     for result in accuracy:
