@@ -134,7 +134,6 @@ class Artifact:
     CALIBRATION_PARTIAL = "caches/calibration.partial.json"  # the ranges before the data failed
     CALIBRATION_ALGORITHMS = "calibration/algorithms.json"  # the error of each, if they were compared
     CALIBRATION_RANGES = "calibration/ranges.json"
-    CALIBRATION_PICTURES = "calibration/"
     SENSITIVITY = "sensitivity/layers.json"
     SENSITIVITY_RESULT = "sensitivity/result.json"
     ACCURACY = "accuracy/results.json"

@@ -54,7 +54,7 @@ def build_list(args: Options) -> Job:
         flag("--check-data PATH", "data to evaluate engines with, best held-out data (default: the calibration data)"),
         groups.STATISTICS,
     ),
-    configs.config_flags("evaluation", "CalibrateConfig", skip="build data output samples batch min_samples pictures"),
+    configs.config_flags("evaluation", "CalibrateConfig", skip="build data output samples batch min_samples"),
     groups.SOURCE,
     groups.SPEC.without("--int8"),
     examples=("trtops calibrate model.onnx --load-inputs images.json -o int8.cache --experiment resnet50",),

@@ -17,7 +17,7 @@ from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import AlgorithmOrBest, Comparison
 from trtops.calibration.data import batches
-from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
+from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, check_algorithm
 from trtops.comparator.report import iterations_of
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
@@ -57,7 +57,6 @@ class CalibrateConfig(Record):
         build: How the INT8 engine is built: its back end, and the layers it keeps in higher precision.
         compare_with: Further precisions to build and evaluate for comparison with INT8.
         check: How engines are evaluated, best with data that was held out; by default on the calibration data.
-        pictures: Number of tensors whose histograms are drawn, the most clipped first.
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
     """
 
@@ -70,7 +69,6 @@ class CalibrateConfig(Record):
     build: BuildConfig = field(default_factory=lambda: BuildConfig(precision="int8"))
     compare_with: tuple[Precision, ...] = ("fp32", "fp16")
     check: CheckConfig = field(default_factory=CheckConfig)
-    pictures: int = 24
     output: str | None = None
 
     def __post_init__(self) -> None:
@@ -79,7 +77,7 @@ class CalibrateConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateResult(OpResult):
-    """The result of calibrating; caches, tables and pictures are in the run."""
+    """The result of calibrating; caches and tables are in the run."""
 
     verdict: Verdict  # of the INT8 engine
     reasons: tuple[str, ...]
@@ -135,7 +133,7 @@ def calibrate(
     """Calibrate a model, build INT8 from the cache, evaluate it next to other precisions, and log everything to runs.
 
     ``data`` replaces the config's source. The cache is logged as our JSON and as TensorRT's text, with a table of the
-    ranges and pictures of the histograms. An INT8 engine that is not good enough is a result, not an error.
+    ranges. An INT8 engine that is not good enough is a result, not an error.
 
     CalibrationError if the data is bad, missing or too little. What was collected before is logged as
     ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
@@ -183,7 +181,7 @@ def calibrate(
             comparison = run_step("compare algorithms", _compare, loaded, config, collected, held_out)
             algorithm = comparison.chosen
         cache = collected.cache(algorithm, config.percentile)
-        _log_cache(run, cache, collected.histograms, config, seconds)
+        _log_cache(run, cache, config, seconds)
         if comparison is not None:
             run.log_table(schema.Artifact.CALIBRATION_ALGORITHMS, Comparison.COLUMNS, comparison.rows())
             run.log_params({"chosen_algorithm": algorithm})
@@ -289,7 +287,7 @@ def _collect(
             inputs=inputs,
             min_samples=config.min_samples,
             model_sha256=model.info.sha256,
-            counted=config.pictures > 0 or config.algorithm != "minmax",
+            counted=config.algorithm != "minmax",
             hold_out=hold_out,
             progress=None if progress is None else lambda done: progress(done.samples, None),
         )
@@ -314,9 +312,7 @@ def _compare(
     return compare(collected, quantized, config.percentile, feeds)
 
 
-def _log_cache(
-    run: Run, cache: CalibrationCache, histograms: Mapping[str, Histogram], config: CalibrateConfig, seconds: float
-) -> None:
+def _log_cache(run: Run, cache: CalibrationCache, config: CalibrateConfig, seconds: float) -> None:
     # TensorRT's text has only scales; the JSON also has what they were chosen from.
     run.log_bytes(cache.to_tensorrt(), schema.Artifact.CALIBRATION_CACHE)
     run.log_json(cache, schema.Artifact.CALIBRATION_JSON)
@@ -325,11 +321,6 @@ def _log_cache(
         ("tensor", "amax", "scale", "lowest", "highest", "clipped"),
         ((e.name, e.amax, e.scale, e.low, e.high, e.clipped) for e in cache.ranges),
     )
-    if config.pictures > 0:
-        from trtops.calibration.picture import histogram_pages
-
-        for number, page in enumerate(histogram_pages(cache, histograms, config.pictures)):
-            run.log_bytes(page, f"{schema.Artifact.CALIBRATION_PICTURES}histograms_{number:02d}.png")
     run.set_tags({schema.Tag.DATA_SHA256: cache.data_sha256 or ""})
     counts = {"samples": cache.samples, "feeds": cache.feeds, "tensors": len(cache), "excluded": len(cache.excluded)}
     run.log_metrics(schema.family(schema.Metric.CALIBRATION, seconds=seconds, **counts))
