@@ -190,7 +190,7 @@ def test_saved_outputs_are_compared_after_runners(model: str, saved: str) -> Non
     assert result.runners == ("now", "then")
     assert result.reasons == (f"now and then differ in {output}.",)
     alone = run_models([], RunConfig(load_outputs=(saved, saved)))
-    assert (alone.verdict, alone.runners) == ("good", ("then", "then"))
+    assert (alone.verdict, alone.runners) == ("good", ("then", "then (2)"))
     ranked = {"postprocess": [PostprocessFunc.top_k(2)], "compare": [CompareFunc.indices()]}
     assert run_models([runner(model, "now")], both, data_loader=FEED, **ranked).verdict == "good"
 
