@@ -503,9 +503,7 @@ def test_convert_names_broken_relations(
 ) -> None:
     np.savez(tmp_path / "data.npz", **singles(mlp())[0])
     opened = OnnxRuntimeBackend.runner
-    monkeypatch.setattr(
-        OnnxRuntimeBackend, "runner", lambda self, engine: Engine(opened(self, engine)._source(), fault)
-    )
+    monkeypatch.setattr(OnnxRuntimeBackend, "runner", lambda self, engine: Engine(opened(self, engine)._sess(), fault))
     check = CheckConfig(data=str(tmp_path / "data.npz"), self_check=asked, latency_runs=8, plots="never")
     config = ConvertConfig(build=BuildConfig(options=OnnxRuntimeOptions(tactics=())), check=check)
     tracker = MemoryTracker()

@@ -1,11 +1,10 @@
 """INT8 on ONNX Runtime: collects the ranges of all tensors over data, and writes them into a model as Q/DQ nodes."""
 
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx
@@ -40,18 +39,6 @@ _HELD_OUT_EVERY = 2
 _HELD_OUT_UP_TO = 32
 
 _FLOATING = frozenset({"tensor(float)", "tensor(float16)", "tensor(double)"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Progress of a calibration: feeds done, samples in them, and seconds since it began."""
-
-    feeds: int
-    samples: int
-    seconds: float
-
-
-OnProgress: TypeAlias = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +138,7 @@ def collect(
     model_sha256: str | None = None,
     counted: bool = True,
     hold_out: bool = False,
-    progress: OnProgress | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Collected:
     """Collect the values of all of a model's tensors over feeds; only one feed and those held out are in memory.
 
@@ -166,7 +153,7 @@ def collect(
         counted: False leaves the histograms empty but for the smallest and largest value, which is all that ``minmax``
             needs.
         hold_out: Hold feeds out, to compare algorithms on.
-        progress: Called after every feed.
+        progress: Called after every feed with the number of samples so far.
 
     Raises:
         CalibrationError: If there are too few samples, a feed does not fit the model or contains NaN or infinity, the
@@ -175,7 +162,6 @@ def collect(
     # Not with ``onnxruntime.quantization``: here few feeds and the tensors of one are in memory at a time, and what was
     # collected so far survives a failure of the data.
     collecting = _Collecting(model, inputs, model_sha256=model_sha256, counted=counted, hold_out=hold_out)
-    start = time.perf_counter()
     source = iter(feeds)
     try:
         while max_feeds is None or collecting.feeds < max_feeds:
@@ -190,8 +176,7 @@ def collect(
                 break
             collecting.add(feed)
             if progress is not None:
-                seconds = time.perf_counter() - start
-                progress(Progress(feeds=collecting.feeds, samples=collecting.samples, seconds=seconds))
+                progress(collecting.samples)
     except errors.CalibrationError as exc:
         if not collecting.feeds:
             raise

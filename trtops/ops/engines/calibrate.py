@@ -289,7 +289,7 @@ def _collect(
             model_sha256=model.info.sha256,
             counted=config.algorithm != "minmax",
             hold_out=hold_out,
-            progress=None if progress is None else lambda done: progress(done.samples, None),
+            progress=None if progress is None else lambda samples: progress(samples, None),
         )
     except errors.CalibrationError as exc:
         if not isinstance(exc.partial, Collected):

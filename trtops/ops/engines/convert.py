@@ -340,7 +340,7 @@ def _build_and_evaluate(
         # Times of kernels are known on the CPU.
         on_cpu = build.tactics.mechanism == "onnxruntime" and all(each.replayable for each in build.tactics.choices)
         if on_cpu and build.quantization is not None:
-            against, faster = _against_fp32(model, config.build, build, next(iter(feeds)))
+            against, faster = _against_fp32(model, config.build, build, next(iter(feeds)), backend)
             said.append(against)
         speed = "; ".join(filter(None, said)) or _NOT_COMPARED
     return ConvertResult(
@@ -432,7 +432,9 @@ def _against_fp16(tracker: Tracker, run: Run) -> str:
     return ""
 
 
-def _against_fp32(model: Model, config: BuildConfig, build: Build, feed: Feed) -> tuple[str, str | None]:
+def _against_fp32(
+    model: Model, config: BuildConfig, build: Build, feed: Feed, backend: EngineBackend
+) -> tuple[str, str | None]:
     """Whether INT8 is faster than FP32 in ONNX Runtime, and which layers are not; the options of a faster build."""
     from trtops.backend.onnxrt.profile import timed
     from trtops.backend.trt.describe.alignment import EngineLayers, losing_in_8_bits
@@ -440,7 +442,7 @@ def _against_fp32(model: Model, config: BuildConfig, build: Build, feed: Feed) -
     assert build.quantization is not None and isinstance(config.options, OnnxRuntimeOptions)
     plain = replace(config, precision="fp32", options=replace(config.options, tactics=()))
     try:
-        low = engine_backend("onnxruntime").build(model, plain, timing_feed=feed)
+        low = backend.build(model, plain, timing_feed=feed)
         (theirs, low_ms), (ours, eight_ms) = timed((low, build), feed)
     except errors.TrtopsError as exc:
         return f"Whether 8 bits are faster than FP32 was not measured: {exc}", None

@@ -168,8 +168,8 @@ def self_check(
     given = [_like(feed, {name: np.asarray(array) for name, array in feed.items()}) for feed in feeds]
     if not given:
         raise errors.InputError("There is no feed to check an engine on; expected at least one.")
-    with contextlib.ExitStack() as opened:
-        check = _Check(runner, reference, precision, opened)
+    check = _Check(runner, reference, precision)
+    with check.opened:
         results: Iterable[Mapping[str, Any]] = map(check.infer, given) if outputs is None else outputs
         sides = [_Side(feed, {n: np.asarray(a) for n, a in found.items()}) for feed, found in zip(given, results)]
         check.run(sides, batches, nan)
@@ -192,8 +192,8 @@ def check_repeated(
     differ = any(not np.array_equal(array, last.get(name, ())) for name, array in first.items())
     feed = {name: np.asarray(array) for name, array in next(iter(feeds)).items()} if differ else {}
     names: tuple[RelationName, ...] = ("repeated inference", "shape order") if after_larger else ("repeated inference",)
-    with contextlib.ExitStack() as opened:
-        check = _Check(None, reference_runner(model), _precision(model, build), opened)
+    check = _Check(None, reference_runner(model), _precision(model, build))
+    with check.opened:
         for name in names:
             check.compare(name, _Side(feed, first), _Side(feed, last))
     for name in RELATIONS:
@@ -296,15 +296,10 @@ class _Batch(NamedTuple):
 class _Check:
     """The relations of one engine while they are checked."""
 
-    def __init__(
-        self,
-        runner: BaseRunner | None,
-        reference: BaseRunner | None,
-        precision: Precision,
-        opened: contextlib.ExitStack,
-    ) -> None:
+    def __init__(self, runner: BaseRunner | None, reference: BaseRunner | None, precision: Precision) -> None:
         self.inferences = self.reference_inferences = 0
-        self._runner, self._model, self._opened = runner, reference, opened
+        self.opened = contextlib.ExitStack()  # closes the model
+        self._runner, self._model = runner, reference
         self._kept: dict[tuple[int, float], tuple[Feed, Outputs]] = {}  # of the model, with the feed, whose id stays
         self._unit = UNITS[precision]
         self._batch: _Batch | None = None
@@ -313,16 +308,13 @@ class _Check:
 
     def result(self) -> SelfCheck:
         """The worst finding of each relation. It is skipped only if that is so for each output."""
-        relations = []
-        for name in RELATIONS:
-            found = [relation for relation in self._found.values() if relation.name == name]
-            skipped = Relation(name=name, outcome="skipped", why=self._skipped.get(name, "no output has a batch axis"))
-            relations.append(max(found, key=lambda each: _rank(each, "skipped held broken"), default=skipped))
-        return SelfCheck(
-            relations=tuple(relations),
-            inferences=self.inferences,
-            reference_inferences=self.reference_inferences,
-        )
+        counts = {"inferences": self.inferences, "reference_inferences": self.reference_inferences}
+        return SelfCheck(relations=tuple(map(self._worst, RELATIONS)), **counts)
+
+    def _worst(self, name: RelationName) -> Relation:
+        found = [relation for relation in self._found.values() if relation.name == name]
+        skipped = Relation(name=name, outcome="skipped", why=self._skipped.get(name, "no output has a batch axis"))
+        return max(found, key=lambda each: _rank(each, "skipped held broken"), default=skipped)
 
     def infer(self, feed: Feed, runner: BaseRunner | None = None) -> Outputs:
         runner = runner or self._runner
@@ -336,7 +328,7 @@ class _Check:
     def _infer_model(self, feed: Feed) -> Outputs:
         assert self._model is not None
         if not self._model.is_active:
-            self._opened.enter_context(self._model)
+            self.opened.enter_context(self._model)
         self.reference_inferences += 1
         return _copied(self._model.infer(feed))
 
@@ -350,9 +342,6 @@ class _Check:
             }
             self._kept[id(feed), step] = feed, self._infer_model(moved)
         return self._kept[id(feed), step][1]
-
-    def _outcome(self, name: RelationName) -> str:
-        return self.result().relations[RELATIONS.index(name)].outcome
 
     def skip(self, name: RelationName, why: str) -> None:
         self._skipped.setdefault(name, why)
@@ -405,7 +394,7 @@ class _Check:
         self._check_contexts(small, other, larger, None if variant is None else _filled(small.feed, nan))
         if not isinstance(batch, str) and ("permuted rows" not in {name for name, _ in self._found}):
             self._check_permuted(batch, batch.alike(given, small), joined)
-        if self._outcome("repeated inference") == "skipped":
+        if self._worst("repeated inference").outcome == "skipped":
             self._found = {key: found for key, found in self._found.items() if key[0] == "repeated inference"}
             self._skipped = dict.fromkeys(RELATIONS, "the model's own results change from inference to inference")
 
@@ -416,7 +405,7 @@ class _Check:
             size = batch.size(small.feed)
             if 1 < size == batch.size(large.feed):
                 return small._replace(rows=range(size)[::-1])
-            if not others and self._outcome("batch size") == "held":
+            if not others and self._worst("batch size").outcome == "held":
                 return joined._replace(rows=range(size))
         return others[0] if others else small
 
@@ -538,7 +527,7 @@ class _Check:
                 self.infer(larger.feed)
             self._check_again("repeated inference" if cause in self._skipped else cause, small)
         # An inference that is wrong on its own says nothing about two at once.
-        if any(self._outcome(cause) == "broken" for cause in causes):
+        if any(self._worst(cause).outcome == "broken" for cause in causes):
             self.skip("two contexts", "the results already change after other inferences")
             return
         for _, found in at_once:
