@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtops.backend.loader import BaseLoader, immediately
 from trtops.func import value_of
+from trtops.logger import ON_STDOUT
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -44,6 +48,8 @@ class SessionFromOnnx(BaseLoader["ort.InferenceSession"]):
             options.graph_optimization_level = self.graph_optimization_level
         if self.interleaved:
             session.sleep_between_runs(options)
+        else:
+            log.info("Creating ONNX-Runtime Inference Session with providers: %s", providers, extra=ON_STDOUT)
         return session.create_session(value_of(self.model_bytes), options, providers)
 
 

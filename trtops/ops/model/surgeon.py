@@ -261,6 +261,8 @@ def operate(
     ``change`` returns sentences about the changes, or another model with them; ``check`` says when the structure of the
     model is checked.
     """
+    if isinstance(model, (str, Path)):
+        log.info("Loading model: %s", model, extra=ON_STDOUT)
     proto, files = _load_with_weights(model)
     save_as = save_as or SaveConfig()
     # A write that fails half-way would destroy the only copy.
