@@ -10,7 +10,7 @@ from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, no_verdict, op_job
-from trtops.cli.logs import log_line, say, say_json, say_result
+from trtops.cli.logs import say, say_json, say_result
 from trtops.cli.script import given, late, loaded
 from trtops.errors import ConfigError
 from trtops.tracking.records import RUN_PREFIX
@@ -261,7 +261,9 @@ def model(args: Options) -> Job:
             if as_json:
                 say_json(described.to_dict())
             else:
-                log_line(described.text(show).replace("\n    ", "\n"))  # the log indents further lines itself
+                say(
+                    f"[I] {described.text(show)}"
+                )  # as Polygraphy logs it; the log would hide that it cannot be written
             if tensors is not None:
                 say(ops.tensors_text(described, tensors))
         else:
@@ -270,9 +272,9 @@ def model(args: Options) -> Job:
             if as_json:
                 say_json({"model": found.to_json(), "unbounded": names} if unbounded else found.to_json())
             else:
-                log_line(found.text().replace("\n    ", "\n"))
+                say(f"[I] {found.text().rstrip()}")
                 if unbounded:
-                    log_line(f"Found tensors with unbounded DDS: {names}")
+                    say(f"[I] Found tensors with unbounded DDS: {names}")
         return 0
 
     return run
