@@ -136,7 +136,7 @@ class TrackingUnavailableError(TrackingError):
     transient = True
 
 
-def passes(error: object) -> bool:
+def is_transient(error: object) -> bool:
     """Whether an error is of the machine or the store, such as a full disk, and says nothing of the model."""
     full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
     return full or isinstance(error, (TrackingError, ConnectionError))

@@ -217,8 +217,8 @@ class Run(ABC):
                         tags[Tag.VERDICT] = "error"
                     elif info.parent is None and self.outlives_process:
                         log.warning("Run %s was interrupted. Next: %s", self.id, next_command(self.id, info.kind))
-                    if errors.passes(error):
-                        tags[Tag.PASSING] = "true"
+                    if errors.is_transient(error):
+                        tags[Tag.TRANSIENT] = "true"
                     if self._sealed:
                         # The digest of a manifest that could not be written would make the run look finished.
                         tags[Tag.MANIFEST_SHA256] = ""

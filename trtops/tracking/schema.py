@@ -86,9 +86,7 @@ class Tag:
     DIGESTS = "trtops.digests"  # digests of the artifacts by path, as JSON
     LISTED = "trtops.listed"  # model, release, environment and options of a listed build
     LISTED_AS = "trtops.listed_as"  # digest of its machine, path and options
-    PASSING = (
-        "trtops.passing"  # true if a run failed for a reason that says nothing of its model (trtops.errors.passes)
-    )
+    TRANSIENT = "trtops.transient"  # true if a run failed for no fault of its model (trtops.errors.is_transient)
     TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables
     NOTE = "mlflow.note.content"  # Markdown on the run's page
     USER = "mlflow.user"  # set by MLflow

@@ -187,7 +187,7 @@ FAILURES: dict[str, BaseException] = {
     "interrupted": KeyboardInterrupt(),
     "killed": KeyboardInterrupt(),  # without an end of its run
 }
-BROKEN, PASSING = ("bad", "unproven", *[*FAILURES][:2]), [*FAILURES][2:]
+BROKEN, TRANSIENT = ("bad", "unproven", *[*FAILURES][:2]), [*FAILURES][2:]
 
 
 class Nights:
@@ -196,7 +196,7 @@ class Nights:
     def __init__(self, folder: Path, tracker: MemoryTracker, clock: Clock) -> None:
         self.folder, self.tracker, self.clock = folder, tracker, clock
         self.states: dict[str, str] = {}  # by content: a verdict, or a failure
-        self.passing: dict[str, str] = {}  # failures of this visit, by model
+        self.transient: dict[str, str] = {}  # failures of this visit, by model
         self.seen: dict[str, list[tuple[str, int, str, str]]] = {f"net{number}": [] for number in range(4)}
 
     def content(self, name: str) -> str:
@@ -209,12 +209,12 @@ class Nights:
 
     def convert(self, model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
         name, content = Path(model).stem, Path(model).read_text()
-        state = self.passing.get(name, self.states[content])
+        state = self.transient.get(name, self.states[content])
         run = self.tracker.start(experiment, name, kind="build", tags=tags)
         if state == "killed":  # nothing ends the run
             run.set_tags({Tag.OWNER: replace(owner.current(), pid=1 << 22, started=0).to_json()})
             raise KeyboardInterrupt
-        if state not in PASSING:
+        if state not in TRANSIENT:
             self.seen[name].append((state, self.clock.days, content, run.id))
         if state in FAILURES:
             run.fail(FAILURES[state])
@@ -245,7 +245,7 @@ class Nights:
 
 @pytest.mark.parametrize("only_new", [True, False])
 def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: MemoryTracker, clock: Clock, monkeypatch):
-    """A hundred nights: models break, are repaired, reverted and copied, and builds fail for passing reasons."""
+    """A hundred nights: models break, are repaired, reverted and copied, and builds fail for transient reasons."""
     monkeypatch.setattr("trtops.backend.environment.git_commit", lambda: None)  # takes half of the time
     random, nights = np.random.default_rng(only_new), Nights(tmp_path, tracker, clock)
     for name in nights.seen:
@@ -262,7 +262,7 @@ def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: Memo
                 nights.states[nights.content(name)] = random.choice(("good", *BROKEN))
         for is_last in (False, True):
             hit = [name for name in nights.seen if not is_last and random.random() < 0.3]
-            nights.passing = {name: random.choice(PASSING) for name in hit}
+            nights.transient = {name: random.choice(TRANSIENT) for name in hit}
             with suppress(KeyboardInterrupt):
                 result = nights.visit(only_new)
                 for build in result.builds:
@@ -273,7 +273,7 @@ def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: Memo
             assert (build.outcome in ("good", "skipped")) == (state == "good"), build
             if state != "good":
                 nights.check(build)
-                assert f"**{Path(build.model).name} fp32 onnxruntime**" in result.page() and not build.passing
+                assert f"**{Path(build.model).name} fp32 onnxruntime**" in result.page() and not build.transient
         states = {nights.states[nights.content(name)] for name in nights.seen}
         expected = "bad" if states - {"good", "unproven"} else "unproven" if "unproven" in states else "good"
         assert result.verdict == expected
@@ -281,18 +281,18 @@ def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: Memo
     assert min(verdicts[verdict] for verdict in ("good", "bad", "unproven")) > 1
 
 
-@pytest.mark.parametrize("failure", PASSING)
+@pytest.mark.parametrize("failure", TRANSIENT)
 def test_passing_failures_are_not_the_models(failure: str, tmp_path: Path, tracker: MemoryTracker, clock: Clock):
     nights = Nights(tmp_path, tracker, clock)
     nights.write("net0", "good")
-    nights.passing = {"net0": failure}
+    nights.transient = {"net0": failure}
     for count in range(1, 6):
         with suppress(KeyboardInterrupt):
             result = nights.visit(only_new=True)
-            assert (result.verdict, result.failed[0].passing) == ("error", True) and "Broken" not in result.page()
+            assert (result.verdict, result.failed[0].transient) == ("error", True) and "Broken" not in result.page()
         limit = 3 if failure in ("interrupted", "killed") else 5  # its process may be killed because of the model
         assert len(tracker.find("net0")) == min(count, limit)
-    nights.passing, clock.days = {}, 1
+    nights.transient, clock.days = {}, 1
     assert nights.visit(only_new=True).verdict == "good"
     nights.write("net0", "bad")
     count = len(tracker.find("net0"))
@@ -327,7 +327,7 @@ def test_machines_with_equal_paths_stay_apart(tmp_path: Path, tracker: MemoryTra
         monkeypatch.setattr("platform.node", lambda host=host: host)
         backend = SimpleNamespace(environment=Mock(return_value=environment))
         monkeypatch.setattr("trtops.ops.engines.build_list.engine_backend", Mock(return_value=backend))
-        nights.passing = {"net0": verdict}
+        nights.transient = {"net0": verdict}
         assert nights.visit(only_new=True).verdict == verdict
     assert len(tracker.find("net0")) == 2
 
@@ -338,7 +338,7 @@ def test_entries_with_other_options_stay_apart(tmp_path: Path, tracker: MemoryTr
     text = "".join(f"  - {{model: net0.onnx, iterations: {count}}}\n" for count in (1, 2))
 
     def convert_one(model: str, config: ConvertConfig, *rest: object) -> ConvertResult:
-        nights.passing = {"net0": "bad" if config.check.iterations == 2 else "good"}
+        nights.transient = {"net0": "bad" if config.check.iterations == 2 else "good"}
         return nights.convert(model, config, *rest)
 
     for _ in range(3):

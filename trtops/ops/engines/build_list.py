@@ -65,7 +65,7 @@ class BuildListConfig(Record):
 class BuildOutcome(Record):
     """The outcome of one build of a list; ``failed`` if it makes the whole list fail.
 
-    An ``unproven`` build does not fail the list, but the list is unproven then. ``passing`` failures are those of the
+    An ``unproven`` build does not fail the list, but the list is unproven then. ``transient`` failures are those of the
     machine or the store: the model is neither broken nor verified, and is built again the next time.
     """
 
@@ -75,7 +75,7 @@ class BuildOutcome(Record):
     place: str
     outcome: Outcome
     failed: bool = False
-    passing: bool = False
+    transient: bool = False
     reasons: tuple[str, ...] = ()
     run_id: str = ""
     url: str = ""
@@ -99,9 +99,9 @@ class BuildListResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """``bad`` if a build failed, ``error`` if for passing reasons only, ``unproven`` if one is, else ``good``."""
+        """``bad`` if a build failed, ``error`` if for transient reasons only, ``unproven`` if one is, else ``good``."""
         if self.failed:
-            return "error" if all(build.passing for build in self.failed) else "bad"
+            return "error" if all(build.transient for build in self.failed) else "bad"
         return "unproven" if any(build.outcome == "unproven" for build in self.builds) else "good"
 
     @property
@@ -214,7 +214,7 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     same = [info for info in own if key.items() <= info.tags.items()] + ([] if broken else tracker.find(tags=key))
     # Attempts since this name had other content. Those that the machine spoiled do not count.
     latest = itertools.takewhile(
-        lambda info: key.items() <= info.tags.items() and schema.Tag.PASSING not in info.tags, own
+        lambda info: key.items() <= info.tags.items() and schema.Tag.TRANSIENT not in info.tags, own
     )
     tries = [info for info in latest if time.time() - info.start_time < _AGAIN_SECONDS]
     why = ""
@@ -228,7 +228,7 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     elif len(tries) >= config.attempts or any(info.status == "finished" for info in tries):
         why = f"It was tried {len(tries)} times, and is tried again a day after the last time."
         if not broken:
-            return _outcome_of(build, "error", "Its process was killed.", why, passing=True, run_id=tries[0].id)
+            return _outcome_of(build, "error", "Its process was killed.", why, transient=True, run_id=tries[0].id)
     if broken and why:
         said = broken.tags.get(schema.Tag.ERROR) or broken.tags.get(schema.Tag.HEADLINE, "")
         outcome = _outcome_of(build, _verdict_of(broken) or "error", said, why, run_id=broken.id, url=broken.url)
@@ -255,10 +255,10 @@ def _make_build(
         known = isinstance(exc, errors.TrtopsError)
         if not known:
             log.exception("%s failed", _title_of(build))
-        why, passing = str(exc) if known else f"{type(exc).__name__}: {exc}", errors.passes(exc)
-        outcome = _outcome_of(build, "error", why, passing=passing, seconds=time.monotonic() - start)
+        why, transient = str(exc) if known else f"{type(exc).__name__}: {exc}", errors.is_transient(exc)
+        outcome = _outcome_of(build, "error", why, transient=transient, seconds=time.monotonic() - start)
         with contextlib.suppress(errors.TrackingError):
-            if not passing and tracker.find(tags=own, limit=1) == before:
+            if not transient and tracker.find(tags=own, limit=1) == before:
                 # A model that cannot be read leaves no run. Without one, a watched folder would try it again each time.
                 with (
                     contextlib.suppress(Exception),
@@ -286,8 +286,8 @@ def _make_build(
 
 
 def _verdict_of(info: RunInfo) -> Verdict | None:
-    """What a run says of its model; None if it says nothing, since it was killed or failed for a passing reason."""
-    return None if schema.Tag.PASSING in info.tags else info.verdict
+    """What a run says of its model; None if it says nothing, since it was killed or failed for a transient reason."""
+    return None if schema.Tag.TRANSIENT in info.tags else info.verdict
 
 
 def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, str]) -> BuildOutcome:
@@ -309,7 +309,7 @@ def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, st
         if first.tags.get(schema.Tag.ENGINE_SHA256) not in (None, good.tags.get(schema.Tag.ENGINE_SHA256)):
             changes.append("the engine")
         lines.append(f"Changed in between: {', '.join(changes) or 'nothing that is recorded'}.")
-    return replace(outcome, passing=outcome.passing and not broken, reasons=(*outcome.reasons, *lines))
+    return replace(outcome, transient=outcome.transient and not broken, reasons=(*outcome.reasons, *lines))
 
 
 def _outcome_of(build: ListedBuild, outcome: Outcome, *reasons: str, **values: Any) -> BuildOutcome:
