@@ -96,7 +96,7 @@ def test_calibration_caches_and_sparsity_are_shown(tmp_path: Path) -> None:
     ranges = (TensorRange(name="x", amax=2.54, low=-1.0, high=2.54),)
     (tmp_path / "c.json").write_bytes(CalibrationCache(algorithm="max", ranges=ranges, samples=4).to_bytes())
     text = inspect_calibration(str(tmp_path / "c.json")).text()
-    assert "1 tensors by max, from 4 samples" in text and "0.02" in text
+    assert "1 tensor by max, from 4 samples" in text and "0.02" in text
     assert inspect_sparsity(models.conv_net().proto).text().startswith("0 of ")
 
 
