@@ -123,7 +123,7 @@ def test_leftovers_of_killed_processes_are_found_and_reaped(tracker: OfflineTrac
 
     assert main(["store", "reap", "--root", str(tracker.store.root)]) == 0
 
-    assert capsys.readouterr().out.startswith("1 runs closed.") and not folder.exists()
+    assert capsys.readouterr().out.startswith("1 run closed.") and not folder.exists()
     assert tracker.info(info.id).status == "killed" and found(tracker) == {}
 
 

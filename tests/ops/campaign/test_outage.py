@@ -1,5 +1,6 @@
 """Campaigns whose MLflow server goes away: for a while, and for good. In the end the same runs are there."""
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +66,7 @@ def what_is_kept(tracker: Tracker, campaign: str) -> object:
             info.status,
             info.verdict,
             info.params,
-            info.metrics["build", "layers"],
+            len(json.loads(stored.read_bytes("tactics/layers.json"))),
             stored.read_bytes("tactics/replay.json"),
             [entry.path for entry in stored.manifest.artifacts],
         )
