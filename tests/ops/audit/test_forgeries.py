@@ -42,7 +42,7 @@ def relog(store: Logged, without: str = "") -> None:
         if values["run"] != without:
             if values["event"] == "ended" and values["run"] in rows:
                 values["facts"] = run_facts(rows[values["run"]], None)
-            new.append(json.dumps(values | {"tree": tree}))
+            new.append(json.dumps(values | {"tree": tree}, ensure_ascii=False))  # as the product writes it
             tree = grown(tree, len(new) - 1, new[-1])
     assert [Entry.read(*each).run for each in enumerate(new)]
     for number in texts:
