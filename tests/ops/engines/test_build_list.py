@@ -282,7 +282,7 @@ def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: Memo
 
 
 @pytest.mark.parametrize("failure", TRANSIENT)
-def test_passing_failures_are_not_the_models(failure: str, tmp_path: Path, tracker: MemoryTracker, clock: Clock):
+def test_transient_failures_are_not_the_models(failure: str, tmp_path: Path, tracker: MemoryTracker, clock: Clock):
     nights = Nights(tmp_path, tracker, clock)
     nights.write("net0", "good")
     nights.transient = {"net0": failure}

@@ -102,7 +102,7 @@ def test_unchanged_candidate_is_accepted(accepted, again, heads, tracker) -> Non
     assert 0 < again.ratio.low <= again.ratio.ratio <= again.ratio.high < 3
     assert all(output.width > 0 and output.distance_widths < 1 for output in again.measured.widths)
     assert resolve(heads, tracker=tracker).run_id == again.run_id
-    timed = {(again.measured.candidate.engine_sha256, accepted.measured.candidate.engine_sha256): again.measured.rounds}
+    timed = {(again.measured.candidate.speed_digest, accepted.measured.candidate.speed_digest): again.measured.rounds}
     same = trial(candidate=again.run_id, accepted=accepted.run_id, policy=again.policy)
     assert gate(heads, same, tracker=tracker, timed=timed).measured.rounds is again.measured.rounds
 
@@ -141,7 +141,7 @@ def test_each_exceeded_limit_is_the_only_refusal(again) -> None:
     # Without rounds nothing is known of the latency, unless both engines are the same.
     unmeasured = replace(again.measured, rounds=None)
     assert decide(evaluate_measured(unmeasured, Policy())) == "undecided"
-    same = replace(candidate, engine_sha256=again.measured.accepted.engine_sha256)
+    same = replace(candidate, speed_digest=again.measured.accepted.speed_digest)
     assert decide(evaluate_measured(replace(unmeasured, candidate=same), Policy())) == "accept"
 
 

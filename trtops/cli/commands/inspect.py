@@ -261,9 +261,8 @@ def model(args: Options) -> Job:
             if as_json:
                 say_json(described.to_dict())
             else:
-                say(
-                    f"[I] {described.text(show)}"
-                )  # as Polygraphy logs it; the log would hide that it cannot be written
+                # As Polygraphy logs it. The log would hide that it cannot be written.
+                say(f"[I] {described.text(show)}")
             if tensors is not None:
                 say(ops.tensors_text(described, tensors))
         else:

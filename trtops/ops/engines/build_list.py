@@ -20,7 +20,7 @@ from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_lis
 from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
 from trtops.record import Record, digest, sha256_file
 from trtops.spec import BackendName, Precision
-from trtops.tables import markdown_table, size
+from trtops.tables import counted, markdown_table, size
 from trtops.tracking import owner, schema
 from trtops.tracking.base import Tracker
 from trtops.tracking.records import RunInfo
@@ -226,7 +226,7 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     elif not broken and next(filter(None, map(_verdict_of, same)), None) == "good":
         why = "The tracking store has it."
     elif len(tries) >= config.attempts or any(info.status == "finished" for info in tries):
-        why = f"It was tried {len(tries)} times, and is tried again a day after the last time."
+        why = f"It was tried {counted(len(tries), 'time')}, and is tried again a day after the last time."
         if not broken:
             return _outcome_of(build, "error", "Its process was killed.", why, transient=True, run_id=tries[0].id)
     if broken and why:

@@ -374,13 +374,13 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
     found: dict[MetricName, float] = {}
     report = evaluation.report
     measured = {output.name: output.statistics for output in report.outputs if output.statistics is not None}
-    for metric in RECORDED:
-        values = {name: getattr(statistics, metric.name) for name, statistics in measured.items() if metric.logged}
-        known = {name: float(value) for name, value in values.items() if value is not None}
+    for metric in (each for each in RECORDED if each.logged):
+        values = (getattr(statistics, metric.name) for statistics in measured.values())
+        known = [float(value) for value in values if value is not None]
         if known:
-            worst = max(known.values()) if metric.better == "lower" else min(known.values())
+            worst = max(known) if metric.better == "lower" else min(known)
             # max() and min() keep or drop NaN depending on the order.
-            found[schema.Metric.ERROR, metric.name] = math.nan if any(map(math.isnan, known.values())) else worst
+            found[schema.Metric.ERROR, metric.name] = math.nan if any(map(math.isnan, known)) else worst
     if 1 < len(measured) <= _MAX_LOGGED_OUTPUTS:
         found |= {(schema.Metric.ERROR, name, "max_abs"): float(each.max_abs) for name, each in measured.items()}
     if (decisive := report.decisive) is not None and (margin := decisive.margin(report.tolerances)) is not None:

@@ -129,7 +129,7 @@ class Measurement:
             )
             if self._limits.latency is None or measured.same_engine:
                 return
-            pair = measured.candidate.engine_sha256, other_facts.engine_sha256
+            pair = measured.candidate.speed_digest, other_facts.speed_digest
             if (rounds := self.timed.get(pair)) is None:
                 with self._ending("latency"):
                     threads = build.engine.options.get("intra_op_threads")
@@ -294,7 +294,7 @@ def _facts(run_id: str, build: Build, process: EngineProcess, outputs: RunResult
         model_sha256=build.spec.model_sha256,
         precision=build.spec.config.precision,
         engine_bytes=len(engine.plan),
-        engine_sha256=digest(identity),
+        speed_digest=digest(identity),
         interface=tuple(
             (f"{kind} `{name}`", f"{dtype} [{', '.join('?' if is_dynamic(d) else str(d) for d in shape or ())}]")
             for kind, name, dtype, shape in tensors

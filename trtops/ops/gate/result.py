@@ -49,7 +49,8 @@ class EngineFacts(Record):
     model_sha256: str
     precision: Precision  # as requested
     engine_bytes: int
-    engine_sha256: str  # of engine and options; in ONNX Runtime of model, tactics, size and options
+    # Equal for equally fast engines: of engine and options; in ONNX Runtime of model, tactics, size and options.
+    speed_digest: str
     interface: tuple[tuple[str, str], ...]  # inputs and outputs in order, each with dtype and shape
     build_seconds: float
     kernels: tuple[tuple[str, int], ...]  # by the precision that they compute in
@@ -70,7 +71,7 @@ class Measured(Record):
     @property
     def same_engine(self) -> bool:
         """Whether candidate and accepted engine are equally fast, since they have the same digest."""
-        return self.accepted is not None and self.accepted.engine_sha256 == self.candidate.engine_sha256
+        return self.accepted is not None and self.accepted.speed_digest == self.candidate.speed_digest
 
 
 @dataclass(frozen=True)
