@@ -192,7 +192,6 @@ result = [
     trt_util.get_layer_class_mapping()[trt.LayerType.SHUFFLE] is trt.IShuffleLayer,
     [line.strip() for line in text.splitlines() if line.strip()],
     trt_util.get_network_input_names_meta(network)[0], trt_util.get_trt_logger() is trt_util.get_trt_logger(),
-    trt_util.str_from_layer(network.get_layer(0), 0).split(),
 ]
 """
 USAGE["engines in words"] = """

@@ -331,65 +331,23 @@ def parts(network):
     return network()
 
 
-def test_tensors_are_marked_by_pattern_and_type(parts):
-    _, network, _ = parts
+def test_utilities_describe_networks(parts):
+    builder, network, _ = parts
     names, metadata = util.get_network_input_names_meta(network)
-
-    def outputs():
-        return util.get_network_output_names_meta(network)[0]
-
-    assert names == ["image"] and metadata["image"].dtype is DataType.FLOAT32
-    assert {"image", "scores"} == set(util.get_all_io_tensors(network)) < set(util.get_all_tensors(network))
-    util.mark_outputs(network, ["r*"])
-    assert outputs() == ["r0", "r1"]
-    util.mark_by_layer_type(network, ["convolution"])
-    assert outputs() == ["c0", "c1"]
-    util.mark_layerwise(network)
-    everything = outputs()
-    util.unmark_outputs(network, [everything[0]])
-    assert outputs() == everything[1:]
-    with pytest.raises(errors.ConfigError):
-        util.mark_outputs(network, ["no such tensor"])
-
-
-def test_layers_are_described(parts):
-    _, network, _ = parts
     conv = network.get_layer(0)
 
+    assert names == ["image"] and metadata["image"].dtype is DataType.FLOAT32
+    assert {"image", "scores"} < set(util.get_all_tensors(network))
     assert util.get_layer_class_mapping()[conv.type] is library.load().IConvolutionLayer
-    assert "conv0" in util.str_from_layer(conv, 0) and "[dtype=" in util.str_from_layer(conv, 0)
     assert util.str_from_network(network, show_layers=True).startswith("Name: ")
-    assert "num_output_maps" in util.get_layer_attribute_names(conv)
-
-
-def test_a_config_is_described_line_by_line(parts):
-    builder, network, _ = parts
+    util.mark_outputs(network, ["r*"])
+    assert util.get_network_output_names_meta(network)[0] == ["r0", "r1"]
+    back.ModifyNetworkOutputs((None, network), mark_layer_types=["convolution"]).change(network)
+    assert util.get_network_output_names_meta(network)[0] == ["c0", "c1"]
     text = util.str_from_config(back.create_config(builder, network), network)
-
     titles = [line.partition(" | ")[0].strip() for line in text.splitlines()]
     assert titles[:4] == ["Flags", "Engine Capability", "Memory Pools", "Tactic Sources"]
     assert "Profiling Verbosity" in titles
-
-
-def test_inputs_have_the_ranges_of_a_profile(parts):
-    builder, network, _ = parts
-    profile = builder.create_optimization_profile()
-    profile.set_shape("image", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
-
-    shape = util.get_input_metadata_from_network(network, util.check_profile(profile))["image"].shape
-    assert (shape, shape.min, shape.max) == ((-1, 3, 8, 8), (1, 3, 8, 8), (4, 3, 8, 8))
-    assert util.get_input_metadata_from_network(network, profile, force_opt_shapes=True)["image"].shape == (2, 3, 8, 8)
-    assert util.get_hwc_shape_from_chw((1, 3, 4, 5)) == (1, 4, 5, 3)
-    assert util.get_chw_shape_from_hwc((1, 4, 5, 3)) == (1, 3, 4, 5)
-
-
-def test_what_a_parser_complains_of_is_raised():
-    parser = SimpleNamespace(num_errors=1, get_error=lambda index: "bad node")
-
-    with pytest.raises(errors.EngineBuildError, match="bad node"):
-        util.check_onnx_parser_errors(parser, False)
-    with pytest.raises(errors.UnsupportedFeatureError, match="Wings is not available"):
-        util.fail_unavailable("Wings")
 
 
 def refused(load=back.engine_from_bytes, plan: Any = b"plan", allowed=False, **options: Any) -> tuple[bool, str]:
