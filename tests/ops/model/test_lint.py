@@ -36,7 +36,6 @@ def test_given_data_and_shapes_are_used() -> None:
 
 def leave_out_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on, weights of any size are left out where possible."""
-    monkeypatch.setattr(reading, "SMALL_FILE", 0)
     monkeypatch.setattr(reading, "LARGE", 0)
 
 

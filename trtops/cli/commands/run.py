@@ -167,10 +167,10 @@ def run(args: Options) -> Job:
             # Reports what is missing before anything is run.
             library.load()
         if shaped:
-            from trtops.backend.onnx.load_without_weights import load_without_weights
+            from trtops.backend.onnx.model import read_proto
             from trtops.patterns import expand
 
-            names = [value.name for value in load_without_weights(model).model.graph.input]
+            names = [value.name for value in read_proto(model).graph.input]
             expand(shaped, names, of="The model", what="input")
         made = runners
         # Each child resolves its loader, since TensorRT's objects cannot be sent to it.
