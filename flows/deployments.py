@@ -10,20 +10,26 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
+from uuid import UUID
+
+import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from trtops import errors
 from trtops.team.access import POOLS, client_environment
 
+if TYPE_CHECKING:
+    from prefect.events.schemas.automations import AutomationCore
+
 FILE = Path(__file__).resolve().parents[1] / "prefect.yaml"
-SILENCE = "trtops: flow runs without heartbeats"
-# More than three times Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
-SILENT_MINUTES = 10
+AUTOMATIONS = FILE.with_name("automations.yaml")
+QUEUES = {"scheduled": None, "interactive": None, "bulk": 1}
+"""Queues of each work pool, highest priority first, with the number of flow runs at a time."""
 HINT = "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL and PREFECT_API_AUTH_STRING."
 
 
 def deploy() -> None:
-    """Register all deployments, with the work pools that are missing.
+    """Register all deployments and automations, with the work pools and queues that are missing.
 
     Raises ConfigError if there is no server, it cannot be used, or it refuses a deployment.
     """
@@ -33,10 +39,12 @@ def deploy() -> None:
         except errors.ConfigError:  # without an address, Prefect would start a server of its own
             raise errors.ConfigError(f"No Prefect server is configured. {HINT}") from None
     # Prefect reads the address when it is first imported.
+    from prefect.blocks.webhook import Webhook
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
     from prefect.workers.process import ProcessWorker
+    from pydantic import SecretStr
 
     with get_client(sync_client=True) as client:
         try:
@@ -49,8 +57,24 @@ def deploy() -> None:
             with suppress(ObjectAlreadyExists):  # created by another process at this moment
                 client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
                 print(f"Created the work pool {pool}.", flush=True)
-        if not client.read_automations_by_name(SILENCE):
-            client.create_automation(_silence_automation())
+        for pool in POOLS.values():
+            made = {queue.name for queue in client.read_work_queues(work_pool_name=pool)}
+            for priority, (name, limit) in enumerate(QUEUES.items(), 1):
+                if name not in made:  # limits that were changed stay
+                    client.create_work_queue(name, priority=priority, concurrency_limit=limit, work_pool_name=pool)
+        webhook = None
+        if address := os.environ.get("TRTOPS_WEBHOOK"):
+            webhook = cast(UUID, Webhook(url=SecretStr(address)).save("trtops", overwrite=True))
+        else:
+            with suppress(ObjectNotFound):
+                webhook = client.read_block_document_by_name("trtops", "webhook").id
+        for automation in automations(webhook):
+            for present_one in client.read_automations_by_name(automation.name):
+                automation.enabled = present_one.enabled
+                client.update_automation(present_one.id, automation)
+                break
+            else:
+                client.create_automation(automation)
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)]
     # The pull step of prefect.yaml names the folder of this project on the workers' machines.
     environment = {"TRTOPS_CHECKOUT": str(FILE.parent), **os.environ}
@@ -59,27 +83,18 @@ def deploy() -> None:
         raise errors.ConfigError(f"Prefect refused a deployment: {(done.stderr or done.stdout).strip()[-2000:]}")
 
 
-def _silence_automation() -> Any:
-    """An automation that ends flow runs without heartbeats: if a whole machine is gone, only the server can do so."""
+def automations(webhook: UUID | None) -> list[AutomationCore]:
+    """The automations of ``automations.yaml``. Those that call a webhook are left out unless its block is given."""
     from prefect.events.schemas.automations import AutomationCore
 
-    beat, ends = "prefect.flow-run.heartbeat", ("Completed", "Failed", "Crashed", "Cancelled", "Paused", "Suspended")
-    message = f"Its process sent no heartbeat for {SILENT_MINUTES} minutes: it or its machine is gone."
-    trigger = {
-        "type": "event",
-        "posture": "Proactive",
-        "after": [beat],
-        "expect": [beat, *(f"prefect.flow-run.{end}" for end in ends)],
-        "for_each": ["prefect.resource.id"],
-        "match": {"prefect.resource.id": ["prefect.flow-run.*"]},
-        "within": 60 * SILENT_MINUTES,
-        "threshold": 1,
-    }
-    action = {"type": "change-flow-run-state", "state": "CRASHED", "message": message}
-    description = "Marks a deployed flow run as crashed if its process sends no more heartbeats."
-    return AutomationCore.model_validate(
-        {"name": SILENCE, "description": description, "trigger": trigger, "actions": [action]}
-    )
+    found = []
+    for each in yaml.safe_load(AUTOMATIONS.read_text())["automations"]:
+        calls = [action for action in each["actions"] if action["type"] == "call-webhook"]
+        if webhook is not None or not calls:
+            # Actions that are shared in the file are one object.
+            actions = [action | ({"block_document_id": webhook} if calls else {}) for action in each["actions"]]
+            found.append(AutomationCore.model_validate(each | {"actions": actions}))
+    return found
 
 
 def main() -> int:

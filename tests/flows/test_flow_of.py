@@ -2,26 +2,35 @@
 
 import importlib
 import inspect
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
 import types
-from dataclasses import dataclass, field
+import uuid
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from unittest.mock import Mock
 
+import jinja2
 import pytest
 import yaml
+from prefect.client.schemas.objects import FlowRun, State, StateType
 
-from flows.deployments import FILE
+from flows.deployments import FILE, QUEUES, automations
 from trtops import errors, flows
 from trtops.flows.flow_of import VerdictError, flow_of, run_as_task, worth_a_retry
+from trtops.flows.reaping import settled_state
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.result import OpResult, run_step
 from trtops.record import Record, option_fields
-from trtops.tracking.base import Tracker
+from trtops.tracking import owner
+from trtops.tracking.base import RunStatus, Tracker
+from trtops.tracking.records import RunData
+from trtops.tracking.schema import Tag
 from trtops.verdict import VERDICTS
 
 pytestmark = pytest.mark.usefixtures("store", "prefect_home")
@@ -171,7 +180,72 @@ def test_deployments_name_flows_and_their_parameters():
         # Two deployments of one flow for one pool need two names.
         pool, flow_name = deployment["work_pool"]["name"].removeprefix("trtops-"), flow.name
         assert deployment["name"] in (f"{flow_name}-{pool}", "gate-releases") and deployment["tags"] == ["trtops", pool]
+        # What waits must not occupy a worker, as limits with ENQUEUE do; what is due goes first.
+        assert deployment.get("concurrency_limit", {}).get("collision_strategy") in (None, "CANCEL_NEW")
+        queue = deployment["work_pool"]["work_queue_name"]
+        assert queue == "scheduled" if deployment.get("schedules") else queue in ("interactive", "bulk")
     assert len({(each["entrypoint"], each["name"]) for each in listed}) == len(listed)
+    assert list(QUEUES.items()) == [("scheduled", None), ("interactive", None), ("bulk", 1)]
+
+
+def test_automations_call_the_webhook_if_known():
+    webhook = uuid.uuid4()
+    shipped = {each.name.removeprefix("trtops: "): each for each in automations(webhook)}
+    [alone] = automations(None)
+
+    assert list(shipped) == [
+        "flow runs without heartbeats", "bad night", "failed audit", "refused gate", "silent worker"
+    ]  # fmt: skip
+    assert alone == shipped.pop("flow runs without heartbeats")
+    for each in shipped.values():
+        [action] = each.actions
+        assert action.block_document_id == webhook
+        text = jinja2.Template(action.payload.replace("|ui_url", ".url")).render(
+            automation={"name": each.name},
+            flow_run={"state": {"name": 'Bad: "a"', "message": "b\n"}, "url": "u"},
+            work_pool={"name": "pool"},
+        )
+        assert each.name in json.loads(text)["text"]
+
+
+ENDED_BY = {
+    ("CRASHED", "finished", "bad"): "Bad: why",
+    ("CRASHED", "finished", "good"): "Good: why",
+    ("CRASHED", "finished", ""): None,
+    ("CRASHED", "running", ""): None,  # on another machine, or about to end
+    ("CRASHED", "killed", ""): None,
+    ("RUNNING", "finished", "good"): "Good: why",
+    ("RUNNING", "killed", ""): "Crashed",
+}
+"""The state of a flow run whose process is gone, by state, status and verdict of its first run."""
+
+
+@pytest.mark.parametrize("given", ENDED_BY)
+@pytest.mark.parametrize("alive", [False, True])
+def test_flow_run_is_settled_by_first_run(given: tuple[StateType, RunStatus, str], alive: bool):
+    kind, status, verdict = given
+    own = owner.current() if alive else replace(owner.current(), started=1)
+    tags = {Tag.VERDICT: verdict, Tag.HEADLINE: "why", Tag.OWNER: own.to_json()}
+    data = RunData(experiment="e", name="n", parent=None, start_time=0.0, tags=tags, status=status)
+    later = replace(data, parent="0", status="finished", tags=tags | {Tag.VERDICT: "bad"})
+    flow_run = FlowRun(flow_id=uuid.uuid4(), state=State(type=kind))
+
+    found = settled_state(flow_run, [later.info_as("1"), data.info_as("0")])
+
+    expected = None if alive and kind == "RUNNING" else ENDED_BY[given]
+    assert (None if found is None else found.name) == expected
+    if expected and expected != "Crashed":
+        assert found is not None and found.is_completed() == (verdict == "good")
+    if kind == "CRASHED":  # a flow run that resumed a campaign has iterations only
+        assert settled_state(flow_run, [later.info_as("1")]) is None
+
+
+def test_flow_run_that_no_process_started_is_repeated():
+    now = datetime.now(timezone.utc)
+    for minutes, repeated in ((1, False), (11, True)):
+        pending = State(type="PENDING", timestamp=now - timedelta(minutes=minutes))
+        found = settled_state(FlowRun(flow_id=uuid.uuid4(), state=pending), [])
+        assert (found is not None and found.is_scheduled()) == repeated
 
 
 def test_missing_server_is_reported(tmp_path: Path):

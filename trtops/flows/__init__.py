@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtops.flows.analyses import accuracy, audit, bundle, gate, precision, reduce, triage
     from trtops.flows.campaigns import bisect, debug_build, diff_tactics, promote, prove
     from trtops.flows.engines import calibrate, compare, convert, nightly, sensitivity, watch
+    from trtops.flows.reaping import prune_runs, reap
 
 __getattr__, __dir__ = exports(__name__)
 

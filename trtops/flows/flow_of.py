@@ -37,6 +37,7 @@ from trtops.tracking import schema
 from trtops.tracking.check import reap
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.store import default_tracker
+from trtops.verdict import Verdict
 
 mask_log_records()  # Prefect sends them to its server
 
@@ -289,18 +290,25 @@ def _run_name() -> str:
     return masked(" ".join(words))[:200] or "run"
 
 
+def state_of(verdict: Verdict, reason: str, message: str, data: Any = None) -> State[Any]:
+    """The final state of a flow run. It is failed unless good, so that lists, filters and automations find it."""
+    name = verdict.capitalize()
+    # Prefect's lists show about 80 characters.
+    name = textwrap.shorten(f"{name}: {reason}" if reason else name, 80, placeholder=" …")
+    return (Completed if verdict == "good" else Failed)(name=name, message=message, data=data)
+
+
 def _ended(result: OpResult) -> State[Any]:
     """Show a result as an artifact of the flow run, and return the state of the run, named after the verdict."""
-    verdict, reasons = result.verdict.capitalize(), getattr(result, "reasons", ())
+    reasons = getattr(result, "reasons", ())
+    message = "; ".join(reasons) or result.headline
+    message = masked(f"{message} ({result.evidence})" if result.evidence else message)
     reason = result.headline if result.headline != result.verdict else next(iter(reasons), "")
-    # Prefect's lists show about 80 characters.
-    state_name = textwrap.shorten(f"{verdict}: {reason}" if reason else verdict, 80, placeholder=" …")
+    state = state_of(result.verdict, reason, message, result if result.verdict == "good" else VerdictError(result))
     # The key keeps the results of an experiment in one history.
     key = re.sub("[^a-z0-9]+", "-", f"{result.title} {result.experiment}".lower()).strip("-")
     page = f"{result.page()}\n\nReport: `trtops report {result.run_id}`" if result.run_id else result.page()
-    create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state_name}")
-    message = "; ".join(reasons) or result.headline
-    message = masked(f"{message} ({result.evidence})" if result.evidence else message)
+    create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state.name}")
     context = prefect.context.FlowRunContext.get()
     assert context is not None and context.flow is not None and context.flow_run is not None
     # For filters of Prefect's lists, and for automations: an event such as trtops.convert.bad.
@@ -313,7 +321,4 @@ def _ended(result: OpResult) -> State[Any]:
         "subject": result.subject,
     }
     emit_event(f"trtops.{context.flow.name}.{result.verdict}", resource, payload=masked_json(payload))
-    if result.verdict == "good":
-        return Completed(name=state_name, message=message, data=result)
-    # A bad verdict fails the run, so that lists, filters and automations find it.
-    return Failed(name=state_name, message=message, data=VerdictError(result))
+    return state

@@ -8,7 +8,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
@@ -27,18 +27,14 @@ def gpu_slot(gpus: Sequence[str]) -> Iterator[str | None]:
     Args:
         gpus: Digests of the GPUs' UUIDs (:attr:`trtops.backend.trt.Gpu.uuid_sha256`).
     """
+    for gpu in gpus:
+        with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=limit_name(gpu), limit=1))
     with ExitStack() as stack:
         while gpus:
             for gpu in gpus:
-                name = limit_name(gpu)
-                with get_client(sync_client=True) as client:
-                    try:
-                        client.read_global_concurrency_limit_by_name(name)
-                    except ObjectNotFound:
-                        with suppress(ObjectAlreadyExists):  # created by another process at this moment
-                            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
                 try:
-                    stack.enter_context(concurrency(name, strict=True, max_retries=0))
+                    stack.enter_context(concurrency(limit_name(gpu), strict=True, max_retries=0))
                 except ConcurrencySlotAcquisitionError as exc:
                     # 423 Locked: all slots are taken. Everything else is an error.
                     answer = exc.__cause__

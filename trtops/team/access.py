@@ -19,8 +19,11 @@ PREFECT_SETTINGS = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     # Our results are not persisted, but Prefect always writes the exception of a failed flow, by default pickled.
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    # By default a worker asks for work every 10 s, while many flow runs take less, and holds a slot 10 s ahead.
+    "PREFECT_WORKER_QUERY_SECONDS": "2",
+    "PREFECT_WORKER_PREFETCH_SECONDS": "4",
 }
-"""Settings of every Prefect that trtops starts: no telemetry, our log lines with its own, no pickle."""
+"""Settings of every Prefect that trtops starts: no telemetry, our log lines with its own, no pickle, short waits."""
 
 POOLS = {"cpu": "trtops-cpu", "gpu": "trtops-gpu"}
 """Work pools of type "process", by the device of their workers."""
@@ -39,7 +42,7 @@ class TeamState(Record):
     mlflow_port: int = 5000
     # Or the address of a PostgreSQL server that has the databases prefect, mlflow and mlflow_auth.
     database: str = "sqlite"
-    limit: int = 2  # flow runs at a time on a worker
+    limit: int = 2  # flow runs at a time on the CPU worker
     gpu: bool = field(default_factory=lambda: any(Path("/dev").glob("nvidia[0-9]*")))
     prefect_password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     mlflow_password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)

@@ -189,12 +189,14 @@ def stages(folder: Path, state: TeamState) -> tuple[tuple[Service, ...], ...]:
             health="/health",
         ),
     )
+    # A flow run that waits for a GPU occupies its slot.
+    slots = {"cpu": state.limit, "gpu": len([*Path("/dev").glob("nvidia[0-9]*")]) or 1}
     return servers, tuple(
         Service(
             name=f"worker-{kind}",
             command=(
                 *(*python, "prefect", "worker", "start", "--type", "process", "--pool", pool),
-                *("--name", f"worker-{kind}-{platform.node()}", "--limit", str(state.limit)),
+                *("--name", f"worker-{kind}-{platform.node()}", "--limit", str(slots[kind])),
             ),
             # The worker gives its environment to the flow runs.
             environment=access.service_environment(

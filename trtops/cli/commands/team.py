@@ -20,7 +20,7 @@ _ROOT = Group("servers", groups.ROOT)
         flag("--mlflow-port N", f"port of MLflow {_DEFAULT % 5000}"),
         # Not made here: creating databases needs rights that a team's server need not give.
         flag("--database URL", "a PostgreSQL server with databases prefect, mlflow and mlflow_auth (default: SQLite)"),
-        flag("--limit N", f"number of flow runs at a time on a worker {_DEFAULT % 2}"),
+        flag("--limit N", f"number of flow runs at a time on the CPU worker {_DEFAULT % 2}"),
         flag("--gpu {yes,no}", "start a worker for GPUs (default: if there is one)"),
         flag("--wait SECONDS", "how long to wait for each server", default=240.0),
     ),

@@ -1,0 +1,1 @@
+from trtops.flows import prune_runs as prune_runs

@@ -1,0 +1,1 @@
+from trtops.flows import reap as reap

@@ -1,0 +1,69 @@
+"""The flows that keep servers and store tidy: after processes were killed, and when engines are old."""
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.states import Crashed, Scheduled
+
+from trtops.flows.flow_of import flow_of, state_of
+from trtops.ops.auditing.prune import prune_runs as prune_runs_op
+from trtops.tracking import check, owner
+from trtops.tracking.offline import OfflineTracker
+from trtops.tracking.records import RunInfo
+from trtops.tracking.schema import Tag
+
+_PENDING_MINUTES = 10  # after which the process of a flow run has not started, also on a busy machine
+_MOST = 200  # flow runs per call, as Prefect's server allows
+_UNSETTLED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING", "CRASHED"]}}})
+
+
+def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
+    """Close runs of killed processes, remove their folders, and end their flow runs as their MLflow runs ended.
+
+    Returns what was changed, a line each.
+    """
+    changes = [f"Run {info.id} of a dead process is {info.status}: {info.name}" for info in check.reap(tracker)]
+    changes += [f"Removed {path}" for path in check.remove_leftovers(tracker)]
+    with get_client(sync_client=True) as client:
+        order = FlowRunSort.EXPECTED_START_TIME_DESC
+        for flow_run in client.read_flow_runs(flow_run_filter=_UNSETTLED, sort=order, limit=_MOST):
+            state = settled_state(flow_run, tracker.find(tags={Tag.PREFECT_FLOW_RUN: str(flow_run.id)}))
+            if state is not None:
+                client.set_flow_run_state(flow_run.id, state, force=True)
+                changes.append(f"Flow run {flow_run.name} is {state.name}")
+    if changes:
+        create_markdown_artifact("\n".join(f"- {change}" for change in changes), key="reap")
+    return tuple(changes)
+
+
+def settled_state(flow_run: FlowRun, runs: Sequence[RunInfo]) -> State[Any] | None:
+    """The state that a flow run should have by its MLflow runs, newest first; None to leave it as it is.
+
+    A flow run ends as the first of its runs, to which the others belong, if all of them have ended. One that no process
+    started is scheduled again.
+    """
+    state = flow_run.state
+    assert state is not None
+    if state.is_pending():
+        age = datetime.datetime.now(datetime.timezone.utc) - state.timestamp
+        return Scheduled() if age > datetime.timedelta(minutes=_PENDING_MINUTES) else None
+    if not runs or any(info.status == "running" for info in runs):
+        return None
+    first = runs[-1]
+    # On another machine it cannot be seen; a flow run without heartbeats is Crashed after a while.
+    if state.is_running() and not owner.is_abandoned(first):
+        return None
+    if first.status == "finished" and first.verdict and first.parent is None:
+        message = f"Its process was killed after run {first.id}."
+        return state_of(first.verdict, first.tags.get(Tag.HEADLINE, ""), message)
+    return Crashed(message=f"Its process was killed; run {first.id} is {first.status}.") if state.is_running() else None
+
+
+reap = flow_of(_reap, place=lambda *_: None, by_steps=True)
+prune_runs = flow_of(prune_runs_op, place=lambda *_: None)
