@@ -224,9 +224,7 @@ def _decode_accuracy(members: dict[str, Any]) -> AccuracyResult:
     return AccuracyResult(content, members["aggregation"])
 
 
-@Encoder.register(AccuracyResults)
-def _encode_accuracies(results: AccuracyResults) -> dict[str, Any]:
-    return {"lst": results.lst}
+Encoder.register(AccuracyResults)(lambda results: {"lst": results.lst})
 
 
 @Decoder.register(AccuracyResults)

@@ -62,9 +62,7 @@ class LazyArray:
         return LazyArray, (self.load(),)
 
 
-@Encoder.register(LazyArray)
-def _encode_lazy(lazy: LazyArray) -> dict[str, Any]:
-    return {"values": lazy.load()}
+Encoder.register(LazyArray)(lambda lazy: {"values": lazy.load()})
 
 
 @Decoder.register(LazyArray, alias="LazyNumpyArray")
@@ -299,9 +297,7 @@ class RunResults(SavedList[tuple[str, list[IterationResult]]]):
         return iterate_files(path, lambda file: RunResults.load(file).split(), allow_dirs)
 
 
-@Encoder.register(RunResults)
-def _encode_run(results: RunResults) -> dict[str, Any]:
-    return {"lst": results.lst}
+Encoder.register(RunResults)(lambda results: {"lst": results.lst})
 
 
 @Decoder.register(RunResults)

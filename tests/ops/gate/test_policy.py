@@ -36,7 +36,7 @@ precisions:
     fp16, int8 = policy.of("fp16"), policy.of("int8")
     assert (fp16.latency.ratio, fp16.latency.confidence) == (1.02, 0.99)
     assert (int8.latency.ratio, int8.latency.confidence) == (1.02, 0.9)
-    assert fp16.size is None and int8.size is None and fp16.build_time is not None
+    assert fp16.size is None and int8.size is None
     assert fp16.accuracy.widths == 2 and fp16.accuracy.widths_per_output == {"boxes": 4, "mask": None}
     assert int8.accuracy.widths == 3 and int8.accuracy.tolerances == fp16.accuracy.tolerances
     assert int8.accuracy.tolerances.of("scores").min_cosine == 0.99
@@ -72,7 +72,7 @@ first: maybe
 
 def test_partial_limits_keep_their_defaults(tmp_path: Path) -> None:
     assert read_policy(write(tmp_path, "")) == Policy()
-    policy = read_policy(write(tmp_path, "size: {ratio: 1.5}\nprecisions:\n  int8:\n    build_time: {slack: 7}\n"))
-    size, build_time = policy.of("fp32").size, policy.of("int8").build_time
+    policy = read_policy(write(tmp_path, "size: {ratio: 1.5}\nprecisions:\n  int8:\n    latency: {rounds: 7}\n"))
+    size, latency = policy.of("fp32").size, policy.of("int8").latency
     assert (size.ratio, size.slack) == (1.5, 1 << 16)
-    assert (build_time.ratio, build_time.slack) == (3.0, 7)
+    assert (latency.ratio, latency.rounds) == (1.05, 7)

@@ -127,7 +127,7 @@ def compare(args: Options) -> Job:
     examples=("trtops gate model.onnx --fp16 --trt --policy gate.yaml",),
 )
 def gate(args: Options) -> Job:
-    """Build a candidate and compare it with the accepted engine: accuracy, latency, size, build time, layers.
+    """Build a candidate and compare it with the accepted engine: accuracy, latency, size, layers.
 
     Several models, precisions or releases make a matrix. A candidate that passes is accepted and gets the
     alias. Ends within --minutes each. Exits with 1 if one is refused, and with 4 if one is undecided.

@@ -287,18 +287,16 @@ def _npz(iterations: Sequence[Mapping[str, Any]]) -> bytes:
 
 def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[bool, str]:
     """Run the script in a process without trtops; returns whether it reproduces the verdict, and its output."""
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder, tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
         # Without PYTHONPATH and user packages, so that the script cannot import trtops by chance.
-        code = run_group([sys.executable, "-E", "-s", str(Path(folder, "reproduce.py"))], output, timeout_seconds)
-        output.seek(0)
-        printed = masked(output.read().decode(errors="replace").replace(f"{folder}/", ""))
+        code, printed = run_group([sys.executable, "-E", "-s", str(Path(folder, "reproduce.py"))], timeout_seconds)
     if code is None:
         raise errors.ConfigError(
             f"The script of the bundle did not end within {timeout_seconds:g} s. Increase the limit."
         )
-    return code == 0, printed
+    return code == 0, masked(printed.replace(f"{folder}/", ""))
 
 
 def _issue_lines(case: Case, environment: Environment, printed: str) -> Iterable[str]:

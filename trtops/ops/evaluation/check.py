@@ -84,9 +84,6 @@ class CheckConfig(DataConfig):
                 f"min_precision_share is {self.min_precision_share}; expected a share between 0 and 1."
             )
 
-    def _saved_outputs(self) -> str | None:
-        return self.golden
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(Record):

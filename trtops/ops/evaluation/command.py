@@ -6,10 +6,10 @@ import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from trtops import errors
 from trtops.backend.onnx.save import save_model
@@ -93,10 +93,7 @@ class CommandCheck(Record):
         arguments = list(self.command)
         for placeholder, path in paths.items():
             arguments = [argument.replace(placeholder, str(path)) for argument in arguments]
-        with tempfile.TemporaryFile() as output:
-            code = run_group(arguments, output, self.timeout_seconds)
-            output.seek(0)
-            return self.evaluate(code, output.read().decode(errors="replace"))
+        return self.evaluate(*run_group(arguments, self.timeout_seconds))
 
     def evaluate(self, code: int | None, printed: str) -> CheckOutcome:
         """The outcome for an exit code (None: out of time) and the output."""
@@ -116,29 +113,29 @@ class CommandCheck(Record):
         return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if shown else "")
 
 
-def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | None) -> int | None:
+def run_group(arguments: Sequence[str], timeout_seconds: float | None) -> tuple[int | None, str]:
     """Run a program in a process group of its own, and kill the group when the program ends.
 
-    Its output and errors go to ``output``. Returns the exit code, negative for a signal; None if the time ran out.
+    Returns the exit code, negative for a signal and None if the time ran out, and what the program printed.
     ConfigError if there is no such program, or the system or :mod:`trtops.system.allowed` does not allow it.
     """
-    check_command(arguments)
-    try:
-        process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as exc:
-        raise errors.ConfigError(f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}.") from exc
-    try:
-        return process.wait(timeout_seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        # The whole group: a child left running would hold the GPU, or write into the next sub-model's files.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    check_command(list(arguments))
+    with tempfile.TemporaryFile() as output:
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        try:
+            process = subprocess.Popen(arguments, start_new_session=True, **streams)
+        except OSError as exc:
+            said = f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}."
+            raise errors.ConfigError(said) from exc
+        code = None
+        try:
+            code = process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            # The whole group: a child left running would hold the GPU, or write into the next sub-model's files.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return code, output.read().decode(errors="replace")

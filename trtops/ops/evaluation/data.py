@@ -225,10 +225,6 @@ class DataConfig(Record):
     iterations: int = 2
     seed: int = 1
 
-    def _saved_outputs(self) -> str | None:
-        """The file of saved outputs that results on this data are compared with; None without one."""
-        return None
-
     def profiled(self, build: BuildConfig, model: Model) -> BuildConfig:
         """The build, with a profile of the data's shapes if it is TensorRT's and has no profiles.
 
@@ -260,7 +256,7 @@ class DataConfig(Record):
             input_shapes=self.input_shapes,
             profiles=profiles,
             accepted=None if model is None else lambda: accepted_inputs(model.structure()),
-            golden=self._saved_outputs(),
+            golden=getattr(self, "golden", None),  # of a CheckConfig
         )
 
 

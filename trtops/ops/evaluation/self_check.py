@@ -391,7 +391,8 @@ class _Check:
             larger = self._infer_again(large)
             self.compare("repeated inference", large, larger)
         other = self._other_side(small, large, others, joined)
-        self._check_contexts(small, other, larger, None if variant is None else _filled(small.feed, nan))
+        # NaN, or values a thousand times as large, where they are floating-point numbers.
+        self._check_contexts(small, other, larger, variant and _scaled(small.feed, np.nan if nan else -1000.0))
         if not isinstance(batch, str) and ("permuted rows" not in {name for name, _ in self._found}):
             self._check_permuted(batch, batch.alike(given, small), joined)
         if self._worst("repeated inference").outcome == "skipped":
@@ -752,11 +753,6 @@ def _scaled(feed: Feed, factor: float) -> Feed | None:
     """A feed whose floating-point values are multiplied; None without any that would change."""
     changed = _like(feed, {name: _moved(array, factor) for name, array in feed.items()})
     return changed if any(changed[name].tobytes() != np.asarray(a).tobytes() for name, a in feed.items()) else None
-
-
-def _filled(feed: Feed, nan: bool) -> Feed:
-    """A feed of NaN, or of values a thousand times as large, where they are floating-point numbers."""
-    return _like(feed, {name: _moved(array, np.nan if nan else -1000.0) for name, array in feed.items()})
 
 
 def _difference(

@@ -168,7 +168,7 @@ def _changes(
     build, policy = config.build, config.policy
     if subjects & _IN_OUTPUTS and build.precision != "fp32":
         # The price of right outputs is speed, size, and kernels in the precision.
-        limits = Limits(latency=None, size=None, build_time=None, precision_share=None)
+        limits = Limits(latency=None, size=None, precision_share=None)
         right = Policy(limits=replace(limits, accuracy=policy.of(build.precision).accuracy))
         if nodes:
             yield f"keep {', '.join(nodes)} in FP32 (--keep)", replace(build, keep=(*build.keep, *nodes)), right

@@ -75,23 +75,23 @@ class EngineProcess:
 
     def outputs(self) -> RunResults:
         """Run the engine on every feed."""
-        # Through a file: arrays pickled by another release of numpy may be unreadable here.
-        with tempfile.TemporaryDirectory(prefix=temporary_prefix("outputs")) as folder:
-            path = str(Path(folder, "outputs.npz"))
-            self._backend.worker.run(_save_outputs, path, timeout=self._backend.timeout)
-            return RunResults.load(path)
+        return self._run()
 
     def infer(self, feed: Feed) -> dict[str, Any]:
         """Run the engine on another feed; after an inference that ends the process, the engine is open again."""
+        try:
+            return dict(self._run(feed)[0][1][0])
+        except errors.WorkerError:
+            self.reopen()
+            raise
+
+    def _run(self, *feeds: Feed) -> RunResults:
+        # Through a file: arrays pickled by another release of numpy may be unreadable here.
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("inference")) as folder:
             path = Path(folder, "arrays.npz")
-            save_feeds([feed], path)
-            try:
-                self._backend.worker.run(_infer, str(path), timeout=self._backend.timeout)
-            except errors.WorkerError:
-                self.reopen()
-                raise
-            return dict(RunResults.load(str(path))[0][1][0])
+            save_feeds(feeds, path)
+            self._backend.worker.run(_infer, str(path), timeout=self._backend.timeout)
+            return RunResults.load(str(path))
 
     def inputs(self) -> TensorMetadata:
         """The engine's inputs."""
@@ -191,8 +191,8 @@ def measure_rounds(
     )
 
 
-def save_feeds(feeds: Sequence[Feed], path: Path) -> None:
-    """Save inputs for the child processes."""
+def save_feeds(feeds: Sequence[Feed], path: Path | str) -> None:
+    """Save arrays by name for other processes."""
     RunResults([("feeds", [IterationResult(dict(feed)) for feed in feeds])]).save(str(path))
 
 
@@ -206,9 +206,7 @@ def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> flo
     # Before the engine is open, since the counter includes only threads that start later.
     known: dict[Metric, Callable[[], float]] = {"wall": time.perf_counter, "cpu-time": time.process_time}
     _clocks[:] = [known.get(metric) or count_instructions() for metric in metrics]
-    inputs: list[Feed] = [
-        {name: np.asarray(array) for name, array in feed.items()} for feed in RunResults.load(feeds)[0][1]
-    ]
+    inputs = _load_feeds(feeds)
     runner = engine_backend(engine.backend).runner(engine, interleaved=True)
     runner.activate()
     _open.append((runner, inputs))
@@ -217,18 +215,14 @@ def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> flo
     return _last_seconds(runner)
 
 
-def _save_outputs(path: str) -> None:
-    runner, feeds = _opened()
-    outputs = [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in feeds]
-    RunResults([("engine", [IterationResult(each) for each in outputs])]).save(path)
+def _load_feeds(path: str) -> list[Feed]:
+    return [{name: np.asarray(array) for name, array in feed.items()} for feed in RunResults.load(path)[0][1]]
 
 
 def _infer(path: str) -> None:
-    """Run the feed of a file, and write the outputs into it."""
-    runner, _ = _opened()
-    feed = {name: np.asarray(array) for name, array in RunResults.load(path)[0][1][0].items()}
-    outputs = {name: np.array(array) for name, array in runner.infer(feed).items()}
-    RunResults([("engine", [IterationResult(outputs)])]).save(path)
+    """Run the feeds of a file, or those of the process if it has none, and write the outputs into it."""
+    runner, feeds = _opened()
+    save_feeds([{n: np.array(a) for n, a in runner.infer(feed).items()} for feed in _load_feeds(path) or feeds], path)
 
 
 def _inputs() -> TensorMetadata:

@@ -209,13 +209,8 @@ class Measurement:
         builds.log_spec(run, job.spec, environment)
         check = config.check
         log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
-        before = None if accepted is None else accepted.metrics.get(schema.Metric.BUILD_SECONDS)
-        limit = self._limits.build_time
         with self._ending("build"):
             build = job.build(backend)
-            # A slow build may be due to other work on the machine.
-            if limit is not None and before is not None and limit.exceeded(build.seconds, before):
-                build = min(build, job.build(backend), key=lambda each: each.seconds)
         builds.log_build(run, build, backend.engine_suffix)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")

@@ -1,10 +1,10 @@
-"""Gate policies: limits on latency, size, build time, accuracy and layers, by output and by precision.
+"""Gate policies: limits on latency, size, accuracy and layers, by output and by precision.
 
 Policies are YAML files::
 
     latency: {ratio: 1.05, confidence: 0.99}
     size: {ratio: 1.1}
-    build_time: null                   # not checked
+    precision_share: null              # not checked
     interface: false                   # inputs and outputs may change
     accuracy:
       widths: 2.5                      # distance from the accepted outputs, in noise widths
@@ -49,18 +49,14 @@ class LatencyLimit(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowthLimit(Record):
-    """A candidate is refused if a cost exceeds that of the accepted engine by both the ratio and the slack."""
+class SizeLimit(Record):
+    """A candidate is refused if its size exceeds that of the accepted engine by both the ratio and the slack."""
 
-    ratio: float
-    slack: float  # in bytes or seconds; small engines grow by large ratios for small reasons
+    ratio: float = 1.1
+    slack: int = 1 << 16  # in bytes; small engines grow by large ratios for small reasons
 
     def __post_init__(self) -> None:
         _check_bounds(self, ratio=1, slack=0)
-
-    def exceeded(self, candidate: float, accepted: float) -> bool:
-        """True if the growth exceeds ratio and slack."""
-        return candidate > self.ratio * accepted and candidate - accepted > self.slack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +78,13 @@ class Limits(Record):
         latency: Latency of an undisturbed inference: the fastest tenth, since other work on the machine slows down the
             others.
         size: Bytes of the engine.
-        build_time: Seconds of the build. A build that takes too long is repeated once, and the faster one counts.
         accuracy: Outputs.
         precision_share: Largest change of the share of layers that compute in a precision.
         interface: Names, order, shapes and dtypes of inputs and outputs must be those of the accepted engine.
     """
 
     latency: LatencyLimit | None = field(default_factory=LatencyLimit)
-    size: GrowthLimit | None = field(default_factory=lambda: GrowthLimit(ratio=1.1, slack=1 << 16))
-    build_time: GrowthLimit | None = field(default_factory=lambda: GrowthLimit(ratio=3.0, slack=10.0))
+    size: SizeLimit | None = field(default_factory=SizeLimit)
     accuracy: AccuracyLimit | None = field(default_factory=AccuracyLimit)
     precision_share: float | None = 0.1
     interface: bool = True

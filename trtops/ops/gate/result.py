@@ -5,15 +5,15 @@ Measuring is left to other modules, so that any past run can be evaluated again 
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from trtops.comparator.report import ComparisonReport
 from trtops.ops.evaluation.check import Accuracy, Evaluation
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
-from trtops.ops.gate.policy import AccuracyLimit, GrowthLimit, LatencyLimit, Policy
+from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Policy
 from trtops.ops.gate.ratio import MIN_STARTS, Metric, RatioEstimate, decide_ratio, starts_needed
 from trtops.ops.result import OpResult
 from trtops.record import Record
@@ -141,10 +141,10 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
     elif limits.latency is not None:
         found.append(latency_finding(measured.rounds, limits.latency))
     if limits.size is not None:
-        found.append(_growth_finding("size", limits.size, candidate.engine_bytes, accepted.engine_bytes, size))
-    if limits.build_time is not None:
-        seconds = (candidate.build_seconds, accepted.build_seconds)
-        found.append(_growth_finding("build time", limits.build_time, *seconds, lambda value: f"{value:.2f} s"))
+        mine, theirs, limit = candidate.engine_bytes, accepted.engine_bytes, limits.size
+        over = mine > limit.ratio * theirs and mine - theirs > limit.slack
+        allowed = f"{limit.ratio:g} times that plus {size(limit.slack)} is allowed"
+        found.append(Finding("size", "refuse" if over else "pass", f"{size(mine)}, {size(theirs)} before; {allowed}"))
     if limits.precision_share is not None:
         found.append(_precision_finding(candidate, accepted, limits.precision_share))
     return tuple(found)
@@ -218,13 +218,6 @@ def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
     wider = [f"allow {found.high - 1:.0%}"] if limit.ratio < found.high < 2 else []
     advice = ["raise --minutes", "pin cores", *(["use --metric " + " or ".join(metrics)] if metrics else []), *wider]
     return Finding("latency", "open", f"{text}; {', '.join(advice)}")
-
-
-def _growth_finding(
-    subject: str, limit: GrowthLimit, mine: float, theirs: float, shown: Callable[[Any], str]
-) -> Finding:
-    text = f"{shown(mine)}, {shown(theirs)} before; {limit.ratio:g} times that plus {shown(limit.slack)} is allowed"
-    return Finding(subject, "refuse" if limit.exceeded(mine, theirs) else "pass", text)
 
 
 def _precision_finding(candidate: EngineFacts, accepted: EngineFacts, allowed: float) -> Finding:

@@ -444,13 +444,12 @@ class _Comparison:
         statistics = compared.statistics
         error, nonfinite, reference_nans = math.inf, 0, 0
         if statistics is not None:
-            norm = math.sqrt(sum(map(_sum_of_squares, golden)))
-            if statistics.clamped and statistics.nrmse is not None:
-                error = statistics.nrmse  # the norm of a mask filled with the smallest FP32 hides every other value
-            elif statistics.l2 == 0:
+            if statistics.l2 == 0:
                 error = 0.0
-            elif math.isfinite(statistics.l2) and math.isfinite(norm):
-                error = statistics.l2 / norm if norm else 1.0
+            elif statistics.nrmse is not None:
+                error = math.inf if math.isnan(statistics.nrmse) else statistics.nrmse
+            elif math.isfinite(statistics.l2):  # the reference is 0
+                error = 1.0
             reference_nans = statistics.reference_nan_count
             nonfinite = max(statistics.nan_count - statistics.reference_nan_count, 0)
             nonfinite += max(statistics.inf_count - statistics.reference_inf_count, 0)
@@ -477,14 +476,6 @@ class _Comparison:
 
     def _error_before(self, tensor: str) -> float:
         return max((entry.error for entry in self._read_by_maker(tensor)), default=0.0)
-
-
-def _sum_of_squares(array: Any) -> float:
-    """The squared norm in FP64 without a copy of the array; 0 for text."""
-    flat = np.asarray(array).reshape(-1)
-    if flat.dtype.kind not in "fiub":
-        return 0.0
-    return float(np.einsum("i,i->", flat, flat, dtype=np.float64, casting="unsafe"))
 
 
 def _largest_finite(array: Any) -> float:

@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -149,10 +148,7 @@ def iterate(
             assert ask is not None
             verdict = "good" if ask(number) else "bad"
         else:
-            with tempfile.TemporaryFile() as output:
-                code = run_group(list(check.command), output, check.timeout_seconds)
-                output.seek(0)
-                printed = output.read().decode(errors="replace")
+            code, printed = run_group(check.command, check.timeout_seconds)
             outcome = check.evaluate(code, printed)
             verdict = "good" if outcome.verdict == "pass" else "bad" if outcome.verdict == "fail" else "error"
             detail = outcome.detail.split("\n")[0]

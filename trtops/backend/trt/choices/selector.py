@@ -116,9 +116,7 @@ class TacticReplayData(dict[str, Algorithm]):
         return "\n".join(f"Layer: {name}\n    Algorithm: {algorithm}" for name, algorithm in self.items())
 
 
-@Encoder.register(TensorInfo)
-def _encode_info(info: TensorInfo) -> dict[str, Any]:
-    return {**vars(info), "dtype": str(info.dtype)}
+Encoder.register(TensorInfo)(lambda info: {**vars(info), "dtype": str(info.dtype)})
 
 
 @Decoder.register(TensorInfo)
@@ -131,9 +129,7 @@ def _decode_info(content: dict[str, Any]) -> TensorInfo:
     )
 
 
-@Encoder.register(Algorithm)
-def _encode_algorithm(algorithm: Algorithm) -> dict[str, Any]:
-    return dict(vars(algorithm))
+Encoder.register(Algorithm)(lambda algorithm: dict(vars(algorithm)))
 
 
 @Decoder.register(Algorithm)
@@ -144,9 +140,7 @@ def _decode_algorithm(content: dict[str, Any]) -> Algorithm:
     return Algorithm(int(content["implementation"]), int(content["tactic"]), content["inputs"], content["outputs"])
 
 
-@Encoder.register(TacticReplayData)
-def _encode_replay(replay: TacticReplayData) -> dict[str, Any]:
-    return {"replay": dict(replay)}
+Encoder.register(TacticReplayData)(lambda replay: {"replay": dict(replay)})
 
 
 @Decoder.register(TacticReplayData)

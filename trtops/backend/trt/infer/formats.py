@@ -94,11 +94,5 @@ class FormattedArray:
         return self.layout.unpack(self.array)
 
 
-@Encoder.register(FormattedArray)
-def _encode_formatted_array(formatted: FormattedArray) -> dict[str, Any]:
-    return {"array": formatted.array, "shape": list(formatted.shape)}
-
-
-@Decoder.register(FormattedArray)
-def _decode_formatted_array(members: dict[str, Any]) -> FormattedArray:
-    return FormattedArray(members["array"], members["shape"])
+Encoder.register(FormattedArray)(lambda formatted: {"array": formatted.array, "shape": list(formatted.shape)})
+Decoder.register(FormattedArray)(lambda members: FormattedArray(members["array"], members["shape"]))
