@@ -78,6 +78,14 @@ def test_runs_are_listed(run):
     assert run("runs list --kind reduced")[0] == 2
 
 
+def test_engines_are_listed_by_a_metric(run):
+    best = json.loads(run("runs list --best latency/p50_ms --json")[1])
+    assert best and [row["value"] for row in best] == sorted(row["value"] for row in best)
+    assert "latency/p50_ms" in run("runs list --best latency/p50_ms --above error/max_abs=-1 -n 1")[1]
+    assert run("runs list --accepted --kernel none")[1].strip() == "No such runs."
+    assert run("runs list --best latency/p50_ms --kind build")[0] == run("runs list --above error/max_abs")[0] + 1 == 3
+
+
 def test_tags_are_text(run, tmp_path):
     tag, name, value = "image=registry/trt:8.6", "image", "registry/trt:8.6"
     with tracked(open_tracker(tmp_path), "tagged", tag, kind="build", tags={name: value}) as made:

@@ -22,6 +22,8 @@ from trtops.record import sha256
 from trtops.tracking import location
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker, installed
+from trtops.tracking.records import EngineQuery
+from trtops.tracking.schema import Artifact, Tag
 from trtops.verdict import VERDICTS
 
 
@@ -309,3 +311,79 @@ def test_eight_processes_log_builds_at_once(place: str, request, server_root: Pa
         stored = tracker.load(info.id)
         assert [entry.sha256 for entry in stored.manifest.artifacts] == [sha256(b"%d of %d" % (build, process))]
         assert stored.read_bytes("engine/engine.ort") == b"%d of %d" % (build, process)
+
+
+class TestEngines:
+    """Engines are MLflow's logged models, with the numbers of all runs that measured them."""
+
+    @pytest.fixture
+    def run_of(self, embedded: MlflowTracker):
+        def make(error: float, *, device: str = "L4", data: str = "7f", kernel: str = "gemm", **tags: str) -> str:
+            with tracked(
+                embedded, "e", f"✓ FP16 ort x{error}", kind="build", tags={Tag.ENGINE_SHA256: "e", **tags}
+            ) as run:
+                run.log_params(
+                    {"precision": "fp16", "env.device": device, "evidence": {"source": "d.json", "data": data}}
+                )
+                run.log_metrics({("error", "max_abs"): error, ("latency", "p50_ms"): 1 / error})
+                run.log_json([{"tactic": kernel}, {"tactic": kernel}, {"tactic": None}], Artifact.LAYERS)
+                run.log_text("plan", "engine/engine.ort")
+                run.finish("good" if error < 3 else "bad")
+            return run.id
+
+        return make
+
+    def test_an_engine_is_one_logged_model(self, embedded: MlflowTracker, run_of):
+        built = run_of(2.0)
+        reuse = run_of(1.0, **{Tag.REUSED_FROM: built})
+        with tracked(embedded, "e", "compare", kind="compare") as run:
+            run.log_params({"evidence": {"source": "other.json", "data": "8a"}})
+            run.log_metrics({("error", "max_abs"): 4.0}, engine=reuse)
+            run.log_metrics({("error", "max_abs"): 5.0}, engine="0" * 32)
+
+        [model] = embedded._client.search_logged_models(embedded._all_experiments())
+        assert (model.name, model.status, model.source_run_id) == ("FP16 ort x2-0", "READY", built)
+        assert model.params == {"precision": "fp16", "env.device": "L4"}
+        assert model.tags["kernel/gemm"] == "2" and model.tags[Tag.VERDICT] == "good"
+        found = {(m.key, m.value, m.run_id, m.dataset_name, m.dataset_digest) for m in model.metrics}
+        assert found == {
+            ("error/max_abs", 2.0, built, "d.json", "7f"),
+            ("latency/p50_ms", 0.5, built, "d.json", "7f"),
+            ("error/max_abs", 4.0, run.id, "other.json", "8a"),
+        }
+        assert embedded.load(built).details().history["error/max_abs"] == (2.0,)
+
+    def test_engines_are_found_and_sorted(self, embedded: MlflowTracker, run_of):
+        two, one, bad = run_of(2.0), run_of(1.0), run_of(4.0, kernel="b 'q")
+        elsewhere, other = run_of(0.5, device="CPU"), run_of(0.25, data="8a")
+        embedded.register("m", two, "engine/engine.ort", alias="a")
+
+        def search(verdict: str | None = None, **query: object) -> list[str]:
+            return [info.id for info, _ in embedded.engines(EngineQuery(**query), verdict=verdict)]
+
+        best = {"best": "error/max_abs", "device": "L4"}
+        assert search(**best, data="d.json@7f") == [one, two, bad]
+        assert search("good", **best, data="d.json") == [other, one, two]
+        assert search("good", best="latency/p50_ms", data="d.json@8a") == [other]
+        assert search(best="absent") == search(data="absent") == []
+        assert {*search(kernel="gemm")} == {two, one, elsewhere, other} and search(kernel="b 'q") == [bad]
+        assert search(kernel="gemm", above=(("error/max_abs", 0.75),), accepted=True) == [two]
+        assert search(accepted=True, above=(("error/max_abs", 3.0),)) == []
+        with pytest.raises(errors.ConfigError, match="quote"):
+            search(device="'")
+
+    def test_end_of_a_run_survives_refused_models(self, embedded: MlflowTracker, run_of, caplog, monkeypatch):
+        def refuse(*args: object) -> None:
+            raise errors.StoreError("no such endpoint")
+
+        monkeypatch.setattr(
+            embedded.linked_engines,
+            "_client",
+            type("C", (), {"get_run": embedded._client.get_run, "create_logged_model": refuse}),
+        )
+
+        assert embedded.info(run_of(1.0)).status == "finished" and "no such endpoint" in caplog.text
+
+
+class TestEnginesOverAServer(TestEngines):
+    embedded = TestMlflowTrackerOverAServer.tracker

@@ -16,7 +16,7 @@ from trtops.tables import size
 from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict
-from trtops.tracking.records import RunInfo, run_id_of, runs_frame
+from trtops.tracking.records import EngineQuery, RunInfo, run_id_of, runs_frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class Row(Record):
     verdict: str
     start_time: float
     parent: str = ""
+    value: float | None = None  # of the metric that engines are sorted by
 
 
 def find_runs(
@@ -51,8 +52,20 @@ def find_runs(
     return list(tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit))
 
 
-def list_runs(tracker: Tracker, **filters: Any) -> list[Row]:
-    """Runs that match all filters of :func:`find_runs`, newest first."""
+def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters: Any) -> list[Row]:
+    """Runs that match all filters of :func:`find_runs`, newest first.
+
+    With a query, only runs that built such ``engines``, of at most an experiment and a verdict. The best are good ones
+    unless another verdict is given.
+    """
+    if engines is None:
+        found: list[tuple[RunInfo, float | None]] = [(info, None) for info in find_runs(tracker, **filters)]
+    else:
+        own = {name: filters.pop(name, default) for name, default in (("experiment", None), ("limit", 50))}
+        verdict = filters.pop("verdict", None) or ("good" if engines.best else None)
+        if unused := [name for name, value in filters.items() if value]:
+            raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
+        found = tracker.engines(engines, verdict=verdict, **own)
     return [
         Row(
             id=info.id,
@@ -63,8 +76,9 @@ def list_runs(tracker: Tracker, **filters: Any) -> list[Row]:
             verdict=info.verdict or "",
             start_time=info.start_time,
             parent=info.parent or "",
+            value=value,
         )
-        for info in find_runs(tracker, **filters)
+        for info, value in found
     ]
 
 

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from trtops.tracking.no_run import NO_RUN as NO_RUN
 from trtops.tracking.records import ArtifactEntry as ArtifactEntry
+from trtops.tracking.records import EngineQuery as EngineQuery
 from trtops.tracking.records import Manifest as Manifest
 from trtops.tracking.records import RegisteredVersion as RegisteredVersion
 from trtops.tracking.records import RunInfo as RunInfo
@@ -128,6 +129,12 @@ class Tracker(Protocol):
 
     def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
         """Every alias of every registered model with its version, if that points into a run and has all these tags."""
+        ...
+
+    def engines(
+        self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
+    ) -> list[tuple[RunInfo, float | None]]:
+        """Runs that built engines which match a query, with the value of its ``best``: the lowest, or newest, first."""
         ...
 
 

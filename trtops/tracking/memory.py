@@ -15,6 +15,7 @@ from trtops.record import sha256
 from trtops.tracking import owner, schema
 from trtops.tracking.records import (
     ArtifactEntry,
+    EngineQuery,
     RegisteredVersion,
     RunData,
     RunDetails,
@@ -213,6 +214,11 @@ class MemoryTracker:
                 if (tags or {}).items() <= (version := self._versions[name][int(number) - 1]).tags.items()
             ]
 
+    def engines(
+        self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
+    ) -> list[tuple[RunInfo, float | None]]:
+        raise errors.StoreError("Engines are searched by MLflow; give a store that it keeps.")
+
     def _data(self, run_id: str) -> _Data:
         return self._runs[self._stored_id(run_id)]
 
@@ -255,7 +261,7 @@ class MemoryRun(Run):
         with self._store_lock:
             self._data.tags.update(tags)
 
-    def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
         with self._store_lock:
             self._data.metrics.update(metrics)
 

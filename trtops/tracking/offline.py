@@ -45,6 +45,7 @@ class OfflineTracker:
         self.close, self.drop = inner.close, inner.drop
         self.register, self.registered = inner.register, inner.registered
         self.aliases, self.accepted = inner.aliases, inner.accepted
+        self.engines = inner.engines
         self.all_runs, self.log_entries = inner.all_runs, inner.log_entries
         self._answers: dict[Hashable, object] = {}
         self._runs: weakref.WeakValueDictionary[str, OfflineRun] = weakref.WeakValueDictionary()
@@ -253,9 +254,9 @@ class OfflineRun(Run):
             self._put(lambda run: run._put_tags(tags))
             self.record.tags.update(tags)
 
-    def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
         with self._lock:
-            self._put(lambda run: run._put_metrics(metrics))
+            self._put(lambda run: run._put_metrics(metrics, engine))
             self.record.metrics.update(metrics)
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:

@@ -201,6 +201,18 @@ class RunData:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineQuery(Record):
+    """Which engines are searched; empty fields match all. Metrics are named as in MLflow, such as ``error/max_abs``."""
+
+    best: str = ""  # the metric that engines are sorted by, the lowest first; those without it are left out
+    data: str = ""  # ``name`` or ``name@digest``, as in the params evidence.source and evidence.data
+    device: str = ""
+    kernel: str = ""
+    above: tuple[tuple[str, float], ...] = ()  # metrics with the values that they exceed
+    accepted: bool = False  # only those that an alias of the registry points to
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegisteredVersion(Record):
     """One version of a registered model: an artifact of a run, with tags of its own."""
 

@@ -108,15 +108,18 @@ class Run(ABC):
             schema.check_text("Tag", name, value)
         self._put_tags(texts)
 
-    def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+    def log_metrics(self, metrics: Mapping[MetricName, float], *, engine: str = "") -> None:
         """Log numbers, in one batch; NaN and infinities are kept, and long names are shortened.
+
+        Numbers about another run's engine name that run as ``engine``, and are found by it
+        (:meth:`trtops.tracking.base.Tracker.engines`); those of a run that goes to the spool are not.
 
         Raises LogError if a value is not a number, or a name has no parts.
         """
         self._must_be_open()
         numbers = {schema.fitting(tuple(name)): schema.number(name, value) for name, value in metrics.items()}
         with self._lock:
-            self._put_metrics(numbers)
+            self._put_metrics(numbers, "" if engine == self.id else engine)
             for name, value in numbers.items():
                 values = self._history.setdefault(schema.metric_key(name), [])
                 # Stores keep a value that did not change once; NaN is equal to itself here.
@@ -336,8 +339,8 @@ class Run(ABC):
         """Store tags, replacing earlier values."""
 
     @abstractmethod
-    def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
-        """Store metrics, replacing earlier values. One call at a time."""
+    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
+        """Store metrics, replacing earlier values; ``engine`` is another run or empty. One call at a time."""
 
     @abstractmethod
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:

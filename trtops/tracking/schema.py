@@ -36,6 +36,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_KEY = 250
 MAX_PARAM = 6000
 MAX_TAG = 8000
+DATA_DIGITS = 16  # of the digest of data, in params and in MLflow's datasets
 
 
 class Tag:
@@ -111,7 +112,7 @@ class Metric:
     REDUCE = "reduce"
     PRECISION = "precision"
     GATE = "gate"  # (GATE, "latency_ratio") and so on
-    AUDIT = "audit"
+    AUDIT = "audit"  # (AUDIT, "passed") is 1 or 0, of each engine and of all
 
 
 class Artifact:

@@ -13,7 +13,7 @@ from trtops.cli.jobs import Job, command, direct_command, no_verdict, op_job, tr
 from trtops.cli.logs import say, say_ending, say_json, say_table
 from trtops.errors import near
 from trtops.terminal import one_line
-from trtops.tracking.records import RUN_PREFIX
+from trtops.tracking.records import RUN_PREFIX, EngineQuery
 from trtops.tracking.schema import KINDS, Tag
 
 
@@ -29,6 +29,12 @@ def tag(text: str) -> tuple[str, str]:
     if not found or not name:
         raise ValueError(f"{text!r} is not a tag with its value; expected NAME=VALUE")
     return name, value
+
+
+def _limit(text: str) -> tuple[str, float]:
+    """Return metric and value of ``METRIC=VALUE``."""
+    name, value = tag(text)
+    return name, float(value)
 
 
 _FILTERS = Group(
@@ -50,27 +56,56 @@ _READ = (groups.STORE, groups.JSON)
         flag("-n --limit N", "maximum number of runs", default=50),
         flag("--csv", "print CSV, with a column for each param and metric"),
     ),
+    Group(
+        "engines (runs that built one)",
+        flag("--best METRIC", "good ones only, with the lowest value first, such as latency/p50_ms"),
+        flag("--data NAME[@DIGEST]", "evaluated on this data, as in the params evidence.source and evidence.data"),
+        flag("--device NAME", "built on this device, as in the param env.device"),
+        flag("--kernel NAME", "with this kernel, as trtops inspect tactics names it"),
+        flag("--above METRIC=VALUE+", "with larger values than these, such as error/max_abs=0.01", convert=_limit),
+        flag("--accepted", "that an alias of the registry points to"),
+    ),
     *_READ,
-    examples=("trtops runs list --experiment resnet50 --verdict bad", "trtops runs list --kind debug_build --json"),
+    examples=(
+        "trtops runs list --experiment resnet50 --verdict bad",
+        "trtops runs list --best latency/p50_ms --data 'random data (seed 1)' --device 'NVIDIA L4'",
+        "trtops runs list --accepted --kernel sm80_xmma_gemm_f16 --above error/max_abs=0.01",
+    ),
 )
 def list_(args: Options) -> Job:
-    """List runs of the store, newest first."""
+    """List runs of the store, newest first, or runs that built certain engines."""
     filters = {name: getattr(args, name) for name in ("kind", "verdict", "status", "parent", "limit")}
     filters |= {"experiment": args.of_experiment, "tags": dict(args.tag or ())}
     if args.csv:
         return op_job(args, "runs_csv", store="reads", show=lambda text, store: say(text.rstrip()), **filters)
-    return op_job(args, "list_runs", store="reads", show=_show_list, **filters)
+    query = EngineQuery(
+        best=args.best or "",
+        data=args.data or "",
+        device=args.device or "",
+        kernel=args.kernel or "",
+        above=tuple(args.above or ()),
+        accepted=bool(args.accepted),
+    )
+
+    def show(rows: list[Any], store: str | None) -> None:
+        _show_list(rows, query.best)
+
+    return op_job(
+        args, "list_runs", store="reads", show=show, engines=query if query != EngineQuery() else None, **filters
+    )
 
 
-def _show_list(rows: list[Any], store: str | None) -> None:
+def _show_list(rows: list[Any], best: str) -> None:
     if not rows:
         say("No such runs.")
         return
     cells = []
     for row in rows:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.start_time))
-        cells.append((row.id[:8], row.experiment, row.kind, row.status, row.verdict or "-", started, row.name))
-    say_table(("run", "experiment", "kind", "status", "verdict", "started", "name"), cells)
+        value = () if row.value is None else (f"{row.value:.6g}",)
+        cells.append((row.id[:8], row.experiment, row.kind, row.status, row.verdict or "-", *value, started, row.name))
+    measured = (best,) if best else ()
+    say_table(("run", "experiment", "kind", "status", "verdict", *measured, "started", "name"), cells)
 
 
 show = replace(inspect.run, examples=("trtops runs show 8d6e3f1a",))

@@ -129,6 +129,10 @@ def audit(
         run.log_text(result.page(), schema.Artifact.AUDIT_PAGE)
         numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
         numbers |= {grade.replace(" ", "_"): count for grade, count in result.grades.items()}
+        for each in result.runs:
+            if each.kind in BUILDS:
+                run.log_metrics(schema.family(schema.Metric.AUDIT, passed=each.passes(config.at_least)), engine=each.id)
+        numbers |= {"passed": not result.failed}  # of an engine above, and of all here
         run.log_metrics({(schema.Metric.AUDIT, name): float(value) for name, value in numbers.items()})
         finish_with(run, result, tracker)
     return result

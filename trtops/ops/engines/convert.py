@@ -323,7 +323,7 @@ def _build_and_evaluate(
     if golden is None:
         golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
     evaluation, outputs = _evaluate(model, build, backend, feeds, config, golden)
-    log_evaluation(run, evaluation)
+    log_evaluation(run, evaluation, engine="" if holder is None else holder.info.id)
     log_kernels(run, build)
     if check.plots == "always" or (check.plots == "bad" and evaluation.verdict == "bad"):
         from trtops.comparator.plot import error_figures

@@ -242,6 +242,7 @@ def assess(
         given = seen.given
         evidence = Evidence(
             source=feeds.source,
+            data_sha256=seen.digest.hexdigest(),
             feeds=seen.covered.feeds,
             samples=seen.covered.samples,
             shapes=seen.entries(
@@ -429,14 +430,15 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def log_evaluation(run: Run, evaluation: Evaluation) -> None:
-    """Log an evaluation: its numbers as metrics, the whole as an artifact."""
-    run.log_metrics(evaluation_metrics(evaluation))
+def log_evaluation(run: Run, evaluation: Evaluation, *, engine: str = "") -> None:
+    """Log an evaluation: its numbers as metrics, the whole as an artifact; ``engine`` as for ``Run.log_metrics``."""
     if evaluation.attribution is not None:
         run.set_tags({schema.Tag.ATTRIBUTION: evaluation.attribution.statement})
     if (evidence := evaluation.evidence) is not None:
         names = ("source", "feeds", "samples", "reference", "limits", "margin")
         params = {name: getattr(evidence, name) for name in names}
         params["shapes"] = "; ".join(dict.fromkeys(entry.text() for entry in evidence.shapes))[: schema.MAX_TAG]
+        params["data"] = evidence.data_sha256[: schema.DATA_DIGITS]
         run.log_params({"evidence": params})
+    run.log_metrics(evaluation_metrics(evaluation), engine=engine)
     run.log_json(evaluation, schema.Artifact.ACCURACY)

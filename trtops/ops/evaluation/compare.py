@@ -87,7 +87,8 @@ def compare(
     with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
         run.log_params({"actual": actual, "golden": golden, "check": config})
         evaluation = _evaluate_sides(actual, golden, config, tracker)
-        log_evaluation(run, evaluation)
+        engine = run_id_of(actual, tracker) if actual.startswith(RUN_PREFIX) else ""
+        log_evaluation(run, evaluation, engine=engine)
         result = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
         finish_with(run, result, tracker, title=f"compare {name}")
         return result.kept_in(run, experiment)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from trtops.backend.base import Feed
+from trtops.calibration.data import FeedDigest
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.coverage import Covered
 from trtops.record import Record
@@ -40,6 +41,7 @@ class Evidence(Record):
     """What a verdict rests on."""
 
     source: str  # of the data
+    data_sha256: str  # of all feeds, in order
     feeds: int
     samples: int
     shapes: tuple[ShapeEntry, ...]
@@ -85,14 +87,16 @@ class SeenFeeds:
         self._feeds = feeds
         self.places: list[tuple[int | None, str, dict[str, tuple[int, ...]]]] = []
         self.covered = Covered()
+        self.digest = FeedDigest()
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield the feeds."""
-        self.places, self.covered = [], Covered()
+        self.places, self.covered, self.digest = [], Covered(), FeedDigest()
         for feed in self._feeds:
             shapes = {name: tuple(np.shape(array)) for name, array in feed.items()}
             self.places.append((getattr(feed, "profile", None), getattr(feed, "point", ""), shapes))
             self.covered.add(feed)
+            self.digest.add(feed)
             yield feed
 
     @property

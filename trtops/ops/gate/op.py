@@ -129,16 +129,17 @@ def gate(
             seconds=time.perf_counter() - begin,
         ).kept_in(run, experiment)
         if measured is not None:
-            log_evaluation(run, measured.evaluation)
+            engine = measurement.holder
+            log_evaluation(run, measured.evaluation, engine=engine)
             if measured.rounds is not None:
-                run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
+                run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms}, engine=engine)
         end_gate(run, result, tracker)
     return registered(result, config, tracker)
 
 
 def end_gate(run: Run, result: GateResult, tracker: Tracker) -> None:
     """Log the decision with all numbers, and end the run."""
-    run.log_metrics(result.metrics())
+    run.log_metrics(result.metrics(), engine=result.holder)
     run.set_tags({schema.Tag.GATE: result.decision})
     finish_with(run, result, tracker, artifact=schema.Artifact.GATE, page=schema.Artifact.GATE_PAGE)
 

@@ -165,14 +165,19 @@ class Connection:
         metrics: Mapping[str, tuple[float, int]] = MappingProxyType({}),
         params: Mapping[str, str] = MappingProxyType({}),
         tags: Mapping[str, str] = MappingProxyType({}),
+        of: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Log encoded names and values; metrics as value and timestamp in milliseconds."""
+        """Log encoded names and values; metrics as value and timestamp in milliseconds.
+
+        ``of`` are the ``model_id`` of an engine that the metrics are about, and ``dataset_name`` and
+        ``dataset_digest`` of their data.
+        """
         from mlflow.entities import Metric, Param, RunTag
 
         self.call(
             self.client.log_batch,
             run_id,
-            metrics=[Metric(key, value, timestamp, 0) for key, (value, timestamp) in metrics.items()],
+            metrics=[Metric(key, value, timestamp, 0, **of) for key, (value, timestamp) in metrics.items()],
             params=[Param(key, value) for key, value in params.items()],
             tags=[RunTag(key, value) for key, value in tags.items()],
         )

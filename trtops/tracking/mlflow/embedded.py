@@ -119,6 +119,13 @@ def run_rows(store: Store, names: Collection[str]) -> list[Any]:
     return found
 
 
+def accepted_runs(store: Store) -> set[str]:
+    """The runs that aliases of the registry point to."""
+    # MLflow's client takes 0.2 ms for each version of each model.
+    query = "SELECT run_id FROM model_versions JOIN registered_model_aliases USING (name, version)"
+    return {row["run_id"] for row in _select(store, query)}
+
+
 def params_by_run(store: Store, experiment_id: str) -> list[Any]:
     """The runs of an experiment with params, deleted ones too, as MLflow's client returns them, with these only."""
     runs: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import re
@@ -19,11 +20,13 @@ from trtops.tracking import owner, schema
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
-from trtops.tracking.mlflow.embedded import metric_history, run_rows
+from trtops.tracking.mlflow.embedded import accepted_runs, metric_history, run_rows
+from trtops.tracking.mlflow.engines import Engines
 from trtops.tracking.mlflow.installed import run_context
 from trtops.tracking.mlflow.store_log import EXPERIMENT, StoreLog
 from trtops.tracking.records import (
     ArtifactEntry,
+    EngineQuery,
     RegisteredVersion,
     RunDetails,
     RunInfo,
@@ -73,6 +76,7 @@ class MlflowTracker:
         self.context = run_context()
         self.log = StoreLog(self._connection, self._pages)
         self.log_entries = self.log.entries
+        self.linked_engines = Engines(self._connection, self._pages)
         self._experiments: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -203,6 +207,8 @@ class MlflowTracker:
         info = replace(info, end_time=round(at or time.time(), 3))
         signature = files.peek(Artifact.SIGNATURE) if Tag.SIGNED in info.tags and info.status == "finished" else None
         self.log.append(event, info.id, run_facts(info, signature))
+        if info.status == "finished":
+            self.linked_engines.record(info.id, files)
         self._connection.end(info.id, _shown_status(info.status, info.tags.get(Tag.VERDICT)), info.end_time)
 
     def reopen(self, run_id: str) -> MlflowRun:
@@ -282,19 +288,38 @@ class MlflowTracker:
         return {alias: str(version) for alias, version in aliases.items()}
 
     def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
+        every = self._pages(self._client.search_model_versions, _search_filter(tags or {}, None, None, ""))
+        versions = {(version.name, str(version.version)): version for version in every}
+        models = self._pages(self._client.search_registered_models)
         if tags:  # a store may have thousands of models
-            versions = self._pages(self._client.search_model_versions, _search_filter(tags, None, None, ""))
-            names = [str(name) for name in dict.fromkeys(version.name for version in versions)]
-        else:
-            names = [model.name for model in self._pages(self._client.search_registered_models)]
+            models = filter(None, map(self._registered_model, dict.fromkeys(name for name, _ in versions)))
         found = []
-        for name in names:
-            for alias, number in sorted(self.aliases(name).items()):
-                with contextlib.suppress(errors.StoreError, errors.RunNotFoundError):
-                    version = self._version(name, number)
+        for model in models:
+            for alias, number in sorted(model.aliases.items()):
+                if (entity := versions.get((model.name, str(number)))) is None:
+                    continue
+                with contextlib.suppress(errors.StoreError):
+                    version = _registered_version(entity)
                     if (tags or {}).items() <= version.tags.items():
                         found.append((alias, version))
         return found
+
+    def engines(
+        self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
+    ) -> list[tuple[RunInfo, float | None]]:
+        ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
+        runs = None
+        if query.accepted:
+            runs = accepted_runs(self.store) if self.store else {version.run_id for _, version in self.accepted()}
+        if not ids or runs == set():
+            return []
+        search = self.linked_engines.search(ids, query, verdict, runs, size=min(limit or 100, 100))
+        found = dict(itertools.islice(search, limit))
+        infos: dict[str, RunInfo] = {}
+        for start in range(0, len(found), 500):
+            query_runs = f"attributes.run_id IN ({', '.join(map(repr, [*found][start : start + 500]))})"
+            infos |= {e.info.run_id: self._info(e) for e in self._pages(self._client.search_runs, ids, query_runs)}
+        return [(infos[run_id], value) for run_id, value in found.items() if run_id in infos]
 
     def _registered_model(self, name: str) -> Any:
         try:
@@ -304,15 +329,7 @@ class MlflowTracker:
             return None
 
     def _version(self, name: str, number: str) -> RegisteredVersion:
-        version = self._call(self._client.get_model_version, name, number)
-        # MLflow accepts any path as a source. Only an artifact of a run has a manifest to be checked against.
-        match = re.fullmatch(r"runs:/(\w+)/(.+)", source := str(version.source))
-        if match is None or ".." in match[2].split("/"):
-            raise errors.StoreError(
-                f"Version {number} of {name!r} points to {source!r}, which is not an artifact of a run, so its content "
-                "cannot be checked. Promote a run instead."
-            )
-        return RegisteredVersion(name=name, version=number, run_id=match[1], path=match[2], tags=dict(version.tags))
+        return _registered_version(self._call(self._client.get_model_version, name, number))
 
     def _entity(self, run_id: str) -> MlflowRunEntity:
         missing = errors.RunNotFoundError(
@@ -447,16 +464,17 @@ class MlflowRun(Run):
         self._connection.log_batch(self.id, tags=tags)
         self._row = replace(self._row, tags={**self._row.tags, **tags})
 
-    def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
         changed: dict[str, float] = {}
         for name, value in metrics.items():
             key = schema.metric_key(name)
             before = self._metrics.get(key)
-            if before is None or not (before == value or (math.isnan(before) and math.isnan(value))):
+            if engine or before is None or not (before == value or (math.isnan(before) and math.isnan(value))):
                 changed[key] = value
                 self._timestamps[key] = self._next_timestamp(key)
         stored = {key: (schema.stored_number(value), self._timestamps[key]) for key, value in changed.items()}
-        self._connection.log_batch(self.id, metrics=stored)
+        of = self._tracker.linked_engines.link(engine, self.id) if engine else {}
+        self._connection.log_batch(self.id, metrics=stored, of=of)
         self._metrics.update(changed)
 
     def _next_timestamp(self, key: str) -> int:
@@ -475,6 +493,19 @@ class MlflowRun(Run):
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         self._tracker.end(replace(self._row, status=status), self._files, at)
+
+
+def _registered_version(version: Any) -> RegisteredVersion:
+    """A version from MLflow's. StoreError if it does not point to an artifact of a run."""
+    name, number = version.name, str(version.version)
+    # MLflow accepts any path as a source. Only an artifact of a run has a manifest to be checked against.
+    match = re.fullmatch(r"runs:/(\w+)/(.+)", source := str(version.source))
+    if match is None or ".." in match[2].split("/"):
+        raise errors.StoreError(
+            f"Version {number} of {name!r} points to {source!r}, which is not an artifact of a run, so its content "
+            "cannot be checked. Promote a run instead."
+        )
+    return RegisteredVersion(name=name, version=number, run_id=match[1], path=match[2], tags=dict(version.tags))
 
 
 def _shown_status(status: RunStatus, verdict: str | None) -> str:

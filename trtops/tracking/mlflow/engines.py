@@ -1,0 +1,146 @@
+"""Engines as MLflow's logged models: the params and kernels of each, and all numbers that runs measured on it.
+
+A complete run that built an engine has one logged model, made when the run ends. Later runs link their numbers to it,
+with name and digest of their data. The models are an index for searches: what a run states is in its own artifacts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trtops import errors
+from trtops.tracking import schema
+from trtops.tracking.mlflow.connection import Connection
+from trtops.tracking.records import EngineQuery
+from trtops.tracking.schema import Artifact, Tag
+from trtops.verdict import MARKS
+
+if TYPE_CHECKING:
+    from trtops.tracking.mlflow.artifacts import Files
+
+_MAX_IN = 1000  # ids in a query
+
+log = logging.getLogger(__name__)
+
+
+class Engines:
+    """The logged models of a store."""
+
+    def __init__(self, connection: Connection, pages: Callable[..., Iterator[Any]]) -> None:
+        self._connection, self._pages = connection, pages
+        self._client, self._call = connection.client, connection.call
+
+    def record(self, run_id: str, files: Files) -> None:
+        """Make the logged model of a run's own engine, if it has one, and link the run's numbers to it.
+
+        Problems of MLflow lead to a warning. Raises TrackingUnavailableError or NoRoomError if the store cannot be
+        written now.
+        """
+        try:
+            run = self._call(self._client.get_run, run_id)
+            tags = run.data.tags
+            if Tag.ENGINE_SHA256 not in tags or Tag.REUSED_FROM in tags:
+                return
+            model = _model_of(run) or self._create(run, files.peek(Artifact.LAYERS))
+            start = int(run.info.start_time)
+            # MLflow stores NaN as 0 here.
+            numbers = {key: (value, start) for key, value in run.data.metrics.items() if not math.isnan(value)}
+            self._connection.log_batch(run_id, metrics=numbers, of={"model_id": model, **_data_of(run)})
+            self._call(self._client.finalize_logged_model, model, "READY")
+        except (errors.TrackingUnavailableError, errors.NoRoomError):
+            raise
+        except (errors.TrackingError, ValueError, TypeError, AttributeError) as exc:  # the layers may be damaged
+            log.warning("The engine of run %s is not among MLflow's logged models: %s", run_id, exc)
+
+    def _create(self, run: Any, layers: bytes | None) -> str:
+        from mlflow.entities import LoggedModelOutput
+
+        wanted = (Tag.ENGINE_SHA256, Tag.MODEL_SHA256, Tag.DEVICE_SHA256, Tag.VERDICT, Tag.KIND)
+        tags = {tag: run.data.tags[tag] for tag in wanted if tag in run.data.tags}
+        kernels = Counter(str(layer.get("tactic")) for layer in json.loads(layers or b"[]") if layer.get("tactic"))
+        tags |= {kernel_tag(kernel): str(count) for kernel, count in kernels.items()}
+        params = {name: value for name, value in run.data.params.items() if not name.startswith("evidence.")}
+        name = re.sub("[/:.%\"']", "-", run.info.run_name or "engine").lstrip("".join(MARKS.values()) + " ")
+        made = self._call(
+            self._client.create_logged_model,
+            run.info.experiment_id, name or "engine", run.info.run_id, tags, params, "engine",
+        )  # fmt: skip
+        self._call(self._client.log_outputs, run.info.run_id, [LoggedModelOutput(made.model_id, 0)])
+        return str(made.model_id)
+
+    def link(self, engine: str, run_id: str) -> Mapping[str, str]:
+        """What connects the metrics of a run with the engine of another one, for ``Connection.log_batch``."""
+        model = None
+        with contextlib.suppress(errors.RunNotFoundError):
+            run = self._call(self._client.get_run, engine)
+            if (holder := run.data.tags.get(Tag.REUSED_FROM)) is not None:
+                run = self._call(self._client.get_run, holder)
+            model = _model_of(run)
+        return {} if model is None else {"model_id": model, **_data_of(self._call(self._client.get_run, run_id))}
+
+    def search(
+        self, experiments: list[str], query: EngineQuery, verdict: str | None, runs: Collection[str] | None, size: int
+    ) -> Iterator[tuple[str, float | None]]:
+        """Runs whose engines match, and the value of ``query.best``, which they are sorted by; only some ``runs``."""
+        tags = {} if verdict is None else {Tag.VERDICT: verdict}
+        conditions = [f"tags.`{tag}` = {_quoted(value)}" for tag, value in tags.items()]
+        if query.kernel:
+            conditions.append(f"tags.`{kernel_tag(query.kernel)}` != ''")
+        if query.device:
+            conditions.append(f"params.`env.device` = {_quoted(query.device)}")
+        for metric, limit in query.above:
+            conditions.append(f"metrics.`{metric}` > {limit!r}")
+        if runs is not None and len(runs) <= _MAX_IN:
+            conditions.append(f"source_run_id IN ({', '.join(map(_quoted, runs))})")
+        name, _, digest = query.data.rpartition("@") if "@" in query.data else (query.data, "", "")
+        data = {"dataset_name": name} if name else {}
+        data |= {"dataset_digest": digest} if digest else {}
+        order = [{"field_name": f"metrics.{query.best}", "ascending": True, **data}] if query.best else None
+        # MLflow's server takes a missing digest for an empty one.
+        datasets = [data] if digest or (name and self._connection.store) else None
+        for model in self._pages(
+            self._client.search_logged_models,
+            experiments, filter_string=" and ".join(conditions), datasets=datasets, order_by=order, size=size,
+        ):  # fmt: skip
+            numbers = [
+                m for m in model.metrics or () if name in ("", m.dataset_name) and digest in ("", m.dataset_digest)
+            ]
+            best = max((m for m in numbers if m.key == query.best), key=lambda each: each.timestamp, default=None)
+            if (
+                (runs is None or model.source_run_id in runs)
+                and (best is not None or not query.best)
+                and (numbers or not name)
+                and all(any(m.key == key and m.value > limit for m in numbers) for key, limit in query.above)
+            ):
+                yield str(model.source_run_id), best and best.value
+
+
+def _quoted(text: str) -> str:
+    """A text in MLflow's language, which cannot escape quotes."""
+    if set("'\"`\\") & set(text):
+        raise errors.ConfigError(f"{text!r} contains a quote, which MLflow cannot search for.")
+    return f"'{text}'"
+
+
+def kernel_tag(kernel: str) -> str:
+    """The tag of a logged model for a kernel; its value is the number of layers that use it."""
+    return schema.metric_key(schema.fitting(("kernel", kernel)))
+
+
+def _model_of(run: Any) -> str | None:
+    """The id of the logged model of a run's engine."""
+    outputs = run.outputs.model_outputs if run.outputs else []
+    return next((str(each.model_id) for each in outputs), None)
+
+
+def _data_of(run: Any) -> dict[str, str]:
+    """The data that a run evaluated an engine on, as MLflow names it."""
+    name, digest = (run.data.params.get(f"evidence.{param}") for param in ("source", "data"))
+    return {"dataset_name": name[:500], "dataset_digest": digest} if name and digest else {}
