@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from trtops import errors
+from trtops.backend.common import save_bytes
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.result import Inspection, tracker_or_default
 from trtops.record import JSONValue, Record
 from trtops.reports.present import report_page
-from trtops.system.files import open_atomically
 from trtops.tables import size
 from trtops.terminal import one_line
 from trtops.tracking import schema
@@ -195,8 +195,7 @@ def report(run: str, *, tracker: Tracker | None = None, output: str | Path | Non
     page = report_page(tracker, run)
     path = Path(output) if output is not None else Path(f"report-{run[:8]}.html")
     try:
-        with open_atomically(path) as file:
-            file.write(page.encode("utf-8"))
+        save_bytes(page.encode("utf-8"), path)
     except OSError as exc:
         raise errors.ConfigError(
             f"The report cannot be written to {path}: {exc.strerror}. Use another --output."

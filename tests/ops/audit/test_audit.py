@@ -33,7 +33,7 @@ def test_runs_are_selected_by_every_filter(pristine: Logged) -> None:
     log = LogCheck(tracker)
 
     def chosen(config: AuditConfig) -> tuple[str, ...]:
-        return choose_runs(config, tracker, log).ids
+        return tuple(choose_runs(config, tracker, log)[0])
 
     assert chosen(AuditConfig(runs=(runs["fp32"], runs["fp16"]))) == (runs["fp32"], runs["fp16"])
     builds = chosen(AuditConfig(experiment="conv_net", tags=((Tag.KIND, "build"),)))

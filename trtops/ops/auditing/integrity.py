@@ -19,7 +19,7 @@ from trtops.backend.onnxrt.ort_format import read_graph
 from trtops.calibration.cache import CalibrationCache
 from trtops.comparator.results import RunResults
 from trtops.ops.auditing.log_check import LogCheck
-from trtops.ops.auditing.result import Claim, Contradiction
+from trtops.ops.auditing.result import Claim, Contradiction, RunAudit
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluation_metrics
@@ -148,34 +148,34 @@ def model_path(run: StoredRun) -> Path:
     return next((file for file in files if file.suffix == ".onnx"), files[0])
 
 
-@dataclass(frozen=True)
-class Integrity:
-    """What the comparison of a run's statements found."""
-
-    files: int  # that match the manifest
-    signature: str  # the key that signed the run, or an empty text
-    contradictions: tuple[Contradiction, ...]
-    unverified: tuple[str, ...]  # what could not be compared
-
-
-def check_integrity(run: StoredRun, shared: SharedReads) -> Integrity:
+def check_integrity(run: StoredRun, shared: SharedReads) -> RunAudit:
     """Compare everything that a run states in several places."""
-    facts = Facts(run.info)
+    info, facts = run.info, Facts(run.info)
     files = _check_files(run, facts)
     signature = check_signature(run, shared.keys, facts.wrong)
     for needed, kinds, check in _CHECKS:
         try:
-            if run.info.kind in kinds and (not needed or needed in run):
+            if info.kind in kinds and (not needed or needed in run):
                 check(run, shared, facts)
         except errors.IncompleteRunError as exc:
             if not facts.problems:  # otherwise the file is already reported
-                facts.wrong(f"run {run.info.id}", str(exc))
+                facts.wrong(f"run {info.id}", str(exc))
         except errors.TrackingUnavailableError:
             raise
         except Exception as exc:  # a forged file may lead to any error
-            facts.wrong(f"run {run.info.id}", f"{type(exc).__name__}: {exc}")
+            facts.wrong(f"run {info.id}", f"{type(exc).__name__}: {exc}")
     logged, unverified = shared.log.check_run(run)
-    return Integrity(files, signature, (*facts.contradictions(), *logged), (*facts.unverified, *unverified))
+    return RunAudit(
+        id=info.id,
+        name=info.name,
+        experiment=info.experiment,
+        kind=info.kind or "",
+        whole=files == len(run.manifest.artifacts),
+        files=files,
+        contradictions=(*facts.contradictions(), *logged),
+        unverified=(*facts.unverified, *unverified),
+        signature=signature,
+    )
 
 
 def _check_files(run: StoredRun, facts: Facts) -> int:

@@ -104,15 +104,14 @@ def audit(
     experiment = experiment or "audit"
     heads = [head for given in config.log for head in read_heads(given)]
     shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
-    chosen = choose_runs(config, tracker, shared.log)
-    run_ids = chosen.ids
+    run_ids, logged, rows = choose_runs(config, tracker, shared.log)
     begin = time.perf_counter()
     with op_run(tracker, experiment, f"audit of {len(run_ids)} runs", kind="audit", tags=tags) as run:
         run.log_params(config)
         done: list[RunAudit] = []
         try:
             for run_id in run_ids:
-                done.append(_audit_run(run_id, chosen.rows, config, shared, folder))
+                done.append(_audit_run(run_id, rows, config, shared, folder))
                 if progress is not None:
                     progress(len(done), len(run_ids))
         finally:
@@ -123,7 +122,7 @@ def audit(
             runs=tuple(done),
             at_least=config.at_least,
             seconds=time.perf_counter() - begin,
-            log=shared.log.check_store(chosen.logged, chosen.rows, run_ids, shared.accepted),
+            log=shared.log.check_store(logged, rows, run_ids, shared.accepted),
         ).kept_in(run, experiment)
         run.log_json(result, schema.Artifact.AUDIT_RESULT)
         run.log_text(result.page(), schema.Artifact.AUDIT_PAGE)
@@ -138,21 +137,17 @@ def audit(
     return result
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The runs of an audit: those to audit, those that must exist according to the log, and the rows that were read."""
-
-    ids: tuple[str, ...]
-    logged: Collection[str]
-    rows: Mapping[str, RunInfo]
-
-
 # Tags that say which runs can be audited, and which the log states.
 _TAGS = (schema.Tag.KIND, schema.Tag.USER, schema.Tag.OWNER, schema.Tag.HOST)
 
 
-def choose_runs(config: AuditConfig, tracker: Tracker, log: LogCheck) -> Chosen:
-    """The runs to audit, in order; ConfigError if no run matches."""
+def choose_runs(
+    config: AuditConfig, tracker: Tracker, log: LogCheck
+) -> tuple[list[str], Collection[str], Mapping[str, RunInfo]]:
+    """The runs to audit, in order, those that must exist according to the log, and the rows that were read, by id.
+
+    ConfigError if no run matches.
+    """
     wanted, rows = dict(config.tags), dict[str, RunInfo]()
     names = {schema.Tag.KIND: "kind", schema.Tag.VERDICT: "verdict"}
     logged = {
@@ -182,7 +177,7 @@ def choose_runs(config: AuditConfig, tracker: Tracker, log: LogCheck) -> Chosen:
     if config.sample is not None and config.sample < len(ids):
         # Sorted first, so that a seed draws the same runs in whatever order the store lists them.
         ids = random.Random(config.seed).sample(sorted(ids), config.sample)
-    return Chosen(tuple(ids), logged, rows)
+    return ids, logged, rows
 
 
 def _is_finished(info: RunInfo) -> bool:
@@ -204,15 +199,7 @@ def _audit_run(
         run = tracker.load(run_id)
         info = run.info
         what = f"run {run_id}"
-        found = check_integrity(run, shared)
-        audited = replace(
-            audited,
-            whole=found.files == len(run.manifest.artifacts),
-            files=found.files,
-            contradictions=found.contradictions,
-            unverified=found.unverified,
-            signature=found.signature,
-        )
+        audited = check_integrity(run, shared)
         if info.kind == "gate":  # it only contains an engine if it built its candidate
             stem = f"{builds.ENGINE_STEM}."
             holds_build = any(entry.path.startswith(stem) for entry in run.manifest.original().artifacts)

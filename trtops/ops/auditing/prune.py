@@ -34,12 +34,9 @@ class PruneResult(OpResult):
 
 
 def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool = False) -> PruneResult:
-    """List engines of old runs that are neither promoted, nor accepted, nor reused; ``apply`` deletes them.
+    """List engines of runs that ended at least so many days ago and are neither promoted, nor accepted, nor reused.
 
-    Args:
-        tracker: The tracking store.
-        older_than_days: Only of runs that ended at least this long ago.
-        apply: Delete the engines.
+    ``apply`` deletes them.
     """
     if not older_than_days >= 0:
         raise errors.ConfigError(f"older_than_days is {older_than_days}; expected 0 or more.")

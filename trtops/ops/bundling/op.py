@@ -100,15 +100,10 @@ class BundleResult(OpResult):
 
 
 def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker | None = None) -> BundleResult:
-    """Pack a run so that its verdict can be reproduced without trtops.
+    """Pack a run, a build or an iteration that may have failed, so that its verdict can be reproduced without trtops.
 
     ConfigError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
     that is not allowed.
-
-    Args:
-        run: Run id of a build or an iteration; also of a failed build.
-        config: Options.
-        tracker: The tracking store.
     """
     tracker = tracker_or_default(tracker)
     info = tracker.info(run_id_of(run, tracker))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.common import open_atomically
+from trtops.backend.common import save_bytes
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import AlgorithmOrBest, Comparison
@@ -325,5 +325,4 @@ def _log_cache(run: Run, cache: CalibrationCache, config: CalibrateConfig, secon
     counts = {"samples": cache.samples, "feeds": cache.feeds, "tensors": len(cache), "excluded": len(cache.excluded)}
     run.log_metrics(schema.family(schema.Metric.CALIBRATION, seconds=seconds, **counts))
     if config.output is not None:
-        with open_atomically(config.output) as file:
-            file.write(cache.to_bytes() if config.output.endswith(".json") else cache.to_tensorrt())
+        save_bytes(cache.to_bytes() if config.output.endswith(".json") else cache.to_tensorrt(), config.output)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.engines.yaml_records import read_yaml
+from trtops.ops.engines.yaml_records import merge, read_yaml
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import DataConfig
 from trtops.record import Record
@@ -28,8 +28,6 @@ from trtops.spec import (
     TensorRTOptions,
 )
 
-_MERGED = ("policy", "tolerances", "input_shapes", "onnxruntime", "tensorrt")
-"""Keys whose values are merged with the defaults; any other key replaces its default."""
 _PATHS = ("data", "labels", "golden", "calibration_data", "calibration_cache")
 
 
@@ -197,11 +195,7 @@ def read_model_list(path: str | Path) -> ModelList:
         if not isinstance(entry, dict):
             document.complain(place, f"expected keys and values, such as 'model: a.onnx' (found {entry!r:.60}).")
             continue
-        merged = {**defaults, **entry}
-        for key in _MERGED:
-            if isinstance(defaults.get(key), dict) and isinstance(entry.get(key), dict):
-                merged[key] = {**defaults[key], **entry[key]}
-        model = document.record(ListedModel, place, merged)
+        model = document.record(ListedModel, place, merge(defaults, entry))
         if model is not None:
             models.append(_with_absolute_paths(model, folder))
             lines.append(document.line(place))

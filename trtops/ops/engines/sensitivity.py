@@ -116,18 +116,8 @@ def sensitivity(
 ) -> SensitivityResult:
     """Measure each layer's share of the INT8 error, and propose layers to keep in higher precision.
 
-    CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
-
-    Args:
-        model: The ONNX file.
-        calibration_cache: The ranges: a cache, a file of either format, or ``run:ID``.
-        config: How to measure.
-        tracker: The tracking store.
-        data: Input data, instead of the config's source.
-        experiment: Experiment to log to.
-        tags: Further tags of the run.
-        parent: Id of a parent run.
-        progress: Called after every layer.
+    ``calibration_cache`` has the ranges: a cache, a file of either format, or ``run:ID``. ``data`` replaces the
+    config's source. CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
     """
     tracker = tracker_or_default(tracker)
     path = model_file(model)

@@ -84,6 +84,13 @@ def read_yaml(path: str | Path) -> Document:
     return Document(str(path), data, lines)
 
 
+def merge(below: Any, above: Any) -> Any:
+    """Merge nested mappings; anything else in ``above`` replaces the value in ``below``."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
+
+
 def _plain_value(node: Any, place: Place, document: Document, lines: dict[Place, int]) -> Any:
     """The value of a node; the lines of all values in it are added to ``lines``."""
     import yaml

@@ -64,17 +64,9 @@ def compare(
     """Compare one side with another, and log the comparison to a run.
 
     A side is ``run:ID`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine
-    file (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``).
-
-    Args:
-        actual: The side under test.
-        golden: The reference side.
-        config: Data, tolerances and measurements; ``golden`` is not used. Default tolerances are those of the lowest
-            precision that one of the sides was built for, if they are runs, and else those of FP32.
-        tracker: The tracking store; ``run:`` sides are read from it.
-        experiment: Experiment to log to; named after the side under test by default.
-        tags: Further tags of the run.
-        parent: Id of a parent run.
+    file (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``). ``golden`` of the config is not
+    used; default tolerances are those of the lowest precision that one of the sides was built for, if they are runs,
+    and else those of FP32. The experiment is named after the side under test by default.
 
     Raises TrtopsError if a side is something else, or cannot be loaded or run. Outputs that differ are a result.
     """

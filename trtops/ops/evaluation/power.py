@@ -119,15 +119,9 @@ def measure_power(
 
     All faults that need a run share one session, in which extra inputs switch them on
     (:mod:`trtops.backend.onnx.faults`). Swapped rows and stale outputs are made from the golden outputs. A fault with
-    which the reference fails counts as caught, and one that changes nothing on this data as missed.
-
-    Args:
-        model: The reference.
-        feeds: The data of the comparison, which is read once, or once for each fault if it is large.
-        golden: The golden outputs, one iteration for each feed.
-        tolerances: The limits of the comparison.
-        faults: Number of faults. Kinds take turns; a small model may have fewer places.
-        seed: Seed of their choice; the same seed plants the same faults.
+    which the reference fails counts as caught, and one that changes nothing on this data as missed. Kinds take turns,
+    and a small model may have fewer places than ``faults``. ``feeds`` are read once, or once for each fault if they are
+    large; the ``golden`` outputs have one iteration for each.
     """
     from trtops.backend.onnx.faults import FaultyModel
     from trtops.backend.onnx.model import is_large

@@ -22,7 +22,7 @@ from typing import Any
 
 from trtops import errors
 from trtops.comparator.report import Tolerances
-from trtops.ops.engines.yaml_records import read_yaml
+from trtops.ops.engines.yaml_records import merge, read_yaml
 from trtops.record import Record
 from trtops.spec import Precision
 
@@ -114,20 +114,13 @@ def read_policy(path: str | Path) -> Policy:
     if not isinstance(data, dict):
         document.complain((), "expected limits, such as `latency: {ratio: 1.05}`.")
         document.raise_problems()
-    common = _merge(Limits().to_dict(), {key: data[key] for key in data.keys() - {"precisions"}})
+    common = merge(Limits().to_dict(), {key: data[key] for key in data.keys() - {"precisions"}})
     # Without valid common limits, their problems are not reported again for each precision.
     below = {} if document.record(Limits, (), common) is None else common
     merged: dict[str, Any] = {"limits": below, "precisions": data.get("precisions") or {}}
     if isinstance(precisions := merged["precisions"], dict):
-        merged["precisions"] = {name: _merge(below, own) for name, own in precisions.items()}
+        merged["precisions"] = {name: merge(below, own) for name, own in precisions.items()}
     policy = document.record(Policy, (), merged)
     document.raise_problems()
     assert policy is not None
     return policy
-
-
-def _merge(below: Any, above: Any) -> Any:
-    """Merge nested mappings; anything else in ``above`` replaces the value in ``below``."""
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above
-    return {**below, **{key: _merge(below.get(key), value) for key, value in above.items()}}

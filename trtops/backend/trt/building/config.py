@@ -120,16 +120,12 @@ class _CommonConfig(BaseLoader[Any]):
         config.profiling_verbosity = (
             trt.ProfilingVerbosity.DETAILED if self.profiling_verbosity is None else self.profiling_verbosity
         )
-        if self.engine_capability is not None:
-            config.engine_capability = self.engine_capability
-        if self.builder_optimization_level is not None:
-            config.builder_optimization_level = self.builder_optimization_level
-        if self.avg_timing_iterations is not None:
-            config.avg_timing_iterations = self.avg_timing_iterations
-        if self.hardware_compatibility_level is not None:
-            config.hardware_compatibility_level = self.hardware_compatibility_level
-        if self.max_aux_streams is not None:
-            config.max_aux_streams = self.max_aux_streams
+        for name in (
+            "engine_capability", "builder_optimization_level", "avg_timing_iterations", "hardware_compatibility_level",
+            "max_aux_streams",
+        ):  # fmt: skip
+            if (value := getattr(self, name)) is not None:
+                setattr(config, name, value)
         for pool, nbytes in (self.memory_pool_limits or {}).items():
             config.set_memory_pool_limit(pool, nbytes)
         if self.tactic_sources is not None:

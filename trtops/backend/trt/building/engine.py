@@ -8,17 +8,17 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.backend.common import save_bytes
 from trtops.backend.loader import BaseLoader, immediately
 from trtops.backend.runner import ValueOrCallable
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
 from trtops.func import make_iterable, value_of
 from trtops.system.allowed import check_file
-from trtops.system.files import open_atomically, write_open_file
+from trtops.system.files import write_open_file
 
 if TYPE_CHECKING:
     import onnx
@@ -262,11 +262,7 @@ class SaveEngine(BaseLoader[Any]):
 
     def call_impl(self) -> Any:
         engine = value_of(self.engine)
-        if not isinstance(self.path, (str, os.PathLike)):
-            write_open_file(self.path, buffer_from_engine(engine))
-            return engine
-        with open_atomically(Path(self.path)) as file:
-            file.write(buffer_from_engine(engine))
+        save_bytes(buffer_from_engine(engine), self.path)
         return engine
 
 

@@ -359,21 +359,12 @@ def from_record(record: TacticRecord) -> TacticReplayData:
 def _algorithm_of(choice: TacticChoice) -> Algorithm | None:
     if choice.implementation is None or choice.tactic_id is None:
         return None
-    inputs, outputs = _from_formats(choice.inputs), _from_formats(choice.outputs)
+    inputs, outputs = (
+        tuple(TensorInfo(f.dtype, f.strides, f.vectorized_dim, f.components_per_element) for f in side)
+        for side in (choice.inputs, choice.outputs)
+    )
     return Algorithm(choice.implementation, choice.tactic_id, inputs, outputs)
 
 
 def _to_formats(infos: tuple[TensorInfo, ...]) -> tuple[TensorFormat, ...]:
-    return tuple(
-        TensorFormat(
-            dtype=str(info.dtype),
-            strides=info.strides,
-            vectorized_dim=info.vectorized_dim,
-            components_per_element=info.components_per_element,
-        )
-        for info in infos
-    )
-
-
-def _from_formats(formats: tuple[TensorFormat, ...]) -> tuple[TensorInfo, ...]:
-    return tuple(TensorInfo(f.dtype, f.strides, f.vectorized_dim, f.components_per_element) for f in formats)
+    return tuple(TensorFormat(**{**vars(info), "dtype": str(info.dtype)}) for info in infos)
