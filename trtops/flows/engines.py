@@ -1,11 +1,16 @@
 """The flows that build, calibrate and compare engines: one model at a time, a list of models, or a folder."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from prefect.artifacts import create_markdown_artifact
+
+from trtops import errors
 from trtops.flows.flow_of import flow_of, run_as_task
 from trtops.flows.slots import device_slot
+from trtops.ops.engines.board import board
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
@@ -32,7 +37,11 @@ def _nightly(models: Path, config: BuildListConfig = BuildListConfig(), **logged
         name = f"build {Path(model).stem} {config.build.precision} {config.build.backend}"
         return run_as_task(name, build, by_steps=True)
 
-    return build_list(models, config, convert_one=convert_one, **logged)
+    result = build_list(models, config, convert_one=convert_one, **logged)
+    if result.run_id:
+        with contextlib.suppress(errors.TrackingError):  # the run is in the spool
+            create_markdown_artifact(board(tracker=logged["tracker"]).page(), key="board")
+    return result
 
 
 def _watch(

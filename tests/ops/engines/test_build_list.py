@@ -19,6 +19,7 @@ import pytest
 
 from tests import models
 from trtops import errors
+from trtops.ops.engines.board import board
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, BuildOutcome, build_list
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.model_list import ListedModel, Policy, folder_list
@@ -278,7 +279,31 @@ def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: Memo
         expected = "bad" if states - {"good", "unproven"} else "unproven" if "unproven" in states else "good"
         assert result.verdict == expected
         verdicts[result.verdict] += 1
+        shown = board(tracker=tracker, nights=3)
+        now = {name: nights.states[nights.content(name)] for name in nights.seen}
+        broken = {name: "error" if state in FAILURES else state for name, state in now.items()}
+        assert {Path(row.last.model).stem: row.verdict for row in shown.rows} == broken
+        assert shown.verdict == expected and max(len(row.nights) for row in shown.rows) <= 3
     assert min(verdicts[verdict] for verdict in ("good", "bad", "unproven")) > 1
+
+
+def test_missing_model_is_on_the_board(tmp_path: Path, tracker: MemoryTracker, clock: Clock):
+    nights = Nights(tmp_path, tracker, clock)
+    nights.write("net0", "good")
+    models = listed(tmp_path, "  - {model: net0.onnx, policy: {isolated: false}}\n")
+
+    for clock.days, verdict in enumerate(("good", "bad", "good")):
+        if verdict == "bad":
+            (tmp_path / "net0.onnx").rename(tmp_path / "moved")
+        elif clock.days:
+            (tmp_path / "moved").rename(tmp_path / "net0.onnx")
+        for _ in range(3):
+            build_list(models, NEW, tracker=tracker, convert_one=nights.convert)
+        assert board(tracker=tracker).verdict == verdict
+    assert len(tracker.find(tags={Tag.KIND: "build_list"})) == 3  # a visit that finds nothing new leaves none
+    [row] = board(tracker=tracker, output=tmp_path / "board.html").rows
+    assert row.marks == "✓!✓"
+    assert "net0.onnx" in (tmp_path / "board.html").read_text()
 
 
 @pytest.mark.parametrize("failure", TRANSIENT)

@@ -111,6 +111,23 @@ def _show_list(rows: list[Any], best: str) -> None:
 show = replace(inspect.run, examples=("trtops runs show 8d6e3f1a",))
 
 
+@command(
+    Group(
+        "board",
+        flag("--nights N", "number of nights to show, for each list and machine", default=14),
+        flag("-o --output FILE", "also write the board as a page of HTML"),
+    ),
+    *_READ,
+    examples=("trtops runs board -o board.html",),
+)
+def board(args: Options) -> Job:
+    """Show the last verdict, error and latency of every listed model, on each device and in each precision.
+
+    Models that are not good come first. Exits with 1 if there is one.
+    """
+    return op_job(args, "board", nights=args.nights, output=args.output, store="reads")
+
+
 @command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",))
 def compare(args: Options) -> Job:
     """Show params and numbers of runs side by side, where they differ."""

@@ -83,7 +83,20 @@ class BuildOutcome(Record):
     reused: bool = False
     engine_bytes: int = 0
     p50_ms: float | None = None
+    of_limit: float | None = None  # the largest share of a limit that an error takes; above 1 is bad
+    device: str = ""  # empty if nothing could be built
     seconds: float = 0.0
+
+    def of_run(self, info: RunInfo) -> "BuildOutcome":
+        """The outcome with id, page, device and numbers of its run."""
+        return replace(
+            self,
+            run_id=info.id,
+            url=info.url,
+            device=info.tags.get(schema.Tag.DEVICE, ""),
+            p50_ms=info.metrics.get((schema.Metric.LATENCY, "p50_ms")),
+            of_limit=info.metrics.get((schema.Metric.ERROR, "of_limit")),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +181,19 @@ def build_list(
     wanted = [build for build in listed.builds() if config.backends is None or build.backend in config.backends]
     plans = [_plan_build(build, config, tracker) for build in wanted]
     title = f"build list {Path(listed.path).name}"
-    # A folder may be watched every minute: a visit that builds nothing leaves no run.
-    if config.only_new and all(isinstance(plan, BuildOutcome) for plan in plans):
-        return BuildListResult(title=title, builds=tuple(plan for plan in plans if isinstance(plan, BuildOutcome)))
     experiment = experiment or Path(listed.path).stem
+    # A folder may be watched every minute: a visit that builds nothing leaves no run, unless it finds other failures.
+    if config.only_new and all(isinstance(plan, BuildOutcome) for plan in plans):
+        result = BuildListResult(title=title, builds=tuple(plan for plan in plans if isinstance(plan, BuildOutcome)))
+        own = {schema.Tag.KIND: "build_list", schema.Tag.HOST: platform.node()}
+        last = next(iter(tracker.find(experiment, tags=own, limit=1)), None)
+        good = result.verdict == "good"
+        if (last is None and good) or (
+            last is not None
+            and last.verdict == result.verdict
+            and (good or result.headline.startswith(last.tags.get(schema.Tag.HEADLINE, "-")))  # a shortened one
+        ):
+            return result
     with op_run(tracker, experiment, title, kind="build_list", tags=tags) as run:
         outcomes = []
         for build, plan in zip(wanted, plans):
@@ -182,6 +204,11 @@ def build_list(
         counts = Counter(build.outcome for build in result.builds)
         by_outcome = {outcome: counts[outcome] for outcome in OUTCOMES}
         run.log_metrics(schema.family("builds", failed=len(result.failed), **by_outcome))
+        run.log_json(result, schema.Artifact.BUILD_LIST)
+        from trtops.ops.engines.board import board  # which imports this module
+
+        with contextlib.suppress(errors.TrackingError):  # without the other nights, there is no board
+            run.log_text(board(tracker=tracker).page(), schema.Artifact.BOARD)
         finish_with(run, result, tracker, artifact=schema.Artifact.BUILD_LIST, page=schema.Artifact.BUILD_LIST_PAGE)
         return result
 
@@ -223,15 +250,15 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     # A run whose process died stays "running", and would keep the model from being built for ever.
     elif any(info.status == "running" and not owner.is_abandoned(info) for info in same):
         why = "It is being built."
-    elif not broken and next(filter(None, map(_verdict_of, same)), None) == "good":
-        why = "The tracking store has it."
+    elif not broken and (good := next(filter(_verdict_of, same), None)) is not None and good.verdict == "good":
+        return _outcome_of(build, "skipped", "The tracking store has it.").of_run(good)
     elif len(tries) >= config.attempts or any(info.status == "finished" for info in tries):
         why = f"It was tried {counted(len(tries), 'time')}, and is tried again a day after the last time."
         if not broken:
             return _outcome_of(build, "error", "Its process was killed.", why, transient=True, run_id=tries[0].id)
     if broken and why:
         said = broken.tags.get(schema.Tag.ERROR) or broken.tags.get(schema.Tag.HEADLINE, "")
-        outcome = _outcome_of(build, _verdict_of(broken) or "error", said, why, run_id=broken.id, url=broken.url)
+        outcome = _outcome_of(build, _verdict_of(broken) or "error", said, why).of_run(broken)
         return _with_history(outcome, tracker, named)
     return _outcome_of(build, "skipped", why) if why else named | key
 
@@ -267,9 +294,8 @@ def _make_build(
                     raise
             for info in tracker.find(tags=own, limit=1):
                 if info not in before:
-                    outcome = replace(outcome, run_id=info.id, url=info.url)
+                    outcome = outcome.of_run(info)
         return _with_history(outcome, tracker, own)
-    latency = result.evaluation.latency
     outcome = _outcome_of(
         build,
         result.verdict,
@@ -279,9 +305,10 @@ def _make_build(
         called=result.called,
         reused=result.reused_from is not None,
         engine_bytes=result.engine_bytes,
-        p50_ms=None if latency is None else latency.p50_ms,
         seconds=time.monotonic() - start,
     )
+    with contextlib.suppress(errors.TrackingError):  # the run may be in the spool
+        outcome = outcome.of_run(tracker.info(result.run_id))
     return outcome if result.verdict == "good" else _with_history(outcome, tracker, own)
 
 
