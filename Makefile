@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check pytest format test-gpu bench ui up down deploy docs clean
+.PHONY: help demo test check pytest format test-gpu test-gpu-ort bench ui up down deploy docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -58,6 +58,9 @@ format: $(VENV)/.test ## format the code with ruff
 
 test-gpu: ## run the tests that need TensorRT and a GPU, with the interpreter PYTHON; none is skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12
+
+test-gpu-ort: ## run the tests that need ONNX Runtime with CUDA and a GPU, with the interpreter PYTHON; none is skipped
+	TRTOPS_REQUIRE_GPU_ORT=1 $(PYTHON) -m pytest -q -m gpu_ort --durations=12
 
 bench: $(VENV)/.test ## measure against Polygraphy on this machine; about ten minutes
 	@missed=; for file in tests/benchmarks/bench_*.py; do case $$file in *_trt*.py) continue;; esac; \

@@ -132,20 +132,23 @@ def pytest_collection_finish() -> None:
 
 def _skip_without_gpus(items: list[pytest.Item]) -> None:
     """Skip what needs GPUs where there are too few, unless ``TRTOPS_REQUIRE_GPU=1`` says that there have to be."""
-    if os.environ.get("TRTOPS_REQUIRE_GPU") == "1":
-        return
-    for marker, needed in (("gpu", 1), ("multi_gpu", 2)):
+    for marker, library, needed in (("gpu", "TensorRT", 1), ("multi_gpu", "TensorRT", 2), ("gpu_ort", "CUDA", 1)):
+        variable = "TRTOPS_REQUIRE_GPU_ORT" if marker == "gpu_ort" else "TRTOPS_REQUIRE_GPU"
         marked = [item for item in items if item.get_closest_marker(marker)]
-        if marked and _gpus() < needed:
+        if os.environ.get(variable) != "1" and marked and _gpus(library) < needed:
             for item in marked:
-                why = f"needs TensorRT and {needed} GPU(s); TRTOPS_REQUIRE_GPU=1 makes this an error"
+                why = f"needs {library} and {needed} GPU(s); {variable}=1 makes this an error"
                 item.add_marker(pytest.mark.skip(reason=why))
 
 
-def _gpus() -> int:
+def _gpus(library: str) -> int:
     from trtops.backend.trt.library import memory
 
-    return memory.device_count() if importlib.util.find_spec("tensorrt") is not None else 0
+    if library == "TensorRT":
+        return memory.device_count() if importlib.util.find_spec("tensorrt") is not None else 0
+    import onnxruntime as ort
+
+    return memory.device_count() if "CUDAExecutionProvider" in ort.get_available_providers() else 0
 
 
 @pytest.hookimpl(optionalhook=True)

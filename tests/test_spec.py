@@ -48,7 +48,7 @@ DECIDING: dict[type, tuple[Any, dict[str, Any]]] = {
         {
             "kind": None, "providers": ("CUDAExecutionProvider", "CPUExecutionProvider"), "tactics": (),
             "allow_approximation": True, "timing_iterations": 9, "timing_seconds": 9.0, "intra_op_threads": 1,
-            "tactic_seed": 0,
+            "tactic_seed": 0, "tf32": True, "cpu_fallback": False,
         },
     ),
     TensorRTOptions: (
@@ -122,7 +122,7 @@ def test_the_order_of_profiles_and_providers_decides() -> None:
 
 
 ENVIRONMENT = Environment(backend="onnxruntime", backend_version="1.31", device="cpu", device_sha256="f" * 64)
-BUILD_DECIDING = {"backend", "backend_version", "device_sha256", "driver", "cuda", "os", "packages"}
+BUILD_DECIDING = {"backend", "backend_version", "device_sha256", "driver", "cuda", "cudnn", "os", "packages"}
 BUILD_NOT_DECIDING = {"device", "compute_capability", "python", "host", "git_commit"}
 
 

@@ -13,9 +13,18 @@ from trtops.metadata import TensorSpec
 from trtops.record import JSONValue, Record, digest
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
+# What results are rounded to: a GPU may round the inputs of FP32 products to TF32.
+Rounding: TypeAlias = Literal[Precision, "tf32"]
 
 # Fields whose order and repetitions do not change the engine.
 _SETS = {"keep", "mark", "tactics", "also", "tactic_sources", "qdq_op_types", "qdq_rules"}
+_PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "rtx": "NvTensorRTRTXExecutionProvider",
+}
+GPU_PROVIDERS = frozenset(name for name in _PROVIDERS.values() if name != "CPUExecutionProvider")
 # Number of tactic seeds that belong to one campaign seed.
 CAMPAIGN_SEEDS = 1024
 
@@ -56,7 +65,10 @@ class OnnxRuntimeOptions(Record):
     """Options of ONNX Runtime engines."""
 
     kind: Literal["onnxruntime"] = "onnxruntime"
-    providers: tuple[str, ...] = ("CPUExecutionProvider",)  # execution providers, in order of preference
+    # Execution providers, in order of preference; ``cpu``, ``cuda``, ``tensorrt`` and ``rtx`` are short names.
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    tf32: bool = False  # on a GPU, FP32 products may round their inputs to TF32, as ONNX Runtime does by default
+    cpu_fallback: bool = True  # nodes that the first provider cannot run may run on the CPU
     # Names of the choices that the builder may vary and time; empty builds ONNX Runtime's default engine.
     tactics: tuple[str, ...] | None = None
     allow_approximation: bool = False  # faster but less exact choices, such as Gelu approximation, may be used
@@ -69,6 +81,15 @@ class OnnxRuntimeOptions(Record):
     # Choose tactics at random with this seed, instead of by time; for campaigns. Seed 0 uses all allowed approximations
     # and else the default, seed 1 is the default; 1024 and 1025 do the same, and so on.
     tactic_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        names = tuple(_PROVIDERS.get(name.lower(), name) for name in self.providers)
+        object.__setattr__(self, "providers", names)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU runs the engines."""
+        return self.providers[:1] != () and self.providers[0] in GPU_PROVIDERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +168,13 @@ class BuildConfig(Record):
         return self.options.kind
 
     @property
+    def rounding(self) -> Rounding:
+        """The precision; TF32 where ONNX Runtime's FP32 products on a GPU may round their inputs to it."""
+        options = self.options
+        tf32 = isinstance(options, OnnxRuntimeOptions) and options.on_gpu and options.tf32
+        return "tf32" if tf32 and self.precision == "fp32" else self.precision
+
+    @property
     def calibrates(self) -> bool:
         """Whether the precision needs ranges of activations."""
         return self.precision in ("int8", "fp8")
@@ -215,7 +243,8 @@ class Environment(Record):
     device_sha256: str  # of the compute capability, or of the processor's model and instruction sets
     compute_capability: str | None = None  # of a GPU, such as "9.0"
     driver: str | None = None
-    cuda: str | None = None
+    cuda: str | None = None  # release of the driver; for ONNX Runtime, of the library
+    cudnn: str | None = None
     os: str = ""  # with the machine architecture
     python: str = ""
     host: str = ""
@@ -225,6 +254,8 @@ class Environment(Record):
     def build_digest(self) -> str:
         """SHA-256 of the values that make engines of one spec interchangeable."""
         releases = [self.backend_version, self.device_sha256, self.driver, self.cuda, self.os]
+        if self.cudnn is not None:
+            releases.append(self.cudnn)
         return digest([self.backend, *releases, sorted(self.packages)])
 
     @property
@@ -232,7 +263,8 @@ class Environment(Record):
         """A file name for the device and back end release that timings are valid for."""
         plain = "".join(c if c.isalnum() else "-" for c in self.device.lower()).strip("-")
         cuda = f"_cuda-{self.cuda}" if self.cuda else ""  # it changes the keys of TensorRT's timing cache
-        return f"{plain}_{self.device_sha256[:8]}_{self.backend}_{self.backend_version}{cuda}"
+        cudnn = f"_cudnn-{self.cudnn}" if self.cudnn else ""
+        return f"{plain}_{self.device_sha256[:8]}_{self.backend}_{self.backend_version}{cuda}{cudnn}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,10 +52,10 @@ class EngineBackendContract:
         return backend.build(model, config)
 
     def test_build_and_environment_are_complete(self, backend, build, model, config):
-        environment = backend.environment()
+        environment = backend.environment(config)
         assert environment.backend == backend.name
         assert environment.backend_version and environment.device and len(environment.device_sha256) == 64
-        assert environment.build_digest() == backend.environment().build_digest()
+        assert environment.build_digest() == backend.environment(config).build_digest()
         assert Environment.from_json(environment.to_json()) == environment
         assert build.spec.model_sha256 == model.info.sha256 and build.spec.config == config and build.seconds > 0
         assert build.engine.backend == backend.name

@@ -139,6 +139,17 @@ class Build:
     seconds: float  # wall time, without reading the model and logging
     log: str = field(default="", repr=False)
 
+    @property
+    def fallback(self) -> str:
+        """The layers of a GPU's engine that run on the CPU, with their share; empty without any."""
+        left = [layer for layer in self.layers if layer.tactic.endswith("@CPUExecutionProvider")]
+        if not left or self.engine.environment.compute_capability is None:
+            return ""
+        named = ", ".join(f"{layer.op} `{layer.name}`" for layer in left[:8])
+        more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+        share = len(left) / len(self.layers)
+        return f"{len(left)} of {len(self.layers)} nodes ({share:.0%}) run on the CPU: {named}{more}"
+
 
 class EngineBackend(Protocol):
     """Builds engines from ONNX models, and runs them. Has no state; :func:`trtops.backend.engines.engine_backend`."""
@@ -153,12 +164,15 @@ class EngineBackend(Protocol):
         """Suffix of its engine files, with the dot."""
         ...
 
-    def environment(self) -> Environment:
-        """Return the environment of builds made now; BackendUnavailableError if the library is unusable here."""
+    def environment(self, config: BuildConfig | None = None) -> Environment:
+        """Return the environment of builds made now, on the device that runs the config's engines.
+
+        BackendUnavailableError if the library or the device is unusable here.
+        """
         ...
 
-    def device_state(self) -> Mapping[str, str]:
-        """Return the current state of the device (``sm_clock_mhz`` ...) for a run's tags."""
+    def device_state(self, config: BuildConfig | None = None) -> Mapping[str, str]:
+        """Return the current state of the config's device (``sm_clock_mhz`` ...) for a run's tags."""
         ...
 
     def build(

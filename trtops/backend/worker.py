@@ -84,14 +84,14 @@ class IsolatedBackend:
         """Suffix of engine files."""
         return engine_backend(self.backend).engine_suffix
 
-    def environment(self) -> Environment:
+    def environment(self, config: BuildConfig | None = None) -> Environment:
         """Return the child's build environment."""
-        found: Environment = self.worker.run(_call_in_child, self.backend, "environment", timeout=self.timeout)
+        found: Environment = self.worker.run(_call_in_child, self.backend, "environment", config, timeout=self.timeout)
         return found
 
-    def device_state(self) -> Mapping[str, str]:
+    def device_state(self, config: BuildConfig | None = None) -> Mapping[str, str]:
         """Return the device's state as the child reports it."""
-        return self.worker.run(_call_in_child, self.backend, "device_state", timeout=self.timeout)
+        return self.worker.run(_call_in_child, self.backend, "device_state", config, timeout=self.timeout)
 
     def build(
         self,
@@ -107,8 +107,10 @@ class IsolatedBackend:
         feeds = (
             None if calibration_data is None else list(itertools.islice(calibration_data, config.calibration_samples))
         )
-        arguments = (self.backend, "build", model, config, caches, feeds, timing_feed)
-        build: Build = self.worker.run(_call_in_child, *arguments, timeout=self.timeout)
+        data: dict[str, Any] = {"caches": caches, "calibration_data": feeds, "timing_feed": timing_feed}
+        build: Build = self.worker.run(
+            _call_in_child, self.backend, "build", model, config, timeout=self.timeout, **data
+        )
         return build
 
     def build_surviving(
@@ -177,14 +179,10 @@ def built_safely(
         return backend.build_surviving(model, config, caches=caches, timing_feed=timing_feed)
 
 
-def _call_in_child(backend: str, method: str, *build_arguments: Any) -> Any:
+def _call_in_child(backend: str, method: str, *args: Any, **named: Any) -> Any:
     """Call a method of a back end."""
     # A function of this module, because a pickled call can name no method of a back end.
-    bound = getattr(engine_backend(backend), method)
-    if not build_arguments:
-        return bound()
-    model, config, caches, feeds, timing_feed = build_arguments
-    return bound(model, config, caches=caches, calibration_data=feeds, timing_feed=timing_feed)
+    return getattr(engine_backend(backend), method)(*args, **named)
 
 
 def _infer_in_child(backend: str, engine: Engine, feed: Feed) -> dict[str, Any]:

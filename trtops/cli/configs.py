@@ -24,8 +24,10 @@ _NO_LIMIT = 86400.0  # a day
 
 BACKEND = Group(
     "back end",
-    flag("--onnxrt", "ONNX Runtime, on the CPU", to="backend", value="onnxruntime"),
+    flag("--onnxrt", "ONNX Runtime", to="backend", value="onnxruntime"),
     flag("--trt", "TensorRT", to="backend", value="tensorrt"),
+    *groups.PROVIDERS.only("providers").flags,
+    flag("--no-cpu-fallback", "ONNX Runtime: fail if the GPU cannot run a node", to="cpu_fallback", value=False),
     flag("--allow-approximation", "ONNX Runtime: allow tactics that are less exact"),
     flag("--timing-seconds SECONDS", "ONNX Runtime: how long settings may be tried (default: by the model's speed)"),
     flag("--tune", "ONNX Runtime: try all settings, and report the gain", to="timing_seconds", value=_NO_LIMIT),
@@ -164,6 +166,9 @@ def build_config(args: Options, backend: str) -> BuildConfig:
         options = OnnxRuntimeOptions(
             allow_approximation=bool(getattr(args, "allow_approximation", False)),
             timing_seconds=getattr(args, "timing_seconds", None),
+            providers=tuple(getattr(args, "providers", None) or ("cpu",)),
+            cpu_fallback=getattr(args, "cpu_fallback", None) is not False,
+            tf32=bool(args.tf32),
         )
     precision = asked[0] if asked else "fp32"
     config: BuildConfig = make(args, "BuildConfig", precision=precision, profiles=profiles(args), options=options)

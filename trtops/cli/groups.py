@@ -85,7 +85,7 @@ TRT_SHAPES = Group(
 
 PRECISIONS = Group(
     "TensorRT precisions",
-    flag("--tf32", "let FP32 layers round their inputs to TF32"),
+    flag("--tf32", "let FP32 layers round their inputs to TF32 (also ONNX Runtime's, on a GPU)"),
     flag("--fp16", "allow FP16"),
     flag("--bf16", "allow BF16"),
     flag("--fp8", "allow FP8"),
@@ -274,7 +274,10 @@ REPLAY = Group(
 
 PROVIDERS = Group(
     "ONNX Runtime",
-    flag("--providers --execution-providers PROVIDER+", "execution providers in order of preference: cuda cpu"),
+    flag(
+        "--providers --execution-providers PROVIDER+",
+        "ONNX Runtime: execution providers in order of preference, such as cuda",
+    ),
     flag("--graph-optimization-level OPTIMIZATION", "how far ONNX Runtime optimizes", usual="all"),
 )
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from tests import bombs, models
+from tests import bombs, cuda_double, models
 from tests.contracts.engine_backend import EngineBackendContract
 from trtops import errors
 from trtops.backend.base import Caches
@@ -15,9 +16,12 @@ from trtops.backend.engines import BACKENDS, backend_of_suffix, engine_backend, 
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.backend.onnxrt.engine import open_plan, provider_settings
 from trtops.backend.onnxrt.runner import reference_outputs
+from trtops.backend.onnxrt.tactics import CUDA_TACTICS, Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.worker import IsolatedBackend
+from trtops.ops.evaluation.precision_check import check_precision
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile
 from trtops.tactics.record import CarriedOver, TacticRecord
 
@@ -79,6 +83,100 @@ class TestOnnxRuntimeBackend(EngineBackendContract):
     @pytest.fixture
     def config(self):
         return config(timing_iterations=2)
+
+
+@pytest.mark.gpu_ort
+class TestOnnxRuntimeBackendOnCuda(TestOnnxRuntimeBackend):
+    @pytest.fixture
+    def config(self):
+        return config(timing_iterations=2, providers=("cuda",))
+
+
+@pytest.mark.gpu_ort
+@pytest.mark.parametrize("tactic", [tactic.name for tactic in CUDA_TACTICS])
+def test_cuda_settings_give_the_models_outputs(backend, tactic):
+    case = models.conv_net()
+    model, options = Model.from_proto(case.proto), config(providers=("cuda",), tactics=())
+    record = replace(pinned(backend, **{tactic: "on"}), device_sha256=backend.environment(options).device_sha256)
+
+    build = backend.build(model, options, caches=Caches(replay=record))
+
+    golden = outputs(reference_runner(model), case.feed)
+    with backend.runner(build.engine) as runner:
+        for _ in range(3):  # a CUDA graph is captured and replayed
+            for name, array in runner.infer(case.feed).items():
+                np.testing.assert_allclose(array, golden[name], rtol=1e-4, atol=1e-5)
+            assert runner.last_inference_time() > 0
+
+
+@pytest.mark.gpu_ort
+def test_tf32_is_coarser_only_when_allowed(backend):
+    text = "(float[64,256] x) => (float[64,256] y) { y = MatMul(x, w) }"
+    model = Model.from_proto(models.model(text, {"w": models.random(256, 256, seed=1)}))
+    feed = {"x": models.random(64, 256)}
+    golden = outputs(reference_runner(model), feed)["y"]
+
+    errors_of = []
+    for tf32 in (False, True):
+        build = backend.build(model, config(providers=("cuda",), tactics=(), tf32=tf32))
+        found = outputs(backend.runner(build.engine), feed)["y"]
+        errors_of.append(float(np.abs(found - golden).max() / np.abs(golden).max()))
+        assert check_precision(build).name == ("TF32" if tf32 else "FP32")
+
+    assert errors_of[0] < 2e-6 < 5e-5 < errors_of[1]
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    cuda_double.install(monkeypatch)
+
+
+@pytest.mark.usefixtures("cuda")
+class TestOnnxRuntimeBackendOnDouble(TestOnnxRuntimeBackend):
+    test_engine_runs_in_another_process = None  # which has no double
+
+    @pytest.fixture
+    def config(self):
+        return config(timing_iterations=2, providers=("cuda",))
+
+
+def test_device_of_a_build_is_what_runs_it(backend, model, monkeypatch, capsys):
+    plain, engine = backend.environment(), backend.build(model, config(tactics=())).engine
+    cuda_double.install(monkeypatch, starts=False)
+    here = backend.environment(config(providers=("cuda", "cpu")))
+
+    assert (here.device, here.compute_capability, here.cuda, here.cudnn) == ("NVIDIA H100", "9.0", "13.2", "9.13.1")
+    assert here.device_key.endswith(f"_onnxruntime_{ort.__version__}_cuda-13.2_cudnn-9.13.1")
+    assert here.device_sha256 != plain.device_sha256 and backend.environment(config()) == plain
+    assert ort.preload_dlls.call_count == 1 and capsys.readouterr().out == ""
+    # ONNX Runtime would use the CPU instead, without an error.
+    with pytest.raises(errors.BackendUnavailableError, match="CUDAExecutionProvider does not start"):
+        open_plan(engine.plan, OnnxRuntimeOptions(providers=("cuda",)))
+
+
+def test_providers_settings_are_recorded_and_replayed():
+    options = OnnxRuntimeOptions(providers=("CUDA",), tf32=True)
+    candidate = Candidate.from_settings(
+        [("CudnnHeuristicSearch", "on"), ("PreferNhwc", "off"), ("NchwcTransformer", "off")]
+    )
+
+    assert options == OnnxRuntimeOptions(providers=("CUDAExecutionProvider",), tf32=True) and options.on_gpu
+    assert candidate.id == "-NchwcTransformer+CudnnHeuristicSearch"
+    assert provider_settings(options, candidate) == {"use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC"}
+    assert provider_settings(OnnxRuntimeOptions(tf32=True), candidate) == {}
+    assert candidate.without_provider_settings() == Candidate.toggling(["NchwcTransformer"])
+    assert Candidate.from_settings(candidate.settings(["PreferNhwc"])) == candidate
+
+
+@pytest.mark.usefixtures("cuda")
+def test_nodes_on_the_cpu_are_named_and_refused(backend, model):
+    build = backend.build(model, config(providers=("cuda",), tactics=()))
+
+    count, first = len(build.layers), build.layers[0]
+    assert build.fallback.startswith(f"{count} of {count} nodes (100%) run on the CPU: {first.op} `{first.name}`, ")
+    with pytest.raises(errors.EngineBuildError, match=rf"{count} of {count} nodes .*cpu_fallback"):
+        backend.build(model, config(providers=("cuda",), tactics=(), cpu_fallback=False))
+    assert backend.build(model, config(tactics=(), cpu_fallback=False)).fallback == ""
 
 
 def test_gelu_approximation_is_fast_and_inexact(backend, model, error):

@@ -5,7 +5,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests import models, zoo
+from tests import cuda_double, models, zoo
 from tests.contracts.runner import RunnerContract
 from trtops import errors
 from trtops.backend.engines import reference_runner
@@ -20,6 +20,25 @@ class TestOnnxrtRunner(RunnerContract):
     @pytest.fixture
     def make_runner(self):
         return lambda proto, name=None: OnnxrtRunner(SessionFromOnnx(proto), name)
+
+
+@pytest.mark.gpu_ort
+class TestOnnxrtRunnerOnCuda(RunnerContract):
+    @pytest.fixture
+    def make_runner(self):
+        return lambda proto, name=None: OnnxrtRunner(SessionFromOnnx(proto, providers=["cuda"]), name)
+
+
+def test_graph_is_captured_for_each_shape(monkeypatch):
+    cuda_double.install(monkeypatch)
+    session = session_from_onnx(models.dynamic_identity().proto, providers=[("cuda", {"enable_cuda_graph": "1"})])
+    name = session.get_inputs()[0].name
+    with OnnxrtRunner(session) as runner:
+        for seed, shape in enumerate([(1, 2, 1, 3), (1, 2, 1, 3), (1, 2, 1, 4), (1, 2, 1, 3)]):
+            x = models.random(*shape, seed=seed)
+            np.testing.assert_array_equal(next(iter(runner.infer({name: x}).values())), x)
+    # Twice without a graph for the shapes of the outputs, once to capture, then replays.
+    assert session.runs == ["-1", "-1", "1", "1", "1", "-1", "-1", "2", "2", "1"]
 
 
 class TestReferenceRunner(RunnerContract):

@@ -89,7 +89,7 @@ def test_budget_follows_the_models_speed(start: float, seconds: float, monkeypat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_log_of_default_finds_effective_tactics(name: str) -> None:
-    with Optimizer(MODELS[name](), ("CPUExecutionProvider",), 1, SessionLog()) as optimizer:
+    with Optimizer(MODELS[name](), OnnxRuntimeOptions(intra_op_threads=1), SessionLog()) as optimizer:
         usual = optimizer(Candidate()).graph.signature
         changing = {t for t in TACTICS if optimizer(Candidate.toggling([t.name])).graph.signature != usual}
         found = {t for t in TACTICS if optimizer.may_change(t)}

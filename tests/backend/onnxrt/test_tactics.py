@@ -15,8 +15,9 @@ from trtops.backend.environment import Processor
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.ort_format import read_graph
-from trtops.backend.onnxrt.tactics import TACTICS, Candidate, allowed, overflows_in_8_bits
+from trtops.backend.onnxrt.tactics import CUDA_TACTICS, TACTICS, Candidate, allowed, overflows_in_8_bits
 from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
+from trtops.spec import OnnxRuntimeOptions
 
 W = random(8, 8, seed=1, scale=0.3)
 KERNEL = random(8, 8, 3, 3, seed=2, scale=0.3)
@@ -90,7 +91,7 @@ WITHOUT = {"ConvActivationFusion": ("NchwcTransformer",)}
 
 
 def kernels(proto: onnx.ModelProto, *toggled: str) -> Counter[str]:
-    with Optimizer(proto, ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
+    with Optimizer(proto, OnnxRuntimeOptions(), SessionLog()) as optimizer:
         return Counter(node.kernel for node in optimizer(Candidate.toggling(toggled)).graph.nodes)
 
 
@@ -104,14 +105,20 @@ def test_every_tactic_changes_kernels(tactic):
 def test_allowed_tactics():
     names = ("MatMulAddFusion", "NchwcTransformer")
 
-    assert all(tactic.exact for tactic in allowed(None, allow_approximation=False))
-    assert set(allowed(None, allow_approximation=True)) == set(TACTICS)
-    assert allowed((), allow_approximation=True) == ()
-    assert allowed(names, allow_approximation=False) == allowed(names[::-1], allow_approximation=False)
+    def found(names, providers="cpu", allow_approximation=True):
+        return allowed(
+            OnnxRuntimeOptions(tactics=names, providers=(providers,), allow_approximation=allow_approximation)
+        )
+
+    assert all(tactic.exact for tactic in found(None, allow_approximation=False))
+    assert set(found(None)) == set(TACTICS)
+    assert set(found(None, "cuda")) == {*TACTICS, *CUDA_TACTICS}
+    assert found(("CudaGraph",)) == found(()) == ()
+    assert found(names) == found(names[::-1])
     with pytest.raises(errors.ConfigError, match=r"'GeluApproximation'.*allow_approximation"):
-        allowed(("GeluApproximation",), allow_approximation=False)
+        found(("GeluApproximation",), allow_approximation=False)
     with pytest.raises(errors.ConfigError, match="Did you mean 'NchwcTransformer'"):
-        allowed(("NchwTransformer",), allow_approximation=False)
+        found(("NchwTransformer",))
 
 
 def test_candidate_survives_its_settings():
@@ -199,7 +206,7 @@ for index in range(graph.NodesLength()):
 @pytest.mark.parametrize("make", [models.conv_net, models.transformer, models.qdq_net])
 def test_nodes_equal_onnx_runtimes_reader(make, tmp_path):
     path = tmp_path / "engine.ort"
-    with Optimizer(make().proto, ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
+    with Optimizer(make().proto, OnnxRuntimeOptions(), SessionLog()) as optimizer:
         path.write_bytes(optimizer(Candidate()).plan)
 
     found = read_graph(path.read_bytes())
@@ -217,7 +224,7 @@ def test_nodes_equal_onnx_runtimes_reader(make, tmp_path):
 
 def test_attributes_have_their_values():
     text = "(float[1,3,8,8] x) => (float[1,3,4,4] y) { y = MaxPool<kernel_shape = [2,2], strides = [2,2]>(x) }"
-    with Optimizer(models.model(text), ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
+    with Optimizer(models.model(text), OnnxRuntimeOptions(), SessionLog()) as optimizer:
         (node,) = read_graph(optimizer(Candidate(("NchwcTransformer",))).plan).nodes
 
     expected = {"kernel_shape": [2, 2], "ceil_mode": 0, "auto_pad": "NOTSET"}

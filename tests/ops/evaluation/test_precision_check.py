@@ -168,7 +168,7 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     assert len(counted) == sum(count for _, count in computed.kernels)
 
     # Emulation stands in for FP16 kernels of ONNX Runtime only: TensorRT has them.
-    on_tensorrt = replace(result.evaluation, computed=replace(computed, backend="tensorrt"))
+    on_tensorrt = replace(result.evaluation, computed=replace(computed, emulates=False))
     assert on_tensorrt.verdict == "bad" and on_tensorrt.reasons[0].startswith("No FP16 engine: Of ")
     assert on_tensorrt.computed.low_precision is None
     # Nor does it for a share that is required.

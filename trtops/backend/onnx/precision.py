@@ -49,6 +49,9 @@ _STANDS_FOR_INFINITY = 1e9
 # Largest finite value and smallest above zero, subnormal ones included.
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
 
+# Numbers of inputs that a GPU may round to TF32, by operator; biases follow them.
+_PRODUCTS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2, "Einsum": 2, "LSTM": 3, "GRU": 3, "RNN": 3}
+
 # Their output has their input's type unless an attribute sets another, which is not part of the schema.
 _TYPED_BY_INPUT = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "EyeLike"})
 
@@ -507,6 +510,36 @@ def _emulate_graph(
     for tensor in low_weights:
         array = tensor_array(tensor).astype("float32")
         add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))
+
+
+def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy that rounds the FP32 inputs of products to TF32 (10 bits of mantissa), bodies included.
+
+    By Veltkamp's splitting: with c = (2**13 + 1) * x in FP32, x rounded to 11 significant bits is c - (c - x).
+    """
+    model = without_functions(copy_of(model))
+    shapes.infer_shapes(model)
+    numbers, factor = itertools.count(), "tf32/factor"
+
+    def rewrite(graph: onnx.GraphProto, outer_types: dict[str, int]) -> None:
+        types, nodes = {**outer_types, **shapes.element_types(graph)}, []
+        for node in graph.node:
+            for body in walk.subgraphs(node):
+                rewrite(body, types)
+            for i, name in enumerate(node.input[: _PRODUCTS.get(node.op_type, 0)]):
+                if types.get(name) == TensorProto.FLOAT:
+                    large, rest, node.input[i] = (f"{name}/tf32/{each}{next(numbers)}" for each in ("c", "d", ""))
+                    nodes += [
+                        helper.make_node("Mul", [name, factor], [large]),
+                        helper.make_node("Sub", [large, name], [rest]),
+                        helper.make_node("Sub", [large, rest], [node.input[i]]),
+                    ]
+            nodes.append(node)
+        replace_nodes(graph, nodes)
+
+    rewrite(model.graph, {})
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2**13 + 1), factor))
+    return model
 
 
 def watch_peaks(model: onnx.ModelProto) -> dict[str, str]:

@@ -13,23 +13,24 @@ import onnx
 import onnxruntime as ort
 
 from trtops import errors
-from trtops.backend import environment as surroundings
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import Quantization, is_quantized, widen_small_integers
-from trtops.backend.onnxrt import calibration, tactics
-from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack
+from trtops.backend.onnxrt import calibration, device, tactics
+from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack, provider_settings
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.measure import Budget, Measurement
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.plan import describe
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.search import Choice, Search, timing_shapes
-from trtops.backend.onnxrt.session import MAX_THREADS
+from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, MAX_THREADS, find_providers
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
+from trtops.backend.trt.library import device as gpu
 from trtops.calibration.cache import read_cache
+from trtops.metadata import is_dynamic
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tactics.record import CarriedOver, TacticRecord
 
@@ -40,19 +41,16 @@ class OnnxRuntimeBackend:
     name = BACKEND
     engine_suffix = ".ort"
 
-    def environment(self) -> Environment:
-        """Return the build environment. The device is the CPU, also if other execution providers are used."""
-        processor = surroundings.processor()
-        return surroundings.environment(
-            backend=self.name,
-            backend_version=ort.__version__,
-            device=processor.name,
-            device_sha256=processor.sha256,
-            packages=("numpy", "onnx", "onnxruntime"),
-        )
+    def environment(self, config: BuildConfig | None = None) -> Environment:
+        """Return the build environment, whose device is that of the config's first execution provider."""
+        providers = DEFAULT_PROVIDERS if config is None else _checked_options(config).providers
+        find_providers(providers)
+        return device.environment(providers)
 
-    def device_state(self) -> dict[str, str]:
-        """Return the number of cores this process may use: the default number of threads of an operator."""
+    def device_state(self, config: BuildConfig | None = None) -> dict[str, str]:
+        """Return the number of cores this process may use (by default that of threads), or the state of the GPU."""
+        if config is not None and _checked_options(config).on_gpu:
+            return gpu.state()
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return {"cores": str(usable)} if usable else {}
 
@@ -75,24 +73,24 @@ class OnnxRuntimeBackend:
         Arguments and errors are those of :meth:`trtops.backend.base.EngineBackend.build`.
         """
         start = time.perf_counter()
-        environment = self.environment()
-        options = _checked_options(config)
+        environment, options = self.environment(config), _checked_options(config)
         timing_cache = TimingCache(environment.device_key)
         if caches.timing is not None:
             timing_cache = TimingCache.from_bytes(caches.timing, environment.device_key)
         replay, carry_over = caches.replay, caches.carry_over
         replayed = None if replay is None else _replayed_choice(replay, environment, options, carry_over)
-        to_vary = tactics.allowed(options.tactics, allow_approximation=options.allow_approximation)
+        to_vary = tactics.allowed(options)
         if config.precision == "int8" and options.tactics is None:
             # Without integer kernels a small model may be faster, but it would not be an INT8 engine.
             to_vary = tuple(tactic for tactic in to_vary if tactic.name != tactics.INTEGER_KERNELS)
+        if any(each.shape is None or any(map(is_dynamic, each.shape)) for each in model.info.inputs):
+            to_vary = tuple(tactic for tactic in to_vary if tactic.name != tactics.CUDA_GRAPH)
         shapes = timing_shapes(model.info.inputs, config.profiles, timing_feed or {})
         log = SessionLog()
         rewritten = _rewrite(model, config, caches.calibration, calibration_data, log)
         denied = caches.denied.here(environment)
-        providers, threads = options.providers, options.intra_op_threads
         budget = Budget(options.timing_seconds)
-        with Optimizer(rewritten.proto, providers, threads, log, caches.attempt_file) as optimizer:
+        with Optimizer(rewritten.proto, options, log, caches.attempt_file) as optimizer:
 
             def why_denied(candidate: Candidate, applicable: tuple[str, ...]) -> str | None:
                 if not denied.entries:
@@ -111,7 +109,7 @@ class OnnxRuntimeBackend:
             else:
                 choice = Search(
                     optimizer=optimizer,
-                    measurement=Measurement(optimizer, providers, threads, options.timing_iterations, budget),
+                    measurement=Measurement(optimizer, options, budget),
                     model_sha256=rewritten.sha256,
                     cache=timing_cache,
                     shapes=shapes,
@@ -125,7 +123,7 @@ class OnnxRuntimeBackend:
             optimizer.note_attempt(choice.candidate)
         # A replay, or timings from a cache, did not load the engine; one that does not load must fail here, not in use.
         if choice.candidate.id not in budget.loaded:
-            open_plan(plan, providers=providers, threads=threads)
+            open_plan(plan, options, provider_settings(options, choice.candidate))
         layers, choices = describe(graph, optimizer.model)
         record = TacticRecord(
             mechanism="onnxruntime",
@@ -138,9 +136,9 @@ class OnnxRuntimeBackend:
             log.add(f"[trtops] {CarriedOver.between(replay, record).sentence()}")
         elif replay is not None and replay.choices:
             _check_followed(replay, record)
-        return Build(
+        build = Build(
             spec=caches.spec(model.info, config, environment, rewritten.data_sha256, timing_feed),
-            engine=pack(plan, choice.candidate, providers=providers, threads=threads, environment=environment),
+            engine=pack(plan, choice.candidate, options, environment),
             tactics=record,
             layers=layers,
             timing_cache=timing_cache.to_bytes(),
@@ -152,6 +150,9 @@ class OnnxRuntimeBackend:
             seconds=time.perf_counter() - start,
             log=log.text(),
         )
+        if build.fallback and not options.cpu_fallback:
+            raise errors.EngineBuildError(f"{build.fallback}. Allow cpu_fallback, or rewrite these nodes.")
+        return build
 
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
@@ -187,10 +188,10 @@ def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
         raise errors.ConfigError(
             f"intra_op_threads is {options.intra_op_threads}; expected 0 (automatic) to {MAX_THREADS}."
         )
-    if config.precision in ("bf16", "fp8"):
+    if config.precision == "fp8" or (config.precision == "bf16" and not options.on_gpu):
         raise errors.UnsupportedFeatureError(
             f"ONNX Runtime {ort.__version__} has hardly any {config.precision} kernels, so this back end builds fp32, "
-            f"fp16 and int8. Choose one of these, or build {config.precision} with TensorRT."
+            f"fp16 and int8, and bf16 on a GPU. Choose one of these, or build {config.precision} with TensorRT."
         )
     return options
 
@@ -228,10 +229,13 @@ def _rewrite(
     if widened:
         log.add(f"[trtops] kept in 8 bits, since ONNX Runtime's format has no 4-bit weights: {', '.join(widened)}")
     changed, given, data_sha256, done = bool(widened), None, None, None
-    if config.precision == "fp16":
-        from trtops.backend.onnx.precision import convert_to_fp16  # imports modules that other precisions do not need
+    if config.precision in ("fp16", "bf16"):
+        from trtops.backend.onnx import precision  # imports modules that other precisions do not need
 
-        proto, changed = convert_to_fp16(proto, keep_io=True, exclude=config.keep), True
+        if config.precision == "fp16":
+            proto, changed = precision.convert_to_fp16(proto, keep_io=True, exclude=config.keep), True
+        else:
+            proto, changed = precision.lower_precision(proto, "bf16", exclude=config.keep).model, True
     elif config.precision == "int8" and is_quantized(proto):
         log.add("[trtops] the model has Q/DQ nodes and is built as it is")
     elif config.precision == "int8":
@@ -273,8 +277,7 @@ def _replayed_choice(
         )
     settings = record.settings
     if not record.is_of(environment) and carry_over:
-        known = {tactic.name for tactic in (*tactics.TACTICS, *tactics.FALLBACKS)}
-        settings = tuple(setting for setting in settings if setting[0] in known)
+        settings = tuple(setting for setting in settings if setting[0] in tactics.BY_NAME)
     elif not record.is_of(environment):
         raise errors.TacticMismatchError(
             f"The tactic record is of ONNX Runtime {record.backend_version} on processor {record.device_sha256[:8]}; "

@@ -1,6 +1,6 @@
 """Engines as bytes: packed with the options that load them, and loaded only on the release and processor they fit."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,11 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Engine, ValueOrCallable
-from trtops.backend.environment import processor
 from trtops.backend.onnx.with_onnxruntime import limit_run_memory
+from trtops.backend.onnxrt.device import environment as environment_of
+from trtops.backend.onnxrt.device import new_session
 from trtops.backend.onnxrt.session import (
+    CUDA,
     DEFAULT_PROVIDERS,
     MAX_THREADS,
     ORT_ERRORS,
@@ -23,29 +25,30 @@ from trtops.backend.onnxrt.session import (
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.func import value_of
 from trtops.record import JSONValue, sha256
-from trtops.spec import Environment
+from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.activity import Activity
 
 BACKEND = "onnxruntime"
 _VERSION = 1
+_DEFAULTS = OnnxRuntimeOptions()
 
 
-def pack(
-    plan: bytes, candidate: Candidate, *, providers: tuple[str, ...], threads: int, environment: Environment
-) -> Engine:
+def pack(plan: bytes, candidate: Candidate, options: OnnxRuntimeOptions, environment: Environment) -> Engine:
     """Return an engine with the session options that it is loaded with and those that it was built with."""
-    options: dict[str, JSONValue] = {
+    settings: dict[str, JSONValue] = dict(provider_settings(options, candidate))
+    found: dict[str, JSONValue] = {
         "version": _VERSION,
         # ONNX Runtime loads a plan with damaged weights without an error.
         "plan_sha256": sha256(plan),
-        "providers": list(providers),
-        "intra_op_threads": threads,
+        "providers": list(options.providers),
+        **({"provider_settings": settings} if settings else {}),
+        "intra_op_threads": options.intra_op_threads,
         "built_with": {
             "disabled_optimizers": list(candidate.disabled_optimizers),
             "session_config": dict(candidate.session_config),
         },
     }
-    return Engine(backend=BACKEND, plan=plan, options=options, environment=environment)
+    return Engine(backend=BACKEND, plan=plan, options=found, environment=environment)
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,10 @@ class SessionFromEngine:
         engine = value_of(self.engine)
         if engine.backend != BACKEND:
             raise errors.EngineLoadError(f"The engine belongs to back end {engine.backend!r}; expected {BACKEND!r}.")
-        check_place(engine.environment)
         options: Mapping[str, Any] = engine.options
         if not options:
-            return open_plan(engine.plan, providers=DEFAULT_PROVIDERS, threads=0, interleaved=self.interleaved)
+            check_place(engine.environment, DEFAULT_PROVIDERS)
+            return open_plan(engine.plan, interleaved=self.interleaved)
         if options.get("version") != _VERSION:
             raise errors.EngineLoadError(
                 f"The engine's options have version {options.get('version')!r}; expected {_VERSION}. Build the engine "
@@ -79,9 +82,11 @@ class SessionFromEngine:
                 f"{str(expected)[:12]}. Fetch or build the engine again."
             )
         providers, threads = options.get("providers"), options.get("intra_op_threads")
+        settings = options.get("provider_settings", {})
         if (
             not isinstance(providers, (list, tuple))
             or not all(isinstance(p, str) for p in providers)
+            or not isinstance(settings, Mapping)
             or type(threads) is not int
             or not 0 <= threads <= MAX_THREADS
         ):
@@ -89,51 +94,60 @@ class SessionFromEngine:
                 f"The engine's options name providers {providers!r:.200} and intra_op_threads {threads!r:.80}; "
                 f"expected a list of names and a number from 0 to {MAX_THREADS}."
             )
-        return open_plan(engine.plan, providers=tuple(providers), threads=threads, interleaved=self.interleaved)
+        check_place(engine.environment, tuple(providers))
+        usual = OnnxRuntimeOptions(providers=tuple(providers), intra_op_threads=threads)
+        return open_plan(engine.plan, usual, settings, interleaved=self.interleaved)
 
 
 def open_plan(
     plan: bytes,
+    options: OnnxRuntimeOptions = _DEFAULTS,
+    settings: Mapping[str, str] | None = None,
     *,
-    providers: tuple[str, ...],
-    threads: int,
     interleaved: bool = False,
     quiet: bool = False,
     profile: str = "",
 ) -> ort.InferenceSession:
     """Create a session from an optimized model without optimizing it further; a ``quiet`` one prints no errors.
 
-    ``profile`` is the prefix of the file for a profile, if there is to be one.
+    ``settings`` are those of :func:`provider_settings`; ``profile`` is the prefix of the file for a profile, if any.
     """
-    options = session_options(threads)
+    session = session_options(options.intra_op_threads)
     if quiet:
-        options.log_severity_level = 4  # fatal; an error is raised as an exception as well
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.load_model_format", "ORT")
+        session.log_severity_level = 4  # fatal; an error is raised as an exception as well
+    session.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session.add_session_config_entry("session.load_model_format", "ORT")
     if profile:
-        options.enable_profiling, options.profile_file_prefix = True, profile
+        session.enable_profiling, session.profile_file_prefix = True, profile
     if interleaved:
-        sleep_between_runs(options)
+        sleep_between_runs(session)
     if len(plan) < SMALL:
-        limit_run_memory(options)
+        limit_run_memory(session)
     try:
         with Activity("loading an engine in ONNX Runtime"):
-            return ort.InferenceSession(plan, options, providers=find_providers(providers))
+            return new_session(plan, session, find_providers(options.providers, settings))
     except ORT_ERRORS as exc:
         raise errors.EngineLoadError(f"ONNX Runtime {ort.__version__} does not load the engine: {why(exc)}") from exc
 
 
-def check_place(built: Environment) -> None:
-    """Check that an engine built in an environment can run here."""
+def provider_settings(options: OnnxRuntimeOptions, candidate: Candidate) -> dict[str, str]:
+    """Return the options of the CUDA provider that a build's engines are loaded with."""
+    if CUDA not in options.providers:
+        return {}
+    return {"use_tf32": str(int(options.tf32)), **candidate.provider_settings}
+
+
+def check_place(built: Environment, providers: Sequence[str]) -> None:
+    """Check that an engine built in an environment, for these execution providers, can run here."""
     # Optimized graphs contain kernels, and weights in their layouts, for one release and one kind of processor.
     if built.backend_version != ort.__version__:
         raise errors.EngineLoadError(
             f"The engine was built by ONNX Runtime {built.backend_version}; this is {ort.__version__}. Build it again, "
             "or install that release."
         )
-    here = processor()
-    if built.device_sha256 != here.sha256:
+    here = environment_of(providers)
+    if built.device_sha256 != here.device_sha256:
         raise errors.EngineLoadError(
-            f"The engine was built for processor {built.device!r} ({built.device_sha256[:8]}); this is {here.name!r} "
-            f"({here.sha256[:8]}), whose model or instruction sets differ. Build it again here."
+            f"The engine was built for {built.device!r} ({built.device_sha256[:8]}); this is {here.device!r} "
+            f"({here.device_sha256[:8]}), whose model or instruction sets differ. Build it again here."
         )

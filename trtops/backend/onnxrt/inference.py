@@ -1,8 +1,15 @@
-"""Runs a session on numpy arrays, torch tensors, and types that numpy lacks."""
+"""Runs a session on numpy arrays, torch tensors, and types that numpy lacks.
+
+On a GPU, inputs and outputs are bound to device memory: the measured time has no copies to or from the host, and ends
+when the device has finished.
+"""
 
 import ctypes
+import sys
+import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,9 +17,10 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.onnx.with_onnxruntime import out_of_memory
-from trtops.backend.onnxrt.session import ORT_ERRORS, why
+from trtops.backend.onnxrt.session import CUDA, ORT_ERRORS, why
 from trtops.backend.runner import Feed
 from trtops.metadata import DataType, TensorMetadata
+from trtops.spec import GPU_PROVIDERS
 from trtops.system.limits import time_limit, too_much, too_slow
 from trtops.torch_tensors import from_torch, is_torch, to_torch
 
@@ -24,6 +32,16 @@ _ORT_VALUE_TYPES = {
     DataType.FLOAT8E5M2: "FLOAT8E5M2",
     DataType.FLOAT8E5M2FNUZ: "FLOAT8E5M2FNUZ",
 }
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A captured CUDA graph: inputs and outputs in device memory that stay in place."""
+
+    binding: ort.IOBinding
+    inputs: Mapping[str, ort.OrtValue]
+    outputs: list[ort.OrtValue]
+    options: ort.RunOptions
 
 
 class Inference:
@@ -44,17 +62,34 @@ class Inference:
         self._options.log_severity_level = 4
         self._structured = any(not node.type.startswith(("tensor", "optional")) for node in session.get_outputs())
         self._needs_ort_values = any(spec.dtype in _ORT_VALUE_TYPES for spec in (*inputs.values(), *outputs.values()))
+        kinds = {node.type for node in (*session.get_inputs(), *session.get_outputs())}
+        plain = all(kind.startswith("tensor(") and kind != "tensor(string)" for kind in kinds)
+        self._is_bound = plain and session.get_providers()[0] in GPU_PROVIDERS
+        self._warm: set[object] = set()  # shapes that were run before
+        self._lock = threading.Lock()
+        self._graphs: dict[object, _Graph] | None = None  # by shapes
+        if session.get_provider_options().get(CUDA, {}).get("enable_cuda_graph") == "1":
+            self._options.add_run_config_entry("gpu_graph_id", "-1")  # no graph, unless another number is given
+            # An input that the session wants in host memory would be copied once, and not at each inference.
+            if not self._needs_ort_values and all(each.name == "Cuda" for each in session.get_input_memory_infos()):
+                self._graphs = {}
 
     def __call__(self, feed: Feed) -> tuple[dict[str, Any], float]:
         """Run the session once, and return the outputs by name and the seconds that ONNX Runtime took.
 
-        If an input is a torch tensor, the outputs are torch tensors in host memory.
+        If an input is a torch tensor, the outputs are torch tensors in host memory. They are in device memory, without
+        a copy, if an input is there and the session runs on that GPU without a graph.
         """
         for array in feed.values():
             if type(array) is not np.ndarray:
                 return self._run_converted(feed)
+        return self._run(feed)
+
+    def _run(self, feed: Feed) -> tuple[dict[str, Any], float]:
         feed = feed if type(feed) is dict else dict(feed)
         try:
+            if self._is_bound:
+                return self._run_graph(feed) if self._graphs is not None else self._run_bound(feed)
             if self._needs_ort_values:
                 values = _to_ort_values(feed, self._inputs)
                 start = self.clock()
@@ -82,13 +117,77 @@ class Inference:
         """Let the inferences that are running fail at their next node."""
         self._options.terminate = True
 
+    def _run_bound(self, feed: Feed) -> tuple[dict[str, Any], float]:
+        """Run with inputs and outputs in device memory."""
+        on_device = any(map(is_torch, feed.values()))
+        binding = self._session.io_binding()
+        for name, value in _to_ort_values(feed, self._inputs).items():
+            binding.bind_ortvalue_input(name, value)  # copies it to the device, unless it is there
+        for name, spec in self._outputs.items():
+            binding.bind_output(name, "cpu" if spec.dtype in _ORT_VALUE_TYPES else "cuda")
+        # The first inference at a shape loads kernels and searches algorithms. Only the second is measured.
+        shapes = _shapes(feed)
+        if shapes not in self._warm:
+            self._run_binding(binding, self._options)
+            self._warm.add(shapes)
+        seconds = self._run_binding(binding, self._options)
+        made = zip(self._outputs.items(), binding.get_outputs())
+        if not on_device:
+            return {name: _from_ort_value(value, spec.dtype) for (name, spec), value in made}, seconds
+        import torch
+
+        return {name: torch.from_dlpack(value) for (name, _), value in made}, seconds
+
+    def _run_graph(self, feed: Feed) -> tuple[dict[str, Any], float]:
+        """Replay the CUDA graph for the feed's shapes, which is captured at their first inference."""
+        assert self._graphs is not None
+        with self._lock:
+            if (shapes := _shapes(feed)) not in self._graphs:
+                made, _ = self._run_bound(feed)
+                inputs = {name: ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0) for name, array in feed.items()}
+                outputs = [
+                    ort.OrtValue.ortvalue_from_shape_and_type(made[name].shape, made[name].dtype, "cuda", 0)
+                    for name in self._outputs
+                ]
+                binding, options = self._session.io_binding(), ort.RunOptions()
+                options.log_severity_level = 4
+                options.add_run_config_entry("gpu_graph_id", str(len(self._graphs) + 1))
+                for name, value in inputs.items():
+                    binding.bind_ortvalue_input(name, value)
+                for name, value in zip(self._outputs, outputs):
+                    binding.bind_ortvalue_output(name, value)
+                self._run_binding(binding, options)
+                self._graphs[shapes] = _Graph(binding, inputs, outputs, options)
+            graph = self._graphs[shapes]
+            for name, array in feed.items():
+                graph.inputs[name].update_inplace(np.ascontiguousarray(array))
+            seconds = self._run_binding(graph.binding, graph.options)
+            return {name: value.numpy() for name, value in zip(self._outputs, graph.outputs)}, seconds
+
+    def _run_binding(self, binding: ort.IOBinding, options: ort.RunOptions) -> float:
+        """Run once, and return the seconds until the device has finished."""
+        binding.synchronize_inputs()
+        start = self.clock()
+        self._session.run_with_iobinding(binding, options)
+        binding.synchronize_outputs()
+        return self.clock() - start
+
     def _run_converted(self, feed: Feed) -> tuple[dict[str, Any], float]:
         """Run on torch tensors, or on anything that numpy converts to arrays."""
-        arrays = {name: from_torch(array) if is_torch(array) else np.asarray(array) for name, array in feed.items()}
-        outputs, seconds = self(arrays)
+        arrays: dict[str, Any] = dict(feed)
+        for name, array in arrays.items():
+            if not is_torch(array):
+                arrays[name] = np.asarray(array)
+            elif not (array.is_cuda and self._is_bound and self._graphs is None):
+                arrays[name] = from_torch(array)
+        outputs, seconds = self._run(arrays)
         if any(is_torch(array) for array in feed.values()):
-            outputs = {name: to_torch(array) for name, array in outputs.items()}
+            outputs = {name: array if is_torch(array) else to_torch(array) for name, array in outputs.items()}
         return outputs, seconds
+
+
+def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(array.shape)) for name, array in feed.items())
 
 
 def _arrays_of(name: str, value: Any) -> list[tuple[str, Any]]:
@@ -106,16 +205,20 @@ def _arrays_of(name: str, value: Any) -> list[tuple[str, Any]]:
     return [(f"{name}/{place}", item) for place, item in enumerate(items)]
 
 
-def _to_ort_values(feed: Mapping[str, np.ndarray[Any, Any]], inputs: TensorMetadata) -> dict[str, ort.OrtValue]:
+def _to_ort_values(feed: Mapping[str, Any], inputs: TensorMetadata) -> dict[str, ort.OrtValue]:
     # A slow import, needed for such types only.
     from onnx import TensorProto
 
     values = {}
     for name, array in feed.items():
+        if is_torch(array):
+            sys.modules["torch"].cuda.current_stream().synchronize()  # it may not be computed yet
+            values[name] = ort.OrtValue.from_dlpack(array.detach().contiguous())
+            continue
         dtype = inputs[name].dtype
         kind = None if dtype is None else _ORT_VALUE_TYPES.get(dtype)
         if kind is None:
-            values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+            values[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
         else:
             element = TensorProto.DataType.Value(kind)
             array = np.ascontiguousarray(array)

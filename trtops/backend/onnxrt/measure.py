@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from trtops.backend.onnxrt.engine import open_plan
+from trtops import errors
+from trtops.backend.onnxrt.engine import open_plan, provider_settings
 from trtops.backend.onnxrt.optimize import Optimized, Optimizer
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import Timing
 from trtops.backend.runner import BaseRunner
+from trtops.spec import OnnxRuntimeOptions
 
 log = logging.getLogger(__name__)
 
@@ -111,13 +113,12 @@ def successive_halving(lanes: Sequence[Lane], feed: Feed, turns: int, budget: Bu
 
 @dataclass
 class Measurement:
-    """Times the candidates of one build, with at most ``turns`` timed inferences per candidate and feed."""
+    """Times the candidates of one build, with at most ``timing_iterations`` timed inferences per candidate and feed."""
 
     optimizer: Optimizer
-    providers: tuple[str, ...]
-    threads: int
-    turns: int
+    options: OnnxRuntimeOptions
     budget: Budget
+    failed: dict[Candidate, str] = field(default_factory=dict)  # why candidates do not load or run
     _default: Lane | None = field(default=None, repr=False)
 
     def first_seconds(self, feeds: Sequence[Feed]) -> float:
@@ -142,11 +143,17 @@ class Measurement:
             lanes: list[Lane] = []
             for engine in group:
                 if not (timings or lanes) or self.budget.left > 0:
-                    lanes.append(self._warm_lane(engine, feed))
+                    try:
+                        lanes.append(self._warm_lane(engine, feed))
+                    except errors.BackendError as exc:
+                        # A provider refuses some of its options for some models, such as a graph of all kernels.
+                        if not engine.candidate.provider_settings:
+                            raise
+                        self.failed[engine.candidate] = str(exc)
             if lanes:
-                timings |= successive_halving(lanes, feed, self.turns, self.budget)
+                timings |= successive_halving(lanes, feed, self.options.timing_iterations, self.budget)
         for candidate in candidates:
-            if candidate not in timings:
+            if candidate not in timings and candidate not in self.failed:
                 self.budget.skip(candidate)
         return timings
 
@@ -164,7 +171,8 @@ class Measurement:
     def _open(self, engine: Optimized) -> Lane:
         self.optimizer.note_attempt(engine.candidate)
         start = time.perf_counter()
-        session = open_plan(engine.plan, providers=self.providers, threads=self.threads, interleaved=True, quiet=True)
+        settings = provider_settings(self.options, engine.candidate)
+        session = open_plan(engine.plan, self.options, settings, interleaved=True, quiet=True)
         runner = OnnxrtRunner(session, "timing")
         runner.activate()
         self.budget.loaded.add(engine.candidate.id)

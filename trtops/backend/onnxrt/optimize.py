@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,10 +14,12 @@ from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.with_onnxruntime import check_loads
+from trtops.backend.onnxrt.device import new_session
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
-from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
-from trtops.backend.onnxrt.tactics import Candidate, Tactic
+from trtops.backend.onnxrt.session import CUDA, ORT_ERRORS, find_providers, session_options, unsupported_op, why
+from trtops.backend.onnxrt.tactics import CUDA_GRAPH, Candidate, Tactic
+from trtops.spec import OnnxRuntimeOptions
 from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.processes import temporary_prefix
@@ -51,8 +53,7 @@ class Optimizer:
     def __init__(
         self,
         model: onnx.ModelProto,
-        providers: tuple[str, ...],
-        threads: int,
+        options: OnnxRuntimeOptions,
         log: SessionLog,
         attempt_file: str | None = None,
     ) -> None:
@@ -61,8 +62,9 @@ class Optimizer:
         The attempt file receives each candidate's id before ONNX Runtime, which may crash, gets the candidate.
         """
         self.model = model
-        self._providers = find_providers(providers)
-        self._threads = threads
+        self._providers = find_providers(options.providers)
+        self._on_gpu = options.on_gpu
+        self._threads = options.intra_op_threads
         self._log = log
         self._attempt_file = attempt_file
         self._source = model.SerializeToString()
@@ -78,6 +80,10 @@ class Optimizer:
 
     def __call__(self, candidate: Candidate) -> Optimized:
         """Return the model optimized under a candidate; EngineBuildError if ONNX Runtime refuses it."""
+        # Options of the provider decide how the engine is loaded; its graph is optimized without them.
+        plain = candidate.without_provider_settings()
+        if plain != candidate:
+            return replace(self(plain), candidate=candidate)
         if candidate.id not in self._done:
             self.note_attempt(candidate)
             path = Path(self._folder.name, f"{len(self._done)}.ort")
@@ -93,6 +99,8 @@ class Optimizer:
         optimizers that are off by default not at all: both are decided by the op types that they apply to.
         """
         graph = self(Candidate()).graph
+        if tactic.name == CUDA_GRAPH:
+            return all(node.provider == CUDA for node in graph.nodes)
         if not tactic.default:
             return not {node.op for node in graph.nodes}.isdisjoint(tactic.ops)
         if tactic.rule:
@@ -128,9 +136,7 @@ class Optimizer:
         try:
             # Constant folding may produce tensors of any size.
             with self._log.collecting(), limited_memory(6 * self._weight_bytes), Activity("optimizing the model"):
-                ort.InferenceSession(
-                    self._source, options, providers=self._providers, disabled_optimizers=candidate.disabled_optimizers
-                )
+                new_session(self._source, options, self._providers, candidate.disabled_optimizers)
         except ORT_ERRORS as exc:
             path.unlink(missing_ok=True)
             raise errors.EngineBuildError(self._refusal_text(exc)) from exc

@@ -11,9 +11,10 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Build
-from trtops.backend.onnxrt.engine import open_plan
+from trtops.backend.onnxrt.engine import open_plan, provider_settings
 from trtops.backend.onnxrt.ort_format import read_graph
 from trtops.backend.onnxrt.session import ORT_ERRORS, why
+from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.runner import Feed
 from trtops.spec import OnnxRuntimeOptions
 from trtops.system.processes import temporary_prefix
@@ -40,8 +41,8 @@ def timed(builds: Sequence[Build], feed: Feed) -> list[tuple[float, dict[str, fl
 def _session(build: Build, profile: str = "") -> ort.InferenceSession:
     options = build.spec.config.options
     assert isinstance(options, OnnxRuntimeOptions)
-    threads = options.intra_op_threads
-    return open_plan(build.engine.plan, providers=options.providers, threads=threads, interleaved=True, profile=profile)
+    settings = provider_settings(options, Candidate.from_settings(build.tactics.settings))
+    return open_plan(build.engine.plan, options, settings, interleaved=True, profile=profile)
 
 
 def _in_turns(sessions: Sequence[ort.InferenceSession], inputs: Feed) -> list[list[float]]:

@@ -28,10 +28,16 @@ def main(folder: Path) -> int:
     data = {name: np.load(folder / f"{name}.npz", allow_pickle=False) for name in ("inputs", "golden")}
     inputs = [{n: data["inputs"][f"{i}_{j}"] for j, n in enumerate(case["inputs"])} for i in range(case["iterations"])]
     golden = {n: [data["golden"][f"{i}_{j}"] for i in range(len(inputs))] for j, n in enumerate(case["outputs"])}
+    providers = [each if isinstance(each, str) else tuple(each) for each in case["providers"]]
+    if case["providers"] != ["CPUExecutionProvider"]:
+        ort.preload_dlls()  # CUDA's libraries from Python packages
     try:
+        left_out = case["disabled_optimizers"]
         session = ort.InferenceSession(
-            folder / "model.onnx", options, providers=case["providers"], disabled_optimizers=case["disabled_optimizers"]
+            folder / "model.onnx", options, providers=providers, disabled_optimizers=left_out, enable_fallback=0
         )
+        if session.get_providers()[0] not in str(providers[0]):
+            raise RuntimeError(f"{providers[0]} does not start here")
         runs = [session.run([*case["outputs"], *case["peaks"]], feed) for feed in inputs]
     except Exception as exc:
         print(f"ONNX Runtime {ort.__version__}: {exc}")

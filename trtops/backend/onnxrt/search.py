@@ -235,14 +235,17 @@ class Search:
             key = self._key(candidate.id)
             if key not in self.cache.graphs:
                 self.cache.graphs[key] = self.optimizer(candidate).graph.signature
-            return self.cache.graphs[key]
+            # Options of the provider change the kernels, and not the graph.
+            return " ".join((self.cache.graphs[key], *map("=".join, candidate.provider_settings.items())))
         except errors.EngineBuildError as exc:
             self.failed[candidate.id] = str(exc)
             self.log.add(f"[trtops] {candidate.id} cannot be built: {exc}")
             return None
 
     def _key(self, candidate_id: str, shapes: Shapes | None = None) -> str:
-        providers, threads = self.measurement.providers, usable_threads(self.measurement.threads)
+        options = self.measurement.options
+        threads = usable_threads(options.intra_op_threads)
+        providers = (*options.providers, "tf32") if options.on_gpu and options.tf32 else options.providers
         return timing_key(self.model_sha256, candidate_id, providers, threads, None if shapes is None else dict(shapes))
 
     def _keys(self, candidate_id: str) -> set[str]:
@@ -257,6 +260,9 @@ class Search:
             known = {c: self.cache.timings[key] for c, key in keys.items() if key in self.cache.timings}
             unknown = [candidate for candidate in candidates if candidate not in known]
             measured = self.measurement.seconds(unknown, self._feed(shapes)) if unknown else {}
+            for candidate, why in self.measurement.failed.items():
+                self.failed[candidate.id] = why
+                self.log.add(f"[trtops] {candidate.id} does not run: {why}")
             self.cache.timings |= {keys[candidate]: timing for candidate, timing in measured.items()}
             for candidate in candidates:
                 if candidate in known or candidate in measured:

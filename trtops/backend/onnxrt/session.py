@@ -15,6 +15,8 @@ from trtops import errors
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
+from trtops.backend.onnxrt.device import load_cuda, new_session
+from trtops.spec import GPU_PROVIDERS
 from trtops.system.activity import Activity
 from trtops.system.limits import bytes_of_files, limited_memory, too_much
 
@@ -34,6 +36,7 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
 )
 
 DEFAULT_PROVIDERS: tuple[str, ...] = ("CPUExecutionProvider",)
+CUDA = "CUDAExecutionProvider"
 # Model files smaller than this have no weights that would justify large tensors; their run memory is limited.
 SMALL = 1 << 20
 # Maximum number of threads within one operator: ONNX Runtime starts any number, whatever the machine.
@@ -43,8 +46,13 @@ _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+?)\((-?\d+)\)
 _NO_OP = re.compile(r"(\S+?)\((-?\d+)\) is not a registered function/op|No Op registered for (\S+)")
 
 
-def find_providers(providers: Sequence[Provider]) -> list[str | tuple[str, dict[str, Any]]]:
-    """Return full names of execution providers, given names or case-insensitive parts of names such as ``cuda``."""
+def find_providers(
+    providers: Sequence[Provider], settings: Mapping[str, str] | None = None
+) -> list[str | tuple[str, dict[str, Any]]]:
+    """Return full names of execution providers, given names or case-insensitive parts of names such as ``cuda``.
+
+    ``settings`` are options of the CUDA provider. CUDA's libraries are loaded if a provider needs them.
+    """
     if not providers:
         raise errors.ConfigError(
             f"No execution provider is given; expected at least one, such as {DEFAULT_PROVIDERS[0]!r}."
@@ -60,6 +68,10 @@ def find_providers(providers: Sequence[Provider]) -> list[str | tuple[str, dict[
                 f"{', '.join(available)}. Install the onnxruntime package that has it (onnxruntime-gpu for CUDA and "
                 "TensorRT), or choose another."
             )
+        if matches[0] in GPU_PROVIDERS:
+            load_cuda()
+        if matches[0] == CUDA and settings:
+            options = {**settings, **(options or {})}
         found.append(matches[0] if options is None else (matches[0], options))
     return found
 
@@ -139,7 +151,7 @@ def _new_session(
             limited_memory(4 * size),
             Activity(f"loading {name} in ONNX Runtime"),
         ):  # constant folding may produce tensors of any size
-            return ort.InferenceSession(source, options, providers=list(providers))
+            return new_session(source, options, providers)
     except (MemoryError, *ORT_ERRORS) as exc:  # type: ignore[misc]
         if isinstance(exc, MemoryError) or out_of_memory(exc):
             raise errors.InvalidModelError(too_much(f"{name}, loaded in onnxruntime,")) from exc

@@ -1,7 +1,8 @@
 """The choices that the builder varies and times.
 
-A tactic is one graph optimizer of ONNX Runtime that is on or off for the whole engine; ONNX Runtime offers no finer
-choice.
+A tactic is one graph optimizer of ONNX Runtime, or one option of its CUDA provider, that is on or off for the whole
+engine; ONNX Runtime offers no finer choice. The options decide how cuDNN and the provider choose kernels. They are
+recorded and replayed; the kernels that exhaustive search times anew in each session are not.
 """
 
 from collections.abc import Iterable
@@ -9,11 +10,12 @@ from dataclasses import dataclass
 
 from trtops import errors
 from trtops.backend.environment import Processor, processor
+from trtops.spec import OnnxRuntimeOptions
 
 
 @dataclass(frozen=True)
 class Tactic:
-    """An optimizer that runs or not."""
+    """An optimizer that runs or not, or an option that is set or not."""
 
     name: str  # ONNX Runtime's name for the optimizer
     default: bool = True  # whether ONNX Runtime runs it by default
@@ -24,6 +26,7 @@ class Tactic:
     ops: tuple[str, ...] = ()
     # Name of the graph optimization level that remains when it is off, if it stands for several optimizers.
     level: str = ""
+    provider: tuple[tuple[str, str], ...] = ()  # options of the CUDA provider that it sets
 
 
 # Without this optimizer an INT8 model computes in FP32.
@@ -56,37 +59,66 @@ TACTICS: tuple[Tactic, ...] = (
     ),
 )
 
+# The kernels of a model as one CUDA graph, for static shapes; Inference keeps the inputs and outputs in place.
+CUDA_GRAPH = "CudaGraph"
+_CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose")
+_ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "PackedMultiHeadAttention")
+
+
+def _option(name: str, ops: tuple[str, ...], **settings: str) -> Tactic:
+    return Tactic(name, default=False, ops=ops, provider=tuple(settings.items()))
+
+
+# Options of the CUDA provider (https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html), off by
+# default. By default cuDNN's algorithms are searched exhaustively, with all the workspace that they ask for. The
+# numbers of attention kernels are bits of AttentionBackend in ONNX Runtime.
+CUDA_TACTICS: tuple[Tactic, ...] = (
+    _option(CUDA_GRAPH, (), enable_cuda_graph="1"),
+    _option("CudnnHeuristicSearch", _CONVOLUTIONS, cudnn_conv_algo_search="HEURISTIC"),
+    _option("CudnnDefaultSearch", _CONVOLUTIONS, cudnn_conv_algo_search="DEFAULT"),
+    _option("CudnnSmallWorkspace", _CONVOLUTIONS, cudnn_conv_use_max_workspace="0"),
+    _option("PreferNhwc", _CONVOLUTIONS, prefer_nhwc="1"),
+    _option("FuseConvBias", _CONVOLUTIONS, fuse_conv_bias="1"),
+    _option("TunableOps", ("Gemm", "MatMul", "FusedMatMul"), tunable_op_enable="1", tunable_op_tuning_enable="1"),
+    _option("FlashAttention", _ATTENTION, sdpa_kernel="1"),
+    _option("EfficientAttention", _ATTENTION, sdpa_kernel="2"),
+    _option("CudnnFlashAttention", _ATTENTION, sdpa_kernel="8"),
+    _option("MathAttention", _ATTENTION, sdpa_kernel="16"),
+)
+
 # Switched off where ONNX Runtime fails under every other setting; never varied for speed.
 FALLBACKS: tuple[Tactic, ...] = (
     Tactic("ExtendedOptimizations", level="ORT_ENABLE_BASIC"),  # all optimizers beyond the basic ones
     Tactic("AllOptimizations", level="ORT_DISABLE_ALL"),
 )
 
-_BY_NAME = {tactic.name: tactic for tactic in (*TACTICS, *FALLBACKS)}
+BY_NAME = {tactic.name: tactic for tactic in (*TACTICS, *CUDA_TACTICS, *FALLBACKS)}
 
 
 def find(name: str) -> Tactic:
     """Return the tactic of a name; ConfigError if it is unknown."""
-    if name not in _BY_NAME:
-        raise errors.ConfigError(f"Unknown tactic {name!r} of ONNX Runtime. {errors.near(name, _BY_NAME)}")
-    return _BY_NAME[name]
+    if name not in BY_NAME:
+        raise errors.ConfigError(f"Unknown tactic {name!r} of ONNX Runtime. {errors.near(name, BY_NAME)}")
+    return BY_NAME[name]
 
 
-def allowed(names: Iterable[str] | None, *, allow_approximation: bool) -> tuple[Tactic, ...]:
+def allowed(options: OnnxRuntimeOptions) -> tuple[Tactic, ...]:
     """Return the tactics that a build may vary, in the order of :data:`TACTICS`; without names, all.
 
-    ConfigError if a name is unknown, or not exact without permission.
+    Options of the CUDA provider are among them if it comes first. ConfigError if a name is unknown, or not exact
+    without permission.
     """
-    if names is None:
-        return tuple(tactic for tactic in TACTICS if tactic.exact or allow_approximation)
-    chosen = {find(name) for name in names}
+    known = (*CUDA_TACTICS, *TACTICS) if options.providers[:1] == ("CUDAExecutionProvider",) else TACTICS
+    if options.tactics is None:
+        return tuple(tactic for tactic in known if tactic.exact or options.allow_approximation)
+    chosen = {find(name) for name in options.tactics}
     for tactic in chosen:
-        if not tactic.exact and not allow_approximation:
+        if not tactic.exact and not options.allow_approximation:
             raise errors.ConfigError(
                 f"tactics names {tactic.name!r}, which is not exact, but allow_approximation is false. Set it, or "
                 "leave the tactic out."
             )
-    return tuple(tactic for tactic in TACTICS if tactic in chosen)
+    return tuple(tactic for tactic in known if tactic in chosen)
 
 
 @dataclass(frozen=True)
@@ -99,7 +131,7 @@ class Candidate:
     def toggling(cls, names: Iterable[str]) -> "Candidate":
         """Return the candidate that toggles these tactics, given in any order."""
         chosen = {find(name).name for name in names}
-        return cls(tuple(name for name in _BY_NAME if name in chosen))
+        return cls(tuple(name for name in BY_NAME if name in chosen))
 
     @classmethod
     def from_settings(cls, settings: Iterable[tuple[str, str]]) -> "Candidate":
@@ -115,35 +147,44 @@ class Candidate:
     @property
     def id(self) -> str:
         """A permanent name: ``default``, or the toggled tactics prefixed with ``+`` (on) or ``-`` (off)."""
-        return "".join(f"{'-' if _BY_NAME[name].default else '+'}{name}" for name in self.toggled) or "default"
+        return "".join(f"{'-' if BY_NAME[name].default else '+'}{name}" for name in self.toggled) or "default"
 
     @property
     def is_exact(self) -> bool:
         """Whether it switches no approximation on."""
-        return all(_BY_NAME[name].exact or _BY_NAME[name].default for name in self.toggled)
+        return all(BY_NAME[name].exact or BY_NAME[name].default for name in self.toggled)
 
     def settings(self, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Return ``on`` or ``off`` for each named or toggled tactic, sorted by name."""
         return tuple(
-            (name, "on" if _BY_NAME[name].default != (name in self.toggled) else "off")
+            (name, "on" if BY_NAME[name].default != (name in self.toggled) else "off")
             for name in sorted({*names, *self.toggled})
         )
 
     @property
+    def provider_settings(self) -> dict[str, str]:
+        """Options of the CUDA provider."""
+        return {key: value for name in self.toggled for key, value in BY_NAME[name].provider}
+
+    def without_provider_settings(self) -> "Candidate":
+        """Return the candidate with the provider's options at their defaults."""
+        return Candidate(tuple(name for name in self.toggled if not BY_NAME[name].provider))
+
+    @property
     def disabled_optimizers(self) -> list[str]:
         """Optimizers for the session's ``disabled_optimizers``."""
-        return [name for name in self.toggled if _BY_NAME[name].default and not _BY_NAME[name].level]
+        return [name for name in self.toggled if BY_NAME[name].default and not BY_NAME[name].level]
 
     @property
     def optimization_level(self) -> str:
         """ONNX Runtime's name of the graph optimization level."""
-        levels = [_BY_NAME[name].level for name in self.toggled if _BY_NAME[name].level]
+        levels = [BY_NAME[name].level for name in self.toggled if BY_NAME[name].level]
         return levels[-1] if levels else "ORT_ENABLE_ALL"
 
     @property
     def session_config(self) -> dict[str, str]:
         """Session config entries: the tactics' own, and the one that keeps 8-bit products exact on this processor."""
-        config = {key: value for name in self.toggled for key, value in _BY_NAME[name].config}
+        config = {key: value for name in self.toggled for key, value in BY_NAME[name].config}
         return config | ({"session.x64quantprecision": "1"} if overflows_in_8_bits(processor()) else {})
 
 

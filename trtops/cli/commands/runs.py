@@ -269,7 +269,7 @@ def promote(args: Options) -> Job:
         flag("--key FILE+", "public keys that the engine must be signed with"),
         flag("-o --output FILE", "where to write the engine"),
     ),
-    Group("back end (default: ONNX Runtime)", configs.BACKEND.only("backend")),
+    Group("back end (default: ONNX Runtime)", configs.BACKEND.only("backend", "providers")),
     *_READ,
     examples=("trtops runs resolve model.onnx --trt -o model.engine",),
 )
@@ -277,7 +277,8 @@ def resolve(args: Options) -> int:
     """Find the accepted engine for a model on this machine; -o writes it to a file. Exits with 1 without one."""
     store = tracker("reads", args.store)
     backend = args.backend or "onnxruntime"
-    found = ops.resolve(args.model_file, backend=backend, name=args.name, keys=tuple(args.key or ()), tracker=store)
+    keys, providers = tuple(args.key or ()), tuple(args.providers or ())
+    found = ops.resolve(args.model_file, backend=backend, providers=providers, name=args.name, keys=keys, tracker=store)
     if found.run_id and found.path and args.output:
         save_bytes(found.engine(store).plan, args.output)
     if args.json:

@@ -226,9 +226,10 @@ def _rebuild_run(
     except errors.TrtopsError as exc:
         return replace(audited, grade="cannot be rebuilt", explanation=str(exc))
     try:
-        with warm_backend(logged.build.spec.config.backend, timeout=config.timeout_seconds) as backend:
-            then, here = logged.build.engine.environment, backend.environment()
-            differences = environment_differences(then, here, logged.state, backend.device_state())
+        build = logged.build.spec.config
+        with warm_backend(build.backend, timeout=config.timeout_seconds) as backend:
+            then, here = logged.build.engine.environment, backend.environment(build)
+            differences = environment_differences(then, here, logged.state, backend.device_state(build))
             problems, unverified = check_engine_again(logged, backend)
             made = tuple(rebuild(way, logged, backend) for way in config.ways)
     except errors.BackendError as exc:  # the back end or the device is not available here

@@ -230,7 +230,7 @@ def check_engine_again(logged: Logged, backend: IsolatedBackend) -> tuple[list[C
     try:
         report, noise, golden_why = backend.worker.run(_measure_in_child, *given, timeout=backend.timeout)
     except errors.TrtopsError as exc:
-        here, there = backend.environment(), engine.environment
+        here, there = backend.environment(config), engine.environment
         why = f"it does not run: {type(exc).__name__}: {exc}"[:500]
         if (here.backend_version, here.device_sha256) != (there.backend_version, there.device_sha256):
             return [], [f"the logged engine: {why}"]
@@ -433,7 +433,8 @@ def _differing(then: Mapping[str, str], now: Mapping[str, str], prefix: str = ""
 
 
 _COMPARED = (
-    "backend", "backend_version", "device", "device_sha256", "compute_capability", "driver", "cuda", "os", "python",
+    "backend", "backend_version", "device", "device_sha256", "compute_capability", "driver", "cuda", "cudnn", "os",
+    "python",
 )  # fmt: skip
 
 

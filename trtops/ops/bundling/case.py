@@ -19,7 +19,8 @@ from trtops.backend.onnx.precision import (
 )
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.onnxrt.builder import model_as_built
-from trtops.backend.onnxrt.session import usable_threads
+from trtops.backend.onnxrt.engine import provider_settings
+from trtops.backend.onnxrt.session import find_providers, usable_threads
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.trt.building import int8, precision
 from trtops.backend.trt.lines import Feature
@@ -140,7 +141,7 @@ def engine_case(
             "optimization_level": candidate.optimization_level,
             "session_config": dict(candidate.session_config),
             "disabled_optimizers": list(candidate.disabled_optimizers),
-            "providers": list(options.providers),
+            "providers": to_jsonable(find_providers(options.providers, provider_settings(options, candidate))),
             "threads": usable_threads(options.intra_op_threads),
         },
     )

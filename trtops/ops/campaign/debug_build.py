@@ -449,7 +449,7 @@ def _log_beginning(
     # This tag is set last, so with it everything before it is logged too.
     if schema.Tag.ENVIRONMENT_SHA256 not in info.tags:
         with warm_backend(config.build.backend, config.devices, config.timeout_seconds) as backend:
-            environment = backend.environment()
+            environment = backend.environment(config.build)
         run.log_params(config.build)
         run.log_json(environment, schema.Artifact.ENVIRONMENT)
         for file in model.files() if config.keep_model else ():

@@ -139,8 +139,8 @@ def _build_engine(
     backend: IsolatedBackend, model: Model, campaign: Campaign, request: BuildRequest, run: Run, tracker: Tracker
 ) -> Build:
     config = campaign.config
-    environment = backend.environment()
-    run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
+    environment = backend.environment(request.build)
+    run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state(request.build).items()})
     calibrates = request.build.calibrates
     ranges = read_cache_file(config.calibration_cache, "calibration_cache") if calibrates else None
     if request.replay is None:

@@ -22,7 +22,7 @@ from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
 from trtops.record import Record, sha256, with_options
-from trtops.spec import BackendName, Environment
+from trtops.spec import BackendName, BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.system.allowed import ask_for
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
@@ -318,6 +318,7 @@ def resolve(
     *,
     tracker: Tracker | None = None,
     backend: str = "onnxruntime",
+    providers: Sequence[str] = (),
     environment: Environment | None = None,
     name: str | None = None,
     keys: Sequence[str | Path] = (),
@@ -330,13 +331,15 @@ def resolve(
         model: The ONNX file.
         tracker: The tracking store, and its registry.
         backend: The back end that is to run it.
+        providers: ONNX Runtime's execution providers; the first decides the device.
         environment: The device and release; this machine's unless given.
         name: The registered model that is searched first; the file's name without its ending unless given.
         keys: Public keys, as PEM files: the engine's run must be signed with one of them.
     """
     tracker = tracker_or_default(tracker)
     known = model if isinstance(model, Model) else Model.load(model)
-    here = engine_backend(backend).environment() if environment is None else environment
+    build = BuildConfig(options=OnnxRuntimeOptions(providers=tuple(providers))) if providers else None
+    here = engine_backend(backend).environment(build) if environment is None else environment
     wanted = Resolution(name=registered_model(name or known.name), alias=alias_of(known.info.sha256, here))
     try:
         named = tracker.registered(wanted.name, wanted.alias)

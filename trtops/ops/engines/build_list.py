@@ -215,13 +215,14 @@ def build_list(
 
 def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> BuildOutcome | dict[str, str]:
     """The outcome of a build that need not be made, or the tags to build it with."""
-    options = build.entry.config(build.precision, build.backend).digest
+    how = build.entry.config(build.precision, build.backend)
+    options = how.digest
     # On another machine, the same path is another file, and another release would change back and forth.
     named = {schema.Tag.KIND: "build", schema.Tag.LISTED_AS: digest([platform.node(), build.model, options])}
     try:
         if build.missing:
             raise errors.BackendError(build.missing)
-        environment = engine_backend(build.backend).environment()
+        environment = engine_backend(build.backend).environment(how.build)
     except errors.BackendError as exc:
         return _with_history(_outcome_of(build, "error", str(exc)), tracker, named)
     try:

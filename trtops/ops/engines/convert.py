@@ -119,6 +119,7 @@ class ConvertResult(OpResult):
     crashed: tuple[str, ...] = ()  # settings that were left out because they crashed the builder's process
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
     tuning: str = ""  # what timing settings gained
+    fallback: str = ""  # layers of a GPU's engine that run on the CPU
     carried: str = ""  # from a replay of another release or device
     ranges: str = ""  # whether the values of all tensors fit FP16 or BF16, and the layers kept where they do not
     speed: str = ""  # of 8 bits, compared with FP16 or FP32
@@ -147,7 +148,8 @@ class ConvertResult(OpResult):
     def _left_out(self) -> Iterable[str]:
         if self.crashed:
             yield from (f"The builder crashed with {', '.join(self.crashed)}; the engine is built without.", "")
-        for sentence in filter(None, (self.carried, self.ranges, self.quantization, self.speed, self.tuning)):
+        said = (self.carried, self.ranges, self.quantization, self.speed, self.tuning, self.fallback)
+        for sentence in filter(None, said):
             yield from (f"{sentence}.", "")
         if self.skipped:
             yield from (f"No time to try {', '.join(self.skipped)}; `--tune` tries all.", "")
@@ -237,9 +239,9 @@ def convert(
     # A script may take minutes to make its data, so it only runs when the data is needed.
     if config.check.data is not None and ".py" not in config.check.data:
         check_feed(inputs, next(iter(feeds)))
-    # ONNX Runtime is always there; TensorRT and its GPU may not be.
-    if config.build.backend != "onnxruntime":
-        engine_backend(config.build.backend).environment()
+    # ONNX Runtime on the CPU is always there; TensorRT and a GPU may not be.
+    if not isinstance(config.build.options, OnnxRuntimeOptions) or config.build.options.on_gpu:
+        engine_backend(config.build.backend).environment(config.build)
     config = replace(config, build=config.check.profiled(config.build, loaded))
     experiment = experiment or path.stem
     name = run_name(path.stem, config.build.precision.upper(), config.build.backend)
@@ -274,7 +276,7 @@ def _build_and_evaluate(
     golden: RunResults | None,
 ) -> ConvertResult:
     config, ranges = _fit_precision(model, config)
-    check, environment = config.check, backend.environment()
+    check, environment = config.check, backend.environment(config.build)
     feeds = check.open_for(model, profiles=config.build.profiles)
     replay = read_cache_file(config.replay, "replay")
     caches = Caches(
@@ -358,6 +360,7 @@ def _build_and_evaluate(
         crashed=crashed,
         skipped=build.skipped,
         tuning=build.tuning,
+        fallback=build.fallback,
         carried=CarriedOver.between(caches.replay, build.tactics).sentence()
         if caches.replay and config.carry_over
         else "",
@@ -467,7 +470,9 @@ def _build(
 ) -> tuple[Build, tuple[str, ...]]:
     """The build, and the settings that are left out because they crash the builder."""
     # The state of the device, such as its clock, can explain why the builder chose other tactics than before.
-    run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
+    run.set_tags(
+        {schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state(job.spec.config).items()}
+    )
     if not isinstance(backend, IsolatedBackend):
         return replace(job.build(backend), spec=job.spec), ()
     avoid = builds.crashed_settings(tracker, job.spec.model_sha256, job.environment)

@@ -25,7 +25,7 @@ from trtops.comparator.report import compare_outputs
 from trtops.ops.evaluation.data import UNITS, all_numbers, collect, root_mean_square
 from trtops.ops.evaluation.limits import MULTIPLES, STANDS_FOR_INFINITY
 from trtops.record import Record
-from trtops.spec import Precision
+from trtops.spec import Rounding
 from trtops.tables import listed
 from trtops.verdict import PASSED, Verdict
 
@@ -84,7 +84,7 @@ class OutputErrors(Record):
 class Attribution(Record):
     """The parts of an engine's error."""
 
-    precision: Precision
+    precision: Rounding
     unit: float  # the rounding unit of the requested precision
     outputs: tuple[OutputErrors, ...] = ()
     engine: Verdict  # on the engine

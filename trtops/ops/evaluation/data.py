@@ -30,7 +30,7 @@ from trtops.comparator.streams import load_saved
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
 from trtops.ops.evaluation.shapes import points, profile_of, spanning, with_profiles
 from trtops.record import Record
-from trtops.spec import BuildConfig, OptimizationProfile, Precision
+from trtops.spec import BuildConfig, OptimizationProfile, Rounding
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
 from trtops.verdict import Verdict
@@ -315,7 +315,9 @@ def _read_file(path: Path, inputs: TensorMetadata) -> Iterable[Feed]:
 
 # Rounding errors: relative to the number, for INT8 relative to the largest of its tensor. They are half a step; for
 # FP32 a whole one, because FP32 weights cannot be moved by less.
-UNITS: dict[Precision, float] = {"fp32": 2.0**-23, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4, "int8": 1 / 254}
+UNITS: dict[Rounding, float] = {
+    "fp32": 2.0**-23, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4, "int8": 1 / 254,
+}  # fmt: skip
 
 _SHOWN = 3  # overflowing tensors in messages
 
@@ -348,7 +350,7 @@ def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> R
             ) from None
 
 
-def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *, seed: int = 1) -> RunResults | None:
+def moved_reference(model: Model, feeds: Sequence[Feed], precision: Rounding, *, seed: int = 1) -> RunResults | None:
     """The reference's outputs with weights and inputs moved at random by up to one rounding unit of a precision.
 
     Scales of Resize and limits of Range stay, since they make shapes. None for models that are too large to be changed

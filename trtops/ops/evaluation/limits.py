@@ -29,7 +29,7 @@ from trtops.comparator.report import ComparisonReport, OutputTolerances, Toleran
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import UNITS, Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
 from trtops.record import Record
-from trtops.spec import BuildConfig, Precision
+from trtops.spec import BuildConfig, Rounding
 from trtops.tables import listed
 
 if TYPE_CHECKING:
@@ -40,8 +40,10 @@ log = logging.getLogger(__name__)
 
 # How many times the noise an engine's error may be, as a root mean square and for single elements. An engine rounds in
 # other places and orders. For FP32 the noise is that of inputs and weights alone: sums are not emulated.
-MULTIPLES: dict[Precision, float] = {"fp32": 16.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0, "int8": 2.0}
-_LARGEST_MULTIPLES: dict[Precision, float] = {"fp32": 64.0, "fp16": 4.0, "bf16": 4.0, "fp8": 3.0, "int8": 3.0}
+MULTIPLES: dict[Rounding, float] = {"fp32": 16.0, "tf32": 2.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0, "int8": 2.0}
+_LARGEST_MULTIPLES: dict[Rounding, float] = {
+    "fp32": 64.0, "tf32": 4.0, "fp16": 4.0, "bf16": 4.0, "fp8": 3.0, "int8": 3.0,
+}  # fmt: skip
 # TensorRT may also add up in 16 bit and choose algorithms with more roundings, which are not emulated either. Its FP32
 # functions are less exact: nine layers of tanh had 18 times the noise (8.6 on an H100).
 _TENSORRT, _TENSORRT_FP32 = 1.5, 3.0
@@ -49,7 +51,7 @@ _TENSORRT, _TENSORRT_FP32 = 1.5, 3.0
 # operators that INT8 leaves out.
 _UNITS_ALLOWED = {
     "fp32": 8 * UNITS["fp32"],
-    **dict.fromkeys(("fp16", "fp8", "int8"), UNITS["fp16"]),
+    **dict.fromkeys(("tf32", "fp16", "fp8", "int8"), UNITS["fp16"]),
     "bf16": UNITS["bf16"],
 }
 # The allowed error of an output of zeros.
@@ -72,7 +74,7 @@ _ABOVE_USEFUL = 1.25
 _SIMILAR = {"min_cosine": 0.95, "min_correlation": 0.5}
 
 
-def default_tolerances(precision: Precision) -> Tolerances:
+def default_tolerances(precision: Rounding) -> Tolerances:
     """The fixed tolerances of a precision, for outputs whose noise is not known.
 
     All are relative to the output's own scale. In every precision the output must vary as the golden one does (a
@@ -83,8 +85,8 @@ def default_tolerances(precision: Precision) -> Tolerances:
         # direction and its length.
         whole = {"min_cosine": 0.99, "max_nrmse": 0.2, "min_correlation": 0.9, "min_agreement": 0.9}
         return Tolerances(atol=math.inf, rtol=math.inf, **whole, clamped_equal=True)
-    # FP16 and BF16 round each value to 11 and 8 bits, and about twenty such roundings are allowed.
-    bound = {"fp32": 1e-5, "fp16": 20 * 2.0**-11, "bf16": 20 * 2.0**-8}[precision]
+    # FP16 and TF32 round each value to 11 bits, BF16 to 8, and about twenty such roundings are allowed.
+    bound = {"fp32": 1e-5, "tf32": 20 * 2.0**-11, "fp16": 20 * 2.0**-11, "bf16": 20 * 2.0**-8}[precision]
     return Tolerances(
         atol=_ZERO,
         rtol=bound,
@@ -96,7 +98,7 @@ def default_tolerances(precision: Precision) -> Tolerances:
     )
 
 
-def useful_tolerances(precision: Precision) -> Tolerances:
+def useful_tolerances(precision: Rounding) -> Tolerances:
     """The largest errors with which an engine of a precision is of use.
 
     They are the fixed tolerances, with more for FP32 and for single elements: a steep function, such as the sigmoid at
@@ -110,7 +112,7 @@ def useful_tolerances(precision: Precision) -> Tolerances:
     return replace(fixed, **bounds)
 
 
-def tolerances_for(precision: Precision, given: Tolerances | None, model: Model | None = None) -> Tolerances:
+def tolerances_for(precision: Rounding, given: Tolerances | None, model: Model | None = None) -> Tolerances:
     """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of each output of scores.
 
     Use :class:`RightModel` where the model and its data are at hand.
@@ -156,7 +158,7 @@ class Noise(Record):
         """Whether rounding alone hides a value of zero instead of the right ones."""
         return 0 < self.size <= MULTIPLES["int8"] * self.rms
 
-    def rms_limit(self, precision: Precision, times: float = 1.0) -> float:
+    def rms_limit(self, precision: Rounding, times: float = 1.0) -> float:
         """The largest root mean square error that rounding explains; more where few elements determine it.
 
         ``times`` multiplies the noise.
@@ -164,7 +166,7 @@ class Noise(Record):
         few = 1 + 3 / math.sqrt(2 * self.independent) if self.independent else 1.0
         return max(times * MULTIPLES[precision] * few * self.rms, _UNITS_ALLOWED[precision] * self.size) or _ZERO
 
-    def largest_limit(self, precision: Precision, times: float = 1.0) -> float:
+    def largest_limit(self, precision: Rounding, times: float = 1.0) -> float:
         """The largest error of an element that rounding explains."""
         found = max(times * _LARGEST_MULTIPLES[precision] * self.largest, 2 * self.rms_limit(precision, times))
         return max(found, _UNITS_ALLOWED[precision] * self.scale) or _ZERO
@@ -186,7 +188,7 @@ class OutputNoise(Record):
 class NoiseLimits(Record):
     """What rounding to a precision does to the right model: tolerances are derived from it."""
 
-    precision: Precision
+    precision: Rounding
     times: float = 1.0  # the back end's factor on the noise
     outputs: tuple[OutputNoise, ...] = ()
     # By output for which rounding alone exceeds what is useful in the precision: how.
@@ -281,9 +283,9 @@ class RightModel:
     _draws: list[RunResults] = field(default_factory=list, repr=False)
 
     @property
-    def precision(self) -> Precision:
-        """The precision of the engines."""
-        return self.build.precision
+    def precision(self) -> Rounding:
+        """The precision of the engines; TF32 where FP32 products round their inputs to it."""
+        return self.build.rounding
 
     @property
     def times(self) -> float:
@@ -319,6 +321,10 @@ class RightModel:
             everywhere = ranges.tensorrt_header is not None and self.precision == "int8"
             insert_qdq(proto, ranges, replace(self.build, qdq_rules=()) if everywhere else self.build, "partial")
             found = reference_outputs(proto, list(self.feeds))
+        elif self.precision == "tf32":
+            from trtops.backend.onnx.precision import round_to_tf32
+
+            found = reference_outputs(round_to_tf32(self.model.proto(lean=True)), list(self.feeds))
         else:
             found, overflows = run_in_16_bit(self.model, self.precision, self.feeds, self.build.keep)
         results = RunResults()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from trtops.record import Record
-from trtops.spec import BackendName, Precision
+from trtops.spec import Precision
 from trtops.tracking import schema
 from trtops.tracking.base import Run
 
@@ -41,7 +41,7 @@ class PrecisionCheck(Record):
     kernels: tuple[tuple[str, int], ...]  # numbers by precision: of those that multiply matrices, if there are any
     unknown: int = 0  # kernels whose precision the back end does not report
     limit: float = 0.0  # the share that must compute in the requested precision; 0 requires one kernel
-    backend: BackendName = "onnxruntime"
+    emulates: bool = True  # whether 16 bit may be computed in FP32, and is emulated then: ONNX Runtime on a CPU
 
     @property
     def total(self) -> int:
@@ -64,19 +64,20 @@ class PrecisionCheck(Record):
     @property
     def emulation_counts(self) -> bool:
         """Whether emulating the model replaces kernels in the requested precision, unless a limit is given."""
-        # ONNX Runtime computes 16 bit in FP32 on most processors.
-        return self.backend == "onnxruntime" and self.asked in ("fp16", "bf16") and not self.limit
+        return self.emulates and self.asked in ("fp16", "bf16") and not self.limit
 
     @property
     def low_precision(self) -> Literal["fp16", "bf16"] | None:
         """The precision to emulate: 16 bit was requested from ONNX Runtime, and some kernels compute in another."""
-        if self.backend != "onnxruntime" or self.share in (None, 1):
+        if not self.emulates or self.share in (None, 1):
             return None
         return self.asked if self.asked in ("fp16", "bf16") else None
 
     @property
     def name(self) -> str:
         """The engine's precision for people: the requested one, or what it computes in instead."""
+        if self.asked == "fp32" and any(name == "tf32" for name, _ in self.kernels):
+            return "TF32"
         if self.lowered:
             return self.asked.upper()
         if self.share:
@@ -113,7 +114,13 @@ def _kernels(build: Build) -> list[tuple[str, str, str, bool]]:
     computing = {layer for layer, op, _ in found if not _NOT_COMPUTING.search(op)}
     # Products decide speed and error. Elementwise kernels stay in FP32 in sound FP16 engines, and would hide them.
     counted = {layer for layer, op, _ in found if layer in computing and _PRODUCTS.search(op)} or computing
-    return [(layer, op, _PRECISIONS.get(precision.lower(), ""), layer in counted) for layer, op, precision in found]
+    names: dict[str, str] = dict(_PRECISIONS)
+    if build.spec.config.rounding == "tf32" and (build.engine.environment.compute_capability or "") >= "8":
+        names |= {name: "tf32" for name, precision in _PRECISIONS.items() if precision == "fp32"}
+    return [
+        (layer, op, (names if _PRODUCTS.search(op) else _PRECISIONS).get(precision.lower(), ""), layer in counted)
+        for layer, op, precision in found
+    ]
 
 
 def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
@@ -125,7 +132,7 @@ def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
         kernels=tuple(counts.most_common()),
         unknown=unknown,
         limit=limit,
-        backend=config.backend,
+        emulates=config.backend == "onnxruntime" and build.engine.environment.compute_capability is None,
     )
 
 

@@ -32,7 +32,7 @@ from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.ops.evaluation.data import UNITS
 from trtops.ops.evaluation.shapes import profile_of
 from trtops.record import Record
-from trtops.spec import BuildConfig, OptimizationProfile, Precision
+from trtops.spec import BuildConfig, OptimizationProfile, Rounding
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def self_check(
     *,
     reference: BaseRunner | None = None,
     outputs: Sequence[Mapping[str, Any]] | None = None,
-    precision: Precision = "fp32",
+    precision: Rounding = "fp32",
     batches: tuple[int, int] = (1, _MAX_BATCH),
     nan: bool = False,
 ) -> SelfCheck:
@@ -219,10 +219,10 @@ def check_engine(
     )
 
 
-def _precision(model: Model, build: BuildConfig) -> Precision:
+def _precision(model: Model, build: BuildConfig) -> Rounding:
     from trtops.backend.onnx.quantize import is_quantized
 
-    return "int8" if is_quantized(model.structure()) else build.precision
+    return "int8" if is_quantized(model.structure()) else build.rounding
 
 
 def batch_bounds(profiles: Sequence[OptimizationProfile], feeds: Iterable[Feed]) -> tuple[int, int]:
@@ -296,7 +296,7 @@ class _Batch(NamedTuple):
 class _Check:
     """The relations of one engine while they are checked."""
 
-    def __init__(self, runner: BaseRunner | None, reference: BaseRunner | None, precision: Precision) -> None:
+    def __init__(self, runner: BaseRunner | None, reference: BaseRunner | None, precision: Rounding) -> None:
         self.inferences = self.reference_inferences = 0
         self.opened = contextlib.ExitStack()  # closes the model
         self._runner, self._model = runner, reference

@@ -56,7 +56,7 @@ def accepted_candidates(
     wanted: dict[str, str] = {schema.Tag.BACKEND: config.build.backend}
     # Engines of other devices cannot be compared here. Without a back end of this process, their gates say so.
     with contextlib.suppress(errors.BackendError), warm_backend(config.build.backend, config.devices, 120.0) as here:
-        wanted[schema.Tag.DEVICE_SHA256] = here.environment().device_sha256
+        wanted[schema.Tag.DEVICE_SHA256] = here.environment(config.build).device_sha256
     close_workers()
 
     def opened(run_id: str) -> tuple[Path, GateConfig]:

@@ -193,8 +193,9 @@ class Measurement:
             run.set_tags({Tag.EVIDENCE: holder.info.id, Tag.MODEL_SHA256: build.spec.model_sha256})
             return build, self._accepted_run(build.engine.environment)
         with self._ending("device"):
-            environment = backend.environment()
-            run.set_tags({Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
+            environment = backend.environment(config.build)
+            state = backend.device_state(config.build)
+            run.set_tags({Tag.DEVICE_STATE + name: value for name, value in state.items()})
         accepted = self._accepted_run(environment)
         denied = deny_list(self._tracker, environment) if config.use_deny_list else Caches().denied
         ranges = read_cache_file(config.calibration_cache, "calibration_cache")
@@ -250,7 +251,7 @@ class Measurement:
             for release in dict.fromkeys((self._config.release, *self._config.others, HERE)):
                 try:
                     backend = self._open_release(release, device, stack)
-                    found = backend.environment()
+                    found = backend.environment(build.spec.config)
                 except (NotMeasuredError, errors.BackendError) as exc:
                     if time.monotonic() >= self._end:  # no decision, whatever the next release would have been
                         raise

@@ -167,7 +167,7 @@ class ReduceResult(OpResult):
 
 def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> ComparisonCheck:
     """A check that builds an engine of each part and compares its outputs with the values of the whole model."""
-    engine_backend(build.backend).environment()
+    engine_backend(build.backend).environment(build)
     return ComparisonCheck(runner=EngineRunner(build), tolerances=tolerances_for(build.precision, tolerances))
 
 

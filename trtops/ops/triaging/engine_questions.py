@@ -374,9 +374,10 @@ def ask_bundle(subject: Subject, parent: str) -> Answer:
     try:
         proto = Model.load(path).proto()
         feeds = [dict(feed) for feed in load_json(str(subject.files / INPUTS))]
+        built = BuildConfig() if shows == "rounded" else subject.config.build
         case = Case(
             name=f"{subject.experiment}, smallest case",
-            backend="onnxruntime" if shows == "rounded" else subject.config.build.backend,
+            backend=built.backend,
             model=proto,
             feeds=feeds,
             golden=[dict(outputs) for outputs in reference_outputs(proto, feeds)],
@@ -384,7 +385,7 @@ def ask_bundle(subject: Subject, parent: str) -> Answer:
             verdict="error" if shows == "failing" else "bad",
             settings={},
         )
-        environment = engine_backend(case.backend).environment()
+        environment = engine_backend(case.backend).environment(built)
         if shows == "rounded":
             case = emulated_case(case, _low_precision(subject))
         elif shows == "failing":

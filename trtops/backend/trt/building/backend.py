@@ -43,14 +43,14 @@ class TensorRTBackend:
     name: str = "tensorrt"  # name of the back end
     engine_suffix: str = ".engine"  # suffix of engine files
 
-    def environment(self) -> Environment:
+    def environment(self, config: BuildConfig | None = None) -> Environment:
         """The environment of builds in this process.
 
         Raises BackendUnavailableError if TensorRT or the GPU cannot be used here.
         """
         return device.environment()
 
-    def device_state(self) -> dict[str, str]:
+    def device_state(self, config: BuildConfig | None = None) -> dict[str, str]:
         """Digest of the GPU's UUID, its clocks, and the number of other processes on it; empty without a GPU."""
         return device.state()
 

@@ -36,11 +36,16 @@ class Gpu(Record):
 
 
 def current_gpu() -> Gpu:
-    """The GPU that CUDA uses in this thread; takes about 0.1 s, since ``nvidia-smi`` is called.
+    """The GPU that TensorRT uses in this thread, as :func:`cuda_gpu`.
 
-    Raises BackendUnavailableError if there is no GPU.
+    Raises BackendUnavailableError if TensorRT or the GPU cannot be used here.
     """
     library.require_device(building=False)
+    return cuda_gpu()
+
+
+def cuda_gpu() -> Gpu:
+    """The GPU that CUDA uses in this thread; takes 0.1 s, since ``nvidia-smi`` is called. InferenceError if none."""
     index = int(memory.call("cudaGetDevice"))
     properties = memory.call("cudaGetDeviceProperties", index)
     raw = bytes(properties.uuid.bytes)[:16].hex()
@@ -72,24 +77,30 @@ def environment() -> Environment:
             device_sha256=digest("none"),
             packages=REWRITERS,
         )
-    gpu = current_gpu()
     return environments.environment(
         backend="tensorrt-rtx" if library.uses_rtx() else "tensorrt",
         backend_version=line.version,
-        device=gpu.name,
-        device_sha256=digest([gpu.name, gpu.compute_capability, gpu.multiprocessors]),
-        compute_capability=gpu.compute_capability,
-        driver=gpu.driver,
-        cuda=gpu.cuda,
         packages=REWRITERS,
+        **identity(current_gpu()),
     )
+
+
+def identity(gpu: Gpu) -> dict[str, Any]:
+    """The fields of an :class:`~trtops.spec.Environment` that identify a kind of GPU and its driver."""
+    return {
+        "device": gpu.name,
+        "device_sha256": digest([gpu.name, gpu.compute_capability, gpu.multiprocessors]),
+        "compute_capability": gpu.compute_capability,
+        "driver": gpu.driver,
+        "cuda": gpu.cuda,
+    }
 
 
 def state() -> dict[str, str]:
     """The current GPU's UUID digest, clocks and other processes, as text; empty without a GPU."""
     if memory.device_count() == 0:
         return {}
-    gpu = current_gpu()
+    gpu = cuda_gpu()
     known = ("uuid_sha256", "sm_clock_mhz", "memory_clock_mhz", "other_processes")
     return {name: str(value) for name in known if (value := getattr(gpu, name)) is not None}
 

@@ -264,7 +264,7 @@ def build(args: Options) -> Job:
     artifact = args.iter_artifact or ARTIFACT
     if args.until == "decided" or (args.until is None and not args.resume):
         raise UsageError("say when to stop: --until good, bad or N; or --experiment NAME, until it is decided")
-    onnxruntime = configs.BACKEND.only("allow_approximation", "timing_seconds")
+    onnxruntime = configs.BACKEND.only("allow_approximation", "timing_seconds", "providers", "cpu_fallback")
     recorded = Group("", groups.STATISTICS, CAMPAIGN, OPTIONS, groups.STORE, onnxruntime)
     configs.refuse(args, recorded, "is for a campaign; add --experiment NAME")
     # The child resolves the loader, since TensorRT's own objects cannot be sent to it.

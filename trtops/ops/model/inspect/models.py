@@ -48,11 +48,10 @@ def _inspect_ort_engine(path: Path, show: Collection[str]) -> Inspection:
     from trtops.backend.onnxrt.engine import open_plan
     from trtops.backend.onnxrt.plan import read_plan
     from trtops.backend.onnxrt.runner import OnnxrtRunner
-    from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS
 
     plan = read_regular(path)
     # ONNX Runtime loads the engine first, since read_plan does not validate its bytes.
-    with OnnxrtRunner(open_plan(plan, providers=DEFAULT_PROVIDERS, threads=0), "inspected") as runner:
+    with OnnxrtRunner(open_plan(plan), "inspected") as runner:
         inputs, outputs = runner.get_input_metadata(), runner.get_output_metadata()
     nodes = read_plan(plan).nodes
     record: dict[str, JSONValue] = {

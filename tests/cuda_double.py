@@ -1,0 +1,93 @@
+"""A stated double of ONNX Runtime with CUDA: the CPU runs the kernels, and everything else answers as documented.
+
+Sources: the reference of ONNX Runtime's Python API, and that of cuda-python, CUDA's runtime and cuDNN.
+"""
+
+import ctypes
+import functools
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from trtops.backend.onnxrt import device
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_Session = ort.InferenceSession
+_from_numpy, _empty = ort.OrtValue.ortvalue_from_numpy, ort.OrtValue.ortvalue_from_shape_and_type
+
+
+class Binding(ort.IOBinding):
+    """Binds outputs in host memory, whatever the device."""
+
+    def bind_output(self, name: str, device_type: str = "cpu", *place: Any) -> None:
+        super().bind_output(name, "cpu")
+
+
+class Session(_Session):
+    """Runs on the CPU, and reports the providers that were asked for."""
+
+    def __init__(self, source: Any, options: Any = None, providers: Any = (), **more: Any) -> None:
+        self.asked = dict((each, {}) if isinstance(each, str) else each for each in providers)
+        self.runs: list[str] = []  # the graph's number at each run with a binding
+        super().__init__(source, options, providers=[CPU], **more)
+
+    def get_providers(self) -> list[str]:
+        return list(dict.fromkeys((*self.asked, CPU)))
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        return self.asked
+
+    def get_input_memory_infos(self) -> list[Any]:
+        return [SimpleNamespace(name="Cuda") for _ in self.get_inputs()]
+
+    def io_binding(self) -> Binding:
+        return Binding(self)
+
+    def run_with_iobinding(self, binding: Any, options: Any = None) -> None:
+        if "enable_cuda_graph" in self.asked.get(CUDA, {}):
+            self.runs.append(options.get_run_config_entry("gpu_graph_id"))
+        super().run_with_iobinding(binding, options)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *, starts: bool = True) -> None:
+    """Replace what reports the GPU; sessions use CUDA only if it ``starts``."""
+    gpu = SimpleNamespace(name=b"NVIDIA H100", major=9, minor=0, multiProcessorCount=132, totalGlobalMem=80 << 30)
+    gpu.uuid = SimpleNamespace(bytes=bytes(16))
+    cudart = SimpleNamespace(
+        cudaGetDeviceCount=lambda: (0, 1),
+        cudaGetDevice=lambda: (0, 0),
+        cudaGetDeviceProperties=lambda index: (0, gpu),
+        cudaDriverGetVersion=lambda: (0, 13000),
+    )
+
+    def set_version(pointer: Any) -> int:
+        pointer._obj.value = 13020
+        return 0
+
+    libraries = {
+        "libcudart.so.13": SimpleNamespace(cudaRuntimeGetVersion=set_version),
+        "libcudnn.so.9": SimpleNamespace(cudnnGetVersion=Mock(return_value=91301)),
+    }
+    monkeypatch.setattr("trtops.backend.trt.library.memory.cudart", lambda: cudart)
+    monkeypatch.setattr("trtops.backend.trt.library.device._query_nvidia_smi", lambda query: [])
+    monkeypatch.setattr(
+        device,
+        "ctypes",
+        SimpleNamespace(c_int=ctypes.c_int, c_size_t=ctypes.c_size_t, byref=ctypes.byref, CDLL=libraries.get),
+    )
+    monkeypatch.setattr(ort, "cuda_version", "13.0", raising=False)
+    monkeypatch.setattr(ort, "preload_dlls", Mock(side_effect=lambda: print("Failed to load libcufft.so.12")))
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    if starts:
+        monkeypatch.setattr(ort, "InferenceSession", Session)
+        on_host = classmethod(lambda cls, array, *place: _from_numpy(np.array(array)))
+        monkeypatch.setattr(ort.OrtValue, "ortvalue_from_numpy", on_host)
+        made = classmethod(lambda cls, shape, element, *place: _empty(shape, element))
+        monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", made)
+    for name in ("load_cuda", "_gpu"):  # what the double reports is cached by itself
+        monkeypatch.setattr(device, name, functools.cache(getattr(device, name).__wrapped__))
+    monkeypatch.setattr("trtops.backend.onnxrt.session.load_cuda", device.load_cuda)
