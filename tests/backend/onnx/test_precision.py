@@ -14,7 +14,13 @@ from tests import models
 from tests.models import run
 from trtops import errors
 from trtops.backend.onnx.model import Model, model_digest
-from trtops.backend.onnx.precision import beyond_range, convert_to_fp16, emulate_low_precision, lower_precision
+from trtops.backend.onnx.precision import (
+    beyond_range,
+    convert_to_fp16,
+    emulate_low_precision,
+    lower_precision,
+    round_to_tf32,
+)
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.metadata import DataType
 
@@ -52,6 +58,25 @@ def test_bf16_models_are_valid(make: Callable[[], models.Case]) -> None:
     assert any(t.data_type == TensorProto.BFLOAT16 for t in lowered.graph.initializer)
     with pytest.raises(errors.ConfigError, match="operator set 13"):
         lower_precision(models.identity().proto, "bf16")
+
+
+def test_products_round_their_inputs_to_tf32() -> None:
+    text = "(float[8,16] x) => (float[8,4] y, float[8,16] z) { y = Gemm(x, w, b) z = Add(x, x) }"
+    weights = {"w": models.random(16, 4, seed=1), "b": models.random(4, seed=2) * np.float32(1e-4)}
+    case = models.Case(models.model(text, weights), {"x": models.random(8, 16, seed=3) * np.float32(1e6)})
+
+    def tf32(array: np.ndarray) -> np.ndarray:  # to nearest, ties to even, in the 13 bits that TF32 lacks
+        bits = array.view(np.uint32)
+        return ((bits + 0xFFF + (bits >> 13 & 1)) & ~np.uint32(0x1FFF)).view(np.float32)
+
+    found, x = run(round_to_tf32(case.proto), case.feed), case.feed["x"]
+
+    expected = tf32(x).astype(np.float64) @ tf32(weights["w"]).astype(np.float64) + weights["b"]
+    np.testing.assert_allclose(found["y"], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    assert np.abs(expected - (x.astype(np.float64) @ weights["w"] + weights["b"])).max() > 1e-4 * np.abs(expected).max()
+    np.testing.assert_array_equal(found["z"], x + x)  # no product
+    nested = round_to_tf32(models.loop().proto)
+    onnx.checker.check_model(nested, full_check=True)
 
 
 def test_casts_are_only_at_inputs_and_outputs() -> None:

@@ -235,11 +235,11 @@ def test_engine_of_another_place_is_not_verified(pristine: Logged, monkeypatch: 
     gathered = gather(pristine.tracker.load(pristine.runs["fp32"]), pristine.tracker, MaterialFolder(None))
     with Worker() as worker:
         backend = IsolatedBackend("onnxruntime", worker=worker)
-        monkeypatch.setattr(IsolatedBackend, "environment", lambda self: engine_backend("onnxruntime").environment())
+        monkeypatch.setattr(IsolatedBackend, "environment", OnnxRuntimeBackend.environment)
         [wrong], unverified = check_engine_again(gathered, backend)
         assert wrong.what == "engine" and unverified == []
         elsewhere = replace(engine_backend("onnxruntime").environment(), backend_version="9.9")
-        monkeypatch.setattr(IsolatedBackend, "environment", lambda self: elsewhere)
+        monkeypatch.setattr(IsolatedBackend, "environment", lambda self, config: elsewhere)
         problems, [unverified] = check_engine_again(gathered, backend)
         assert problems == [] and "the logged engine: it does not run" in unverified
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests import defects, models, zoo
 from tests.defects import Defect, Sound
+from tests.gates import with_wrong_weight
 from tests.models import Case
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
@@ -178,6 +179,19 @@ def test_noise_is_measured_only_for_default_limits(tmp_path: Path, monkeypatch: 
     result = convert(path, config, tracker=MemoryTracker())
     assert result.evaluation.report and emulated.call_count == 1
     assert Evaluation.from_json(result.evaluation.to_json()).noise == result.evaluation.noise is not None
+
+
+def test_tf32_has_limits_of_its_own() -> None:
+    case = zoo.classifier()
+    exact = right_model(case, "fp32")
+    options = OnnxRuntimeOptions(providers=("cuda",), tf32=True)
+    right = replace(exact, build=BuildConfig(options=options), _draws=[])
+    wrong = golden_outputs(Model.from_proto(with_wrong_weight(case.proto, 1.1)), [case.feed], None)
+
+    assert right.precision == "tf32" and "TF32's rounding" in right.noise.sentence()
+    assert compare_outputs(right.rounded[0], right.golden, right.tolerances(None))
+    assert not compare_outputs(right.rounded[0], right.golden, exact.tolerances(None))
+    assert not compare_outputs(wrong, right.golden, right.tolerances(None))
 
 
 def test_unknown_noise_leaves_fixed_limits() -> None:

@@ -2,7 +2,7 @@
 
 A tactic is one graph optimizer of ONNX Runtime, or one option of its CUDA provider, that is on or off for the whole
 engine; ONNX Runtime offers no finer choice. The options decide how cuDNN and the provider choose kernels. They are
-recorded and replayed; the kernels that exhaustive search times anew in each session are not.
+recorded and replayed; the kernels that exhaustive search times again in each session are not.
 """
 
 from collections.abc import Iterable
