@@ -16,6 +16,7 @@ from tests.ops.audit.test_integrity import scaled
 from trtops import errors
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.calibration.cache import CalibrationCache
 from trtops.ops.auditing.op import AuditConfig, audit
