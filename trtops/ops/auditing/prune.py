@@ -34,7 +34,7 @@ class PruneResult(OpResult):
 
 
 def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool = False) -> PruneResult:
-    """List engines of runs that ended at least so many days ago and are neither promoted, nor accepted, nor reused.
+    """List engines of runs that ended that long ago or earlier and are neither promoted, nor accepted, nor reused.
 
     ``apply`` deletes them.
     """
