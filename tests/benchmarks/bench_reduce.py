@@ -103,7 +103,7 @@ def reduce_here(model: str, culprit: str, mode: str, output: str) -> None:
 
     check = ComparisonCheck(runner=lambda part: onnxruntime_runner(with_error(part, culprit)))
     result = reduce(model, check, ReduceConfig(mode=mode, output=output))  # type: ignore[arg-type]
-    assert [node.name for node in result.culprits[0].nodes] == [culprit], result
+    assert [node.name for node in result.culprit.nodes] == [culprit], result
 
 
 CASES = ((cnn, 60, "bisect", 0), (transformer, 200, "bisect", 3), (branchy, 24, "linear", 0))

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from trtops import errors
 from trtops.comparator.arrays import most
-from trtops.comparator.metrics import quantiles, statistics, statistics_of_iterations
+from trtops.comparator.metrics import measure, quantiles, statistics
 
 FLOATS = [np.float16, np.float32, np.float64]
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
@@ -123,7 +123,7 @@ def test_quantiles_of_large_arrays_are_exact(kind, seed, monkeypatch):
 def test_statistics_cover_all_iterations():
     random = np.random.default_rng(0)
     runs = [(random.random((n, 7)), random.random((n, 7))) for n in (1, 40, 30_000, 3)]
-    together = statistics_of_iterations(runs)
+    together = measure(runs)[0]
     joined = statistics(np.concatenate([a for a, _ in runs]), np.concatenate([b for _, b in runs]))
     for name in ("elements", "max_abs", "mean_rel", "median_abs", "median_rel", "l2", "snr", "top1_agreement"):
         assert getattr(together, name) == pytest.approx(getattr(joined, name)), name

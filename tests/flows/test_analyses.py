@@ -72,7 +72,7 @@ def test_reduce_follows_the_given_failure(overflowing: Path, tmp_path: Path) -> 
 
     result = reduce(overflowing, command=command, output=str(tmp_path / "small.onnx"))
 
-    assert [[node.name for node in culprit.nodes] for culprit in result.culprits] == [["c"]]
+    assert [node.name for node in result.culprit.nodes] == ["c"]
     assert [node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node] == ["Sqrt"]
     [info] = default_tracker().find(tags={Tag.KIND: "reduce"})
     assert info.verdict == result.verdict == "bad"

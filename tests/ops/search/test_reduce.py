@@ -70,7 +70,7 @@ def reduced(check: Check, case: models.Case | None = None, *, progress: list[Ste
 
 
 def names(result: ReduceResult) -> list[set[str]]:
-    return [{node.name for node in culprit.nodes} for culprit in result.culprits]
+    return [{node.name for node in result.culprit.nodes}] if result.culprit else []
 
 
 def wrong_back_end(*culprits: str, together: bool = False) -> ComparisonCheck:
@@ -90,8 +90,8 @@ def test_a_planted_culprit_is_found_alone(mode: str, culprit: set[str]):
     result = reduced(check, mode=mode)
 
     assert result.verdict == "bad" and names(result) == [culprit]
-    assert result.culprits[0].minimal and result.nodes == 24
-    kept = {node.index for node in result.culprits[0].nodes}
+    assert result.culprit.minimal and result.nodes == 24
+    kept = {node.index for node in result.culprit.nodes}
     assert all(tuple(sorted(kept - {index})) in check.asked for index in kept if len(kept) > 1)
     assert len(check.asked) == len(set(check.asked)) == result.checks
 
@@ -106,7 +106,7 @@ def test_checks_are_few_and_hidden_culprits_found():
 
 def test_wrong_nodes_of_a_back_end_are_found():
     one = reduced(wrong_back_end("n14"))
-    assert names(one) == [{"n14"}] and one.culprits[0].detail.startswith("accuracy: ")
+    assert names(one) == [{"n14"}] and one.culprit.detail.startswith("accuracy: ")
     assert names(reduced(wrong_back_end("n5", "n14", together=True))) == [{"n5", "n14"}]
 
 
@@ -122,12 +122,12 @@ def test_gelu_approximation_is_pinned_to_the_fused_nodes():
     check = ComparisonCheck(runner=approximating, tolerances=Tolerances(atol=5e-5, rtol=1e-5))
     result = reduced(check, models.transformer())
 
-    assert sorted(node.op for node in result.culprits[0].nodes) == ["Add", "Div", "Erf", "Mul", "Mul"]
+    assert sorted(node.op for node in result.culprit.nodes) == ["Add", "Div", "Erf", "Mul", "Mul"]
 
 
 def test_passing_models_and_other_failures_are_good():
     result = reduced(ComparisonCheck(runner=onnxruntime_runner))
-    assert (result.verdict, result.culprits, result.checks) == ("good", (), 1)
+    assert (result.verdict, result.culprit, result.checks) == ("good", None, 1)
     assert reduced(ComparisonCheck(runner=EngineRunner(BuildConfig())), models.conv_net()).verdict == "good"
 
     def refuses_n3(model: onnx.ModelProto) -> BaseRunner:
@@ -166,7 +166,7 @@ def test_inputs_outputs_and_check_limit_stop_reduction():
     ):
         assert names(reduced(Planted({"n5"}), branchy(12), **options)) == [expected]
     result = reduced(Planted({"n4", "n18"}), max_checks=9)
-    assert result.checks == 9 and not result.culprits[0].minimal and {"n4", "n18"} < names(result)[0]
+    assert result.checks == 9 and not result.culprit.minimal and {"n4", "n18"} < names(result)[0]
 
 
 def test_unusable_models_and_options_are_refused():
@@ -190,7 +190,7 @@ def test_models_without_shapes_and_with_subgraphs():
         def check(part: SubModel, last: str = last) -> bool:
             return not any(last in node.output for node in part.proto.graph.node)
 
-        assert [last in node.outputs for node in reduced(check, case).culprits[0].nodes] == [True]
+        assert [last in node.outputs for node in reduced(check, case).culprit.nodes] == [True]
 
 
 def test_saved_models_run_and_fail_again(tmp_path: Path):
@@ -202,7 +202,7 @@ def test_saved_models_run_and_fail_again(tmp_path: Path):
     result = reduce(path, wrong_back_end("n14"), config, feeds=[case.feed])
 
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
-    [culprit] = result.culprits
+    culprit = result.culprit
     saved = onnx.load(tmp_path / "small.onnx")
     assert saved == culprit.model and [node.name for node in saved.graph.node] == ["n14"]
     [feed] = load_json(culprit.inputs_path)
@@ -269,7 +269,7 @@ def test_a_run_gets_numbers_steps_and_culprits():
     assert (stored.info.experiment, stored.info.name, stored.info.verdict) == ("b", "b reduce", "bad")
     assert stored.info.metrics["reduce", "culprit_nodes"] == 2 and stored.info.params["mode"] == "bisect"
     assert len(stored.read_bytes("reduce/steps.jsonl").splitlines()) == result.checks == len(steps)
-    assert onnx.load_from_string(stored.read_bytes("reduce/culprit_1.onnx")) == result.culprits[0].model
+    assert onnx.load_from_string(stored.read_bytes("reduce/culprit.onnx")) == result.culprit.model
     assert names(ReduceResult.from_json(stored.read_bytes("reduce/result.json"))) == [{"n4", "n18"}]
 
 
@@ -303,26 +303,26 @@ def test_unrunnable_models_are_reduced_without_data():
     result = reduce(model, Planted({"frob", "e"}), ReduceConfig(inputs="declared"))
 
     assert names(result) == [{"frob", "e"}]
-    inputs = {v.name: v.type.tensor_type.shape.dim[0].dim_value for v in result.culprits[0].model.graph.input}
+    inputs = {v.name: v.type.tensor_type.shape.dim[0].dim_value for v in result.culprit.model.graph.input}
     assert inputs == {"t": 4, "v": 4, "w": 4}
 
 
 def test_other_branches_are_frozen_or_inputs(tmp_path: Path) -> None:
     case = branchy()
     check = Planted({"n5", "n7"})
-    plain = reduce(case.proto, check).culprits[0].model
+    plain = reduce(case.proto, check).culprit.model
     given = reduced(check, output=str(tmp_path / "small.onnx"))
-    several = reduce(case.proto, check, feeds=[case.feed, {"x": models.random(8, seed=5)}]).culprits[0].model
+    several = reduce(case.proto, check, feeds=[case.feed, {"x": models.random(8, seed=5)}]).culprit.model
 
     for model in (plain, several):  # values that differ between feeds cannot be frozen
         assert {value.name for value in model.graph.input} == {"t3", "t4", "t6"}
-    frozen = given.culprits[0].model
+    frozen = given.culprit.model
     assert [value.name for value in frozen.graph.input] == ["t3"]
     case.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ("t3", "t4", "t6"))
     seen = models.run(case.proto, case.feed)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in frozen.graph.initializer}
     assert all(np.array_equal(weights[name], seen[name]) for name in ("t4", "t6"))
-    (feed,) = load_json(Path(given.culprits[0].inputs_path))
+    (feed,) = load_json(Path(given.culprit.inputs_path))
     assert list(feed) == ["t3"] and np.array_equal(feed["t3"], seen["t3"])
 
 

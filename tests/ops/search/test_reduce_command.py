@@ -85,7 +85,7 @@ def test_commands_read_the_model_or_a_fixed_file(tmp_path: Path):
         command(code, fail_codes=(7,)),
         CommandCheck(command=(PYTHON, "-c", code, fixed), artifact=fixed, fail_codes=(7,)),
     ):
-        [culprit] = reduced(check).culprits
+        culprit = reduced(check).culprit
         assert [node.name for node in culprit.nodes] == ["b"] and culprit.detail.startswith("exit code 7")
     assert not Path(fixed).exists()
 

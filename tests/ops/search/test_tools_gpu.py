@@ -119,7 +119,7 @@ def test_reduce_finds_an_overflowing_convolution(tmp_path: Path) -> None:
     result = reduce(case.proto, check, config, feeds=[case.feed], progress=print)
 
     assert result.verdict == "bad"
-    [culprit] = result.culprits
+    culprit = result.culprit
     assert culprit.minimal
     assert {node.name for node in culprit.nodes} <= {"conv1", "relu1", "conv2"} and len(culprit.nodes) <= 2
     assert len(onnx.load(tmp_path / "small.onnx").graph.node) == len(culprit.nodes)

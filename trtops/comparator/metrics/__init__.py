@@ -159,11 +159,6 @@ def statistics(actual: object, reference: object, **options: Any) -> OutputStati
     return measure([(actual, reference)], **options)[0]
 
 
-def statistics_of_iterations(pairs: Sequence[tuple[object, object]], **options: Any) -> OutputStatistics:
-    """All statistics of one output against its reference, over all iterations together; see :func:`measure`."""
-    return measure(pairs, **options)[0]
-
-
 def measure(
     pairs: Sequence[tuple[object, object]],
     *,

@@ -154,9 +154,8 @@ def _smallest(
             return CheckOutcome(verdict="pass" if fails or report else "fail", detail="; ".join(report.reasons[:3]))
 
         found = reduce(str(path), check, ReduceConfig(max_checks=60), feeds=feeds, **where)
-    if not found.culprits:
+    if (culprit := found.culprit) is None:
         return found.detail or "no part of the model shows it", ()
-    culprit = found.culprits[0]
     nodes = tuple(node.name or node.outputs[0] for node in culprit.nodes)
     return f"{len(nodes)} of {found.nodes} nodes ({', '.join(culprit.labels[:8])}), in run {found.run_id}", nodes
 

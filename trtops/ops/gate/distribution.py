@@ -14,7 +14,7 @@ from trtops.ops.gate.measurement import Timed
 from trtops.ops.gate.op import GateConfig, end_gate, gate, registered
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import EVIDENCE, Decision, Finding, FindingOutcome, GateResult
-from trtops.ops.gate.tolerance import BuildShare, ShareDecision, decide_share, shown_share
+from trtops.ops.gate.tolerance import CONFIDENCE, BuildShare, ShareDecision, decide_share, shown_share
 from trtops.ops.result import model_file, op_run, run_step
 from trtops.record import Record
 from trtops.reports.document import Section, Table
@@ -217,7 +217,7 @@ def _findings(result: DistributionResult, decision: ShareDecision) -> Iterator[F
     wanted = result.wanted
     text = (
         f"{result.outside} of {result.made} are outside the limits: at least {_percent(result.share)} of all builds "
-        f"are within, confidence {_percent(wanted.share_confidence)}"
+        f"are within, confidence {_percent(CONFIDENCE)}"
     )
     if result.unclear:
         text += f". {result.unclear} are undecided, and count as outside in this"

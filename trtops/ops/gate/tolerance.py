@@ -18,6 +18,10 @@ from trtops.record import Record
 
 ShareDecision: TypeAlias = Literal["accept", "refuse", "open"]
 
+CONFIDENCE = 0.95
+"""Confidence of acceptance and of refusal, over all looks at the builds."""
+_ERROR = 1 - CONFIDENCE
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildShare(Record):
@@ -27,39 +31,31 @@ class BuildShare(Record):
         builds: Maximum number of builds of the candidate; with 1, the gate is on one engine.
         share: Share of all builds that must be within the limits; by default the largest that this number of builds can
             show (20 builds: 0.86, 59 builds: 0.95).
-        share_confidence: Confidence of acceptance and of refusal, over all looks at the builds.
         tolerated: Share of builds outside the limits up to which a refusal is an error. Between it and ``1 - share``,
             the decision may be either, or open.
     """
 
     builds: int = 1
     share: float | None = None
-    share_confidence: float = 0.95
     tolerated: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.builds < 1 or not 0.5 <= self.share_confidence < 1:
-            found = f"builds is {self.builds} and share_confidence is {self.share_confidence}"
-            raise errors.ConfigError(f"{found}; expected 1 or more, and a number from 0.5 to less than 1.")
-        largest = self.error ** (1 / self.builds)
+        if self.builds < 1:
+            raise errors.ConfigError(f"builds is {self.builds}; expected 1 or more.")
+        largest = _ERROR ** (1 / self.builds)
         if self.builds > 1 and not 0 < self.required <= largest * (1 + 1e-9):
             raise errors.ConfigError(
                 f"{self.builds} builds can show that a share of {largest:.3g} is within the limits, with confidence "
-                f"{self.share_confidence:g}, and not {self.share:g}. Raise builds, or lower share or share_confidence."
+                f"{CONFIDENCE:g}, and not {self.share:g}. Raise builds, or lower share."
             )
         if self.builds > 1 and not 0 < self.tolerated <= 1 - self.required:
             most = f"{1 - self.required:.3g} (1 - share)"
             raise errors.ConfigError(f"tolerated is {self.tolerated:g}; expected more than 0, and at most {most}.")
 
     @property
-    def error(self) -> float:
-        """The probability of a wrong acceptance, and that of a wrong refusal."""
-        return 1 - self.share_confidence
-
-    @property
     def required(self) -> float:
         """The share to show."""
-        return self.error ** (1 / self.builds) if self.share is None else self.share
+        return _ERROR ** (1 / self.builds) if self.share is None else self.share
 
 
 def decide_share(wanted: BuildShare, builds: int, outside: int, unclear: int = 0) -> ShareDecision:
@@ -89,7 +85,7 @@ def shown_share(wanted: BuildShare, builds: int, outside: int) -> float:
         for look in range(1, builds + 1):
             left, bound = _with_one_more(left, p), 1 + accepts.get(look, -1)
             better, left[:bound] = better + float(left[:bound].sum()), 0
-        return better - wanted.error
+        return better - _ERROR
 
     return 1 - float(brentq(exceeds, 0.0, 1.0)) if outside < builds else 0.0
 
@@ -108,7 +104,7 @@ def _bounds(wanted: BuildShare) -> tuple[Mapping[int, int], Mapping[int, int]]:
         left, spent = np.ones(1), 0.0
         for builds in range(1, wanted.builds + 1):
             left = _with_one_more(left, p)
-            available = wanted.error * (1 if sign > 0 else builds / wanted.builds) * (1 + 1e-9)
+            available = _ERROR * (1 if sign > 0 else builds / wanted.builds) * (1 + 1e-9)
             for outside in np.flatnonzero(left)[::sign]:
                 if spent + left[outside] > available:
                     break

@@ -10,7 +10,7 @@ from trtops.backend.onnx import lint as linting
 from trtops.backend.onnx.save import save_model, serialize
 from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.backend.onnx.walk import node_name
-from trtops.backend.trt.building.capability import ask_parser
+from trtops.backend.trt.building.network import ask_parser
 from trtops.metadata import Shape, TensorMetadata
 from trtops.ops.model.model_files import SaveConfig, Source, inputs_with_shapes, open_model
 from trtops.record import Record
@@ -131,16 +131,16 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
     """The parser's messages about the nodes that it refuses, by index; for some nodes by themselves, or for all."""
     part = cutter.model if nodes is None else cutter.cut(nodes, values).proto
     wanted = frozenset(cutter.order if nodes is None else nodes)
-    answer = ask_parser(serialize(part))
-    if answer.supported:
+    supported, subgraphs, messages = ask_parser(serialize(part))
+    if supported:
         return {}
     # The nodes of the part are in another place than in the whole model.
     makers = {name: index for index in wanted for name in cutter.makes(index)}
     place = {
         i: makers[node.output[0]] for i, node in enumerate(part.graph.node) if node.output and node.output[0] in makers
     }
-    reasons = {place[i]: reason for i, reason in answer.messages.items() if i in place}
-    groups = [(frozenset(place[i] for i in group if i in place), certain) for group, certain in answer.subgraphs]
+    reasons = {place[i]: reason for i, reason in messages.items() if i in place}
+    groups = [(frozenset(place[i] for i in group if i in place), certain) for group, certain in subgraphs]
     known = frozenset().union(*(group for group, _ in groups))
     refused = {index: reasons.get(index, "") for index in wanted - known}
     # Groups about which the parser is not certain are cut out and checked again, until it is or nothing gets smaller.

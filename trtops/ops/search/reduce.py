@@ -131,7 +131,7 @@ class ReduceResult(OpResult):
 
     verdict: Verdict
     whole: CheckVerdict = "pass"  # of the whole model; "error" for another failure than the one searched for
-    culprits: tuple[Culprit, ...] = ()
+    culprit: Culprit | None = None  # None if the model does not fail
     nodes: int  # in the whole model, without Constants
     checks: int
     resumed: int = 0  # answers taken from a replay
@@ -141,9 +141,9 @@ class ReduceResult(OpResult):
     @property
     def next_step(self) -> str:
         """Inspect the part that fails, if it was saved."""
-        path = next((culprit.path for culprit in self.culprits if culprit.path), None)
-        shown = self.run_id and path
-        return f"trtops inspect model {shlex.quote(str(path))} --show layers" if shown else super().next_step
+        if not (self.run_id and self.culprit and self.culprit.path):
+            return super().next_step
+        return f"trtops inspect model {shlex.quote(self.culprit.path)} --show layers"
 
     def body(self) -> Iterator[str]:
         """The result as in a terminal."""
@@ -153,15 +153,13 @@ class ReduceResult(OpResult):
         """The result for a terminal."""
         if self.whole == "error":
             return f"The whole model fails in another way than the one searched for: {self.detail}"
-        if not self.culprits:
+        if (culprit := self.culprit) is None:
             return "The model does not fail."
-        lines = []
-        for culprit in self.culprits:
-            lines.append(f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {', '.join(culprit.labels)}")
-            if culprit.detail:
-                lines.append(f"  {culprit.detail.rstrip()}")
-            if culprit.path is not None:
-                lines.append(f"  saved to {culprit.path}, its inputs to {culprit.inputs_path}")
+        lines = [f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {', '.join(culprit.labels)}"]
+        if culprit.detail:
+            lines.append(f"  {culprit.detail.rstrip()}")
+        if culprit.path is not None:
+            lines.append(f"  saved to {culprit.path}, its inputs to {culprit.inputs_path}")
         return "\n".join([*lines, f"{self.checks} checks in {self.seconds:.1f} s"])
 
 
@@ -197,7 +195,7 @@ def reduce(
     name = f"{subject.name} reduce"
     with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
-        found, steps = run_step("search", _find_culprits, opened, check, config, feeds, progress)
+        found, steps = run_step("search", _find_culprit, opened, check, config, feeds, progress)
         result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
@@ -206,7 +204,7 @@ def reduce(
         return result
 
 
-def _find_culprits(
+def _find_culprit(
     model: Model,
     check: Check,
     config: ReduceConfig,
@@ -280,7 +278,7 @@ def _find_culprits(
         result = ReduceResult(
             verdict="bad" if found else "good",
             whole=whole.verdict,
-            culprits=() if found is None else (reduction.save(found),),
+            culprit=None if found is None else reduction.save(found),
             nodes=len(cutter.order),
             checks=search.tests,
             resumed=search.resumed,
@@ -417,18 +415,16 @@ class _Reduction:
 
 
 def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
-    """Log numbers, every step, and each culprit as a model."""
-    smallest = min((len(c.nodes) for c in result.culprits), default=0)
-    numbers = {name: getattr(result, name) for name in ("nodes", "checks", "seconds")}
-    run.log_metrics(
-        schema.family(schema.Metric.REDUCE, culprits=len(result.culprits), culprit_nodes=smallest, **numbers)
-    )
+    """Log numbers, every step, and the culprit as a model."""
+    culprit, numbers = result.culprit, {name: getattr(result, name) for name in ("nodes", "checks", "seconds")}
+    run.log_metrics(schema.family(schema.Metric.REDUCE, culprit_nodes=len(culprit.nodes) if culprit else 0, **numbers))
     run.log_json(result, schema.Artifact.REDUCE_RESULT)
     run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), schema.Artifact.REDUCE_STEPS)
+    if culprit is None:
+        return
     # Logged as well as saved: the run is to be complete without files of this machine.
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("reduce")) as folder:
-        for number, culprit in enumerate(result.culprits, start=1):
-            path = Path(folder, f"culprit_{number}.onnx")
-            save_model(culprit.model, path, external_data_path="" if is_large(culprit.model) else None)
+        path = Path(folder, "culprit.onnx")
+        save_model(culprit.model, path, external_data_path="" if is_large(culprit.model) else None)
         for file in sorted(Path(folder).iterdir()):
             run.log_file(file, f"{schema.Artifact.REDUCE}{file.name}")

@@ -332,9 +332,8 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
     config = ReduceConfig(output=str(subject.files / MINIMAL), max_checks=_MAX_CHECKS)
     found = reduce(str(subject.path), check, config, feeds=subject.feeds, **subject.below(parent))
     made = 0 if shows == "rounded" else found.checks
-    if not found.culprits:
+    if (culprit := found.culprit) is None:
         return Answer("parts do not show it", (found.detail,), builds=made)
-    culprit = found.culprits[0]
     evidence = (f"{len(culprit.nodes)} of {found.nodes} nodes still fail: {', '.join(culprit.labels)}.",)
     places = culprit.labels if shows == "failing" else ()
     return Answer(f"{counted(len(culprit.nodes), 'node')}", evidence, places=places, builds=made)

@@ -198,6 +198,25 @@ def readable(model_bytes: bytes) -> bytes:
     return model.SerializeToString() if walk.spell_out(model) else model_bytes
 
 
+def ask_parser(model: bytes) -> tuple[bool, list[tuple[frozenset[int], bool]], dict[int, str]]:
+    """Ask the parser which nodes of a serialized ONNX model, with its weights inside, it supports. Needs no GPU.
+
+    Returns whether it supports the whole model; connected groups of nodes that it can parse, by their positions in the
+    graph, each with whether this is certain; and messages about single nodes, by position. It is rarely certain if the
+    whole model is not supported: then ask about the group as a model of its own. Nodes in no group are not supported.
+
+    Raises BackendUnavailableError if TensorRT is not installed.
+    """
+    trt = library.load()
+    _, network = create_network()
+    parser = trt.OnnxParser(network, library.get_trt_logger())
+    with library.collect_log():
+        supported, subgraphs = library.line().supported_subgraphs(parser, readable(model))
+        found = [parser.get_error(index) for index in range(parser.num_errors)]
+    groups = [(frozenset(map(int, nodes)), bool(certain)) for nodes, certain in subgraphs]
+    return supported, groups, {int(error.node()): str(error.desc()).strip() for error in found}
+
+
 def precisions_of(loader: Any) -> tuple[str, ...]:
     """The precisions below FP32 of a builder config's loader; none if the loader is not ours."""
     from trtops.backend.trt.building.config import CreateConfig, PostprocessConfig

@@ -132,8 +132,8 @@ def reduce(args: Options) -> Job:
         say(result.text())
         if experiment is not None:
             say_ending(result, place)
-        if keep is not None and result.culprits:
-            shutil.copy(str(result.culprits[0].path), keep)
+        if keep is not None and result.culprit is not None:
+            shutil.copy(str(result.culprit.path), keep)
         return 1 if exit_on_bad and result.verdict != "good" else 0
 
     return run
