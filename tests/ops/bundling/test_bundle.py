@@ -7,6 +7,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import onnx
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.comparator.report import Tolerances
+from trtops.ops.bundling.case import Case, engine_case
 from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
@@ -74,6 +76,16 @@ def test_bad_tactic_is_reproduced_without_trtops(runs: dict[str, str], tracker: 
     report = (tmp_path / "there" / "issue.md").read_text()
     assert "wrong outputs" in report and "elements exceed" in report
     assert "host" not in json.loads((tmp_path / "there" / "environment.json").read_text())
+
+
+def test_settings_of_cuda_are_in_the_case() -> None:
+    case = Mock(spec=Case, model=models.transformer().proto)
+    options = OnnxRuntimeOptions(providers=("cuda", "cpu"), tf32=True)
+    record = Mock(settings=(("CudnnHeuristicSearch", "on"), ("PreferNhwc", "off")))
+    with patch("trtops.ops.bundling.case.replace", side_effect=lambda case, **changes: changes):
+        made = engine_case(case, BuildConfig(options=options), record, None, Mock())
+    settings = {"use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC"}
+    assert made["settings"]["providers"] == [["CUDAExecutionProvider", settings], "CPUExecutionProvider"]
 
 
 def test_bundles_are_deterministic(runs: dict[str, str], tracker: MemoryTracker, tmp_path: Path) -> None:

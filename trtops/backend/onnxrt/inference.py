@@ -160,7 +160,7 @@ class Inference:
                 self._graphs[shapes] = _Graph(binding, inputs, outputs, options)
             graph = self._graphs[shapes]
             for name, array in feed.items():
-                graph.inputs[name].update_inplace(np.ascontiguousarray(array))
+                graph.inputs[name].update_inplace(np.asarray(array, order="C"))
             seconds = self._run_binding(graph.binding, graph.options)
             return {name: value.numpy() for name, value in zip(self._outputs, graph.outputs)}, seconds
 
@@ -218,10 +218,10 @@ def _to_ort_values(feed: Mapping[str, Any], inputs: TensorMetadata) -> dict[str,
         dtype = inputs[name].dtype
         kind = None if dtype is None else _ORT_VALUE_TYPES.get(dtype)
         if kind is None:
-            values[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+            values[name] = ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
         else:
             element = TensorProto.DataType.Value(kind)
-            array = np.ascontiguousarray(array)
+            array = np.asarray(array, order="C")
             values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
     return values
 

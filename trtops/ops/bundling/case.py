@@ -20,7 +20,7 @@ from trtops.backend.onnx.precision import (
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.onnxrt.builder import model_as_built
 from trtops.backend.onnxrt.engine import provider_settings
-from trtops.backend.onnxrt.session import find_providers, usable_threads
+from trtops.backend.onnxrt.session import CUDA, usable_threads
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.trt.building import int8, precision
 from trtops.backend.trt.lines import Feature
@@ -134,6 +134,7 @@ def engine_case(
         return _tensorrt_case(case, config, options, tactics, calibration, environment)
     assert isinstance(options, OnnxRuntimeOptions)
     candidate = Candidate.from_settings(() if tactics is None else tactics.settings)
+    settings: JSONValue = dict(provider_settings(options, candidate))
     return replace(
         case,
         model=model_as_built(Model.from_proto(case.model), config, calibration),
@@ -141,7 +142,7 @@ def engine_case(
             "optimization_level": candidate.optimization_level,
             "session_config": dict(candidate.session_config),
             "disabled_optimizers": list(candidate.disabled_optimizers),
-            "providers": to_jsonable(find_providers(options.providers, provider_settings(options, candidate))),
+            "providers": [[name, settings] if name == CUDA else name for name in options.providers],
             "threads": usable_threads(options.intra_op_threads),
         },
     )
