@@ -56,6 +56,16 @@ def test_unnoticed_signal_is_repeated() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "ready\ncleaned up\n", "interrupted\n")
 
 
+def test_command_that_does_not_end_is_killed() -> None:
+    # As native code that runs on: an interruption is not seen.
+    deaf = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15, main.FORWARDED]); os.kill(os.getppid(), 15)"
+    code = SUPERVISED.replace("time.sleep(60)", f"{deaf}; time.sleep(60)")
+    code = code.replace("sys.exit", "import trtops.cli.supervised as s; s._PATIENCE = 2.0\nsys.exit")
+    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "ready\n")
+    assert done.stderr == "[E] Interrupted: killed, since the command did not end within 2 s.\n"
+
+
 def test_child_ends_with_its_supervisor() -> None:
     words = [sys.executable, "-c", SUPERVISED.replace('"ready"', "os.getpid()"), "doctor"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

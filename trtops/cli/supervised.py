@@ -1,6 +1,7 @@
 """Runs the command in a child process, and reports how the child died if native code crashes or never returns."""
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ from trtops.system.activity import Page, describe_death
 from trtops.terminal import print_line
 
 _REPEATS = 5  # seconds in which an interruption is repeated; the command ignores it from the second one on
+# Seconds after an interruption until the command is killed: native code, as a build of TensorRT, may run for minutes.
+_PATIENCE = 30.0
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 # Of each computation while the nodes that fail are found, and of all of it.
 _EXPLAIN_SECONDS, _LINT_SECONDS = 20.0, 120.0
@@ -32,7 +35,9 @@ def supervise(command: Callable[[], int], words: Sequence[str]) -> int:
         return command()
     if code >= 0:
         os._exit(code)
-    if -code in (*INTERRUPTING, FORWARDED):
+    if -code in (*INTERRUPTING, FORWARDED) or seconds == _PATIENCE:
+        if seconds == _PATIENCE:
+            print_line(f"[E] Interrupted: killed, since the command did not end within {seconds:g} s.", sys.stderr)
         os._exit(INTERRUPTED)
     if "--silent" not in words:
         hint = "" if seconds is None else " If this is intended, set --timeout to more seconds."
@@ -60,7 +65,8 @@ def _print_culprits(model: str, seconds: float) -> None:
 def _run_fork(page: Page) -> tuple[int, int, float | None]:
     """Fork; returns 0 in the child. In the parent, wait, and return the child's exit code or negative signal, too.
 
-    The last value is the time limit that the child exceeded. Signals sent to the parent alone are forwarded.
+    The last value is the time limit that the child exceeded, or ``_PATIENCE`` if it did not end when interrupted. Signals
+    sent to the parent alone are forwarded.
     """
     parent = os.getpid()
     numbers = [number for number in INTERRUPTING if signal.getsignal(number) is not signal.SIG_IGN]
@@ -73,7 +79,7 @@ def _run_fork(page: Page) -> tuple[int, int, float | None]:
         if os.getppid() != parent:  # it died before
             os._exit(1)
         return 0, 0, None
-    seconds, repeats = None, 0
+    seconds, repeats, patience = None, 0, math.inf
     while True:
         info = signal.sigtimedwait([*numbers, signal.SIGCHLD], 1.0)
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -88,6 +94,10 @@ def _run_fork(page: Page) -> tuple[int, int, float | None]:
             if info.si_code <= 0:
                 os.kill(pid, info.si_signo if repeats else FORWARDED)
             repeats = _REPEATS
-        if page.is_late():
+            patience = min(patience, time.monotonic() + _PATIENCE)
+        if patience < time.monotonic():
+            seconds = _PATIENCE
+            os.kill(pid, signal.SIGKILL)
+        elif page.is_late():
             seconds = page.read()[0]
             os.kill(pid, signal.SIGKILL)

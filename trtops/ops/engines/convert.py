@@ -400,6 +400,8 @@ def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, 
         except errors.TrtopsError as exc:
             return config, f"Ranges were not measured, so that values may not fit {called}: {exc}"
     nodes = beyond_range(proto, found, low)
+    if isinstance(build.options, TensorRTOptions):  # a precision that was asked for by layer stays
+        nodes = {name: why for name, why in nodes.items() if name not in dict(build.options.layer_precisions)}
     each = ", ".join(f"{node} ({tensor}: {size:.3g})" for node, (tensor, size) in nodes.items())
     kept = f"kept in FP32, since their values do not fit {called}: {each or 'none'}"
     build = replace(build, keep=tuple(dict.fromkeys((*build.keep, *nodes))))

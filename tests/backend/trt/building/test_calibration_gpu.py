@@ -98,6 +98,12 @@ def test_cpu_cache_is_as_accurate_as_tensorrts(demo: Demo, calibrated_by_tensorr
     assert change <= 0.01
 
 
+def test_calibration_data_has_its_own_batch_size(demo: Demo, calibrated_by_tensorrt) -> None:
+    halves = [{"image": batch["image"][start : start + BATCH // 2]} for batch in demo.batches() for start in (0, 32)]
+    built = TensorRTBackend().build(demo.model, INT8, calibration_data=halves)
+    assert demo.evaluate(built)[1] <= demo.evaluate(calibrated_by_tensorrt)[1] + 0.02
+
+
 def test_tensorrt_cache_becomes_quantized_model(demo: Demo, calibrated_by_tensorrt) -> None:
     cache = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
     proto = demo.model.proto()

@@ -1,5 +1,6 @@
 """INT8 from a calibration cache: as TensorRT's text, and as Q/DQ nodes on TensorRT-RTX."""
 
+import io
 import json
 from dataclasses import replace
 from unittest.mock import Mock
@@ -168,3 +169,12 @@ def test_calibrator_digest_equals_feed_digest(monkeypatch):
     view = memory.DeviceView(64, (2, 3), np.float32)  # data on the device has no digest
     assert digest_of([*feeds, {"a": np.arange(1), "b": view}]) is None
     assert digest_of([{"a": 128, "b": 256}]) is None
+
+
+def test_calibration_uses_shapes_of_its_first_batch() -> None:
+    feeds = [{"x": np.zeros((4, 3), np.float32)}, {"x": np.ones((4, 3), np.float32)}]
+    batches = calibrator.CalibrationBatches(iter(feeds), None)  # an iterator loses no batch
+    assert batches.first_shapes() == {"x": (4, 3)}
+    assert len(list(batches._iterator or ())) == 2
+    assert calibrator.CalibrationBatches(feeds, io.BytesIO(b"ranges")).first_shapes() == {}
+    assert calibrator.CalibrationBatches(Mock(input_metadata=None), None).first_shapes() == {}

@@ -5,9 +5,11 @@ They exist up to TensorRT 10.16; from 11 on the model needs Q/DQ nodes for INT8.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -129,6 +131,21 @@ class CalibrationBatches:
         if hasattr(self.data_loader, "input_metadata"):
             self.data_loader.input_metadata = input_metadata
 
+    def first_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the first batch by input; none if a cache is read, or if the data loader follows the network."""
+        if hasattr(self.data_loader, "input_metadata") or self.read_cache():
+            return {}
+        try:
+            self._iterator = iter(self.data_loader)
+            first = next(self._iterator, None)
+        except Exception:  # of the user's data loader; the calibration meets and reports it
+            self._iterator = None
+            return {}
+        if first is None:
+            return {}
+        self._iterator = itertools.chain([first], self._iterator)
+        return {name: tuple(array.shape) for name, array in first.items() if hasattr(array, "shape")}
+
     def data_digest(self) -> str | None:
         """Digest of the batches (:class:`trtops.calibration.data.FeedDigest`); None if some were on the device."""
         return None if self._digest is None else self._digest.hexdigest()
@@ -226,20 +243,30 @@ class CalibrationBatches:
             self.error = exc
 
 
-def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> None:
-    """Give one of our calibrators a network's input metadata at a profile's ``opt`` shapes; others are unchanged."""
+def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> dict[str, tuple[int, ...]]:
+    """Give one of our calibrators a network's inputs, and return the shapes of its first batch; others have none.
+
+    The inputs have the ``opt`` shapes of the profile, which a data loader may need, or those of the batch.
+    """
     if not getattr(calibrator, "is_trtops_calibrator", False):
-        return
+        return {}
     metadata = TensorMetadata()
+    values = set()
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
         shapes = profile.find(tensor.name)
+        if tensor.is_shape_tensor:
+            values.add(tensor.name)
         dtype = dtypes.from_trt(tensor.dtype)
         # Calibration computes in FP32 and expects FP32 inputs, whatever the network declares.
         declared = DataType.FLOAT32 if dtype.is_floating else dtype
         metadata.add(tensor.name, declared, None if shapes is None or tensor.is_shape_tensor else shapes.opt)
     calibrator.reset()
     calibrator.set_input_metadata(metadata)
+    first = {name: shape for name, shape in calibrator.first_shapes().items() if name in metadata.keys() - values}
+    for name, shape in first.items():
+        metadata[name] = replace(metadata[name], shape=shape)
+    return first
 
 
 def check_calibration(calibrator: Any) -> None:

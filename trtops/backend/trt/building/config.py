@@ -189,7 +189,8 @@ class CreateConfig(_CommonConfig):
     int8: bool = False  # whether layers may compute in INT8, with Q/DQ nodes or, up to 10.16, a calibrator
     fp8: bool = False  # whether layers may compute in FP8
     bf16: bool = False  # whether layers may compute in BF16
-    # An INT8 calibrator, such as :func:`Calibrator`. Calibrates at the last profile's ``opt`` shapes.
+    # An INT8 calibrator, such as :func:`Calibrator`. Calibrates at the shapes of its first batch, or
+    # at the last profile's ``opt`` shapes.
     calibrator: Any = field(default=None, repr=False)
     use_dla: bool = False  # run on DLA core 0
     allow_gpu_fallback: bool = False  # run layers on the GPU that DLA cannot run
@@ -228,9 +229,10 @@ class CreateConfig(_CommonConfig):
         # A network with Q/DQ nodes has its ranges in them, and TensorRT calibrates none.
         if not any(layer.type in (kinds.QUANTIZE, kinds.DEQUANTIZE) for layer in layers):
             ranges = self._filled_profiles(network)[-1]
-            fixed = Profile({name: ShapeTuple(s.opt, s.opt, s.opt) for name, s in ranges.items()})
+            given = prepare_calibrator(self.calibrator, network, ranges)
+            shapes = {name: given.get(name, each.opt) for name, each in ranges.items()}
+            fixed = Profile({name: ShapeTuple(shape, shape, shape) for name, shape in shapes.items()})
             library.line().set_calibrator(config, self.calibrator, fixed.to_trt(builder, network))
-            prepare_calibrator(self.calibrator, network, fixed)
 
     def _set_dla(self, builder: Any, config: Any) -> None:
         trt = library.load()
