@@ -60,7 +60,7 @@ DATA = Group(
     flag("--float-max X", "largest random float", usual="1"),
     flag("--iterations --iters N", "number of random feeds", usual="1, or 2 to evaluate engines"),
     flag("--data-loader-backend-module {numpy,torch}", "library that makes random arrays", usual="numpy"),
-    flag("--load-inputs --load-input-data FILE+", "saved inputs to use instead of random data"),
+    flag("--load-inputs --load-input-data --data FILE+", "saved inputs, or a folder of them, instead of random data"),
     flag("--data-loader-script FILE[:]", "a script whose function yields feeds; load_data unless named"),
     flag("--data-loader-func-name NAME", "the name of that function, for older command lines"),
 )

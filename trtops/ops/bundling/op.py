@@ -238,7 +238,8 @@ def write_bundle(
     printed = ""
     if find_spec(case.backend) is not None:
         # Tried before anything is written: a bundle that shows nothing wastes the time of those who get it.
-        good, printed = _try_script(files, config.timeout_seconds)
+        caches = {name: data for name, data in (extra or {}).items() if name.startswith("caches/")}
+        good, printed = _try_script(files | caches, config.timeout_seconds)
         if not good:
             lines = [line for line in printed.splitlines() if line.startswith("verdict: ")]
             found = lines[-1].split()[1] if lines else "no verdict"
@@ -283,6 +284,7 @@ def _npz(iterations: Sequence[Mapping[str, Any]]) -> bytes:
 def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[bool, str]:
     """Run the script in a process without trtops; returns whether it reproduces the verdict, and its output."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder:
+        Path(folder, "caches").mkdir()
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
         # Without PYTHONPATH and user packages, so that the script cannot import trtops by chance.

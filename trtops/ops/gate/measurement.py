@@ -165,6 +165,11 @@ class Measurement:
                 finding = Finding(subject, "open", text)
             elif isinstance(exc, TimeoutError):
                 raise
+            elif isinstance(exc, errors.BackendUnavailableError) and (subject, self._config.release) == (
+                "device",
+                HERE,
+            ):
+                raise  # nothing can be built here, whatever the candidate
             raise NotMeasuredError(finding) from exc
 
     def _open_release(self, release: str, device: str, stack: contextlib.ExitStack) -> IsolatedBackend:
