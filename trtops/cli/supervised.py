@@ -65,8 +65,8 @@ def _print_culprits(model: str, seconds: float) -> None:
 def _run_fork(page: Page) -> tuple[int, int, float | None]:
     """Fork; returns 0 in the child. In the parent, wait, and return the child's exit code or negative signal, too.
 
-    The last value is the time limit that the child exceeded, or ``_PATIENCE`` if it did not end when interrupted. Signals
-    sent to the parent alone are forwarded.
+    The last value is the time limit that the child exceeded, or ``_PATIENCE`` if it did not end when interrupted.
+    Signals sent to the parent alone are forwarded.
     """
     parent = os.getpid()
     numbers = [number for number in INTERRUPTING if signal.getsignal(number) is not signal.SIG_IGN]
