@@ -70,8 +70,8 @@ bench: $(VENV)/.test ## measure against Polygraphy on this machine; about ten mi
 ui: $(VENV)/.demo ## serve the MLflow UI of the local store at http://127.0.0.1:5000
 	$(VENV)/bin/trtops store ui
 
-up: $(VENV)/.team ## start Prefect, MLflow and a worker on this machine; PREFECT_PORT and MLFLOW_PORT choose other ports
-	@$(VENV)/bin/trtops team up $(if $(PREFECT_PORT),--prefect-port $(PREFECT_PORT)) $(if $(MLFLOW_PORT),--mlflow-port $(MLFLOW_PORT))
+up: $(VENV)/.team ## start Prefect, MLflow and a worker on this machine; PREFECT_PORT, MLFLOW_PORT and DATABASE (a PostgreSQL server) change the defaults
+	@$(VENV)/bin/trtops team up $(if $(PREFECT_PORT),--prefect-port $(PREFECT_PORT)) $(if $(MLFLOW_PORT),--mlflow-port $(MLFLOW_PORT)) $(if $(DATABASE),--database '$(DATABASE)')
 
 down: $(VENV)/.demo ## stop what `make up` started
 	@$(VENV)/bin/trtops team down

@@ -20,7 +20,7 @@ PREFECT_SETTINGS = {
     # Our results are not persisted, but Prefect always writes the exception of a failed flow, by default pickled.
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
     # By default a worker asks for work every 10 s, while many flow runs take less, and holds a slot 10 s ahead.
-    "PREFECT_WORKER_QUERY_SECONDS": "2",
+    "PREFECT_WORKER_QUERY_SECONDS": "1",
     "PREFECT_WORKER_PREFETCH_SECONDS": "4",
 }
 """Settings of every Prefect that trtops starts: no telemetry, our log lines with its own, no pickle, short waits."""

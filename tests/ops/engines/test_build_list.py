@@ -282,7 +282,7 @@ def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: Memo
         shown = board(tracker=tracker, nights=3)
         now = {name: nights.states[nights.content(name)] for name in nights.seen}
         broken = {name: "error" if state in FAILURES else state for name, state in now.items()}
-        assert {Path(row.last.model).stem: row.verdict for row in shown.rows} == broken
+        assert {Path(row.last.model).stem: row.last.outcome for row in shown.rows} == broken
         assert shown.verdict == expected and max(len(row.nights) for row in shown.rows) <= 3
     assert min(verdicts[verdict] for verdict in ("good", "bad", "unproven")) > 1
 
@@ -301,9 +301,8 @@ def test_missing_model_is_on_the_board(tmp_path: Path, tracker: MemoryTracker, c
             build_list(models, NEW, tracker=tracker, convert_one=nights.convert)
         assert board(tracker=tracker).verdict == verdict
     assert len(tracker.find(tags={Tag.KIND: "build_list"})) == 3  # a visit that finds nothing new leaves none
-    [row] = board(tracker=tracker, output=tmp_path / "board.html").rows
-    assert row.marks == "✓!✓"
-    assert "net0.onnx" in (tmp_path / "board.html").read_text()
+    board(tracker=tracker, output=tmp_path / "board.html")
+    assert "✓!✓" in (tmp_path / "board.html").read_text()
 
 
 @pytest.mark.parametrize("failure", TRANSIENT)
