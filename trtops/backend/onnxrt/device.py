@@ -43,15 +43,10 @@ def new_session(
     first = providers[0] if isinstance(providers[0], str) else providers[0][0]
     if first not in session.get_providers():
         raise errors.BackendUnavailableError(
-            f"{first} does not start, onnxruntime {ort.__version__}: CUDA {cuda_release()}, cuDNN or GPU is missing. "
+            f"{first} does not start in onnxruntime {ort.__version__}: CUDA, cuDNN or a GPU is missing. "
             "Install the libraries (pip install 'onnxruntime-gpu[cuda,cudnn]'), or choose another provider."
         )
     return session
-
-
-def cuda_release() -> str:
-    """Return the CUDA release that this ONNX Runtime was made for; empty without CUDA."""
-    return str(getattr(ort, "cuda_version", "") or "")
 
 
 @functools.cache
@@ -73,9 +68,9 @@ def _gpu() -> Mapping[str, Any]:
             "No GPU answers: a driver, a device or the package cuda-python (pip install cuda-python) is missing. "
             "Use --providers cpu, or a machine with a GPU."
         )
-    version = ctypes.c_int()
+    version, release = ctypes.c_int(), str(getattr(ort, "cuda_version", ""))  # of the library, and that it was made for
     with contextlib.suppress(OSError):
-        ctypes.CDLL(f"libcudart.so.{cuda_release().partition('.')[0]}").cudaRuntimeGetVersion(ctypes.byref(version))
+        ctypes.CDLL(f"libcudart.so.{release.partition('.')[0]}").cudaRuntimeGetVersion(ctypes.byref(version))
     cudnn = 0
     with contextlib.suppress(OSError):
         library = ctypes.CDLL("libcudnn.so.9")
@@ -83,6 +78,6 @@ def _gpu() -> Mapping[str, Any]:
         cudnn = library.cudnnGetVersion()  # such as 91301
     return {
         **device.identity(device.cuda_gpu()),
-        "cuda": f"{version.value // 1000}.{version.value % 1000 // 10}" if version.value else cuda_release(),
+        "cuda": f"{version.value // 1000}.{version.value % 1000 // 10}" if version.value else release,
         "cudnn": f"{cudnn // 10000}.{cudnn % 10000 // 100}.{cudnn % 100}" if cudnn else None,
     }

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,16 +31,6 @@ _ORT_VALUE_TYPES = {
     DataType.FLOAT8E5M2: "FLOAT8E5M2",
     DataType.FLOAT8E5M2FNUZ: "FLOAT8E5M2FNUZ",
 }
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A captured CUDA graph: inputs and outputs in device memory that stay in place."""
-
-    binding: ort.IOBinding
-    inputs: Mapping[str, ort.OrtValue]
-    outputs: list[ort.OrtValue]
-    options: ort.RunOptions
 
 
 class Inference:
@@ -67,7 +56,8 @@ class Inference:
         self._is_bound = plain and session.get_providers()[0] in GPU_PROVIDERS
         self._warm: set[object] = set()  # shapes that were run before
         self._lock = threading.Lock()
-        self._graphs: dict[object, _Graph] | None = None  # by shapes
+        # CUDA graphs by shapes: binding, run options, and the inputs and outputs in device memory that stay in place.
+        self._graphs: dict[object, tuple[Any, Any, dict[str, ort.OrtValue], list[ort.OrtValue]]] | None = None
         if session.get_provider_options().get(CUDA, {}).get("enable_cuda_graph") == "1":
             self._options.add_run_config_entry("gpu_graph_id", "-1")  # no graph, unless another number is given
             # An input that the session wants in host memory would be copied once, and not at each inference.
@@ -157,12 +147,12 @@ class Inference:
                 for name, value in zip(self._outputs, outputs):
                     binding.bind_ortvalue_output(name, value)
                 self._run_binding(binding, options)
-                self._graphs[shapes] = _Graph(binding, inputs, outputs, options)
-            graph = self._graphs[shapes]
+                self._graphs[shapes] = binding, options, inputs, outputs
+            binding, options, inputs, outputs = self._graphs[shapes]
             for name, array in feed.items():
-                graph.inputs[name].update_inplace(np.asarray(array, order="C"))
-            seconds = self._run_binding(graph.binding, graph.options)
-            return {name: value.numpy() for name, value in zip(self._outputs, graph.outputs)}, seconds
+                inputs[name].update_inplace(np.asarray(array, order="C"))
+            seconds = self._run_binding(binding, options)
+            return {name: value.numpy() for name, value in zip(self._outputs, outputs)}, seconds
 
     def _run_binding(self, binding: ort.IOBinding, options: ort.RunOptions) -> float:
         """Run once, and return the seconds until the device has finished."""
