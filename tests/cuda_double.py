@@ -30,8 +30,12 @@ class Binding(ort.IOBinding):
 class Session(_Session):
     """Runs on the CPU, and reports the providers that were asked for."""
 
+    refused: tuple[str, ...] = ()  # options of the provider that it does not know
+
     def __init__(self, source: Any, options: Any = None, providers: Any = (), **more: Any) -> None:
         self.asked = dict((each, {}) if isinstance(each, str) else each for each in providers)
+        if unknown := set(self.refused) & self.asked.get(CUDA, {}).keys():
+            raise RuntimeError(f"Unknown provider option: {unknown}")
         self.runs: list[str] = []  # the graph's number at each run with a binding
         super().__init__(source, options, providers=[CPU], **more)
 

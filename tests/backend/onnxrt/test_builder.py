@@ -154,6 +154,22 @@ def test_device_of_a_build_is_what_runs_it(backend, model, monkeypatch, capsys):
         open_plan(engine.plan, OnnxRuntimeOptions(providers=("cuda",)))
 
 
+@pytest.mark.usefixtures("cuda")
+def test_settings_of_cuda_are_timed_and_may_fail(backend, monkeypatch):
+    monkeypatch.setattr(cuda_double.Session, "refused", ("prefer_nhwc",))
+    model = Model.from_proto(models.conv_net().proto)
+
+    build = backend.build(model, config(providers=("cuda",), timing_iterations=2, timing_seconds=60.0))
+
+    settings = dict(build.tactics.settings)
+    for name in ("CudnnHeuristicSearch", "CudnnDefaultSearch", "CudnnSmallWorkspace"):
+        assert name in settings and f" ms  +{name}\n" in build.log
+    assert "+PreferNhwc does not run: " in build.log and settings["PreferNhwc"] == "off"
+    assert "FlashAttention" not in settings and "CudaGraph" not in settings  # which it has no nodes for
+    chosen = provider_settings(build.spec.config.options, Candidate.from_settings(build.tactics.settings))
+    assert build.engine.options["provider_settings"] == chosen and chosen["use_tf32"] == "0"
+
+
 def test_providers_settings_are_recorded_and_replayed():
     options = OnnxRuntimeOptions(providers=("CUDA",), tf32=True)
     candidate = Candidate.from_settings(
