@@ -234,9 +234,10 @@ class Search:
                 raise errors.EngineBuildError("ONNX Runtime crashed with these settings")
             key = self._key(candidate.id)
             if key not in self.cache.graphs:
-                self.cache.graphs[key] = self.optimizer(candidate).graph.signature
-            # Options of the provider change the kernels, and not the graph.
-            return " ".join((self.cache.graphs[key], *map("=".join, candidate.provider_settings.items())))
+                # Options of the provider change the kernels, and not the graph.
+                settings = map("=".join, candidate.provider_settings.items())
+                self.cache.graphs[key] = " ".join((self.optimizer(candidate).graph.signature, *settings))
+            return self.cache.graphs[key]
         except errors.EngineBuildError as exc:
             self.failed[candidate.id] = str(exc)
             self.log.add(f"[trtops] {candidate.id} cannot be built: {exc}")
