@@ -1,13 +1,20 @@
 """Tables in plain text and in Markdown, and sizes as text."""
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from trtops.terminal import escaped, one_line
 
+Row: TypeAlias = Sequence[str | float | None]
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return columns aligned with spaces: text to the left, numbers to the right."""
-    body = [[one_line(cell) for cell in row] for row in rows]
+
+def _cell_text(cell: str | float | None) -> str:
+    return "-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def table(header: Sequence[str], rows: Iterable[Row]) -> str:
+    """Return columns aligned with spaces: text to the left, numbers to the right, a dash for None."""
+    body = [[one_line(_cell_text(cell)) for cell in row] for row in rows]
     lines = [list(header), *body]
     widths = [max(map(len, column)) for column in zip(*lines)]
     # The first column is text, and those where no cell starts with a digit.
@@ -19,10 +26,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown, with cells escaped."""
+def markdown_table(header: Sequence[str], rows: Iterable[Row]) -> str:
+    """Return a table in Markdown, with cells escaped, and a dash for None."""
     lines = [
-        " | ".join(escaped(cell).replace("\\|", "|").replace("|", "\\|").replace("\n", " ") for cell in line)
+        " | ".join(
+            escaped(_cell_text(cell)).replace("\\|", "|").replace("|", "\\|").replace("\n", " ") for cell in line
+        )
         for line in (header, ["---"] * len(header), *rows)
     ]
     return "\n".join(f"| {line} |" for line in lines)

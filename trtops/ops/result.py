@@ -139,9 +139,7 @@ class OpResult(Record):
             yield from ("", f"## {section.title}", "") if section.title else ()
             yield from (section.text, "") if section.text else ()
             if section.table is not None:
-                yield markdown_table(
-                    section.table.columns, ([_cell_text(cell) for cell in row] for row in section.table.rows)
-                )
+                yield markdown_table(section.table.columns, section.table.rows)
 
     def sections(self) -> Iterable[Section]:
         """Sections of the report below the reasons; by default the :meth:`body`."""
@@ -185,10 +183,6 @@ class Inspection:
     def to_json(self) -> JSONValue:
         """The result as JSON values."""
         return to_jsonable(self.describe())
-
-
-def _cell_text(cell: str | float | None) -> str:
-    return "-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def finish_with(

@@ -72,7 +72,7 @@ class Totals:
         self.elements += a.size
         self.aa, self.bb, self.ab = self.aa + aa, self.bb + bb, self.ab + ab
         self.sum_a, self.sum_b = self.sum_a + sum_a, self.sum_b + sum_b
-        self.peak = _nan_max(self.peak, float(a.max()))
+        self.peak = float(np.maximum(self.peak, a.max()))  # NaN counts as larger
         self.peak_b = max(self.peak_b, largest_finite(b))
         self.frontier.add(d, r, top_d, top_r)
 
@@ -146,10 +146,6 @@ def _dot_product(a: Array, b: Array) -> float:
 
 def _at_most_1(value: float) -> float:
     return value if math.isnan(value) else max(-1.0, min(1.0, value))
-
-
-def _nan_max(x: float, y: float) -> float:
-    return y if y > x or math.isnan(y) else x
 
 
 def _extended_log10(x: float) -> float:

@@ -109,10 +109,7 @@ class CalibrateResult(OpResult):
             f"{self.seconds:.2f} s (data `{self.data_sha256[:12]}`, ranges `{self.cache_sha256[:12]}`)."
         )
         if self.comparison is not None:
-            rows = (
-                [cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row] for row in self.comparison.rows()
-            )
-            yield from ("", self.comparison.sentence(), "", markdown_table(Comparison.COLUMNS, rows))
+            yield from ("", self.comparison.sentence(), "", markdown_table(Comparison.COLUMNS, self.comparison.rows()))
         if self.excluded:
             names = ", ".join(f"`{name}`" for name in self.excluded)
             yield from ("", f"Without a range, since NaN or infinity occurred: {names}.")

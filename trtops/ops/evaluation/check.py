@@ -401,8 +401,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
 def describe(evaluation: Evaluation) -> list[str]:
     """An evaluation in lines of Markdown: a table of the outputs, latency, accuracy."""
     columns, rows = evaluation.report.table()
-    texts = ([f"{cell:.4g}" if isinstance(cell, float) else cell or "-" for cell in row] for row in rows)
-    return [markdown_table(columns, texts), "", *describe_measurements(evaluation)]
+    return [markdown_table(columns, rows), "", *describe_measurements(evaluation)]
 
 
 def describe_measurements(evaluation: Evaluation) -> list[str]:

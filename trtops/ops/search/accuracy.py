@@ -199,10 +199,7 @@ class AccuracyResult(OpResult):
         """The findings, with a table of the tensors around the first that differs, or else of the last."""
         at = next((i for i, tensor in enumerate(self.tensors) if tensor.name == self.first), len(self.tensors))
         start = max(min(at - _SHOWN // 3, len(self.tensors) - _SHOWN), 0)
-        rows = [
-            ["-" if c in (None, "") else f"{c:.3g}" if isinstance(c, float) else str(c) for c in _cells(tensor)]
-            for tensor in self.tensors[start : start + _SHOWN]
-        ]
+        rows = map(_cells, self.tensors[start : start + _SHOWN])
         return "\n".join([*self._findings(), "", table(_COLUMNS, rows)])
 
     def _findings(self) -> Iterator[str]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.trt import library
+from trtops.backend.trt.describe.layers import inputs_of
 from trtops.backend.trt.library import dtypes, memory
 from trtops.backend.trt.lines import Feature
 from trtops.calibration.data import FeedDigest
@@ -252,8 +253,7 @@ def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> dict[
         return {}
     metadata = TensorMetadata()
     values = set()
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
+    for tensor in inputs_of(network):
         shapes = profile.find(tensor.name)
         if tensor.is_shape_tensor:
             values.add(tensor.name)

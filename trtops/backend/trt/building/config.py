@@ -13,6 +13,7 @@ from trtops.backend.trt.building import precision
 from trtops.backend.trt.building.calibrator import prepare_calibrator
 from trtops.backend.trt.building.profile import Profile, ShapeTuple
 from trtops.backend.trt.choices import timing_cache
+from trtops.backend.trt.describe.layers import inputs_of, layers_of
 from trtops.backend.trt.lines import Feature
 
 log = logging.getLogger(__name__)
@@ -225,9 +226,8 @@ class CreateConfig(_CommonConfig):
         if network is None:
             return
         kinds = library.load().LayerType
-        layers = (network.get_layer(index) for index in range(network.num_layers))
         # A network with Q/DQ nodes has its ranges in them, and TensorRT calibrates none.
-        if not any(layer.type in (kinds.QUANTIZE, kinds.DEQUANTIZE) for layer in layers):
+        if not any(layer.type in (kinds.QUANTIZE, kinds.DEQUANTIZE) for layer in layers_of(network)):
             ranges = self._filled_profiles(network)[-1]
             given = prepare_calibrator(self.calibrator, network, ranges)
             shapes = {name: given.get(name, each.opt) for name, each in ranges.items()}
@@ -303,8 +303,7 @@ def _split_misused_names(network: Any, ranges: Profile) -> None:
     use for dimensions further inside.
     """
     first: dict[str, tuple[int, int]] = {}
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
+    for tensor in inputs_of(network):
         for axis in () if tensor.is_shape_tensor else range(len(tensor.shape)):
             name, shapes = tensor.get_dimension_name(axis), ranges[tensor.name]
             sizes = shapes.min[axis], shapes.max[axis]

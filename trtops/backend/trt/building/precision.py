@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.backend.trt import library
+from trtops.backend.trt.describe.layers import layers_of
 from trtops.backend.trt.library import dtypes
 from trtops.metadata import DataType
 from trtops.patterns import expand
@@ -132,8 +133,7 @@ def check_network(network: Any, precisions: Iterable[str]) -> None:
     trt = library.load()
     found: set[str] = set()
     quantized = False
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
+    for layer in layers_of(network):
         quantized = quantized or layer.type == trt.LayerType.QUANTIZE
         found.update(layer.get_output_type(i).name for i in range(layer.num_outputs))
     if "int8" in wanted:

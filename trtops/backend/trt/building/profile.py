@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.backend.trt.describe.layers import inputs_of
 from trtops.metadata import DEFAULT_SHAPE_VALUE
 from trtops.spec import OptimizationProfile
 
@@ -61,8 +62,7 @@ class Profile(dict[str, ShapeTuple]):
     def fill_defaults(self, network: Any, default_shape_value: int | None = None) -> Self:
         """Add missing inputs, with size 1 or the given one for each dynamic dimension; return the profile itself."""
         size = DEFAULT_SHAPE_VALUE if default_shape_value is None else default_shape_value
-        for index in range(network.num_inputs):
-            tensor = network.get_input(index)
+        for tensor in inputs_of(network):
             if self.find(tensor.name) is not None:
                 continue
             declared = tuple(tensor.shape)
@@ -85,7 +85,7 @@ class Profile(dict[str, ShapeTuple]):
 
         Raises ConfigError if an input is missing, a name is no input, or TensorRT refuses the shapes.
         """
-        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        inputs = inputs_of(network)
         names = [tensor.name for tensor in inputs]
         for pattern in self:
             if pattern not in names and not fnmatch.filter(names, pattern):

@@ -11,6 +11,16 @@ def layers_of(network: Any) -> list[Any]:
     return [network.get_layer(index) for index in range(network.num_layers)]
 
 
+def inputs_of(owner: Any) -> list[Any]:
+    """The inputs of a network or a layer; None for a layer's optional input that is missing."""
+    return [owner.get_input(index) for index in range(owner.num_inputs)]
+
+
+def outputs_of(owner: Any) -> list[Any]:
+    """The outputs of a network or a layer; None for a layer's output that is missing."""
+    return [owner.get_output(index) for index in range(owner.num_outputs)]
+
+
 def specialize(layer: Any) -> Any:
     """Set a layer's Python class to that of its type, and return it; ``get_layer`` returns a plain ``ILayer``."""
     trt = library.load()
@@ -66,18 +76,14 @@ def layer_lines(title: str, inputs: Sequence[str], outputs: Sequence[str]) -> li
 
 def io_of(network: Any) -> dict[str, Any]:
     """A network's inputs and outputs, by name."""
-    inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    outputs = [network.get_output(index) for index in range(network.num_outputs)]
-    return {tensor.name: tensor for tensor in (*inputs, *outputs)}
+    return {tensor.name: tensor for tensor in (*inputs_of(network), *outputs_of(network))}
 
 
 def tensors_of(network: Any) -> dict[str, Any]:
     """All tensors of a network, by name."""
     tensors = io_of(network)
     for layer in layers_of(network):
-        inputs = [layer.get_input(index) for index in range(layer.num_inputs)]
-        outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
-        for tensor in (*inputs, *outputs):
+        for tensor in (*inputs_of(layer), *outputs_of(layer)):
             if tensor is not None:
                 tensors.setdefault(tensor.name, tensor)
     return tensors
@@ -85,13 +91,8 @@ def tensors_of(network: Any) -> dict[str, Any]:
 
 def layer_outputs(network: Any) -> list[tuple[str, str]]:
     """Names of all outputs of layers, with the type of the layer."""
-    made = []
-    for layer in layers_of(network):
-        for index in range(layer.num_outputs):
-            tensor = layer.get_output(index)
-            if tensor is not None:
-                made.append((tensor.name, layer.type.name))
-    return made
+    made = ((layer, tensor) for layer in layers_of(network) for tensor in outputs_of(layer))
+    return [(tensor.name, layer.type.name) for layer, tensor in made if tensor is not None]
 
 
 _LOOP_STARTS = frozenset({"TRIP_LIMIT", "ITERATOR", "RECURRENCE", "CONDITION", "CONDITIONAL_INPUT"})

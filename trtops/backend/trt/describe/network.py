@@ -8,7 +8,7 @@ import numpy as np
 
 from trtops.backend.trt import library
 from trtops.backend.trt.describe.inspector import section, under
-from trtops.backend.trt.describe.layers import attributes_of, layer_lines, layers_of
+from trtops.backend.trt.describe.layers import attributes_of, inputs_of, layer_lines, layers_of, outputs_of
 from trtops.backend.trt.library import dtypes
 from trtops.metadata import BoundedShape, TensorMetadata, TensorSpec
 from trtops.record import Record
@@ -67,11 +67,7 @@ class NetworkDescription(Record):
 
 def describe_network(network: Any) -> NetworkDescription:
     """Describe a network."""
-    io = [
-        [network.get_input(i) for i in range(network.num_inputs)],
-        [network.get_output(i) for i in range(network.num_outputs)],
-    ]
-    inputs, outputs = (tuple(_tensor_spec(tensor) for tensor in tensors) for tensors in io)
+    inputs, outputs = (tuple(map(_tensor_spec, tensors)) for tensors in (inputs_of(network), outputs_of(network)))
     return NetworkDescription(
         name=network.name,
         strongly_typed=library.line().is_strongly_typed(network),
@@ -87,8 +83,7 @@ def _tensor_spec(tensor: Any) -> TensorSpec:
 
 def _network_layer(layer: Any) -> NetworkLayer:
     kind = layer.type.name
-    inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
-    outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+    inputs, outputs = inputs_of(layer), outputs_of(layer)
     found = attributes_of(layer)
     arrays = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
     attrs = {name: str(value) for name, value in found.items() if name not in arrays}

@@ -7,15 +7,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from trtops.backend.trt.describe.layers import attributes_of, layers_of
+from trtops.backend.trt.describe.layers import attributes_of, inputs_of, layers_of, outputs_of
 from trtops.backend.trt.library import dtypes
 
 
 def draw(network: Any) -> onnx.ModelProto:
     """The network as an ONNX model: one node per layer, in a domain of its own, with the layer's plain attributes."""
     nodes = [_onnx_node(layer, index) for index, layer in enumerate(layers_of(network))]
-    inputs = [_value_info(network.get_input(index)) for index in range(network.num_inputs)]
-    outputs = [_value_info(network.get_output(index)) for index in range(network.num_outputs)]
+    inputs, outputs = (list(map(_value_info, tensors)) for tensors in (inputs_of(network), outputs_of(network)))
     graph = helper.make_graph(nodes, network.name or "network", inputs, outputs)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("trt", 1)])
 
@@ -23,13 +22,11 @@ def draw(network: Any) -> onnx.ModelProto:
 def _onnx_node(layer: Any, index: int) -> onnx.NodeProto:
     # Read first: `attributes_of` changes the layer's class, and with it `type`, for example to the activation's type.
     kind = layer.type.name
-    # A missing optional input is an empty name, as in ONNX.
-    inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
-    outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
     return helper.make_node(
         kind,
-        ["" if tensor is None else tensor.name for tensor in inputs],
-        [tensor.name for tensor in outputs if tensor is not None],
+        # A missing optional input is an empty name, as in ONNX.
+        ["" if tensor is None else tensor.name for tensor in inputs_of(layer)],
+        [tensor.name for tensor in outputs_of(layer) if tensor is not None],
         name=layer.name or f"layer_{index}",
         domain="trt",
         **_plain_attributes(layer),

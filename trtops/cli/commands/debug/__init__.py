@@ -30,6 +30,15 @@ def _show(result: Any, store: str | None) -> None:
     say_ending(result, store)
 
 
+def end_search(result: Any, iterations: Iterations, store: str | None, *, recorded: bool, exit_on_bad: bool) -> int:
+    """Print what a search found, and its run if it was recorded; return the exit code."""
+    iterations.log_summary()
+    say(result.text())
+    if recorded:
+        say_ending(result, store)
+    return 1 if exit_on_bad and result.verdict != "good" else 0
+
+
 @command(
     groups.ONNX_MODEL,
     Group(
@@ -165,9 +174,7 @@ def repeat_job(
             iterations.ended(step.verdict == "good")
 
         result = ops.repeat(make or (lambda number: None), check, config, ask=asked, progress=say_step)
-        iterations.log_summary()
-        say(result.text())
-        return 1 if exit_on_bad and result.verdict != "good" else 0
+        return end_search(result, iterations, None, recorded=False, exit_on_bad=exit_on_bad)
 
     return run
 

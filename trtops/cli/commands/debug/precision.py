@@ -11,7 +11,7 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
-from trtops.cli.logs import say, say_ending
+from trtops.cli.logs import say
 from trtops.cli.script import Late, late, loaded, resolve
 
 if TYPE_CHECKING:
@@ -145,11 +145,7 @@ def precision(args: Options) -> Job:
             looked = ops.AccuracyConfig(tolerances=config.tolerances, **data)
             errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), looked, feeds=inputs)
             save_bytes(errors.to_json().encode(), layers)
-        iterations.log_summary()
-        say(result.text())
-        if experiment is not None:
-            say_ending(result, place)
-        return 1 if exit_on_bad and result.verdict != "good" else 0
+        return debug.end_search(result, iterations, place, recorded=experiment is not None, exit_on_bad=exit_on_bad)
 
     return run
 

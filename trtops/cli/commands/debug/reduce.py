@@ -14,7 +14,7 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command, tracker
-from trtops.cli.logs import say, say_ending
+from trtops.cli.logs import say
 from trtops.cli.script import loaded, resolve
 from trtops.errors import ComparisonError
 
@@ -128,13 +128,9 @@ def reduce(args: Options) -> Job:
                 info.unlink(missing_ok=True)
         if result.whole == "error":
             raise ComparisonError(f"{result.text()}. Make the check pass or fail on it first")
-        iterations.log_summary()
-        say(result.text())
-        if experiment is not None:
-            say_ending(result, place)
         if keep is not None and result.culprit is not None:
             shutil.copy(str(result.culprit.path), keep)
-        return 1 if exit_on_bad and result.verdict != "good" else 0
+        return debug.end_search(result, iterations, place, recorded=experiment is not None, exit_on_bad=exit_on_bad)
 
     return run
 
