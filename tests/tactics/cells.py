@@ -151,8 +151,11 @@ class World:
 
     def errors(self, codes: np.ndarray) -> dict[MetricName, float]:
         """What the record of a build contains; only verdicts where outputs vary and do not decide."""
-        error = self.measured[tuple(codes.tolist())] if self.adds else self.error(codes) if self.repeats else None
-        return {} if error is None else {(Metric.ERROR, "y", "max_abs"): error}
+        if not (self.adds or self.repeats):
+            return {}
+        is_by_choices = self.culprits and not self.adds
+        error = self.error(codes) if is_by_choices else self.measured[tuple(codes.tolist())]
+        return {(Metric.ERROR, "y", "max_abs"): error}
 
     def is_bad(self, codes: np.ndarray) -> bool:
         """The verdict of a build."""
@@ -166,7 +169,9 @@ class World:
             bad = bad and self._rng.random() < 0.6
         if not self.culprits:
             rate = {"drift": 0.1 if self.built < 12 else 0.7, "machines": (0.1, 0.7)[self.built % 2]}
-            return bool(self._rng.random() < rate.get(self.kind, self._rate))
+            bad = bool(self._rng.random() < rate.get(self.kind, self._rate))
+            self.measured[tuple(codes.tolist())] = 50.0 if bad else 10.0
+            return bad
         return bool(bad ^ (self._rng.random() < self.noise))
 
 

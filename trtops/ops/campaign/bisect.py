@@ -37,9 +37,9 @@ from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with, tracker_or_default
 from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
-from trtops.tactics.contributions import SOUND_SPREAD, find_sum, is_limit_inside, separating_mixture
+from trtops.tactics.contributions import SOUND_SPREAD, find_sum, separating_mixture
 from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.model import Bools, Floats, Likelihood
+from trtops.tactics.model import Bools, Likelihood
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, tracked
@@ -53,7 +53,7 @@ _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the
 _HISTORY = 50  # proofs and bisections of the store, the last ones, that suspects are taken from
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
 _MOST_OF_MISSING, _MOST_OF_SUM = 20, 16  # mixtures after which missing units and a sum are reported as known then
-_BUILDS_OF_SUM, _LEAST_OF_SUM = 20, 14  # the campaign's builds included, but at least these mixtures
+_BUILDS_OF_SUM, _LEAST_OF_SUM = 20, 12  # the campaign's builds included, but at least these mixtures
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -321,6 +321,7 @@ class BisectSession:
                 rng = np.random.default_rng([config.seed, len(self.trials)])
                 self.build(separating_mixture(np.array([each.taken for each in self.measured]), held, rng))
 
+        sure_odds = math.log(config.confidence / (1 - config.confidence))
         # The search yields the mixtures that it wants, and is sent what came of them; None ends it.
         answer: TrialResult | None = None
         while True:
@@ -330,17 +331,16 @@ class BisectSession:
                 found: SearchResult = ended.value
                 break
             answer = None if is_spent() else self.build(wanted)
-            # A sum is reported once it is settled. If more mixtures refute it, the search continues.
-            if answer is not None:
-                look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
-            if answer is not None and self._error_sum() is not None:
+            if answer is not None and (added := self._error_sum()) and added.log_odds >= sure_odds:
                 found = SearchResult("contributions")
                 break
-        if found.outcome == "confirmed" and (parted := self._parted()) is not None and is_limit_inside(*parted[2:]):
-            found = replace(found, outcome="contributions")
+        # Before a step is reported, its errors must be no sum.
+        if found.outcome == "confirmed":
+            look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and abs(added.log_odds) < sure_odds)
+            if (added := self._error_sum()) is not None and added.log_odds >= sure_odds:
+                found = SearchResult("contributions")
         if found.outcome == "contributions":
-            look_on(most_of_sum, lambda: (added := self._error_sum()) is None or not added.settled)
-            found = replace(found, outcome="confirmed") if self._error_sum() is None else SearchResult(found.outcome)
+            look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
         elif found.outcome == "units missing" and self.mixture.consequences:  # a layer that no replay sets may decide
             look_on(_MOST_OF_MISSING, lambda: not self._unreplayable(found))
         if follows := self._unreplayable(found):
@@ -370,8 +370,8 @@ class BisectSession:
             trials=tuple(self.trials),
         )
 
-    def _parted(self) -> tuple[str, Bools, Floats, Bools] | None:
-        """The output that parts bad builds from good ones best, the builds' units, their errors, and which are bad."""
+    def _error_sum(self) -> AddedErrors | None:
+        """The errors as a sum, of the output that parts bad builds from good ones best; None if none does."""
         taken, bad = np.array([each.taken for each in self.measured]), np.array([each.bad for each in self.measured])
         output, error, ratio = "", np.empty(0), 1.0
         for name in self.measured[0].errors:
@@ -380,14 +380,8 @@ class BisectSession:
                 continue
             if (found := float(values[bad].min() / values[~bad].max())) > ratio:
                 output, error, ratio = name[1], values, found
-        return (output, taken, error, bad) if output else None
-
-    def _error_sum(self) -> AddedErrors | None:
-        """The errors that add up, of the output that parts bad builds from good ones; None if they do not."""
-        parted = self._parted()
-        if parted is None or (total := find_sum(*parted[1:])) is None:
+        if not output or (total := find_sum(taken, error, bad, self.plan.config.confidence)) is None:
             return None
-        output, _, error, _ = parted
         most = total.values.clip(0).sum()
         named = zip(total.units, total.values.tolist(), total.margins.tolist())
         return AddedErrors(
@@ -402,6 +396,7 @@ class BisectSession:
                 if unit in total.sure
             ),
             settled=total.settled,
+            log_odds=total.log_odds,
         )
 
     def _unreplayable(self, found: SearchResult) -> str:

@@ -162,6 +162,7 @@ class AddedErrors(Record):
     contributions: tuple[Contribution, ...]
     settled: bool
     multiply: bool = False
+    log_odds: float = 0.0  # of a sum, compared with one choice or pair that decides
 
     def describe(self, builds: str) -> str:
         """The sum in sentences."""
