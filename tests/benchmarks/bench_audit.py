@@ -25,7 +25,7 @@ from trtops.tracking.base import StoredRun, tracked
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.embedded import ensure_store
 
-_OWN = ("KIND", "SCHEMA", "HOST", "OWNER", "LOCAL_ID", "VERDICT", "DIGESTS", "MANIFEST_SHA256")
+_OWN = ("KIND", "SCHEMA", "OWNER", "LOCAL_ID", "VERDICT", "MANIFEST_SHA256")
 OWN_TAGS = {getattr(schema.Tag, name) for name in _OWN}
 
 

@@ -318,7 +318,7 @@ class TrackerContract:
         assert tracker.load(sealed.id).manifest.artifacts == ()
 
     def test_reopened_run_keeps_what_it_had(self, tracker: Tracker):
-        first = start(tracker, "r", kind="debug_build", tags={Tag.OWNER: DEAD.to_json()})
+        first = start(tracker, "r", kind="debug_build", tags={Tag.OWNER: DEAD.text()})
         first.log_bytes(b"early", "deep/early.bin")
         first.log_metrics({("a[b]", "c"): 1.0, ("d",): 2.0})
         first.log_params({"p": 1})
@@ -331,7 +331,7 @@ class TrackerContract:
         assert {stored.read_bytes("deep/early.bin"), stored.read_bytes("late.bin")} == {b"early", b"late"}
         assert stored.info.metrics == {("a[b]", "c"): 1.0, ("d",): 1.5}
         assert (stored.info.status, stored.info.verdict, stored.info.params) == ("finished", "good", {"p": "1"})
-        assert owner.Owner.from_json(stored.info.tags[Tag.OWNER]) == owner.current()
+        assert owner.Owner.read(stored.info.tags[Tag.OWNER]) == owner.current()
         failed, closed = (start(tracker, name, kind="debug_build") for name in ("failed", "closed"))
         failed.fail("boom")
         tracker.close(closed.id, "gone")
@@ -341,7 +341,7 @@ class TrackerContract:
             assert (info.status, info.verdict) == ("finished", None) and Tag.ERROR not in info.tags
 
     def test_complete_and_live_runs_are_not_reopened(self, tracker: Tracker):
-        elsewhere = {Tag.OWNER: dataclasses.replace(HERE, host="elsewhere").to_json()}
+        elsewhere = {Tag.OWNER: dataclasses.replace(HERE, host="elsewhere").text()}
         whole, mine, far = start(tracker), start(tracker), start(tracker, tags=elsewhere)
         whole.finish()
         for run_id, why in ((whole.id, "complete"), (mine.id, "may still be writing"), (far.id, "elsewhere")):
@@ -350,7 +350,7 @@ class TrackerContract:
 
     def test_only_runs_of_dead_processes_are_reaped(self, tracker: Tracker):
         far = dataclasses.replace(DEAD, host="elsewhere")
-        owners = {"mine": HERE.to_json(), "dead": DEAD.to_json(), "far": far.to_json(), "foreign": "not ours"}
+        owners = {"mine": HERE.text(), "dead": DEAD.text(), "far": far.text(), "foreign": "not ours"}
         runs = {name: start(tracker, name, tags={Tag.OWNER: tag}) for name, tag in owners.items()}
 
         assert [info.name for info in reap(tracker)] == ["dead"]

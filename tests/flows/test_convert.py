@@ -85,9 +85,11 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
     with temporary_settings({PREFECT_UI_URL: "https://prefect.example.org"}):
         result = convert(model)
 
-    tags = default_tracker().info(result.run_id).tags
-    flow_run = tags[schema.Tag.PREFECT_FLOW_RUN]
-    assert tags[schema.Tag.PREFECT_URL] == f"https://prefect.example.org/runs/flow-run/{flow_run}"
+    info = default_tracker().info(result.run_id)
+    flow_run = info.tags[schema.Tag.PREFECT_FLOW_RUN]
+    ours = {name: value for name, value in info.tags.items() if name.startswith("trtops.")}
+    assert len(ours) <= 12 and all(len(value) <= schema.MAX_SHORT_TAG for value in ours.values()), ours
+    assert info.fact(schema.Tag.PREFECT_URL) == f"https://prefect.example.org/runs/flow-run/{flow_run}"
     with get_client(sync_client=True) as client:
         artifact = max(client.read_artifacts(), key=lambda artifact: artifact.created)
         wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run)]))

@@ -19,7 +19,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import builds
-from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.schema import DEVICE_STATE, Artifact, Tag
 from trtops.tracking.store import default_tracker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -71,19 +71,20 @@ def test_tensorrt_run_is_as_whole_as_onnxruntimes(store: Path, tmp_path: Path) -
     assert build.tactics.choices and build.layers and build.timing_cache
 
 
-def test_tags_name_gpu_without_uuid(store: Path, model: Path) -> None:
-    tags = default_tracker().info(convert(model, QUICK).run_id).tags
+def test_params_name_gpu_without_uuid(store: Path, model: Path) -> None:
+    info = default_tracker().info(convert(model, QUICK).run_id)
+    state = {name: value for name, value in info.params.items() if name.startswith(DEVICE_STATE)}
 
     gpu = current_gpu()
-    assert tags[Tag.BACKEND] == "tensorrt" and re.fullmatch(r"\d+\.\d+\.\d+.*", tags[Tag.BACKEND_VERSION])
-    assert (tags[Tag.DEVICE], tags[Tag.COMPUTE_CAPABILITY]) == (gpu.name, gpu.compute_capability)
-    assert tags[Tag.CUDA] == gpu.cuda
-    assert tags["trtops.device.uuid_sha256"] == gpu.uuid_sha256 and len(gpu.uuid_sha256) == 16
-    assert not any("GPU-" in value for value in tags.values())
+    assert info.fact(Tag.BACKEND) == "tensorrt" and re.fullmatch(r"\d+\.\d+\.\d+.*", info.fact(Tag.BACKEND_VERSION))
+    assert (info.fact(Tag.DEVICE), info.fact(Tag.COMPUTE_CAPABILITY)) == (gpu.name, gpu.compute_capability)
+    assert info.fact(Tag.CUDA) == gpu.cuda
+    assert state[f"{DEVICE_STATE}uuid_sha256"] == gpu.uuid_sha256 and len(gpu.uuid_sha256) == 16
+    assert not any("GPU-" in value for value in (*info.tags.values(), *info.params.values()))
     if shutil.which("nvidia-smi"):
-        assert tags[Tag.DRIVER] == gpu.driver
-        assert int(tags["trtops.device.sm_clock_mhz"]) > 0 and int(tags["trtops.device.memory_clock_mhz"]) > 0
-        assert int(tags["trtops.device.other_processes"]) >= 0
+        assert info.fact(Tag.DRIVER) == gpu.driver
+        assert int(state[f"{DEVICE_STATE}sm_clock_mhz"]) > 0 and int(state[f"{DEVICE_STATE}memory_clock_mhz"]) > 0
+        assert int(state[f"{DEVICE_STATE}other_processes"]) >= 0
 
 
 def test_timing_cache_of_run_saves_timing(store: Path, model: Path) -> None:

@@ -83,7 +83,7 @@ def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case, tmp
     for stored in (tracker.load(info.id) for info in whole):
         for entry in stored.manifest.artifacts:
             stored.read_bytes(entry.path)
-    owners = {Owner.from_json(info.tags[Tag.OWNER]).pid for info in runs}
+    owners = {Owner.read(info.tags[Tag.OWNER]).pid for info in runs}
     assert os.getpid() not in owners and len(owners) >= 2
     assert (result.iterations, result.good, tracker.info(result.run_id).status) == (BUILDS, BUILDS, "finished")
 

@@ -225,7 +225,7 @@ ENDED_BY = {
 def test_flow_run_is_settled_by_first_run(given: tuple[StateType, RunStatus, str], alive: bool):
     kind, status, verdict = given
     own = owner.current() if alive else replace(owner.current(), started=1)
-    tags = {Tag.VERDICT: verdict, Tag.HEADLINE: "why", Tag.OWNER: own.to_json()}
+    tags = {Tag.VERDICT: verdict, Tag.HEADLINE: "why", Tag.OWNER: own.text()}
     data = RunData(experiment="e", name="n", parent=None, start_time=0.0, tags=tags, status=status)
     later = replace(data, parent="0", status="finished", tags=tags | {Tag.VERDICT: "bad"})
     flow_run = FlowRun(flow_id=uuid.uuid4(), state=State(type=kind))

@@ -16,12 +16,12 @@ from trtops.comparator.report import Tolerances
 from trtops.flows.slots import limit_name
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tracking.base import RunInfo
-from trtops.tracking.schema import Tag
+from trtops.tracking.schema import DEVICE_STATE, Tag
 from trtops.tracking.store import default_tracker
 
 pytestmark = [pytest.mark.multi_gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-UUID = Tag.DEVICE_STATE + "uuid_sha256"
+UUID = DEVICE_STATE + "uuid_sha256"
 
 
 def test_campaign_uses_both_gpus(store: Path, tmp_path: Path) -> None:
@@ -39,15 +39,15 @@ def test_campaign_uses_both_gpus(store: Path, tmp_path: Path) -> None:
         campaign = debug_build(model, config, until=8)
 
     iterations = tracker.find("convolutions", parent=campaign.run_id, tags={Tag.KIND: "iteration"})
-    gpus = {info.tags[UUID] for info in iterations}
+    gpus = {info.params[UUID] for info in iterations}
     assert (campaign.iterations, campaign.errors) == (8, 0) and len(gpus) == 2
     for gpu in gpus:
-        on_it = [info for info in iterations if info.tags[UUID] == gpu]
+        on_it = [info for info in iterations if info.params[UUID] == gpu]
         assert not any(_overlap(a, b) for a in on_it for b in on_it if a.id < b.id)
-    assert any(_overlap(a, b) for a in iterations for b in iterations if a.tags[UUID] != b.tags[UUID])
+    assert any(_overlap(a, b) for a in iterations for b in iterations if a.params[UUID] != b.params[UUID])
     ours = tracker.info(converted.result().run_id)
     assert ours.verdict == "good"
-    assert not any(_overlap(ours, info) for info in iterations if info.tags[UUID] == ours.tags[UUID])
+    assert not any(_overlap(ours, info) for info in iterations if info.params[UUID] == ours.params[UUID])
     with get_client(sync_client=True) as client:
         limits = [client.read_global_concurrency_limit_by_name(limit_name(gpu)) for gpu in sorted(gpus)]
     assert [(limit.limit, limit.active_slots) for limit in limits] == [(1, 0), (1, 0)]

@@ -56,7 +56,7 @@ def test_op_runs_are_named_and_tagged() -> None:
         run.finish("good")
     info = tracker.info(run.id)
     assert (info.name, info.status, info.verdict) == ("n" * 250, "finished", "good")
-    assert info.tags[Tag.MODEL_PATH] == str(Path("m.onnx").absolute()) and info.tags["a"] == "b"
+    assert info.fact(Tag.MODEL_PATH) == str(Path("m.onnx").absolute()) and info.tags["a"] == "b"
 
 
 def test_run_names_fit_a_table() -> None:

@@ -127,12 +127,12 @@ def test_leftovers_of_killed_processes_are_found_and_reaped(tracker: OfflineTrac
     assert tracker.info(info.id).status == "killed" and found(tracker) == {}
 
 
-ASK = "from trtops.tracking import owner; print(owner.current().to_json(indent=None), flush=True); input()"
+ASK = "from trtops.tracking import owner; print(owner.current().text(), flush=True); input()"
 
 
 def test_live_process_is_not_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", ASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    own = owner.Owner.from_json(child.stdout.readline())
+    own = owner.Owner.read(child.stdout.readline().strip())
     assert not owner.is_gone(own)
 
     child.kill()

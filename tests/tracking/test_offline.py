@@ -433,7 +433,7 @@ def test_failing_spool_fails_the_run_with_both_reasons(memory, tmp_path: Path) -
 
 @pytest.mark.parametrize("status", ["finished", "failed"])
 def test_upload_restores_a_reaped_run(memory, offline, spool, status: RunStatus) -> None:
-    run = offline.start("m", "r", kind="build", tags={Tag.OWNER: DEAD.to_json()})
+    run = offline.start("m", "r", kind="build", tags={Tag.OWNER: DEAD.text()})
     go_away(memory)
     run.finish("good") if status == "finished" else run.fail("broken")
     come_back(memory)
@@ -450,7 +450,7 @@ def test_upload_leaves_runs_resumed_by_others(memory, offline, spool) -> None:
     go_away(memory)
     run.finish("good")
     come_back(memory)
-    memory._runs[run.id].tags[Tag.OWNER] = DEAD.to_json()
+    memory._runs[run.id].tags[Tag.OWNER] = DEAD.text()
 
     (left,) = upload(memory, spool)
 

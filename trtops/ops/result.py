@@ -230,7 +230,7 @@ def op_run(
 ) -> Iterator[Run]:
     """The run of one call of an op, ended as :func:`trtops.tracking.base.tracked` ends it; no run without a tracker.
 
-    The absolute path of the model file becomes a tag. A name that is too long is shortened. If a child process that
+    The absolute path of the model file becomes a param. A name that is too long is shortened. If a child process that
     was to survive native code dies, WorkerError names the nodes that fail by themselves.
     """
     from trtops.tracking.no_run import NO_RUN
@@ -245,9 +245,9 @@ def op_run(
         from trtops.tracking import schema
         from trtops.tracking.base import tracked
 
+        named = {} if model is None else {schema.Tag.MODEL_PATH: str(Path(model).absolute())}
+        tags = {**(tags or {}), **named}
         with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
-            if model is not None:
-                run.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
             try:
                 yield run
             except WorkerError as exc:

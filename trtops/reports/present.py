@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 _PICTURES = (".svg", ".png")
 # Characters of a headline that fit into a table of runs.
-_HEADLINE = 120
+_HEADLINE = 100
 
 
 def present(run: Run, tracker: Tracker, document: Document) -> None:

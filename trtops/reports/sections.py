@@ -12,6 +12,7 @@ from trtops.comparator.report import ComparisonReport
 from trtops.reports.document import Chart, Document, Point, Section, Table, Tone
 from trtops.tables import size
 from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.owner import host_of
 from trtops.tracking.schema import Artifact, Metric, MetricName, Tag
 from trtops.verdict import Verdict
 
@@ -38,7 +39,6 @@ _TAGS = {
         "device": Tag.DEVICE,
         "driver": Tag.DRIVER,
         "CUDA": Tag.CUDA,
-        "host": Tag.HOST,
         "commit": Tag.GIT_COMMIT,
     },
     "Links": {
@@ -62,9 +62,11 @@ def facts_of(info: RunInfo) -> dict[str, Facts]:
     precision = info.params.get("computes_in") or info.params.get("precision", "").upper()
     numbers = [(label, form(info.metrics[name])) for label, name, form in _NUMBERS if name in info.metrics]
     groups = {
-        title: tuple((name, info.tags[tag]) for name, tag in tags.items() if info.tags.get(tag))
+        title: tuple((name, value) for name, tag in tags.items() if (value := info.fact(tag)))
         for title, tags in _TAGS.items()
     }
+    if host := host_of(info):
+        groups["Machine"] = (*groups["Machine"], ("host", host))
     own = [("run", info.id), *([("below run", info.parent)] if info.parent else [])]
     groups["Links"] = (*own, *groups["Links"])
     return {"Size and speed": (*([("precision", precision)] if precision else []), *numbers), **groups}
@@ -72,7 +74,7 @@ def facts_of(info: RunInfo) -> dict[str, Facts]:
 
 def next_commands(info: RunInfo, verdict: str) -> Iterator[tuple[str, str]]:
     """Commands for a shell, each with its purpose. The verdict need not be logged yet."""
-    model = shlex.quote(info.tags.get(Tag.MODEL_PATH, "model.onnx"))
+    model = shlex.quote(info.fact(Tag.MODEL_PATH) or "model.onnx")
     precision = info.params.get("precision", "fp32")
     engine = "--trt" if info.tags.get(Tag.BACKEND) == "tensorrt" else "--onnxrt"
     engine += "" if precision == "fp32" else f" --{precision}"

@@ -44,26 +44,23 @@ def build_key(spec: BuildSpec, environment: Environment) -> str:
     return digest([spec.digest, environment.build_digest()])
 
 
-def log_spec(run: Run, spec: BuildSpec, environment: Environment, key: str | None = None) -> None:
-    """Log the spec and the environment of a build before it begins.
-
-    Later builds find the engine by the :func:`build_key`. It is None in campaigns, whose engines may be bad.
-    """
-    if key is not None:
-        run.set_tags({Tag.BUILD_KEY: key})
-    digests = {Tag.MODEL_SHA256: spec.model_sha256, Tag.SPEC_SHA256: spec.digest}
-    run.set_tags(digests | environment_tags(environment))
-    run.log_params(schema.flat_params(spec.config) | environment_params(environment))
+def log_spec(run: Run, spec: BuildSpec, environment: Environment) -> None:
+    """Log the spec and the environment of a build before it begins."""
+    run.set_tags({Tag.MODEL_SHA256: spec.model_sha256, Tag.BACKEND: environment.backend})
+    spec_params = schema.flat_params(spec.config) | {schema.AS_PARAM[Tag.SPEC_SHA256]: spec.digest}
+    run.log_params(spec_params | environment_params(environment))
     run.log_json(spec, Artifact.SPEC)
     run.log_json(environment, Artifact.ENVIRONMENT)
 
 
-def log_build(run: Run, build: Build, engine_suffix: str) -> None:
-    """Log a finished build: engine, tactics, layers, caches and log as artifacts, its numbers as metrics."""
+def log_build(run: Run, build: Build, engine_suffix: str, key: str | None = None) -> None:
+    """Log a finished build: engine, tactics, layers, caches and log as artifacts, its numbers as metrics.
+
+    Later builds find the engine by the :func:`build_key`. It is None in campaigns, whose engines may be bad.
+    """
     engine = build.engine
-    run.set_tags({Tag.ENGINE_SHA256: engine.sha256})
-    if build.skipped:
-        run.set_tags({Tag.SKIPPED: json.dumps(build.skipped)})
+    run.set_tags({Tag.ENGINE_SHA256: engine.sha256} | ({} if key is None else {Tag.BUILD_KEY: key}))
+    run.log_params({"skipped": build.skipped})
     if build.quantization is not None:
         run.log_json(build.quantization, Artifact.QUANTIZATION)
         run.log_params({f"excluded_by_{rule}": len(names) for rule, names in build.quantization.excluded})
@@ -187,9 +184,10 @@ def find_build(tracker: Tracker, key: str) -> tuple[StoredRun, Build] | None:
     return None
 
 
-def crash_tags(settings: Sequence[str], model_sha256: str, environment: Environment) -> dict[str, str]:
-    """Tags of a build in which settings crashed the builder's process; :func:`crashed_settings` finds them."""
-    return {Tag.CRASHED: json.dumps(settings), Tag.CRASHED_IN: crash_key(model_sha256, environment)}
+def log_crash(run: Run, settings: Sequence[str], model_sha256: str, environment: Environment) -> None:
+    """Log that settings crashed the builder's process; :func:`crashed_settings` finds them."""
+    run.log_json(list(settings), Artifact.CRASHED)
+    run.set_tags({Tag.CRASHED_IN: crash_key(model_sha256, environment)})
 
 
 def crash_key(model_sha256: str, environment: Environment) -> str:
@@ -201,10 +199,10 @@ def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environme
     """Settings that crashed the builder for this model and environment before; empty if the store cannot be read."""
     tags = {Tag.CRASHED_IN: crash_key(model_sha256, environment)}
     try:
-        found = [info.tags.get(Tag.CRASHED) for info in tracker.find(tags=tags)]
-    except errors.TrackingError:
+        found = [tracker.peek(info.id, Artifact.CRASHED) for info in tracker.find(tags=tags)]
+        return tuple(dict.fromkeys(str(name) for data in found if data for name in json.loads(data)))
+    except (errors.TrackingError, ValueError):
         return ()
-    return tuple(dict.fromkeys(name for text in found if text for name in json.loads(text)))
 
 
 _ENVIRONMENT_FIELDS = {
@@ -222,17 +220,17 @@ ENVIRONMENT_TAGS = (*_ENVIRONMENT_FIELDS, Tag.ENVIRONMENT_SHA256)
 
 
 def environment_tags(environment: Environment) -> dict[str, str]:
-    """The environment of a run as tags, without unknown values."""
+    """The environment of a registered engine as tags, without unknown values."""
     values = {tag: getattr(environment, name) for tag, name in _ENVIRONMENT_FIELDS.items()}
     values[Tag.ENVIRONMENT_SHA256] = environment.build_digest()
     return {tag: value for tag, value in values.items() if value}
 
 
 def environment_params(environment: Environment) -> dict[str, str]:
-    """Device and releases as params, which MLflow's page for comparing runs shows."""
-    values = {name: getattr(environment, name) for name in ("backend_version", "device", "driver", "cuda")}
-    values |= {f"package.{name}": version for name, version in environment.packages}
-    return {f"env.{name}": value for name, value in values.items() if value}
+    """The environment of a run as params, which MLflow's page for comparing runs shows, without unknown values."""
+    known = environment_tags(environment)
+    packages = {f"env.package.{name}": version for name, version in environment.packages if version}
+    return packages | {schema.AS_PARAM[tag]: value for tag, value in known.items() if tag != Tag.BACKEND}
 
 
 def _read_json(run: StoredRun, path: str) -> Any:

@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker
-from trtops.tracking.owner import is_abandoned
+from trtops.tracking.owner import host_of, is_abandoned
 from trtops.tracking.schema import Artifact, Metric, Tag
 from trtops.verdict import VERDICTS, Verdict
 
@@ -112,8 +112,8 @@ def append(table: CampaignTable, run: StoredRun) -> None:
 
 def made_on(info: RunInfo) -> str:
     """Where and with what a build was made: host, kind of device, release; the blocks of a diff."""
-    parts = (info.tags.get(tag, "")[:24] for tag in (Tag.HOST, Tag.DEVICE_SHA256, Tag.BACKEND_VERSION))
-    return " ".join(parts).strip()
+    parts = (host_of(info), info.fact(Tag.DEVICE_SHA256), info.fact(Tag.BACKEND_VERSION))
+    return " ".join(part[:24] for part in parts).strip()
 
 
 def load_record(run: StoredRun) -> TacticRecord | None:

@@ -64,8 +64,10 @@ class MemoryTracker:
     def start(
         self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> MemoryRun:
-        experiment, name, first = new_run(experiment, name, kind, tags)
-        return self.create(experiment, name, tags=first, parent=parent)
+        experiment, name, first, params = new_run(experiment, name, kind, tags)
+        run = self.create(experiment, name, tags=first, parent=parent)
+        run.log_params(params)
+        return run
 
     def create(
         self,
@@ -158,7 +160,7 @@ class MemoryTracker:
             data = self._data(run_id)
             check_reopening(self.info(run_id), whole=Artifact.MANIFEST in data.artifacts)
             run = self._rewrite(self._stored_id(run_id))
-            data.tags[Tag.OWNER] = owner.current().to_json()
+            data.tags[Tag.OWNER] = owner.current().text()
             run.continue_from(
                 ArtifactEntry(path=path, size=len(found), sha256=sha256(found))
                 for path, found in data.artifacts.items()

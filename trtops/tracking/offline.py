@@ -60,7 +60,7 @@ class OfflineTracker:
     def start(
         self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> OfflineRun:
-        experiment, name, first = new_run(experiment, name, kind, tags)
+        experiment, name, first, params = new_run(experiment, name, kind, tags)
         first = {**self.inner.context, **first}
         began = time.time()
         record = SpooledRun(
@@ -78,6 +78,7 @@ class OfflineTracker:
         if inner is None:
             run.go_offline(why)
         self._runs[run.id] = run
+        run.log_params(params)
         return run
 
     def reopen(self, run_id: str) -> OfflineRun:

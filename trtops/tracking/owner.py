@@ -6,29 +6,45 @@ containers have their own. Whether a process on another machine or in another co
 runs are closed by ``trtops runs close --force``.
 """
 
+from __future__ import annotations
+
 import os
 import platform
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
-from trtops.record import Record
 from trtops.system.processes import is_alive, pid_namespace, started
 from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owner(Record):
-    """A process, on any machine. What is not known is empty; ``started`` is in seconds since the epoch."""
+class Owner:
+    """A process, on any machine. What is not known is empty; ``started`` is in seconds since the epoch, or 0."""
 
-    host: str
-    machine: str
+    host: str  # the first 30 characters
+    machine: str  # of these three the first 12 characters, which a tag has space for
     boot: str
     namespace: str
     pid: int
-    started: int | None
+    started: int
+
+    def text(self) -> str:
+        """The owner as a tag, of at most 100 characters."""
+        parts = (self.pid, self.started, self.machine, self.boot, self.namespace, self.host)
+        return " ".join(str(part) or "-" for part in parts)
+
+    @classmethod
+    def read(cls, text: str) -> Owner | None:
+        """The owner from its tag; None if it is damaged."""
+        parts = ["" if part == "-" else part for part in text.split(" ", 5)]
+        if len(parts) < 6 or not (parts[0].isdecimal() and parts[1].isdecimal()) or len(text) > 120:
+            return None
+        pid, started, machine, boot, namespace, host = parts
+        return cls(host=host, machine=machine, boot=boot, namespace=namespace, pid=int(pid), started=int(started))
 
 
 def current() -> Owner:
@@ -37,8 +53,9 @@ def current() -> Owner:
     found = dict.fromkeys(texts, "")
     for name, path in texts.items():
         with suppress(OSError):
-            found[name] = Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    return Owner(host=platform.node(), namespace=pid_namespace(), pid=os.getpid(), started=started(), **found)
+            found[name] = "".join(Path(path).read_text(encoding="utf-8", errors="replace").split())[:12]
+    namespace = re.sub("[^0-9]", "", pid_namespace())[:12]
+    return Owner(host=platform.node()[:30], namespace=namespace, pid=os.getpid(), started=started() or 0, **found)
 
 
 def is_gone(owner: Owner) -> bool:
@@ -54,7 +71,7 @@ def is_gone(owner: Owner) -> bool:
 
 def is_abandoned(info: RunInfo) -> bool:
     """True if the process of a running run has certainly ended; False for a run that trtops did not start."""
-    own = _owner_of(info)
+    own = owner_of(info)
     return own is not None and is_gone(own)
 
 
@@ -62,7 +79,7 @@ def check_abandoned(info: RunInfo) -> None:
     """Refuse to write a running run whose process may still be writing it."""
     if info.status != "running" or is_abandoned(info):
         return
-    own = _owner_of(info)
+    own = owner_of(info)
     whose = "was not started by trtops" if own is None else f"belongs to process {own.pid} on {own.host}"
     raise errors.LogError(
         f"Run {info.id} {whose}, which may still be writing it. Wait for its end. If that process is gone, "
@@ -70,8 +87,12 @@ def check_abandoned(info: RunInfo) -> None:
     )
 
 
-def _owner_of(info: RunInfo) -> Owner | None:
-    try:
-        return Owner.from_json(info.tags.get(Tag.OWNER, ""))
-    except errors.FormatError:
-        return None
+def owner_of(info: RunInfo) -> Owner | None:
+    """The process that writes or wrote a run; None if trtops did not make it."""
+    return Owner.read(info.tags.get(Tag.OWNER, ""))
+
+
+def host_of(info: RunInfo) -> str:
+    """The machine that made a run; empty if trtops did not make it."""
+    own = owner_of(info)
+    return "" if own is None else own.host

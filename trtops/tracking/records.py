@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trtops import errors
 from trtops.record import JSONValue, Record, sha256
-from trtops.tracking.schema import KINDS, Kind, MetricName, Tag
+from trtops.tracking.schema import AS_PARAM, KINDS, MAX_TAG, Kind, MetricName, Tag
 from trtops.verdict import VERDICTS, Verdict
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ def is_local(run_id: str) -> bool:
     return len(run_id) == 32 and run_id[12] == "8"
 
 
+LISTING = "**Files**"  # heading of the artifacts in a description
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArtifactEntry(Record):
     """One artifact in a manifest: its path inside the run, its bytes, and the SHA-256 of its content."""
@@ -86,6 +89,7 @@ class Statement(Record):
     end_time: float
     spooled: bool
     resumed: bool
+    signed: bool = False
     tags: Mapping[str, str]
     params: Mapping[str, str]
     metrics: Mapping[str, tuple[float, ...]]
@@ -114,6 +118,9 @@ class Manifest(Record):
         # A signature covers the manifest as it was first written.
         if not self.dropped:
             del values["dropped"]
+        if self.run is not None and not self.run.signed:  # as in runs from before this field
+            run = values["run"] = dict(values["run"])  # type: ignore[arg-type]
+            del run["signed"]
         return values
 
     def original(self) -> Manifest:
@@ -126,6 +133,15 @@ class Manifest(Record):
         gone = tuple(entry for entry in self.artifacts if entry.path in paths)
         left = tuple(entry for entry in self.artifacts if entry not in gone)
         return replace(self, artifacts=left, dropped=(*self.dropped, *gone))
+
+    def noted(self, note: str) -> str:
+        """A run's description, followed by all artifacts with their digests if it has space for them.
+
+        An audit names changed and removed artifacts by it, also if the manifest was changed as well.
+        """
+        lines = (f"- `{entry.path}` `{entry.sha256[:16]}`" for entry in self.artifacts)
+        listing = "\n".join((f"\n\n{LISTING}\n", *lines))
+        return note[: MAX_TAG - len(listing)] + listing if note and 2 * len(listing) < MAX_TAG else note
 
     def __contains__(self, path: object) -> bool:
         """True if there is an artifact with this path."""
@@ -163,6 +179,10 @@ class RunInfo:
     def verdict(self) -> Verdict | None:
         """The verdict, if one was reached."""
         return next((verdict for verdict in VERDICTS if verdict == self.tags.get(Tag.VERDICT)), None)
+
+    def fact(self, tag: str) -> str:
+        """What a tag states, or the param that replaces it (:data:`schema.AS_PARAM`); empty without either."""
+        return self.tags.get(tag) or self.params.get(AS_PARAM.get(tag, ""), "")
 
     @property
     def kind(self) -> Kind | None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtops import errors
-from trtops.record import JSONValue, Record, canonical_json, sha256, sha256_file, to_jsonable
+from trtops.record import JSONValue, Record, sha256, sha256_file, to_jsonable
 from trtops.system import signing
 from trtops.system.masking import masked, masked_json
 from trtops.system.processes import temporary_prefix
@@ -47,6 +47,9 @@ from trtops.verdict import Verdict
 log = logging.getLogger(__name__)
 
 _SIGNED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
+
+# Tags given to a new run that are long, and so become params.
+_FIRST_PARAMS = {Tag.MODEL_PATH, Tag.GOLDEN_SHA256, Tag.LISTED, Tag.PREFECT_URL}
 
 # Bytes that are read at once, of anything but engines and their timings; check data has 64 MiB at most.
 _MAX_READ = 1 << 28
@@ -177,14 +180,11 @@ class Run(ABC):
                 return
             entries = tuple(entry for _, entry in sorted(self._artifacts.items()))
             tags = {} if verdict is None else {Tag.VERDICT: str(verdict)}
-            if signing.signs_here():
-                tags[Tag.SIGNED] = "true"
+            if note := self._info().tags.get(Tag.NOTE):
+                tags[Tag.NOTE] = Manifest(artifacts=entries).noted(note)
             statement = self._statement(tags)
             manifest = Manifest(artifacts=entries, run=statement, log=self._log_head()).to_json().encode("utf-8")
             tags[Tag.MANIFEST_SHA256] = sha256(manifest)
-            digests = canonical_json({entry.path: entry.sha256 for entry in entries})
-            if len(digests) <= schema.MAX_TAG:
-                tags[Tag.DIGESTS] = digests
             self._sealed = True
             self._put_tags(tags)
             last = [Artifact.MANIFEST]
@@ -263,6 +263,7 @@ class Run(ABC):
             end_time=round(time.time(), 3),  # in milliseconds, as MLflow keeps it
             spooled=self.is_spooling,
             resumed=self._resumed,
+            signed=signing.signs_here(),
             tags=tags,
             params=params,
             metrics={name: tuple(values) for name, values in sorted(metrics.items())},
@@ -506,8 +507,10 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
     return manifest
 
 
-def new_run(experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | None) -> tuple[str, str, dict[str, str]]:
-    """The names of an experiment and of a new run in it with secrets masked, and the first tags of the run.
+def new_run(
+    experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | None
+) -> tuple[str, str, dict[str, str], dict[str, str]]:
+    """The names of an experiment and of a new run in it with secrets masked, and the first tags and params of the run.
 
     Raises ConfigError if the kind is unknown, a name is empty or too long, or the signing key cannot be read.
     """
@@ -519,14 +522,14 @@ def new_run(experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | No
     check_name("run", name, errors.ConfigError)
     first = {
         Tag.KIND: kind,
-        Tag.HOST: owner.current().host,
-        Tag.OWNER: owner.current().to_json(indent=None),
+        Tag.OWNER: owner.current().text(),
         Tag.LOCAL_ID: new_local_id(),
         **masked_json(tags or {}),
     }
+    params = {schema.AS_PARAM[tag]: first.pop(tag) for tag in _FIRST_PARAMS & first.keys()}
     for tag, value in first.items():
         schema.check_text("Tag", tag, value)
-    return masked(experiment), masked(name), first
+    return masked(experiment), masked(name), first, params
 
 
 def check_name(what: Literal["experiment", "run"], name: str, error: type[errors.TrtopsError]) -> None:

@@ -46,13 +46,10 @@ class Tag:
     VERDICT = "trtops.verdict"
     ERROR = "trtops.error"
     OWNER = "trtops.owner"
-    HOST = "trtops.host"
     LOCAL_ID = "trtops.local_id"  # id made by the run's own process (trtops.tracking.records)
     MODEL_SHA256 = "trtops.model.sha256"
     MODEL_PATH = "trtops.model.path"
-    CRASHED = "trtops.crashed"  # settings that crashed the builder, as a JSON list
     CRASHED_IN = "trtops.crashed_in"  # digest of model, release and device (trtops.tracking.builds)
-    SKIPPED = "trtops.skipped"  # settings that the builder had no time to try, as a JSON list
     SPEC_SHA256 = "trtops.spec.sha256"
     ENGINE_SHA256 = "trtops.engine.sha256"
     BUILD_KEY = "trtops.build_key"  # equal for interchangeable builds (trtops.tracking.builds.build_key)
@@ -63,7 +60,6 @@ class Tag:
     DEVICE = "trtops.device"
     DEVICE_SHA256 = "trtops.device.sha256"
     ENVIRONMENT_SHA256 = "trtops.environment.sha256"
-    DEVICE_STATE = "trtops.device."  # prefix: clocks of the device and its other processes during the build
     COMPUTE_CAPABILITY = "trtops.compute_capability"
     DRIVER = "trtops.driver"
     CUDA = "trtops.cuda"
@@ -82,15 +78,35 @@ class Tag:
     PARDONED = "trtops.pardoned"  # true for a revoked entry of the deny-list
     FAULT = "trtops.fault"  # the kind of fault that triage found
     GATE = "trtops.gate"  # accept, refuse, undecided or error
-    MANIFEST_SHA256 = "trtops.manifest.sha256"  # digest of the original manifest, so that changes show
-    SIGNED = "trtops.signed"  # true for a run that was signed when it finished
-    DIGESTS = "trtops.digests"  # digests of the artifacts by path, as JSON
+    MANIFEST_SHA256 = "trtops.manifest.sha256"  # of the original manifest, which has the digests of all artifacts
     LISTED = "trtops.listed"  # model, release, environment and options of a listed build
     LISTED_AS = "trtops.listed_as"  # digest of its machine, path and options
     TRANSIENT = "trtops.transient"  # true if a run failed for no fault of its model (trtops.errors.is_transient)
     TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables
     NOTE = "mlflow.note.content"  # Markdown on the run's page
     USER = "mlflow.user"  # set by MLflow
+
+
+# Params that state what is a tag of registered engines and of some runs: people compare them, nothing filters by them.
+# A run has at most 12 tags of ours, of at most 100 characters; only errors are longer.
+AS_PARAM = {
+    Tag.MODEL_PATH: "model_path",
+    Tag.SPEC_SHA256: "spec_sha256",
+    Tag.GOLDEN_SHA256: "golden_sha256",
+    Tag.ENVIRONMENT_SHA256: "env.sha256",
+    Tag.BACKEND_VERSION: "env.backend_version",
+    Tag.DEVICE: "env.device",
+    Tag.DEVICE_SHA256: "env.device_sha256",
+    Tag.COMPUTE_CAPABILITY: "env.compute_capability",
+    Tag.DRIVER: "env.driver",
+    Tag.CUDA: "env.cuda",
+    Tag.GIT_COMMIT: "env.git_commit",
+    Tag.ATTRIBUTION: "attribution",
+    Tag.LISTED: "listed",
+    Tag.PREFECT_URL: "prefect_url",
+}
+MAX_SHORT_TAG = 100
+DEVICE_STATE = "device_state."  # params: clocks of the device and its other processes during the build
 
 
 class Metric:
@@ -172,6 +188,7 @@ class Artifact:
     AUDIT_RESULT = "audit/result.json"
     AUDIT_PAGE = "audit/report.md"
     BUILD_LOG = "build.log"
+    CRASHED = "crashed.json"  # settings that crashed the builder
     TIMING = "timing.json"  # wall and CPU seconds of the op's steps
     REPORT = "report/report.html"  # the run as a page (trtops.reports)
     REPORT_DATA = "report/report.json"  # its content, to draw it again

@@ -278,7 +278,7 @@ def _upload_run(tracker: SpoolTarget, spool: Spool, run: SpooledRun, moved: bool
             return known.id
         if known.tags.get(Tag.OWNER) != run.tags.get(Tag.OWNER):
             raise errors.LogError(
-                f"Run {known.id} was resumed by another process on {known.tags.get(Tag.HOST)}, and is {known.status}."
+                f"Run {known.id} was resumed by another process ({known.tags.get(Tag.OWNER)}), and is {known.status}."
             )
     writer = tracker.create(run.experiment, run.name, tags=run.tags, parent=parent, began=run.start_time, known=True)
     paths = sorted(run.artifacts, key=lambda path: (path == Artifact.MANIFEST, path))

@@ -25,13 +25,13 @@ from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
 from trtops.ops.search.reduce import ReduceConfig, reduce
-from trtops.record import canonical_json, sha256
+from trtops.record import sha256
 from trtops.reports.present import drawn_again
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system import signing
 from trtops.tracking import schema
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.records import Manifest, Statement
+from trtops.tracking.records import LISTING, Manifest, Statement
 from trtops.tracking.schema import Artifact, Tag
 
 QUICK = CheckConfig(iterations=2, latency_runs=2, warm_up=0, plots="never")
@@ -94,11 +94,11 @@ class Logged:
 
     def restate(self, run: str) -> None:
         """Make the manifest's statement match the database."""
+        self.list_in_note(run)
         info, file = self.tracker.info(self.runs[run]), self.folder(run) / Artifact.MANIFEST
         manifest = json.loads(file.read_bytes())
         stated = manifest["run"]
-        dropped = (Tag.MANIFEST_SHA256, Tag.DIGESTS)
-        stated["tags"] = {name: Statement.short(v) for name, v in info.tags.items() if name not in dropped}
+        stated["tags"] = {n: Statement.short(v) for n, v in info.tags.items() if n != Tag.MANIFEST_SHA256}
         stated["params"] = {name: Statement.short(value) for name, value in info.params.items()}
         stated["metrics"] |= {
             schema.metric_key(n): [*stated["metrics"].get(schema.metric_key(n), ()), v] for n, v in info.metrics.items()
@@ -117,23 +117,31 @@ class Logged:
         self.restate(run)
         [(page, note)] = drawn_again(self.tracker, self.tracker.load(self.runs[run]))
         (self.folder(run) / Artifact.REPORT).write_text(page, encoding="utf-8")
-        self.set(run, "tag", Tag.NOTE, note)
         self.rewrite_manifest(run)
+        self.set(run, "tag", Tag.NOTE, note)
+        self.rewrite_tags(run)
         self.restate(run)
 
     def unsign(self, run: str) -> None:
         """Remove the signature, and the statement that there was one."""
         (self.folder(run) / Artifact.SIGNATURE).unlink()
-        self.edit(run, Artifact.MANIFEST, lambda data: json.dumps(json.loads(data) | {"log": ""}).encode())
-        self.execute("DELETE FROM tags WHERE run_uuid = ? AND key = ?", self.runs[run], Tag.SIGNED)
+        changed = json.loads((self.folder(run) / Artifact.MANIFEST).read_bytes()) | {"log": ""}
+        changed["run"]["signed"] = False
+        self.edit(run, Artifact.MANIFEST, lambda data: json.dumps(changed).encode())
         self.restate(run)
+
+    def list_in_note(self, run: str) -> None:
+        """Make the digests in the description match the manifest."""
+        note = self.tracker.info(self.runs[run]).tags[Tag.NOTE].rpartition(f"\n\n{LISTING}\n")
+        manifest = Manifest.from_json((self.folder(run) / Artifact.MANIFEST).read_bytes())
+        self.set(run, "tag", Tag.NOTE, manifest.noted(note[0] or note[2]))
 
     def rewrite_tags(self, run: str) -> None:
         """Make the digests in tags match the manifest."""
         data = (self.folder(run) / Artifact.MANIFEST).read_bytes()
         digests = {entry["path"]: entry["sha256"] for entry in json.loads(data)["artifacts"]}
         self.set(run, "tag", Tag.MANIFEST_SHA256, sha256(data))
-        self.set(run, "tag", Tag.DIGESTS, canonical_json(digests))
+        self.list_in_note(run)
         if (engine := digests.get("engine/engine.ort")) is not None:
             self.set(run, "tag", Tag.ENGINE_SHA256, engine)
 

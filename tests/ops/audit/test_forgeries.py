@@ -99,7 +99,7 @@ def forgeries() -> dict[str, Forgery]:
     levels = ("", " and manifest", ", manifest and tags", ", manifest, tags and database", ", ..., and log")
     found: dict[str, Forgery] = {}
     for name, (run, path, _, place) in FILES.items():
-        named = (f"{path}: ", f"{path}: tag {Tag.DIGESTS} says", *[place] * 3)
+        named = (f"{path}: ", f"{path}: tag {Tag.NOTE} says", *[place] * 3)
         for level, text in enumerate(named):
             found[f"{name}: file{levels[level]}"] = run, partial(change_file, name, level), (text,)
     for name, (run, _, _, _, place) in IN_THE_DATABASE.items():

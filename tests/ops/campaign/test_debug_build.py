@@ -414,7 +414,7 @@ def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path, tracker) -> 
     child.start()
     child.join()
     [run] = tracker.find("identity", tags={Tag.KIND: "debug_build"})
-    assert (child.exitcode, run.status, run.tags[Tag.HOST]) == (-signal.SIGKILL, "running", "container-1")
+    assert (child.exitcode, run.status, run.tags[Tag.OWNER][-11:]) == (-signal.SIGKILL, "running", "container-1")
     with pytest.raises(errors.LogError, match=r"on container-1.*trtops runs close"):
         debug_build(resume=run.id, tracker=tracker)
 

@@ -134,7 +134,7 @@ def test_int8_spec_equals_convert_with_a_file(tmp_path: Path) -> None:
         np.savez(data, **{key: array * np.float32(scale) for key, array in case.feed.items()})
         config = {"build": BuildConfig(precision="int8"), "check": check, "calibration_data": data}
         converted = convert(model, ConvertConfig(**config), tracker=tracker)
-        assert only_build(model, tracker, **config).tags[schema.Tag.SPEC_SHA256] == converted.spec_sha256
+        assert only_build(model, tracker, **config).fact(schema.Tag.SPEC_SHA256) == converted.spec_sha256
         specs.add(converted.spec_sha256)
     assert len(specs) == 2
 

@@ -75,7 +75,7 @@ def restored(tracker: MlflowTracker, campaign: str) -> None:
 @pytest.mark.usefixtures("restored")
 def test_diff_needs_no_model_and_scripts(tracker, campaign, script, folder) -> None:
     plant(tracker, campaign, "data", str(script), manifest=True)
-    model = Path(tracker.info(campaign).tags[Tag.MODEL_PATH])
+    model = Path(tracker.info(campaign).fact(Tag.MODEL_PATH))
     aside = model.rename(model.with_suffix(".aside"))
 
     result = diff_tactics(DiffTacticsConfig(runs=(campaign,)), tracker=tracker)

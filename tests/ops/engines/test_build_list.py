@@ -213,7 +213,7 @@ class Nights:
         state = self.transient.get(name, self.states[content])
         run = self.tracker.start(experiment, name, kind="build", tags=tags)
         if state == "killed":  # nothing ends the run
-            run.set_tags({Tag.OWNER: replace(owner.current(), pid=1 << 22, started=0).to_json()})
+            run.set_tags({Tag.OWNER: replace(owner.current(), pid=1 << 22, started=0).text()})
             raise KeyboardInterrupt
         if state not in TRANSIENT:
             self.seen[name].append((state, self.clock.days, content, run.id))

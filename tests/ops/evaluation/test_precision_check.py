@@ -84,7 +84,7 @@ def test_sound_engines_are_within_limits(precision: Precision, tmp_path: Path) -
     tracker = MemoryTracker()
     result = converted(zoo.classifier(), precision, tmp_path, tracker)
     found, info = result.evaluation.attribution, tracker.info(result.run_id)
-    assert found.statement == info.tags[schema.Tag.ATTRIBUTION] == "within limits"
+    assert found.statement == info.fact(schema.Tag.ATTRIBUTION) == "within limits"
     assert (found.worst.precision > 1e-4) == (precision == "int8")
     assert (result.called, result.verdict) == (precision.upper(), "good")
     assert result.evaluation.computed.share == 1.0 and result.evaluation.emulated is None

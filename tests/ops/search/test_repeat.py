@@ -122,7 +122,7 @@ def test_a_search_opens_its_own_run(kind: str, tmp_path: Path) -> None:
     ):
         info = tracker.load(result.run_id).info
         assert (info.name, info.experiment, info.status, info.verdict) == (name, path.stem, "finished", result.verdict)
-        assert info.tags[Tag.KIND] == kind and info.tags[Tag.MODEL_PATH] == str(path) and info.tags["a"] == "b"
+        assert info.tags[Tag.KIND] == kind and info.fact(Tag.MODEL_PATH) == str(path) and info.tags["a"] == "b"
         assert result.experiment == path.stem
         assert result.page().startswith(f"# {kind} {path.name}: {result.headline}\n")
 

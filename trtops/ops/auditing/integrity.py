@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -34,7 +35,7 @@ from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import MetricName, RegisteredVersion, RunInfo, StoredRun, Tracker
 from trtops.tracking.builds import Materials, read_materials
-from trtops.tracking.records import Statement, is_local
+from trtops.tracking.records import LISTING, Statement, is_local
 from trtops.tracking.schema import Artifact, Metric, Tag
 from trtops.tracking.signatures import check_signature
 from trtops.verdict import PASSED, VERDICTS
@@ -43,6 +44,7 @@ BUILDS = ("build", "iteration", "promote", "gate")
 """Kinds of runs that hold an engine; a gate only does if it built its candidate."""
 
 _NONE = "nothing"
+_OLD_DIGESTS = "trtops.digests"  # a tag of older runs, which said what their manifests do
 
 
 class Facts:
@@ -62,7 +64,8 @@ class Facts:
 
     def tag(self, what: str, tag: str, place: str, value: object, missing: str | None = None) -> None:
         """Add a tag of the run, or a value for a missing one, and the same fact in another place."""
-        self.add(what, {f"tag {tag}": self._info.tags.get(tag, missing), place: value})
+        source = f"tag {tag}" if tag in self._info.tags else f"param {schema.AS_PARAM.get(tag, tag)}"
+        self.add(what, {source: self._info.fact(tag) or missing, place: value})
 
     def metric(self, what: str, name: MetricName, place: str, value: float) -> None:
         """Add a metric of the run, and the same fact in another place."""
@@ -191,18 +194,11 @@ def _check_files(run: StoredRun, facts: Facts) -> int:
     manifest = run.manifest.original()
     found = sha256(manifest.to_json().encode("utf-8"))
     facts.tag(Artifact.MANIFEST, Tag.MANIFEST_SHA256, "the file", found, _NONE)
-    entries = {entry.path: entry.sha256 for entry in manifest.artifacts}
-    if (text := run.info.tags.get(Tag.DIGESTS)) is None and len(canonical_json(entries)) <= schema.MAX_TAG:
-        facts.wrong(Tag.DIGESTS, "the tag is missing")
-    if text is not None:
-        try:
-            digests = dict(json.loads(text))
-        except (ValueError, TypeError) as exc:
-            facts.wrong(Tag.DIGESTS, f"it is not a JSON object ({exc})")
-            return files
-        for path in sorted({*digests, *entries}):
-            tagged, stored = digests.get(path, _NONE), entries.get(path, _NONE)
-            facts.add(path, {f"tag {Tag.DIGESTS}": tagged, Artifact.MANIFEST: stored})
+    _, listed, listing = run.info.tags.get(Tag.NOTE, "").rpartition(f"{LISTING}\n")
+    noted = dict(re.findall("^- `(.+)` `([0-9a-f]{16})`$", listing, re.MULTILINE)) if listed else {}
+    entries = {entry.path: entry.sha256[:16] for entry in manifest.artifacts}
+    for path in sorted({*noted, *entries}) if noted else ():
+        facts.add(path, {f"tag {Tag.NOTE}": noted.get(path, _NONE), Artifact.MANIFEST: entries.get(path, _NONE)})
     return files
 
 
@@ -232,8 +228,7 @@ def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     ):
         facts.add(what, {"the store": found or _NONE, place: due or _NONE})
     # Users may add tags of their own; the parent's has been compared.
-    after = (Tag.MANIFEST_SHA256, Tag.DIGESTS)
-    ours = {name for name in info.tags if name.startswith("trtops.")} - {*after}
+    ours = {name for name in info.tags if name.startswith("trtops.")} - {Tag.MANIFEST_SHA256, _OLD_DIGESTS}
     for name in sorted({*stated.tags, *ours} - {"mlflow.parentRunId"}):
         value = info.tags.get(name)
         found = _NONE if value is None else Statement.short(value)
@@ -249,10 +244,9 @@ def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         # Values of an earlier process are not stated, and those of a spooled run may be missing.
         if not all(any(_same(v, t) for t in logged) for v in (values[-1:] if stated.resumed else values)):
             facts.add(f"history of metric {name}", {"the store": values, place: logged})
-    signed = stated.tags.get(Tag.SIGNED) == "true"
-    if run.unlisted(Artifact.SIGNATURE) is None and signed:
+    if run.unlisted(Artifact.SIGNATURE) is None and stated.signed:
         facts.wrong(Artifact.SIGNATURE, f"the run was signed when it finished ({place}), and the signature is gone")
-    elif not signed and info.start_time > shared.log.first_signed:
+    elif not stated.signed and info.start_time > shared.log.first_signed:
         facts.unverified.append("who made the run: it is not signed, and earlier runs of the store are")
 
 
@@ -273,7 +267,7 @@ def _check_page(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         lines = zip_longest(stored.split("\n"), drawn[0][0].split("\n"))
         line = next(number for number, (one, other) in enumerate(lines, 1) if one != other)
         facts.wrong(Artifact.REPORT, f"it is not the page that is drawn from the run's data, from line {line} on")
-    if run.info.tags.get(Tag.NOTE) not in [note for _, note in drawn]:
+    if run.info.tags.get(Tag.NOTE) not in [run.manifest.original().noted(note) for _, note in drawn]:
         facts.wrong(f"tag {Tag.NOTE}", "it is not the description that is drawn from the run's data")
 
 
@@ -282,25 +276,26 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     info = run.info
     spec = BuildSpec.from_json(run.read_bytes(Artifact.SPEC))
     environment = Environment.from_json(run.read_bytes(Artifact.ENVIRONMENT))
-    facts.tag("spec", Tag.SPEC_SHA256, Artifact.SPEC, spec.digest)
+    facts.tag("spec", Tag.SPEC_SHA256, Artifact.SPEC, spec.digest, _NONE)
     facts.tag("model", Tag.MODEL_SHA256, Artifact.SPEC, spec.model_sha256)
     model = shared.model(run)
     facts.add("model", {"the content of the model file": model and model.sha256})
     key = builds.build_key(spec, environment)
     facts.tag("build key", Tag.BUILD_KEY, f"{Artifact.SPEC} and {Artifact.ENVIRONMENT}", key)
-    expected = builds.environment_tags(environment)
-    for tag in builds.ENVIRONMENT_TAGS:
-        facts.tag(f"environment ({tag})", tag, Artifact.ENVIRONMENT, expected.get(tag, _NONE), _NONE)
+    facts.tag("back end", Tag.BACKEND, Artifact.ENVIRONMENT, environment.backend, _NONE)
+    tags = {param: tag for tag, param in schema.AS_PARAM.items()}
     for name, value in (schema.flat_params(spec.config) | builds.environment_params(environment)).items():
         source = Artifact.ENVIRONMENT if name.startswith("env.") else Artifact.SPEC
-        facts.add(f"param {name}", {"the store's params": info.params.get(name, _NONE), source: value})
+        found = info.params.get(name) or info.tags.get(tags.get(name, ""), _NONE)  # a tag in older runs
+        facts.add(f"param {name}", {"the store's params": found, source: value})
     stored = run.holder
     reused_from = None if stored is run else stored.info.id
     facts.tag("the run of the engine", Tag.REUSED_FROM, Artifact.REUSED, reused_from or _NONE, _NONE)
     # A build that reused an engine has no file of it; the earlier run has.
     if reused_from is not None:
-        for tag in (Tag.MODEL_SHA256, Tag.SPEC_SHA256, Tag.BUILD_KEY):
-            facts.tag(tag, tag, f"tag of run {reused_from}, whose engine it reused", stored.info.tags.get(tag))
+        for tag in (Tag.MODEL_SHA256, Tag.SPEC_SHA256):
+            facts.tag(tag, tag, f"run {reused_from}, whose engine it reused", stored.info.fact(tag))
+        facts.add("build key", {f"tag of run {reused_from}": stored.info.tags.get(Tag.BUILD_KEY), "the spec": key})
     entries = stored.manifest.original().artifacts
     engine = next((entry for entry in entries if entry.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
@@ -463,9 +458,7 @@ def _check_campaign(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     facts.tag("model", Tag.MODEL_SHA256, "the content of the model file", model and model.sha256)
     if (file := campaigns.golden_file(run)) is not None:
         facts.tag("golden outputs", Tag.GOLDEN_SHA256, Artifact.GOLDEN, sha256_file(file), _NONE)
-        facts.add(
-            "golden outputs", {f"tag of iteration {each.id}": each.tags.get(Tag.GOLDEN_SHA256) for each in children}
-        )
+        facts.add("golden outputs", {f"iteration {each.id}": each.fact(Tag.GOLDEN_SHA256) or None for each in children})
         made = {name for iteration in RunResults.load(str(file))[0][1] for name in iteration}
         if model is not None and config.check.golden is None:
             names = sorted(each.name for each in model.outputs)
@@ -484,8 +477,8 @@ def _check_parent(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         facts.tag("verdict", Tag.VERDICT, f"{Artifact.CAMPAIGN_TABLE} of run {parent}", verdict)
     campaign = shared.tracker.info(parent)
     for what, tag in (("model", Tag.MODEL_SHA256), ("golden outputs", Tag.GOLDEN_SHA256)):
-        if tag in info.tags:
-            facts.tag(what, tag, f"tag {tag} of run {parent}", campaign.tags.get(tag, _NONE))
+        if info.fact(tag):
+            facts.tag(what, tag, f"run {parent}", campaign.fact(tag) or _NONE)
     config = campaigns.read_config(shared.tracker, campaign)
     if config is not None and Artifact.SPEC in run.manifest and info.tags.get(Tag.ITERATION, "").isdecimal():
         due = DebugBuildConfig.from_json(config).build_of(int(info.tags[Tag.ITERATION]))
@@ -506,7 +499,7 @@ def _check_registry(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
             facts.tag(what, tag, place, version.tags.get(tag, _NONE), _NONE)
         # Aliases that users set are their own; ours name model and device, and then perhaps the precision.
         if alias.startswith("model-"):
-            model, device = info.tags.get(Tag.MODEL_SHA256, "")[:12], info.tags.get(Tag.DEVICE_SHA256, "")[:12]
+            model, device = info.tags.get(Tag.MODEL_SHA256, "")[:12], info.fact(Tag.DEVICE_SHA256)[:12]
             expected = f"model-{model}_device-{device}"
             facts.add(f"alias {alias}", {place: "_".join(alias.split("_")[:2]), "the run's tags": expected})
         evidence, what = version.tags.get(Tag.EVIDENCE, _NONE), f"registry ({Tag.EVIDENCE})"

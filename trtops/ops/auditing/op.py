@@ -138,7 +138,7 @@ def audit(
 
 
 # Tags that say which runs can be audited, and which the log states.
-_TAGS = (schema.Tag.KIND, schema.Tag.USER, schema.Tag.OWNER, schema.Tag.HOST)
+_TAGS = (schema.Tag.KIND, schema.Tag.USER, schema.Tag.OWNER)
 
 
 def choose_runs(

@@ -125,7 +125,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
         recorded = Evaluation.from_json(run.read_bytes(schema.Artifact.ACCURACY))
         tolerances = recorded.report.tolerances
     golden = None if parent is None else campaigns.golden_file(parent)
-    state, tags = schema.Tag.DEVICE_STATE, held.info.tags
+    state, params = schema.DEVICE_STATE, held.info.params
     return Logged(
         build=build,
         engine_sha256=engine.sha256,
@@ -140,8 +140,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
         tolerances=tolerances,
         recorded=recorded if len(missing) == found else None,
         golden=None if golden is None else str(golden),
-        # The tag of the device's digest begins like those of its state.
-        state={t[len(state) :]: v for t, v in tags.items() if t.startswith(state) and t != schema.Tag.DEVICE_SHA256},
+        state={name[len(state) :]: value for name, value in params.items() if name.startswith(state)},
         missing=tuple(missing),
     )
 

@@ -201,7 +201,7 @@ def _failed_case(
 
 def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, digest: str) -> Model:
     """The model with a digest: from the run, from its original path, or from a folder."""
-    path = Path(info.tags.get(schema.Tag.MODEL_PATH, ""))
+    path = Path(info.fact(schema.Tag.MODEL_PATH))
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as place:
         file = Path(place, "model.onnx")
         file.write_bytes((path.name and tracker.peek(info.id, f"{schema.Artifact.MODEL}{path.name}")) or b"")

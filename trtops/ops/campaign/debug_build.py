@@ -402,7 +402,7 @@ def _check_resumed(
     evaluate: EngineEvaluator | None,
 ) -> tuple[Model, DebugBuildConfig]:
     """The model and the config to resume a campaign with; ConfigError if they would make other builds or verdicts."""
-    path = Path(model or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
+    path = Path(model or info.fact(schema.Tag.MODEL_PATH)).absolute()
     loaded, began_with = Model.load(path), info.tags.get(schema.Tag.MODEL_SHA256, "")
     if loaded.info.sha256 != began_with:
         raise errors.ConfigError(
@@ -447,7 +447,7 @@ def _log_beginning(
     feeds = config.check.open_for(model, profiles=config.build.profiles)
     info = tracker.info(run.id)
     # This tag is set last, so with it everything before it is logged too.
-    if schema.Tag.ENVIRONMENT_SHA256 not in info.tags:
+    if schema.Tag.BACKEND not in info.tags:
         with warm_backend(config.build.backend, config.devices, config.timeout_seconds) as backend:
             environment = backend.environment(config.build)
         run.log_params(config.build)
@@ -457,7 +457,8 @@ def _log_beginning(
         log_materials(
             run, caches=Caches(), check=config.check, feeds=feeds, data=config.check.data, golden=config.check.golden
         )
-        run.set_tags(builds.environment_tags(environment))
+        run.log_params(builds.environment_params(environment))
+        run.set_tags({schema.Tag.BACKEND: environment.backend})
     if evaluate is not None or (config.command is not None and not config.command.wants("{golden}")):
         return None
     known = info.tags.get(schema.Tag.GOLDEN_SHA256)

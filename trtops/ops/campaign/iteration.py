@@ -140,7 +140,7 @@ def _build_engine(
 ) -> Build:
     config = campaign.config
     environment = backend.environment(request.build)
-    run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state(request.build).items()})
+    run.log_params({schema.DEVICE_STATE.strip("."): backend.device_state(request.build)})
     calibrates = request.build.calibrates
     ranges = read_cache_file(config.calibration_cache, "calibration_cache") if calibrates else None
     if request.replay is None:
@@ -150,7 +150,7 @@ def _build_engine(
         timing = tracker.load(request.replayed_run).get(schema.Artifact.TIMING_CACHE) if request.replayed_run else None
         caches = Caches.replaying(request.replay, timing, calibration=ranges)
     if campaign.golden_sha256 is not None:
-        run.set_tags({schema.Tag.GOLDEN_SHA256: campaign.golden_sha256})
+        run.log_params({schema.AS_PARAM[schema.Tag.GOLDEN_SHA256]: campaign.golden_sha256})
     job = BuildJob.prepare(
         model,
         request.build,

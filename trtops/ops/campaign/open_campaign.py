@@ -46,7 +46,7 @@ def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None)
     """The ONNX file of a run: the given one, the one at its old place if it is the same, or the one that was kept."""
     if given is not None:
         return Path(given).absolute()
-    named = Path(info.tags.get(schema.Tag.MODEL_PATH, "model.onnx")).absolute()
+    named = Path(info.fact(schema.Tag.MODEL_PATH) or "model.onnx").absolute()
     with contextlib.suppress(errors.InvalidModelError):  # on another machine, any file may be at that place
         if named.is_file() and Model.load(named).info.sha256 == info.tags.get(schema.Tag.MODEL_SHA256):
             return named

@@ -158,14 +158,14 @@ def promote(
     while (parent := lineage[-1].parent) is not None and parent not in {info.id for info in lineage}:
         lineage.append(tracker.info(parent))
     # A campaign names its model once, not in each of its runs.
-    naming = next((info for info in lineage if schema.Tag.MODEL_PATH in info.tags), stored.info)
+    naming = next((info for info in lineage if info.fact(schema.Tag.MODEL_PATH)), stored.info)
     model = Model.load(find_model(tracker, naming, config.model))
     if model.info.sha256 != source.spec.model_sha256:
         raise errors.ConfigError(
             f"The model has digest {model.info.sha256[:12]}, and run {run_id} was built from "
             f"{source.spec.model_sha256[:12]}."
         )
-    path = naming.tags.get(schema.Tag.MODEL_PATH, str(model.path))
+    path = naming.fact(schema.Tag.MODEL_PATH) or str(model.path)
     config = replace(config, name=config.name or Path(path).stem)
     campaign = next((info for info in lineage if info.kind == "debug_build"), None)
     check = config.check
@@ -222,10 +222,10 @@ def _build_and_verify(
         caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
         build = backend.build(model, wanted, caches=caches)  # raises unless all replayable tactics are followed
         key = builds.build_key(build.spec, build.engine.environment)
-        builds.log_spec(run, build.spec, build.engine.environment, key)
+        builds.log_spec(run, build.spec, build.engine.environment)
         feeds = check.open_for(model, profiles=wanted.profiles)
         log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
-        builds.log_build(run, build, backend.engine_suffix)
+        builds.log_build(run, build, backend.engine_suffix, key)
         for file in model.files():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
         evaluation, agreement = backend.worker.run(

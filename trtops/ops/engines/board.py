@@ -14,6 +14,7 @@ from trtops.reports.document import Chart, Point, Section, Table
 from trtops.reports.page import page
 from trtops.system.files import open_atomically
 from trtops.tracking.base import Tracker
+from trtops.tracking.owner import host_of
 from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Artifact, Tag
 from trtops.verdict import MARKS, Verdict
@@ -106,8 +107,8 @@ def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Pat
     if not runs:
         raise errors.ConfigError("The store has no run of a list. Make one: trtops build-list models.yaml")
     rows, unfinished = list[BoardRow](), list[str]()
-    for name, host in dict.fromkeys((info.experiment, info.tags.get(Tag.HOST, "")) for info in runs):
-        own = [info for info in runs if (info.experiment, info.tags.get(Tag.HOST, "")) == (name, host)]
+    for name, host in dict.fromkeys((info.experiment, host_of(info)) for info in runs):
+        own = [info for info in runs if (info.experiment, host_of(info)) == (name, host)]
         shown = sorted({_night(info) for info in own})[-nights:]
         # Nights by device, the newest last, of each build; entries of a list may differ in options only.
         by_build: dict[tuple[str, str, str, int], dict[str, dict[str, BuildOutcome]]] = {}

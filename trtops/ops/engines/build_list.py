@@ -185,8 +185,8 @@ def build_list(
     # A folder may be watched every minute: a visit that builds nothing leaves no run, unless it finds other failures.
     if config.only_new and all(isinstance(plan, BuildOutcome) for plan in plans):
         result = BuildListResult(title=title, builds=tuple(plan for plan in plans if isinstance(plan, BuildOutcome)))
-        own = {schema.Tag.KIND: "build_list", schema.Tag.HOST: platform.node()}
-        last = next(iter(tracker.find(experiment, tags=own, limit=1)), None)
+        visits, here = tracker.find(experiment, tags={schema.Tag.KIND: "build_list"}, limit=100), owner.current().host
+        last = next((info for info in visits if owner.host_of(info) == here), None)
         good = result.verdict == "good"
         if (last is None and good) or (
             last is not None
@@ -232,17 +232,19 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     # The environment is a part of the key: a new release or driver can choose other tactics, so all is built again.
     values = (model_sha256[:32], environment.backend_version, environment.build_digest()[:32], options[:32])
     listed = "; ".join(map(" ".join, zip((*_CHANGES, "options"), values)))
-    key = {schema.Tag.KIND: "build", schema.Tag.LISTED: listed}
+    of_model = {schema.Tag.KIND: "build", schema.Tag.MODEL_SHA256: model_sha256}
+    key = {**named, **of_model, schema.Tag.LISTED: listed}
     if not config.only_new:
-        return named | key
+        return key
     own = tracker.find(tags=named)
     last = next((info for info in own if _verdict_of(info)), None)
     broken = last if last is not None and _verdict_of(last) != "good" else None
     # The same content may be known by another name. A repair of this name is built, so that the store shows it.
-    same = [info for info in own if key.items() <= info.tags.items()] + ([] if broken else tracker.find(tags=key))
+    same = [info for info in own if info.fact(schema.Tag.LISTED) == listed]
+    same += [] if broken else [info for info in tracker.find(tags=of_model) if info.fact(schema.Tag.LISTED) == listed]
     # Attempts since this name had other content. Those that the machine spoiled do not count.
     latest = itertools.takewhile(
-        lambda info: key.items() <= info.tags.items() and schema.Tag.TRANSIENT not in info.tags, own
+        lambda info: info.fact(schema.Tag.LISTED) == listed and schema.Tag.TRANSIENT not in info.tags, own
     )
     tries = [info for info in latest if time.time() - info.start_time < _AGAIN_SECONDS]
     why = ""
@@ -261,16 +263,17 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
         said = broken.tags.get(schema.Tag.ERROR) or broken.tags.get(schema.Tag.HEADLINE, "")
         outcome = _outcome_of(build, _verdict_of(broken) or "error", said, why).of_run(broken)
         return _with_history(outcome, tracker, named)
-    return _outcome_of(build, "skipped", why) if why else named | key
+    return _outcome_of(build, "skipped", why) if why else key
 
 
 def _make_build(
     build: ListedBuild, tracker: Tracker, convert_one: Convert | None, tags: Mapping[str, str], own: Mapping[str, str]
 ) -> BuildOutcome:
-    """Make one build. Any error in it is its outcome; ``own`` are the tags by which its runs are found."""
+    """Make one build. Any error in it is its outcome; its runs are found by their ``own`` tags."""
     start = time.monotonic()
     config, experiment = build.entry.config(build.precision, build.backend), build.entry.experiment
     experiment, tags = experiment or Path(build.model).stem, {**tags, **own}
+    own = {name: value for name, value in own.items() if name in (schema.Tag.KIND, schema.Tag.LISTED_AS)}
     before = list[RunInfo]()
     with contextlib.suppress(errors.TrackingError):  # the build is kept on disk until the store is back
         before = tracker.find(tags=own, limit=1)
@@ -322,7 +325,11 @@ def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, st
     """Add since when a build is broken, its last good run, and what changed, from all runs of its name."""
     found: list[RunInfo] = []
     with contextlib.suppress(errors.TrackingError):
-        found = tracker.find(tags={name: value for name, value in tags.items() if name != schema.Tag.LISTED})
+        found = tracker.find(
+            tags={
+                name: value for name, value in tags.items() if name not in (schema.Tag.LISTED, schema.Tag.MODEL_SHA256)
+            }
+        )
     runs = [info for info in found if _verdict_of(info)]
     broken = [*itertools.takewhile(lambda info: _verdict_of(info) != "good", runs)]
     good = next(iter(runs[len(broken) :]), None)
@@ -332,7 +339,7 @@ def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, st
     )
     if broken and good is not None:
         first = broken[-1]
-        old, new = (dict(p.split(" ", 1) for p in each.tags[schema.Tag.LISTED].split("; ")) for each in (good, first))
+        old, new = (dict(p.split(" ", 1) for p in each.fact(schema.Tag.LISTED).split("; ")) for each in (good, first))
         changes = [text.format(old[name], new[name]) for name, text in _CHANGES.items() if old[name] != new[name]]
         if first.tags.get(schema.Tag.ENGINE_SHA256) not in (None, good.tags.get(schema.Tag.ENGINE_SHA256)):
             changes.append("the engine")

@@ -291,7 +291,7 @@ def _build_and_evaluate(
         model, config.build, environment, caches=caches, check=check, calibration_data=config.calibration_data
     )
     key = builds.build_key(job.spec, environment)
-    builds.log_spec(run, job.spec, environment, key)
+    builds.log_spec(run, job.spec, environment)
     # Spec and check have params of their own names, so only the rest of the config is added.
     own = {name: value for name, value in config.to_dict().items() if name not in ("build", "check")}
     run.log_params(own)
@@ -307,6 +307,8 @@ def _build_and_evaluate(
         try:
             if needs_child() and golden is None:  # builds would blame each of their settings for a crash of the model
                 golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
+            # The device's clock, for example, can explain why the builder chose other tactics than before.
+            run.log_params({schema.DEVICE_STATE.strip("."): backend.device_state(job.spec.config)})
             build, crashed = run_step("build", _build, job, backend, tracker, run, next(iter(feeds)))
         except errors.BackendError:
             # With its model, a failed build can be bundled and sent to the makers of the back end.
@@ -317,7 +319,7 @@ def _build_and_evaluate(
         built(build)
     if holder is None:
         with step_time("record build"):
-            builds.log_build(run, build, backend.engine_suffix)
+            builds.log_build(run, build, backend.engine_suffix, key)
             _log_model(run, model, config)
     else:
         builds.log_reuse(run, build, holder)
@@ -420,11 +422,11 @@ def _against_fp16(tracker: Tracker, run: Run) -> str:
     """Whether an engine in 8 bits is faster than the newest one in FP16 of its model and environment, in a line."""
     try:
         own = tracker.info(run.id)
-        tags = {tag: own.tags[tag] for tag in (schema.Tag.MODEL_SHA256, schema.Tag.ENVIRONMENT_SHA256)}
-        found = tracker.find(tags={**tags, schema.Tag.KIND: "build"}, status="finished")
+        same_model = {schema.Tag.MODEL_SHA256: own.tags[schema.Tag.MODEL_SHA256], schema.Tag.KIND: "build"}
+        found = tracker.find(tags=same_model, status="finished")
     except errors.TrackingError:
         return ""
-    compared = ("profiles", "options.kind", "evidence.shapes")
+    compared = ("profiles", "options.kind", "evidence.shapes", "env.sha256")
     for other in found:
         same = all(other.params.get(name) == own.params.get(name) for name in compared)
         if not same or other.params.get("precision") != "fp16":
@@ -471,10 +473,6 @@ def _build(
     job: BuildJob, backend: EngineBackend, tracker: Tracker, run: Run, feed: Feed
 ) -> tuple[Build, tuple[str, ...]]:
     """The build, and the settings that are left out because they crash the builder."""
-    # The state of the device, such as its clock, can explain why the builder chose other tactics than before.
-    run.set_tags(
-        {schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state(job.spec.config).items()}
-    )
     if not isinstance(backend, IsolatedBackend):
         return replace(job.build(backend), spec=job.spec), ()
     avoid = builds.crashed_settings(tracker, job.spec.model_sha256, job.environment)
@@ -483,7 +481,7 @@ def _build(
     def log_crash(settings: tuple[str, ...]) -> None:
         nonlocal avoid
         avoid = settings
-        run.set_tags(builds.crash_tags(settings, job.spec.model_sha256, job.environment))
+        builds.log_crash(run, settings, job.spec.model_sha256, job.environment)
 
     build = backend.build_surviving(
         job.model,

@@ -432,7 +432,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
 def log_evaluation(run: Run, evaluation: Evaluation, *, engine: str = "") -> None:
     """Log an evaluation: its numbers as metrics, the whole as an artifact; ``engine`` as for ``Run.log_metrics``."""
     if evaluation.attribution is not None:
-        run.set_tags({schema.Tag.ATTRIBUTION: evaluation.attribution.statement})
+        run.log_params({schema.AS_PARAM[schema.Tag.ATTRIBUTION]: evaluation.attribution.statement})
     if (evidence := evaluation.evidence) is not None:
         names = ("source", "feeds", "samples", "reference", "limits", "margin")
         params = {name: getattr(evidence, name) for name in names}

@@ -41,7 +41,7 @@ class Evidence(Record):
     """What a verdict rests on."""
 
     source: str  # of the data
-    data_sha256: str  # of all feeds, in order
+    data_sha256: str = ""  # of all feeds, in order
     feeds: int
     samples: int
     shapes: tuple[ShapeEntry, ...]

@@ -87,7 +87,7 @@ def explain(
         return found.decision, version_of(release, found)
 
     def version_of(release: str, found: GateResult) -> str:
-        version = tracker.info(found.run_id).tags.get(schema.Tag.BACKEND_VERSION)
+        version = tracker.info(found.run_id).fact(schema.Tag.BACKEND_VERSION)
         return f"{name_of(release)} ({config.build.backend} {version})" if version else name_of(release)
 
     accepted = builds.load_build(tracker.load(config.accepted), engine=False)

@@ -199,8 +199,7 @@ class Measurement:
             return build, self._accepted_run(build.engine.environment)
         with self._ending("device"):
             environment = backend.environment(config.build)
-            state = backend.device_state(config.build)
-            run.set_tags({Tag.DEVICE_STATE + name: value for name, value in state.items()})
+            run.log_params({schema.DEVICE_STATE.strip("."): backend.device_state(config.build)})
         accepted = self._accepted_run(environment)
         denied = deny_list(self._tracker, environment) if config.use_deny_list else Caches().denied
         ranges = read_cache_file(config.calibration_cache, "calibration_cache")

@@ -62,7 +62,7 @@ class Engines:
     def _create(self, run: Any, layers: bytes | None) -> str:
         from mlflow.entities import LoggedModelOutput
 
-        wanted = (Tag.ENGINE_SHA256, Tag.MODEL_SHA256, Tag.DEVICE_SHA256, Tag.VERDICT, Tag.KIND)
+        wanted = (Tag.ENGINE_SHA256, Tag.MODEL_SHA256, Tag.BACKEND, Tag.VERDICT, Tag.KIND)
         tags = {tag: run.data.tags[tag] for tag in wanted if tag in run.data.tags}
         kernels = Counter(str(layer.get("tactic")) for layer in json.loads(layers or b"[]") if layer.get("tactic"))
         tags |= {kernel_tag(kernel): str(count) for kernel, count in kernels.items()}

@@ -88,8 +88,10 @@ class MlflowTracker:
     def start(
         self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> MlflowRun:
-        experiment, name, first = new_run(experiment, name, kind, tags)
-        return self.create(experiment, name, tags={**self.context, **first}, parent=parent)
+        experiment, name, first, params = new_run(experiment, name, kind, tags)
+        run = self.create(experiment, name, tags={**self.context, **first}, parent=parent)
+        run.log_params(params)
+        return run
 
     def create(
         self,
@@ -205,7 +207,7 @@ class MlflowTracker:
     def end(self, info: RunInfo, files: Files, at: float | None, event: Event = "ended") -> None:
         """Add the end of a run to the log, and then store its status, so that a finished run is in the log."""
         info = replace(info, end_time=round(at or time.time(), 3))
-        signature = files.peek(Artifact.SIGNATURE) if Tag.SIGNED in info.tags and info.status == "finished" else None
+        signature = files.peek(Artifact.SIGNATURE) if info.status == "finished" else None
         self.log.append(event, info.id, run_facts(info, signature))
         if info.status == "finished":
             self.linked_engines.record(info.id, files)
@@ -215,7 +217,7 @@ class MlflowTracker:
         entity = self._entity(run_id)
         files, info = self._files(entity), self._info(entity)
         check_reopening(info, whole=files.peek(Artifact.MANIFEST) is not None)
-        self._connection.log_batch(info.id, tags={Tag.OWNER: owner.current().to_json(indent=None)})
+        self._connection.log_batch(info.id, tags={Tag.OWNER: owner.current().text()})
         run = self._rewrite(entity)
         run.continue_from(files.entries())
         return run
@@ -265,7 +267,7 @@ class MlflowTracker:
                 if self._registered_model(name) is None:
                     raise
         info = self.info(run_id)
-        place = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.tags.get(tag)))
+        place = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.fact(tag)))
         version = self._call(
             self._client.create_model_version,
             name,
