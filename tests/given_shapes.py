@@ -52,12 +52,10 @@ def seen_shapes() -> Iterator[list[Shape]]:
             found.append(tuple(np.shape(feed["x"])))
         return run(self, names, feed, *rest)
 
-    def run_here(self: Worker, function: Any, *args: Any, timeout: float | None = None) -> Any:  # lint's child
-        return (
-            function(*args)
-            if function.__module__ == lint.__name__
-            else run_in_child(self, function, *args, timeout=timeout)
-        )
+    def run_here(self: Worker, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function.__module__ == lint.__name__:  # lint's child
+            return function(*args)
+        return run_in_child(self, function, *args, **kwargs)
 
     with (
         patch.object(BaseRunner, "infer", recorded),

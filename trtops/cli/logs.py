@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trtops import terminal
 from trtops.cli import values
 from trtops.cli.flags import Group, Options, flag
 from trtops.logger import G_LOGGER
-from trtops.tables import table
 
 if TYPE_CHECKING:
     from trtops.ops.result import OpResult
@@ -111,11 +110,6 @@ def say_page(page: str) -> None:
     """Print a page of Markdown, rendered on a terminal."""
     if not _silent:
         terminal.print_page(page)
-
-
-def say_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table in columns of plain text."""
-    say(table(header, rows))
 
 
 def say_result(result: OpResult, store: str | None = None) -> None:

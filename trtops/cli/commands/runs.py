@@ -10,8 +10,9 @@ from trtops.cli import configs, groups
 from trtops.cli.commands import inspect
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, direct_command, no_verdict, op_job, tracker
-from trtops.cli.logs import say, say_ending, say_json, say_table
+from trtops.cli.logs import say, say_ending, say_json
 from trtops.errors import near
+from trtops.tables import table
 from trtops.terminal import one_line
 from trtops.tracking.records import RUN_PREFIX, EngineQuery
 from trtops.tracking.schema import KINDS, Tag
@@ -105,7 +106,7 @@ def _show_list(rows: list[Any], best: str) -> None:
         value = () if row.value is None else (f"{row.value:.6g}",)
         cells.append((row.id[:8], row.experiment, row.kind, row.status, row.verdict or "-", *value, started, row.name))
     measured = (best,) if best else ()
-    say_table(("run", "experiment", "kind", "status", "verdict", *measured, "started", "name"), cells)
+    say(table(("run", "experiment", "kind", "status", "verdict", *measured, "started", "name"), cells))
 
 
 show = replace(inspect.run, examples=("trtops runs show 8d6e3f1a",))
@@ -135,7 +136,7 @@ def compare(args: Options) -> Job:
 
     def show(lines: Any, store: str | None) -> None:
         if lines:
-            say_table(header, ((line.name, *(value or "-" for value in line.values)) for line in lines))
+            say(table(header, ((line.name, *(value or "-" for value in line.values)) for line in lines)))
         else:
             say("Nothing differs.")
 
