@@ -29,7 +29,7 @@ from trtops.backend.trt.infer.runner import TrtRunner
 from trtops.backend.trt.library import device
 from trtops.backend.trt.lines import Feature
 from trtops.record import sha256
-from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, TensorRTOptions
+from trtops.spec import BuildConfig, Environment, Layer, TensorRTOptions
 from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import CarriedOver, TacticRecord
 
@@ -217,14 +217,19 @@ class _Building:
             self._check_denied(record)
             if self.carried_from is not None:
                 self.restriction.notes.append(CarriedOver.between(self.carried_from, record).sentence())
+        calibration = data = None
+        if self.quantized is not None:
+            calibration, data = self.quantized.calibration_cache, self.quantized.data_sha256
+        elif self.calibrator is not None:
+            calibration, data = self.calibrator.cache_contents, self.calibrator.data_digest()
         return Build(
-            spec=self._spec(),
+            spec=self.caches.spec(self.model.info, self.build_config, self.environment, data),
             engine=self._engine(plan),
             tactics=record,
             layers=layers,
             timing_cache=None if cache is None else cache.to_bytes(),
             timing_cache_use=timing_cache.use(self.timing, cache, seconds, self.entries_read),
-            calibration_cache=self._calibration_cache(),
+            calibration_cache=calibration,
             quantization=None if self.quantized is None else self.quantized.done,
             seconds=seconds,
             log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
@@ -384,11 +389,6 @@ class _Building:
         self.calibrator = Calibrator(feeds, cache=path)
         return self.calibrator
 
-    def _calibration_cache(self) -> bytes | None:
-        if self.quantized is not None:
-            return self.quantized.calibration_cache
-        return None if self.calibrator is None else self.calibrator.cache_contents
-
     def _network(self, loader: CreateConfig) -> tuple[Any, Any, Any]:
         strongly = self.build_config.strongly_typed
         network: Any
@@ -450,9 +450,3 @@ class _Building:
             },
             environment=self.environment,
         )
-
-    def _spec(self) -> BuildSpec:
-        data = None if self.calibrator is None else self.calibrator.data_digest()
-        if data is None and self.quantized is not None:
-            data = self.quantized.data_sha256
-        return self.caches.spec(self.model.info, self.build_config, self.environment, data)
