@@ -48,19 +48,17 @@ def deploy() -> None:
 
     with get_client(sync_client=True) as client:
         try:
-            present = {pool.name for pool in client.read_work_pools()}
+            client.read_work_pools()
         except Exception as exc:  # Prefect's, httpx's and pydantic's, for servers that are no Prefect server
             url = os.environ["PREFECT_API_URL"]
             raise errors.ConfigError(f"The Prefect server at {url} cannot be used: {exc}. {HINT}") from None
-        for pool in {*POOLS.values()} - present:
+        for pool in POOLS.values():
             template = ProcessWorker.get_default_base_job_template()
-            with suppress(ObjectAlreadyExists):  # created by another process at this moment
+            with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
                 print(f"Created the work pool {pool}.", flush=True)
-        for pool in POOLS.values():
-            made = {queue.name for queue in client.read_work_queues(work_pool_name=pool)}
             for priority, (name, limit) in enumerate(QUEUES.items(), 1):
-                if name not in made:  # limits that were changed stay
+                with suppress(ObjectAlreadyExists):  # a limit that was changed stays
                     client.create_work_queue(name, priority=priority, concurrency_limit=limit, work_pool_name=pool)
         webhook = None
         if address := os.environ.get("TRTOPS_WEBHOOK"):
@@ -69,10 +67,9 @@ def deploy() -> None:
             with suppress(ObjectNotFound):
                 webhook = client.read_block_document_by_name("trtops", "webhook").id
         for automation in automations(webhook):
-            for present_one in client.read_automations_by_name(automation.name):
-                automation.enabled = present_one.enabled
-                client.update_automation(present_one.id, automation)
-                break
+            if present := client.read_automations_by_name(automation.name):
+                automation.enabled = present[0].enabled
+                client.update_automation(present[0].id, automation)
             else:
                 client.create_automation(automation)
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)]

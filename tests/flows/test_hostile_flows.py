@@ -52,6 +52,8 @@ def flows_on_store() -> dict[str, Callable[[], object]]:
         "accuracy": lambda: flows.accuracy(MODEL, experiment="Default"),
         "reduce": lambda: flows.reduce(MODEL, experiment="Default"),
         "triage": lambda: flows.triage(MODEL, experiment="Default"),
+        "prune_runs": lambda: flows.prune_runs(older_than_days=0.0),
+        "reap": lambda: flows.reap(),
     }
 
 
@@ -79,7 +81,7 @@ def test_flows_survive_forged_runs(place: Path) -> None:
     assert returned <= {"audit", "diff_tactics", "gate"}
 
     Path("models.yaml").write_text("models:\n  - model: conv_net.onnx\n")
-    assert {"convert", "nightly", "accuracy", "triage"} <= set(run_all(flows_on_store(), place))
+    assert {"convert", "nightly", "accuracy", "triage", "reap"} <= set(run_all(flows_on_store(), place))
 
 
 @pytest.mark.parametrize("way", ["digest", "endless"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.deployments import QUEUES
 from tests import models
 from tests.amounts import LONG
 from tests.team.conftest import RunningTeam, eventually, running_team
@@ -51,6 +52,8 @@ def deployed(running: RunningTeam) -> RunningTeam:
     [silence] = running.call("POST", "automations/filter", {})
     assert silence["enabled"] and silence["actions"][0]["state"] == "CRASHED"
     assert running.deployment("convert/convert-cpu")["work_pool_name"] == "trtops-cpu"
+    queues = running.call("POST", "work_pools/trtops-cpu/queues/filter", {})
+    assert [(queue["name"], queue["concurrency_limit"]) for queue in queues[:3]] == [*QUEUES.items()]
     return running
 
 
@@ -107,8 +110,10 @@ def test_schedule_builds_list_on_the_workers_server(deployed: RunningTeam):
     deployed.call("DELETE", f"deployments/{found['id']}/schedules/{made[0]['id']}")
 
     flow_run = build.tags[schema.Tag.PREFECT_FLOW_RUN]
-    assert deployed.call("GET", f"flow_runs/{flow_run}")["auto_scheduled"] is True
-    assert deployed.wait_for(flow_run, "FAILED") == "1 of 2 failed (1 good, 1 error): conv_nett"
+    assert "conv_nett.onnx matches no file" in deployed.wait_for(flow_run, "FAILED")
+    ended = deployed.call("GET", f"flow_runs/{flow_run}")
+    assert (ended["auto_scheduled"], ended["work_queue_name"]) == (True, "scheduled")
+    assert ended["state"]["name"] == "Bad: 1 of 2 failed (1 good, 1 error): conv_nett"
     assert build.verdict == "good"
     assert deployed.tracker().load(build.id).manifest.artifacts  # through the server, whole
     (summary,) = deployed.tracker().find("list", tags={schema.Tag.PREFECT_FLOW_RUN: flow_run})

@@ -34,7 +34,6 @@ def _audit(config: AuditConfig = AuditConfig(), *, backend: BackendName = "onnxr
     """Check stored runs against themselves, rebuild them from the store alone, and grade each.
 
     Args:
-        config: Everything that can be chosen. A sample without a seed is another one every week.
         backend: The back end that rebuilds; runs of another one are left out.
     """
     if config.seed == 0:
@@ -61,7 +60,6 @@ def _gate(
 
     Args:
         models: ONNX files; if empty, the accepted engines of the store, in the newest release.
-        config: Everything that can be chosen.
         policy: The policy, as a YAML file on the worker's machine.
         releases: Constraints files of pip, one for each release of the back end, from the oldest to the newest.
         precisions: Precisions to build in.
@@ -82,7 +80,6 @@ def _accuracy(
     """Compare every tensor of a model with what an engine computes, and log the table to MLflow.
 
     Args:
-        config: Everything that can be chosen.
         side: What is under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU.
         precision: The precision of the side under test.
     """
@@ -103,7 +100,6 @@ def _precision(
 
     Args:
         model: The ONNX file, in FP32.
-        config: Everything that can be chosen.
         side: What candidates are run by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines.
     """
     runner = EngineWriter().runner if side == "tensorrt" else emulated_runner
@@ -123,7 +119,6 @@ def _reduce(
     """Find the smallest part of a model that still fails, and log it to MLflow as a model of its own.
 
     Args:
-        config: Everything that can be chosen.
         command: A command that fails for models that show the failure, with ``{model}`` in place of the path. Without
             one, engines of a back end are compared with the model itself.
         backend: The back end under test.
@@ -139,15 +134,13 @@ def _place_of_side(tracker: object, config: object, given: Mapping[str, Any]) ->
     return "tensorrt" if tested == "tensorrt" and given.get("command") is None else None
 
 
+def _place_of_gate(tracker: object, config: GateConfig, given: object) -> BuildPlace:
+    return BuildPlace(backend=config.build.backend, devices=config.devices)
+
+
 audit = flow_of(_audit, place=lambda tracker, config, given: given.get("backend"), by_steps=True)
 bundle = flow_of(bundle_op)
-
-
-gate = flow_of(
-    _gate,
-    place=lambda _, config, given: BuildPlace(backend=config.build.backend, devices=config.devices),
-    by_steps=True,
-)
+gate = flow_of(_gate, place=_place_of_gate, by_steps=True)
 triage = flow_of(triage_op)
 accuracy = flow_of(_accuracy, place=_place_of_side)
 precision = flow_of(_precision, place=_place_of_side)

@@ -140,7 +140,6 @@ def _debug_build(
 
     Args:
         model: The ONNX file; not needed to resume a campaign.
-        config: Everything that can be chosen.
         resume: The run of a campaign to resume. Finished builds are not repeated.
         dask: Address of a Dask scheduler whose workers run the iterations.
         allow_scripts: Run scripts and commands that the campaign to resume names. Everybody who may write to the store

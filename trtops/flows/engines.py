@@ -26,7 +26,6 @@ def _nightly(models: Path, config: BuildListConfig = BuildListConfig(), **logged
 
     Args:
         models: The list, a YAML file on the worker's machine.
-        config: Everything that can be chosen.
     """
 
     def convert_one(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
@@ -39,7 +38,7 @@ def _nightly(models: Path, config: BuildListConfig = BuildListConfig(), **logged
 
     result = build_list(models, config, convert_one=convert_one, **logged)
     if result.run_id:
-        with contextlib.suppress(errors.TrackingError):  # the run is in the spool
+        with contextlib.suppress(errors.TrtopsError):  # without the other nights, there is no board
             create_markdown_artifact(board(tracker=logged["tracker"]).page(), key="board")
     return result
 

@@ -303,6 +303,10 @@ def test_missing_model_is_on_the_board(tmp_path: Path, tracker: MemoryTracker, c
     assert len(tracker.find(tags={Tag.KIND: "build_list"})) == 3  # a visit that finds nothing new leaves none
     board(tracker=tracker, output=tmp_path / "board.html")
     assert "✓!✓" in (tmp_path / "board.html").read_text()
+    with tracked(tracker, "nets", "damaged", kind="build_list") as run:
+        run.log_text("{", "build_list.json")
+    damaged = board(tracker=tracker)
+    assert (damaged.verdict, len(damaged.rows)) == ("unproven", 1)
 
 
 @pytest.mark.parametrize("failure", TRANSIENT)
@@ -354,6 +358,7 @@ def test_machines_with_equal_paths_stay_apart(tmp_path: Path, tracker: MemoryTra
         nights.transient = {"net0": verdict}
         assert nights.visit(only_new=True).verdict == verdict
     assert len(tracker.find("net0")) == 2
+    assert sorted(row.last.outcome for row in board(tracker=tracker).rows) == ["bad", "good"]
 
 
 def test_entries_with_other_options_stay_apart(tmp_path: Path, tracker: MemoryTracker, clock: Clock):
@@ -369,3 +374,4 @@ def test_entries_with_other_options_stay_apart(tmp_path: Path, tracker: MemoryTr
         result = build_list(listed(tmp_path, text), NEW, tracker=tracker, convert_one=convert_one)
         assert [build.failed for build in result.builds] == [False, True]
     assert len(tracker.find("net0")) == 2
+    assert [row.last.outcome for row in board(tracker=tracker).rows] == ["bad", "good"]

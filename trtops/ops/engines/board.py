@@ -1,5 +1,6 @@
 """The board: the last verdict of each listed model on each device in each precision, and its trend over the nights."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -112,11 +113,13 @@ def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Pat
         shown = sorted({_night(info) for info in own})[-nights:]
         # Nights by device, the newest last, of each build; entries of a list may differ in options only.
         by_build: dict[tuple[str, str, str, int], dict[str, dict[str, BuildOutcome]]] = {}
-        data = None
+        result = None
         for info in reversed(own):
             data = tracker.peek(info.id, Artifact.BUILD_LIST) if _night(info) in shown else None
-            entries = Counter[tuple[str, str, str]]()
-            for outcome in BuildListResult.from_json(data).builds if data is not None else ():
+            entries, result = Counter[tuple[str, str, str]](), None
+            with contextlib.suppress(errors.FormatError):  # the run is damaged
+                result = None if data is None else BuildListResult.from_json(data)
+            for outcome in () if result is None else result.builds:
                 build = (outcome.model, outcome.backend, outcome.precision)
                 devices = by_build.setdefault((*build, entries[build]), {})
                 entries[build] += 1
@@ -128,15 +131,17 @@ def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Pat
                 else:
                     row.setdefault(_night(info), outcome)
         rows += [BoardRow(host=host, nights=row) for devices in by_build.values() for row in devices.values()]
-        if data is None and own[0].status != "running":
-            unfinished.append(f"The last run of {name} on {host} ended as {own[0].status}: {own[0].id[:8]}.")
+        if result is None and own[0].status != "running":
+            unfinished.append(
+                f"The last run of {name} on {host} is {own[0].status}, without a result: {own[0].id[:8]}."
+            )
     order = {"bad": 0, "error": 0, "unproven": 1}
     rows.sort(key=lambda row: (order.get(row.last.outcome, 2), row.last.model))
-    result = BoardResult(title="board", rows=tuple(rows), unfinished=tuple(unfinished))
+    found = BoardResult(title="board", rows=tuple(rows), unfinished=tuple(unfinished))
     if output is not None:
         with open_atomically(output) as file:
-            file.write(page(result.document(), runs[0], (), {}).encode())
-    return result
+            file.write(page(found.document(), runs[0], (), {}).encode())
+    return found
 
 
 def _night(info: RunInfo) -> str:

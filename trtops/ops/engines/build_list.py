@@ -93,7 +93,7 @@ class BuildOutcome(Record):
             self,
             run_id=info.id,
             url=info.url,
-            device=info.tags.get(schema.Tag.DEVICE, ""),
+            device=info.fact(schema.Tag.DEVICE),
             p50_ms=info.metrics.get((schema.Metric.LATENCY, "p50_ms")),
             of_limit=info.metrics.get((schema.Metric.ERROR, "of_limit")),
         )
@@ -187,12 +187,9 @@ def build_list(
         result = BuildListResult(title=title, builds=tuple(plan for plan in plans if isinstance(plan, BuildOutcome)))
         visits, here = tracker.find(experiment, tags={schema.Tag.KIND: "build_list"}, limit=100), owner.current().host
         last = next((info for info in visits if owner.host_of(info) == here), None)
-        good = result.verdict == "good"
-        if (last is None and good) or (
-            last is not None
-            and last.verdict == result.verdict
-            and (good or result.headline.startswith(last.tags.get(schema.Tag.HEADLINE, "-")))  # a shortened one
-        ):
+        known = "" if last is None else last.tags.get(schema.Tag.HEADLINE, "")  # may be shortened
+        still_good = result.verdict == "good" and (last is None or last.verdict == "good")
+        if still_good or (known and result.headline.startswith(known)):
             return result
     with op_run(tracker, experiment, title, kind="build_list", tags=tags) as run:
         outcomes = []
@@ -207,7 +204,7 @@ def build_list(
         run.log_json(result, schema.Artifact.BUILD_LIST)
         from trtops.ops.engines.board import board  # which imports this module
 
-        with contextlib.suppress(errors.TrackingError):  # without the other nights, there is no board
+        with contextlib.suppress(errors.TrtopsError):  # without the other nights, there is no board
             run.log_text(board(tracker=tracker).page(), schema.Artifact.BOARD)
         finish_with(run, result, tracker, artifact=schema.Artifact.BUILD_LIST, page=schema.Artifact.BUILD_LIST_PAGE)
         return result
