@@ -52,8 +52,13 @@ PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "BuildPl
 _OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file",
               "given", "chance", "known_golden"}  # fmt: skip
 
-# Descriptions of parameters that many ops have, unless an op's own docstring has them.
-_SHARED = {"model": "The ONNX file.", "experiment": "MLflow experiment (default: the name of the model or list)."}
+# Descriptions of parameters in forms, unless the docstring of the op lists its own.
+_SHARED = {
+    "model": "The ONNX file.", "experiment": "MLflow experiment (default: the name of the model or list).",
+    "run": "Run id of a build or an iteration.", "actual": "The side under test.", "golden": "The reference side.",
+    "calibration_cache": "The ranges: a cache, a file of either format, or run:ID.",
+    "older_than_days": "Only of runs that ended at least this long ago.", "apply": "Delete the engines.",
+}  # fmt: skip
 
 # Parameters that name a flow run.
 _NAMING = ("model", "folder", "actual", "campaign_run", "run_id", "run", "resume", "precision", "backend")
