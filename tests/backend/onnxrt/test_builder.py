@@ -162,7 +162,7 @@ def test_settings_of_cuda_are_timed_and_may_fail(backend, monkeypatch):
     build = backend.build(model, config(providers=("cuda",), timing_iterations=2, timing_seconds=60.0))
 
     settings = dict(build.tactics.settings)
-    for name in ("CudnnHeuristicSearch", "CudnnDefaultSearch", "CudnnSmallWorkspace"):
+    for name in ("CudnnHeuristicSearch", "CudnnDefaultSearch"):
         assert name in settings and f" ms  +{name}\n" in build.log
     assert "+PreferNhwc does not run: " in build.log and settings["PreferNhwc"] == "off"
     assert "FlashAttention" not in settings and "CudaGraph" not in settings  # which it has no nodes for

@@ -22,9 +22,16 @@ from trtops.ops.engines.convert import ConvertConfig, builds_table, convert
 from trtops.ops.evaluation import limits
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import Feeds, collect, golden_outputs
-from trtops.ops.evaluation.limits import Noise, NoiseLimits, OutputNoise, RightModel, default_tolerances
+from trtops.ops.evaluation.limits import (
+    Noise,
+    NoiseLimits,
+    OutputNoise,
+    RightModel,
+    default_tolerances,
+    mean_sum_length,
+)
 from trtops.ops.evaluation.precision_check import check_precision
-from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 
 
@@ -103,6 +110,24 @@ def test_limits_are_multiples_of_noise() -> None:
     assert none.rms_limit("fp16") == 2.0 * 2**-11 and none.largest_limit("fp16") == 5.0 * 2**-11
     zeros = Noise(size=0.0, scale=0.0, rms=0.0, largest=0.0, independent=0.0)
     assert (zeros.rms_limit("fp16"), zeros.largest_limit("fp16")) == (1e-9, 2e-9)
+
+
+def test_sums_in_fp16_widen_tensorrt_limits() -> None:
+    # Each value sums 18 products in the convolution, 64 in the transposed one, and 512 in the matrix product.
+    nodes = "a = Conv(x, w) b = ConvTranspose<strides = [2, 2]>(a, t) c = Flatten(b) y = MatMul(c, m) z = MatMul(y, y)"
+    weights = {"w": np.ones((64, 2, 3, 3), np.float32), "t": np.ones((64, 8, 2, 2), np.float32)}
+    weights["m"] = np.ones((512, 4), np.float32)
+    signature = "(float[1,2,10,10] x) => (float[r,4] y, float[r,4] z)"
+    proto = models.model(f"{signature} {{ {nodes} }}", weights)
+    assert mean_sum_length(proto.graph) == (18 + 64 + 512) / 3
+
+    def times(options: TensorRTOptions | OnnxRuntimeOptions, precision: Precision = "fp16") -> float:
+        build = BuildConfig(precision=precision, options=options)
+        return RightModel(model=Model.from_proto(proto), build=build, feeds=(), golden=RunResults()).times
+
+    assert times(TensorRTOptions()) == pytest.approx(math.sqrt(1 + 198 / 96))
+    assert (times(TensorRTOptions(), "bf16"), times(OnnxRuntimeOptions())) == (1.5, 1.0)
+    assert times(OnnxRuntimeOptions(providers=("cuda",))) == 1.5
 
 
 def test_integers_may_change_as_rounding_changes_them() -> None:

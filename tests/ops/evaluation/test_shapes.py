@@ -159,6 +159,11 @@ def test_data_without_profiles_decides_tensorrt_shapes(given: dict, expected: tu
         # Given profiles stay, and ONNX Runtime's engines take any shape.
         assert check.profiled(built, model) is built
         assert check.profiled(BuildConfig(profiles=()), model).profiles == ()
+    # INT8 also calibrates at the shapes of its own data.
+    np.savez(tmp_path / "more.npz", x=models.random(9, 4), k=np.zeros(2, np.float32))
+    wide = BuildConfig(precision="int8", options=TensorRTOptions())
+    [profile] = check.profiled(wide, model, str(tmp_path / "more.npz")).profiles
+    assert (profile.shapes[0].min, profile.shapes[0].max) == (expected[0], (9, 4))
 
 
 def test_fixed_profile_gives_the_rank_that_a_model_lacks() -> None:

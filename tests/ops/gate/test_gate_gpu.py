@@ -62,7 +62,9 @@ def test_same_engine_is_accepted_without_timing(first, model, tracker) -> None:
 def test_other_optimization_level_is_decided_by_ratio(first, model, tracker, level: int) -> None:
     result = gate(model, config(level, accepted=first.holder, register=False), tracker=tracker)
 
-    assert result.ratio is not None, result.page()
+    if result.measured.same_engine:  # level 1 chooses the kernels of the default level here
+        assert result.ratio is None and result.decision == "accept"
+        return
     limit = POLICY.limits.latency.ratio  # type: ignore[union-attr]
     slow = [finding for finding in result.findings if finding.subject == "latency"]
     expected = {"above": "refuse", "below": "pass", "open": "open"}[result.ratio.decision]

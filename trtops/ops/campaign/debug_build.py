@@ -390,7 +390,7 @@ def _profiled(config: DebugBuildConfig, model: Model, evaluate: EngineEvaluator 
     """The config with a profile of its data's shapes; engines that others evaluate run on data of their own."""
     if evaluate is not None or config.command is not None:
         return config
-    return replace(config, build=config.check.profiled(config.build, model))
+    return replace(config, build=config.check.profiled(config.build, model, config.calibration_data))
 
 
 def _check_resumed(

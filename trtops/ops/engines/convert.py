@@ -242,7 +242,7 @@ def convert(
     # ONNX Runtime on the CPU is always there; TensorRT and a GPU may not be.
     if not isinstance(config.build.options, OnnxRuntimeOptions) or config.build.options.on_gpu:
         engine_backend(config.build.backend).environment(config.build)
-    config = replace(config, build=config.check.profiled(config.build, loaded))
+    config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
     experiment = experiment or path.stem
     name = run_name(path.stem, config.build.precision.upper(), config.build.backend)
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:

@@ -225,14 +225,16 @@ class DataConfig(Record):
     iterations: int = 2
     seed: int = 1
 
-    def profiled(self, build: BuildConfig, model: Model) -> BuildConfig:
-        """The build, with a profile of the data's shapes if it is TensorRT's and has no profiles.
+    def profiled(self, build: BuildConfig, model: Model, calibration: str | None = None) -> BuildConfig:
+        """The build, with a profile of the shapes of this and calibration data if it is TensorRT's and has no profiles.
 
         TensorRT's own default is 1 for each dynamic dimension, on which the data does not run.
         """
         if build.profiles or build.backend != "tensorrt":
             return build
-        return replace(build, profiles=spanning(self.open_for(model), TensorMetadata.of(model.info.inputs)))
+        feeds, inputs = self.open_for(model), TensorMetadata.of(model.info.inputs)
+        other = () if calibration is None or not build.calibrates else open_feeds(calibration, inputs)
+        return replace(build, profiles=spanning(itertools.chain(feeds, other), inputs))
 
     def open_for(
         self,

@@ -29,10 +29,12 @@ from trtops.comparator.report import ComparisonReport, OutputTolerances, Toleran
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import UNITS, Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
 from trtops.record import Record
-from trtops.spec import BuildConfig, Rounding
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding
 from trtops.tables import listed
 
 if TYPE_CHECKING:
+    import onnx
+
     from trtops.backend.base import Feed
     from trtops.backend.onnx.model import Model
 
@@ -44,9 +46,14 @@ MULTIPLES: dict[Rounding, float] = {"fp32": 16.0, "tf32": 2.0, "fp16": 2.0, "bf1
 _LARGEST_MULTIPLES: dict[Rounding, float] = {
     "fp32": 64.0, "tf32": 4.0, "fp16": 4.0, "bf16": 4.0, "fp8": 3.0, "int8": 3.0,
 }  # fmt: skip
-# TensorRT may also add up in 16 bit and choose algorithms with more roundings, which are not emulated either. Its FP32
-# functions are less exact: nine layers of tanh had 18 times the noise (8.6 on an H100).
+# TensorRT chooses algorithms with more roundings than are emulated. Its FP32 functions are less exact: nine layers of
+# tanh had 18 times the noise (8.6 on an H100).
 _TENSORRT, _TENSORRT_FP32 = 1.5, 3.0
+# Its FP16 kernels may add up in FP16: sums of so many products double the variance of rounding inputs, weights and
+# result. One rounding for each of K/16 partial sums, whose variance grows evenly, has K/32 times the variance of
+# rounding the result. A convolution with K = 4608 had 6.8 times the noise (7.0 by this), a perceptron with 512 to 2048
+# had 4.6 (4.0), a U-Net with 36 to 2304 had 4.1 (3.2).
+_SUM_LENGTH = 96
 # The error that is always allowed, in rounding units of the output's size. Nothing is rounded further than FP16 in
 # operators that INT8 leaves out.
 _UNITS_ALLOWED = {
@@ -249,7 +256,7 @@ class NoiseLimits(Record):
             return f"fixed ones of {name}, since its noise was not measured ({self.why_not})"
         sizes = [o.whole.rms / o.whole.size for o in self.outputs if o.whole is not None and o.whole.size > 0]
         noise = f" (relative error {max(sizes):.3g})" if sizes else ""
-        text = f"{self.times * MULTIPLES[self.precision]:g} times {name}'s rounding of the model on this data{noise}"
+        text = f"{self.times * MULTIPLES[self.precision]:.3g} times {name}'s rounding of the model on this data{noise}"
         channels = sum(output.channel_axis is not None for output in self.outputs)
         if channels:
             text += f", per channel in {channels} outputs"
@@ -257,6 +264,26 @@ class NoiseLimits(Record):
         if lost:
             text += f", which leaves nothing of {listed(lost, 3)}"
         return text
+
+
+def mean_sum_length(graph: onnx.GraphProto) -> float:
+    """The mean number of products that each value of a convolution or matrix product with weights is the sum of."""
+    from trtops.backend.onnx.walk import constant_tensors
+
+    dims = {name: tuple(tensor.dims) for name, tensor in constant_tensors(graph).items()}
+    lengths = []
+    for node in graph.node:
+        weight = next((dims[name] for name in node.input[1:2] if name in dims), ())
+        if node.op_type == "Conv" and len(weight) > 2:
+            lengths.append(math.prod(weight[1:]))
+        elif node.op_type == "ConvTranspose" and len(weight) > 2:
+            strides = next((each.ints for each in node.attribute if each.name == "strides"), ())
+            groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+            lengths.append(weight[0] // groups * math.prod(weight[2:]) // math.prod(strides))
+        elif node.op_type in ("Gemm", "MatMul") and len(weight) >= 2:
+            transposed = any(each.name == "transB" and each.i for each in node.attribute)
+            lengths.append(weight[-1 if transposed else -2])
+    return sum(lengths) / len(lengths) if lengths else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,8 +317,10 @@ class RightModel:
     @property
     def times(self) -> float:
         """The factor on the noise that the back end needs."""
-        if self.build.backend != "tensorrt":
-            return 1.0
+        if isinstance(self.build.options, OnnxRuntimeOptions):
+            return _TENSORRT if self.build.options.on_gpu and self.precision == "fp16" else 1.0
+        if self.precision == "fp16":
+            return max(_TENSORRT, math.sqrt(1 + mean_sum_length(self.model.structure().graph) / _SUM_LENGTH))
         return _TENSORRT_FP32 if self.precision == "fp32" else _TENSORRT
 
     @cached_property

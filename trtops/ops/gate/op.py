@@ -101,7 +101,7 @@ def gate(
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as run:
         loaded = Model.load(path)
-        config = replace(config, build=config.check.profiled(config.build, loaded))
+        config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
         devices = ",".join(config.devices)
         limits = {"policy": config.policy.digest, "minutes": config.minutes, "metric": config.metric}
         run.log_params({"release": release, "devices": devices, **limits})

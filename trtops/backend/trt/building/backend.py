@@ -22,7 +22,7 @@ from trtops.backend.trt.building.engine import build_plan, engine_from_bytes
 from trtops.backend.trt.building.network import NetworkFromModel, NetworkFromOnnxPath
 from trtops.backend.trt.building.network_changes import ModifyNetworkOutputs, SetLayerPrecisions
 from trtops.backend.trt.building.precision import layers_to_keep
-from trtops.backend.trt.building.profile import Profile
+from trtops.backend.trt.building.profile import Profile, ShapeTuple
 from trtops.backend.trt.choices import editable, selector, timing_cache
 from trtops.backend.trt.describe import inspector
 from trtops.backend.trt.infer.runner import TrtRunner
@@ -102,9 +102,8 @@ class _EngineRunner(TrtRunner):
     def _accepts(self, profile: int, feed: Feed) -> bool:
         for name, array in feed.items():
             if name in self.get_input_metadata() and not self.engine.is_shape_inference_io(name):
-                low, _, high = library.line().profile_range(self.engine, name, profile)
-                shape = np.shape(array)
-                if len(shape) != len(low) or not all(a <= b <= c for a, b, c in zip(low, shape, high)):
+                sizes = ShapeTuple(*map(tuple, library.line().profile_range(self.engine, name, profile)))
+                if not sizes.accepts(np.shape(array)):
                     return False
         return True
 

@@ -245,25 +245,27 @@ class CalibrationBatches:
 
 
 def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> dict[str, tuple[int, ...]]:
-    """Give one of our calibrators a network's inputs, and return the shapes of its first batch; others have none.
+    """Give one of our calibrators a network's inputs, and return the shapes of its first batch that the profile has.
 
-    The inputs have the ``opt`` shapes of the profile, which a data loader may need, or those of the batch.
+    Inputs have these shapes, or otherwise the ``opt`` ones of the profile. Others' calibrators are unchanged.
     """
     if not getattr(calibrator, "is_trtops_calibrator", False):
         return {}
     metadata = TensorMetadata()
-    values = set()
+    ranges = {}
     for tensor in inputs_of(network):
         shapes = profile.find(tensor.name)
-        if tensor.is_shape_tensor:
-            values.add(tensor.name)
+        if shapes is not None and not tensor.is_shape_tensor:
+            ranges[tensor.name] = shapes
         dtype = dtypes.from_trt(tensor.dtype)
         # Calibration computes in FP32 and expects FP32 inputs, whatever the network declares.
         declared = DataType.FLOAT32 if dtype.is_floating else dtype
         metadata.add(tensor.name, declared, None if shapes is None or tensor.is_shape_tensor else shapes.opt)
     calibrator.reset()
     calibrator.set_input_metadata(metadata)
-    first = {name: shape for name, shape in calibrator.first_shapes().items() if name in metadata.keys() - values}
+    # At shapes outside the profile, calibration by TensorRT 8.6 accesses memory that is not its own.
+    first: dict[str, tuple[int, ...]] = calibrator.first_shapes()
+    first = {name: shape for name, shape in first.items() if name in ranges and ranges[name].accepts(shape)}
     for name, shape in first.items():
         metadata[name] = replace(metadata[name], shape=shape)
     return first

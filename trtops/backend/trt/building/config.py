@@ -190,8 +190,8 @@ class CreateConfig(_CommonConfig):
     int8: bool = False  # whether layers may compute in INT8, with Q/DQ nodes or, up to 10.16, a calibrator
     fp8: bool = False  # whether layers may compute in FP8
     bf16: bool = False  # whether layers may compute in BF16
-    # An INT8 calibrator, such as :func:`Calibrator`. Calibrates at the shapes of its first batch, or
-    # at the last profile's ``opt`` shapes.
+    # An INT8 calibrator, such as :func:`Calibrator`. Calibrates at the shapes of its first batch if the last profile
+    # has them, otherwise at that profile's ``opt`` shapes.
     calibrator: Any = field(default=None, repr=False)
     use_dla: bool = False  # run on DLA core 0
     allow_gpu_fallback: bool = False  # run layers on the GPU that DLA cannot run

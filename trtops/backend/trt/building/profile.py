@@ -30,6 +30,10 @@ class ShapeTuple:
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         yield from (self.min, self.opt, self.max)
 
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether a shape is within the range."""
+        return len(shape) == len(self.min) and all(a <= b <= c for a, b, c in zip(self.min, shape, self.max))
+
     def __str__(self) -> str:
         return f"(min={self.min}, opt={self.opt}, max={self.max})"
 
