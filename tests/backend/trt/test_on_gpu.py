@@ -16,6 +16,7 @@ import onnx
 import pytest
 
 import trtops.backend.trt as back
+from docs.support_table import CAPABILITIES, is_in
 from tests import models, seeds
 from tests.contracts.engine_backend import EngineBackendContract
 from tests.contracts.runner import RunnerContract
@@ -28,7 +29,6 @@ from trtops.backend.trt.choices import timing_cache as caches
 from trtops.backend.trt.choices.timing_cache import TimingCache
 from trtops.backend.trt.describe.inspector import EngineDescription, read_layers
 from trtops.backend.trt.lines import Feature
-from trtops.backend.trt.lines.support import CAPABILITIES
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.calibration import CalibrationCache
 from trtops.cuda import DeviceArray, DeviceView
@@ -625,7 +625,7 @@ def test_support_table_agrees_with_the_installed_release():
     major, minor = (int(part) for part in line.version.split(".")[:2])
     release = (f"{major}.{minor}", (major, minor), False)
 
-    assert {f.name for f in Feature if f.is_in((major, minor), rtx=False)} == {f.name for f in line.features}
+    assert {f.name for f in Feature if is_in(f, (major, minor), rtx=False)} == {f.name for f in line.features}
     for row in CAPABILITIES:
         assert (row.cell(release) != "-") == (row.feature is None or line.supports(row.feature))
 

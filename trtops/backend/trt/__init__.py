@@ -82,7 +82,6 @@ if TYPE_CHECKING:
     from trtops.backend.trt.library import get_trt_logger
     from trtops.backend.trt.library.device import Gpu, current_gpu
     from trtops.backend.trt.library.file_reader import FileReader
-    from trtops.backend.trt.lines.support import support_table
 
 __getattr__, __dir__ = exports(__name__)
 known_as(__name__, "algorithm_selector", "calibrator", "config", "file_reader", "loader", "profile", "runner")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import trtops.backend.trt as package
+from docs.support_table import CAPABILITIES, is_in, support_table
 from tests.backend.trt import api
 from trtops import errors
-from trtops.backend.trt import library, support_table
+from trtops.backend.trt import library
 from trtops.backend.trt.lines import LINES, Feature, ReleaseLine, release_line
-from trtops.backend.trt.lines.support import CAPABILITIES
 
 FOLDER = Path(package.__file__).parent
 LINE_OF = {
@@ -44,7 +44,7 @@ def test_each_release_gets_its_line():
 
 @pytest.mark.parametrize("release", api.RELEASES)
 def test_features_agree_with_the_api(release):
-    written = [feature for feature in Feature if feature.is_in(version_of(release), rtx=release.startswith("rtx"))]
+    written = [feature for feature in Feature if is_in(feature, version_of(release), rtx=release.startswith("rtx"))]
 
     assert [feature for feature in Feature if line_of(release).supports(feature)] == written
 
