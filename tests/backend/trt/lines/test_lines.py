@@ -194,14 +194,17 @@ def test_incompatible_numpy_is_refused():
         library.check_numpy(broken)
 
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: c.title)
 def test_shown_capabilities_have_a_test(capability):
-    shown = {"test_on_gpu.py": capability.shown_on_8, "building/test_[bi]*.py": capability.shown_on_rtx}
+    shown = {
+        "tests/**/test_*gpu.py": capability.shown_on_8,
+        "tests/backend/trt/building/test_[bi]*.py": capability.shown_on_rtx,
+    }
     for files, test in shown.items():
-        assert test is None or any(f"def {test}(" in file.read_text() for file in TESTS.glob(files))
+        assert test is None or any(f"def {test}(" in file.read_text("utf-8") for file in ROOT.glob(files))
     assert not (capability.gpu and capability.shown_on_rtx), "TensorRT-RTX was not run on a GPU"
 
 
