@@ -370,6 +370,21 @@ def test_a_replay_repeats_every_tactic(tmp_path):
     assert sum(not name.startswith(COPY) for name, _, _ in found) >= 3
 
 
+def test_engine_stays_if_its_tactics_cannot_be_recorded(monkeypatch):
+    from trtops.backend.trt.building import backend
+
+    def refuse(*args, selector=None):
+        if selector is not None:
+            raise errors.EngineBuildError("Could not find any implementation for node conv1.")
+        return build_plan(*args)
+
+    monkeypatch.setattr(backend, "build_plan", refuse)
+    built = back.TensorRTBackend().build(
+        Model.from_proto(models.conv_net().proto), BuildConfig(options=TensorRTOptions())
+    )
+    assert built.tactics.mechanism == "inspector" and "the tactics were not recorded: Could not find" in built.log
+
+
 def test_failed_replay_lists_its_layers():
     network = network_of(wide_net().proto)
     recorded = back.TacticReplayData()

@@ -276,10 +276,16 @@ class _Building:
             return bytes(build_plan(builder, network, builder_config, selector=algorithm_selector))
 
         if not self.edits:
-            if self.times_first:
-                build_plan(builder, network, builder_config)
-                self.line.set_algorithm_selector(builder_config, algorithm_selector)
-            return build()
+            if not self.times_first:
+                return build()
+            plan = bytes(build_plan(builder, network, builder_config))
+            self.line.set_algorithm_selector(builder_config, algorithm_selector)
+            try:
+                return build()
+            except errors.EngineBuildError as exc:  # 8.6 found no kernel with a selector at optimization level 0
+                self.records = False
+                self.restriction.notes.append(f"the tactics were not recorded: {str(exc).splitlines()[0]}")
+                return plan
         editing = editable.Editing(
             config=builder_config,
             build_once=build,
