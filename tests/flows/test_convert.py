@@ -17,11 +17,13 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.settings import PREFECT_UI_URL, temporary_settings
+from prefect.states import Crashed
 
 from flows.calibrate import calibrate
 from flows.compare import compare
 from flows.convert import convert
 from flows.nightly import nightly
+from flows.reap import reap
 from flows.sensitivity import sensitivity
 from flows.watch import watch
 from tests import models
@@ -114,6 +116,12 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
     assert run.name == "small" and run.state is not None and run.state.name == "Good"
     assert "samples in 2 feeds" in str(run.state.message)
 
+    with get_client(sync_client=True) as client:  # as if its process had been killed right before it reported
+        client.set_flow_run_state(run.id, Crashed(), force=True)
+        assert "Flow run small is Good" in reap()
+        settled = client.read_flow_run(run.id).state
+    assert settled is not None and settled.is_completed() and result.run_id in str(settled.message)
+
 
 class Bomb:
     """Runs code when it is read from a pickle."""
@@ -169,6 +177,10 @@ def test_list_and_folder_are_built(store: Path, tmp_path: Path, monkeypatch: pyt
     result = nightly(listed)
     assert result.headline == "1 of 2 failed (1 good, 1 error): conv_nett"
     assert [build.outcome for build in result.builds] == ["good", "error"]
+    with get_client(sync_client=True) as client:
+        boards = (artifact for artifact in client.read_artifacts() if artifact.key == "board")
+        shown = str(max(boards, key=lambda artifact: artifact.created).data)
+    assert shown.index("conv_nett.onnx | onnxruntime") < shown.index("conv_net.onnx | onnxruntime")
     assert len(default_tracker().find("conv_net")) == 1
     (tmp_path / "conv_net.onnx").rename(tmp_path / "moved.onnx")
     with monkeypatch.context() as context:

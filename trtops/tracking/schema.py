@@ -177,7 +177,6 @@ class Artifact:
     TRIAGE_FILES = "triage/"  # the smallest failing case and its bundle
     BUILD_LIST = "build_list.json"  # the outcome of each build of a model list
     BUILD_LIST_PAGE = "build_list.md"
-    BOARD = "board.md"  # all lists of the store at that time
     GATE = "gate/result.json"  # measurements and findings
     GATE_PAGE = "gate/page.md"
     GATE_TABLE = "gate/table.json"

@@ -11,7 +11,7 @@ from trtops import errors
 from trtops.ops.engines.build_list import BuildListResult, BuildOutcome
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.record import Record
-from trtops.reports.document import Chart, Point, Section, Table
+from trtops.reports.document import Section, Table
 from trtops.reports.page import page
 from trtops.system.files import open_atomically
 from trtops.tracking.base import Tracker
@@ -67,8 +67,8 @@ class BoardResult(OpResult):
         yield from super().body()
 
     def sections(self) -> Iterable[Section]:
-        """The table of all rows, and the errors as shares of their limits."""
-        table, points = [], []
+        """The table of all rows."""
+        table = []
         for row in self.rows:
             last, times = row.last, [each.p50_ms for each in row.nights.values() if each.p50_ms]
             model = Path(last.model).name
@@ -79,15 +79,9 @@ class BoardResult(OpResult):
                 "".join("·" if each.outcome == "skipped" else MARKS[each.outcome] for each in row.nights.values()),
                 max(row.nights), last.run_id[:8] or None,
             ))  # fmt: skip
-            if last.of_limit is not None:
-                tone = "plain" if last.outcome == "skipped" else last.outcome
-                points.append(Point(label=f"{model} {precision} {last.device}", y=last.of_limit, tone=tone))
         build = ("model", "back end", "device", "machine", "precision")
         columns = (*build, "verdict", "error / limit", "p50 ms", "change", "nights", "last", "run")
         yield Section(table=Table(columns=columns, rows=tuple(table)))
-        if points:
-            meaning = "error as a share of its limit (above 1 is bad)"
-            yield Section(title="Errors", chart=Chart(title="Errors", form="bars", x=meaning, points=tuple(points)))
 
 
 def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Path | None = None) -> BoardResult:

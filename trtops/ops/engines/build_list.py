@@ -201,11 +201,6 @@ def build_list(
         counts = Counter(build.outcome for build in result.builds)
         by_outcome = {outcome: counts[outcome] for outcome in OUTCOMES}
         run.log_metrics(schema.family("builds", failed=len(result.failed), **by_outcome))
-        run.log_json(result, schema.Artifact.BUILD_LIST)
-        from trtops.ops.engines.board import board  # which imports this module
-
-        with contextlib.suppress(errors.TrtopsError):  # without the other nights, there is no board
-            run.log_text(board(tracker=tracker).page(), schema.Artifact.BOARD)
         finish_with(run, result, tracker, artifact=schema.Artifact.BUILD_LIST, page=schema.Artifact.BUILD_LIST_PAGE)
         return result
 
