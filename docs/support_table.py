@@ -17,20 +17,6 @@ RELEASES: tuple[tuple[str, tuple[int, int], bool], ...] = (
 )
 
 
-def is_in(feature: Feature, version: tuple[int, int], *, rtx: bool) -> bool:
-    """Whether a release, given as (major, minor), has a feature according to the table of features."""
-    if rtx:
-        return feature.rtx
-    if not feature.since or version < _major_minor(feature.since):
-        return False
-    return feature.last is None or version <= _major_minor(feature.last)
-
-
-def _major_minor(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")
-    return int(major), int(minor)
-
-
 class Capability(NamedTuple):
     """One row of the support table."""
 
@@ -43,7 +29,7 @@ class Capability(NamedTuple):
     def cell(self, release: tuple[str, tuple[int, int], bool]) -> str:
         """The table's text for a release: ``shown``, ``written``, or ``-`` if the release does not have it."""
         title, version, rtx = release
-        if self.feature is not None and not is_in(self.feature, version, rtx=rtx):
+        if self.feature is not None and not self.feature.is_in(version, rtx=rtx):
             return "-"
         shown = (title == "8.6" and self.shown_on_8) or (rtx and self.shown_on_rtx)
         return "shown" if shown else "written"

@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 import trtops.backend.trt as back
-from docs.support_table import CAPABILITIES, is_in
+from docs.support_table import CAPABILITIES
 from tests import models, seeds
 from tests.contracts.engine_backend import EngineBackendContract
 from tests.contracts.runner import RunnerContract
@@ -640,7 +640,7 @@ def test_support_table_agrees_with_the_installed_release():
     major, minor = (int(part) for part in line.version.split(".")[:2])
     release = (f"{major}.{minor}", (major, minor), False)
 
-    assert {f.name for f in Feature if is_in(f, (major, minor), rtx=False)} == {f.name for f in line.features}
+    assert {f.name for f in Feature if f.is_in((major, minor), rtx=False)} == {f.name for f in line.features}
     for row in CAPABILITIES:
         assert (row.cell(release) != "-") == (row.feature is None or line.supports(row.feature))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import trtops.backend.trt as package
-from docs.support_table import CAPABILITIES, is_in, support_table
+from docs.support_table import CAPABILITIES, support_table
 from tests.backend.trt import api
 from trtops import errors
 from trtops.backend.trt import library
@@ -44,7 +44,7 @@ def test_each_release_gets_its_line():
 
 @pytest.mark.parametrize("release", api.RELEASES)
 def test_features_agree_with_the_api(release):
-    written = [feature for feature in Feature if is_in(feature, version_of(release), rtx=release.startswith("rtx"))]
+    written = [feature for feature in Feature if feature.is_in(version_of(release), rtx=release.startswith("rtx"))]
 
     assert [feature for feature in Feature if line_of(release).supports(feature)] == written
 

@@ -110,6 +110,19 @@ class Feature(Enum):
         named = (self.since and f"TensorRT {self.since} {until}", self.rtx and "TensorRT-RTX")
         return " and ".join(name for name in named if name)
 
+    def is_in(self, version: tuple[int, int], *, rtx: bool) -> bool:
+        """Whether a release, given as (major, minor), has it according to this table."""
+        if rtx:
+            return self.rtx
+        if not self.since or version < _major_minor(self.since):
+            return False
+        return self.last is None or version <= _major_minor(self.last)
+
+
+def _major_minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")
+    return int(major), int(minor)
+
 
 def has(module: Any, dotted: str) -> bool:
     """Whether a module has a dotted name, such as ``ICudaEngine.name``; used for probing, once per process."""
