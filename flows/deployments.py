@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -66,22 +67,30 @@ def deploy() -> None:
         else:
             with suppress(ObjectNotFound):
                 webhook = client.read_block_document_by_name("trtops", "webhook").id
-        for automation in automations(webhook):
-            if present := client.read_automations_by_name(automation.name):
-                automation.enabled = present[0].enabled
-                client.update_automation(present[0].id, automation)
-            else:
-                client.create_automation(automation)
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)]
     # The pull step of prefect.yaml names the folder of this project on the workers' machines.
     environment = {"TRTOPS_CHECKOUT": str(FILE.parent), **os.environ}
     done = subprocess.run(command, cwd=FILE.parent, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise errors.ConfigError(f"Prefect refused a deployment: {(done.stderr or done.stdout).strip()[-2000:]}")
+    with get_client(sync_client=True) as client:
+
+        def find(name: str) -> UUID:
+            return client.read_deployment_by_name(name).id
+
+        for automation in automations(webhook, find):
+            if present := client.read_automations_by_name(automation.name):
+                automation.enabled = present[0].enabled
+                client.update_automation(present[0].id, automation)
+            else:
+                client.create_automation(automation)
 
 
-def automations(webhook: UUID | None) -> list[AutomationCore]:
-    """The automations of ``automations.yaml``. Those that call a webhook are left out unless its block is given."""
+def automations(webhook: UUID | None, find: Callable[[str], UUID]) -> list[AutomationCore]:
+    """The automations of ``automations.yaml``. Those that call a webhook are left out unless its block is given.
+
+    ``find`` returns the id of a deployment, which actions name as ``deployment``.
+    """
     from prefect.events.schemas.automations import AutomationCore
 
     found = []
@@ -90,6 +99,9 @@ def automations(webhook: UUID | None) -> list[AutomationCore]:
         if webhook is not None or not calls:
             # Actions that are shared in the file are one object.
             actions = [action | ({"block_document_id": webhook} if calls else {}) for action in each["actions"]]
+            for action in actions:
+                if "deployment" in action:
+                    action["deployment_id"] = find(action.pop("deployment"))
             found.append(AutomationCore.model_validate(each | {"actions": actions}))
     return found
 

@@ -188,15 +188,24 @@ def test_deployments_name_flows_and_their_parameters():
     assert list(QUEUES.items()) == [("scheduled", None), ("interactive", None), ("bulk", 1)]
 
 
-def test_automations_call_the_webhook_if_known():
-    webhook = uuid.uuid4()
-    shipped = {each.name.removeprefix("trtops: "): each for each in automations(webhook)}
-    [alone] = automations(None)
+def test_automations_call_webhook_and_deployments():
+    webhook, ids = uuid.uuid4(), {f"gate/gate-{device}": uuid.uuid4() for device in ("cpu", "gpu")}
+    shipped = {each.name.removeprefix("trtops: "): each for each in automations(webhook, ids.__getitem__)}
+    alone = automations(None, ids.__getitem__)
 
     assert list(shipped) == [
-        "flow runs without heartbeats", "bad night", "failed audit", "refused gate", "silent worker"
+        "flow runs without heartbeats", "bad night", "failed audit", "refused gate", "silent worker",
+        "denied tactic", "denied tactic of TensorRT",
     ]  # fmt: skip
-    assert alone == shipped.pop("flow runs without heartbeats")
+    names = ("flow runs without heartbeats", "denied tactic", "denied tactic of TensorRT")
+    silent, *denied = (shipped.pop(name) for name in names)
+    assert alone == [silent, *denied]
+    for each, deployment in zip(denied, ids.values()):
+        [action] = each.actions
+        assert (
+            action.deployment_id == deployment
+            and {*action.parameters} <= inspect.signature(flows.gate).parameters.keys()
+        )
     for each in shipped.values():
         [action] = each.actions
         assert action.block_document_id == webhook

@@ -49,7 +49,9 @@ def deployed(running: RunningTeam) -> RunningTeam:
     assert done.returncode == 0, done.stderr
     assert "Created the work pool trtops-gpu." in done.stdout  # the worker made the other one
     assert "All deployments are registered" in done.stdout
-    [silence] = running.call("POST", "automations/filter", {})
+    made = {each["name"]: each for each in running.call("POST", "automations/filter", {})}
+    silence, denied = made.pop("trtops: flow runs without heartbeats"), made["trtops: denied tactic"]
+    assert denied["actions"][0]["deployment_id"] == running.deployment("gate/gate-cpu")["id"] and len(made) == 2
     assert silence["enabled"] and silence["actions"][0]["state"] == "CRASHED"
     assert running.deployment("convert/convert-cpu")["work_pool_name"] == "trtops-cpu"
     queues = running.call("POST", "work_pools/trtops-cpu/queues/filter", {})

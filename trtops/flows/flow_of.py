@@ -37,7 +37,7 @@ from trtops.tracking import schema
 from trtops.tracking.check import reap
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.store import default_tracker
-from trtops.verdict import Verdict
+from trtops.verdict import PASSED, Verdict
 
 mask_log_records()  # Prefect sends them to its server
 
@@ -59,6 +59,9 @@ _SHARED = {
     "calibration_cache": "The ranges: a cache, a file of either format, or run:ID.",
     "older_than_days": "Only of runs that ended at least this long ago.", "apply": "Delete the engines.",
 }  # fmt: skip
+
+# Flows that make an asset of Prefect, and its kind.
+_ASSETS = {"convert": "engine", "promote": "engine", "calibrate": "calibration-cache"}
 
 # Parameters that name a flow run.
 _NAMING = ("model", "folder", "actual", "campaign_run", "run_id", "run", "resume", "precision", "backend")
@@ -104,6 +107,7 @@ def flow_of(
     base: Callable[[OfflineTracker, Mapping[str, Any]], Any] | None = None,
     place: PlaceOf | None = None,
     by_steps: bool = False,
+    after: Callable[[R, Mapping[str, Any]], R] | None = None,
 ) -> OpFlow[..., R]:
     """Make the flow of an op, or of a function with an op's signature.
 
@@ -118,6 +122,7 @@ def flow_of(
         base: Returns the config whose options apply if no config is given, or None for the defaults.
         place: Where the op needs a GPU; by default the back end of the config's ``build``, if it has one.
         by_steps: Whether the op runs its steps by :func:`trtops.ops.result.run_step`. Any other op is one task.
+        after: Completes the result from the op's arguments, when the op no longer occupies a GPU.
     """
     name = op.__name__.lstrip("_")
     accepted = inspect.signature(op).parameters
@@ -155,6 +160,8 @@ def flow_of(
             if config is not None:
                 given["config"] = replace(config, devices=devices) if devices else config
             result = op(**given) if by_steps else run_as_task(name, functools.partial(op, **given))
+        if after is not None:
+            result = after(result, given)
         return _ended(result) if isinstance(result, OpResult) else result
 
     run.__signature__ = signature  # type: ignore[attr-defined]
@@ -326,4 +333,13 @@ def _ended(result: OpResult) -> State[Any]:
         "subject": result.subject,
     }
     emit_event(f"trtops.{context.flow.name}.{result.verdict}", resource, payload=masked_json(payload))
+    if (kind := _ASSETS.get(context.flow.name)) and result.run_id and result.verdict in PASSED:
+        # Prefect's own decorator needs the asset's name before the run has an id.
+        files = filter(None, (result.subject, (context.parameters or {}).get("data")))
+        sources = [{"prefect.resource.id": f"file://{file}", "prefect.resource.role": "asset"} for file in files]
+        asset = resource | {"prefect.resource.id": f"mlflow://{result.run_id}/{kind}"}
+        emit_event("prefect.asset.materialization.succeeded", asset, related=masked_json(sources))
+    for tactic in getattr(result, "denied", ()):
+        denied = {"prefect.resource.id": f"trtops.tactic.{tactic}", "trtops.backend": getattr(result, "backend", "")}
+        emit_event("trtops.tactic.denied", denied, payload={"kernel": tactic, "run": result.run_id})
     return state

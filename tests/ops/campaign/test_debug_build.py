@@ -103,6 +103,7 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
     assert {info.id for info in tracker.find("blocks", parent=proved.run_id)} == {t.run_id for t in proved.trials}
 
     # Later builds keep off it, and say so; until somebody pardons it.
+    assert proved.backend == "onnxruntime" and proved.denied
     entry = tracker.info(proved.deny_run)
     assert entry.tags[Tag.EVIDENCE] == proved.run_id
     again_config = config(data, until=10, use_deny_list=True)

@@ -19,18 +19,18 @@ from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import resolve
 from trtops.ops.gate import across_releases, distribution, measurement
-from trtops.ops.gate.across_releases import explain
+from trtops.ops.gate.across_releases import accepted_candidates, explain
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.measurement import Measurement
-from trtops.ops.gate.op import GateConfig, gate
+from trtops.ops.gate.op import GateConfig, approve, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import Finding, GateResult, decide, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import builds
-from trtops.tracking.base import tracked
+from trtops.tracking.base import EngineQuery, tracked
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -180,6 +180,18 @@ def test_gate_ends_within_its_budget(heads, accepted, tracker, monkeypatch) -> N
     undecided = gate(heads, late, tracker=tracker)
     assert undecided.exit_code == 4 and undecided.headline == "undecided because of latency"
     assert undecided.measured.evaluation.verdict == "good"  # what was measured is kept
+
+    given = {"person": "Ada", "reason": "seen by hand", "tracker": tracker}
+    refused = approve(undecided, late, accept=False, **given)
+    assert (refused.decision, refused.headline) == ("refuse", "refused because of approval")
+    approved = approve(undecided, replace(late, register=True, name="by hand"), accept=True, **given)
+    info = tracker.info(approved.run_id)
+    assert approved.decision == "accept" and approved.version == "1" and info.tags[Tag.GATE] == "accept"
+    assert (info.params["decides"], info.params["person"]) == (undecided.run_id, "Ada")
+    assert info.tags[Tag.EVIDENCE] == undecided.holder
+    for other in (approved, short):
+        with pytest.raises(errors.ConfigError, match="needs no approval"):
+            approve(other, late, accept=True, **given)
     for wrong in ({"minutes": 0}, {"metric": "cpu-time", "build": BuildConfig().on_backend("tensorrt")}):
         with pytest.raises(errors.ConfigError):
             trial(**wrong)
@@ -290,6 +302,20 @@ def test_accepted_engine_of_missing_release_is_reported(heads, tracker) -> None:
     several = gate_all((heads,), trial(accepted=gone, distribution=BuildShare(builds=2), minutes=60.0), tracker=tracker)
     assert refused_for(result) == refused_for(several) == {"accepted"} and several.made == 0
     assert "0.9.9" in result.reasons[0] and "Name that release" in result.reasons[0]
+
+
+def test_accepted_engines_are_chosen_by_kernel(accepted, tracker, monkeypatch) -> None:
+    [(_, version), *_] = tracker.accepted()
+    asked, found = [], [(tracker.info(version.run_id), None)]
+    monkeypatch.setattr(tracker, "engines", lambda query: asked.append(query) or found)
+
+    every = {name for name, _ in accepted_candidates(trial(), (HERE,), tracker, "")}
+    [(chosen, opened)] = accepted_candidates(trial(), (HERE,), tracker, "gemm")
+    found.clear()
+
+    assert chosen in every and opened()[1].accepted == version.run_id
+    assert not [*accepted_candidates(trial(), (HERE,), tracker, "gemm")]
+    assert asked == [EngineQuery(kernel="gemm", accepted=True)] * 2
 
 
 def test_matrix_continues_after_failures(heads, folder, tracker, monkeypatch) -> None:

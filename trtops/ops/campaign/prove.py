@@ -92,7 +92,7 @@ class ProofTrial(Record):
 class ProveResult(OpResult):
     """How a proof ended: ``not isolable`` where the swap could not be made, or not alone.
 
-    ``deny_run`` is the new entry of the deny-list.
+    ``deny_run`` is the new entry of the deny-list, and ``denied`` are its tactics.
     """
 
     title: str = "prove"
@@ -103,6 +103,8 @@ class ProveResult(OpResult):
     bad_run: str
     trials: tuple[ProofTrial, ...]
     deny_run: str | None = None
+    denied: tuple[str, ...] = ()
+    backend: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -194,7 +196,9 @@ def prove(
     finally:
         close_workers()
     if outcome == "confirmed" and config.deny and entry is not None:
-        return replace(result, deny_run=deny(run.id, tracker=tracker, tags=tags).run_id)
+        tactics = tuple(dict.fromkeys(choice.tactic for choice in entry.choices))
+        denied_by = deny(run.id, tracker=tracker, tags=tags).run_id
+        return replace(result, deny_run=denied_by, denied=tactics, backend=campaign.config.build.backend)
     return result
 
 

@@ -30,7 +30,7 @@ from trtops.record import Record
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Tracker
+from trtops.tracking.base import EngineQuery, Tracker
 
 Candidate: TypeAlias = Callable[[], tuple[str | Path, GateConfig]]
 
@@ -50,14 +50,19 @@ class Regression(Record):
 
 
 def accepted_candidates(
-    config: GateConfig, releases: Sequence[str], tracker: Tracker
+    config: GateConfig, releases: Sequence[str], tracker: Tracker, kernel: str
 ) -> Iterator[tuple[str, Candidate]]:
-    """The accepted engines of a back end on this device by name, each to be built with the newest of some releases."""
+    """The accepted engines of a back end on this device by name, each to be built with the newest of some releases.
+
+    Only those that contain a kernel, if one is named.
+    """
     wanted: dict[str, str] = {schema.Tag.BACKEND: config.build.backend}
     # Engines of other devices cannot be compared here. Without a back end of this process, their gates say so.
     with contextlib.suppress(errors.BackendError), warm_backend(config.build.backend, config.devices, 120.0) as here:
         wanted[schema.Tag.DEVICE_SHA256] = here.environment(config.build).device_sha256
     close_workers()
+    query = EngineQuery(kernel=kernel, accepted=True)
+    having = {info.id for info, _ in tracker.engines(query)} if kernel else None
 
     def opened(run_id: str) -> tuple[Path, GateConfig]:
         build = builds.load_build(tracker.load(run_id), engine=False).spec.config
@@ -65,6 +70,8 @@ def accepted_candidates(
         return find_model(tracker, tracker.info(run_id)), own
 
     for run_id, version in {version.run_id: version for _, version in tracker.accepted(wanted)}.items():
+        if having is not None and run_id not in having:
+            continue
         yield f"{version.name} version {version.version}", partial(opened, run_id)
 
 

@@ -88,6 +88,7 @@ def gate_all(
     *,
     releases: Sequence[str] = (),
     precisions: Sequence[Precision] = (),
+    kernel: str = "",
     tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -95,10 +96,10 @@ def gate_all(
 ) -> GateResult | MatrixResult:
     """Gate every combination, one after the other; several of them in child runs, with one table.
 
-    Without models, each accepted engine of the store is built with the newest of the releases, which are ordered from
-    the oldest; of those that are refused, the result has the cause. Nothing is registered then. ``config`` has the
-    release and the precision, unless ``releases`` or ``precisions`` are given. All candidates are compared with the
-    engines that were accepted before the first of them.
+    Without models, each accepted engine of the store (with a ``kernel``, each that contains it) is built with the
+    newest of the releases, which are ordered from the oldest; of those that are refused, the result has the cause.
+    Nothing is registered then. ``config`` has the release and the precision, unless ``releases`` or ``precisions`` are
+    given. All candidates are compared with the engines that were accepted before the first of them.
     """
     tracker = tracker_or_default(tracker)
     releases = tuple(releases) or (config.release,)
@@ -124,7 +125,7 @@ def gate_all(
         config, is_registering = replace(config, register=False), config.register and bool(models)
         results, regressions = list[GateResult](), list[Regression]()
         candidates: list[tuple[str, Candidate]] = [(str(each[0]), partial(lambda pair: pair, each)) for each in given]
-        candidates = candidates or [*accepted_candidates(config, releases, tracker)]
+        candidates = candidates or [*accepted_candidates(config, releases, tracker, kernel)]
         for subject, opened in candidates:
             own, label = replace(config, release=releases[-1]), ""
             try:

@@ -20,7 +20,7 @@ from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.result import finish_with, model_file, op_run, tracker_or_default
 from trtops.system.counters import count_instructions
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tracker
+from trtops.tracking.base import Run, Tags, Tracker
 
 R = TypeVar("R", bound=GateResult)
 
@@ -133,6 +133,34 @@ def gate(
             log_evaluation(run, measured.evaluation, engine=engine)
             if measured.rounds is not None:
                 run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms}, engine=engine)
+        end_gate(run, result, tracker)
+    return registered(result, config, tracker)
+
+
+def approve(
+    result: GateResult,
+    config: GateConfig,
+    *,
+    accept: bool,
+    person: str,
+    reason: str,
+    tracker: Tracker,
+    tags: Tags | None = None,
+) -> GateResult:
+    """Decide an undecided gate as a person did, in a run of its own, and register an engine that is accepted.
+
+    Raises ConfigError if the gate is not undecided, or has no engine.
+    """
+    if result.decision != "undecided" or not result.holder:
+        raise errors.ConfigError(f"Gate {result.run_id} needs no approval: {result.headline}.")
+    findings = tuple(replace(each, outcome="note") if each.outcome == "open" else each for each in result.findings)
+    answer = Finding("approval", "pass" if accept else "refuse", f"{person} decided: {reason}")
+    own = {**(tags or {}), schema.Tag.EVIDENCE: result.holder}
+    with op_run(tracker, result.experiment, f"approval of {result.title}", kind="gate", tags=own) as run:
+        run.log_params({"decides": result.run_id, "person": person, "reason": reason})
+        result = replace(result, findings=(*findings, answer)).kept_in(run, result.experiment)
+        if result.measured is not None:
+            log_evaluation(run, result.measured.evaluation, engine=result.holder)
         end_gate(run, result, tracker)
     return registered(result, config, tracker)
 

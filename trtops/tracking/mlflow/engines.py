@@ -48,7 +48,7 @@ class Engines:
             tags = run.data.tags
             if Tag.ENGINE_SHA256 not in tags or Tag.REUSED_FROM in tags:
                 return
-            model = _model_of(run) or self._create(run, files.peek(Artifact.LAYERS))
+            model = _model_of(run) or self._create(run, files)
             start = int(run.info.start_time)
             # MLflow stores NaN as 0 here.
             numbers = {key: (value, start) for key, value in run.data.metrics.items() if not math.isnan(value)}
@@ -59,13 +59,16 @@ class Engines:
         except (errors.TrackingError, ValueError, TypeError, AttributeError) as exc:  # the layers may be damaged
             log.warning("The engine of run %s is not among MLflow's logged models: %s", run_id, exc)
 
-    def _create(self, run: Any, layers: bytes | None) -> str:
+    def _create(self, run: Any, files: Files) -> str:
         from mlflow.entities import LoggedModelOutput
 
         wanted = (Tag.ENGINE_SHA256, Tag.MODEL_SHA256, Tag.BACKEND, Tag.VERDICT, Tag.KIND)
         tags = {tag: run.data.tags[tag] for tag in wanted if tag in run.data.tags}
-        kernels = Counter(str(layer.get("tactic")) for layer in json.loads(layers or b"[]") if layer.get("tactic"))
-        tags |= {kernel_tag(kernel): str(count) for kernel, count in kernels.items()}
+        layers = json.loads(files.peek(Artifact.LAYERS) or b"[]")
+        choices = json.loads(files.peek(Artifact.TACTICS) or b"{}").get("choices", ())
+        # TensorRT's inspector and its selector of tactics may name kernels differently; deny-lists have the second.
+        for kernels in (Counter(str(each.get("tactic")) for each in found) for found in (choices, layers)):
+            tags |= {kernel_tag(kernel): str(count) for kernel, count in kernels.items() if kernel != "None"}
         params = {name: value for name, value in run.data.params.items() if not name.startswith("evidence.")}
         name = re.sub("[/:.%\"']", "-", run.info.run_name or "engine").lstrip("".join(MARKS.values()) + " ")
         made = self._call(
