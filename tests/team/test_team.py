@@ -175,6 +175,8 @@ def test_campaign_resumes_after_worker_was_killed(deployed: RunningTeam):
     hold.unlink()
     assert deployed.flow_state(second)[0] == "RUNNING"  # the server ends it after ten minutes without heartbeats
     servers.up(deployed.folder)
+    deployed.wait_for(deployed.start("reap/reap-cpu"), "COMPLETED")
+    assert deployed.flow_state(second)[0] == "CRASHED"
 
     deployed.wait_for(deployed.start("debug-build/debug-build-cpu", allowed, resume=campaign.id), "COMPLETED")
 

@@ -22,7 +22,6 @@ _ROOT = Group("servers", groups.ROOT)
         flag("--database URL", "a PostgreSQL server with databases prefect, mlflow and mlflow_auth (default: SQLite)"),
         flag("--limit N", f"number of flow runs at a time on the CPU worker {_DEFAULT % 2}"),
         flag("--gpu {yes,no}", "start a worker for GPUs (default: if there is one)"),
-        flag("--wait SECONDS", "how long to wait for each server", default=240.0),
     ),
     examples=("trtops team up", "trtops team up --database postgresql://trtops@db.example.org"),
 )
@@ -32,13 +31,13 @@ def up(args: Options) -> Job:
     changes["gpu"] = None if args.gpu is None else args.gpu == "yes"
     # Checks the values, so that a wrong one is wrong usage.
     TeamState(**{name: value for name, value in changes.items() if value is not None})
-    root, wait_seconds = args.root, args.wait
+    root = args.root
 
     def run() -> int:
         from trtops.team import servers
 
         folder = team_folder(root)
-        status = servers.up(folder, wait_seconds=wait_seconds, **changes)
+        status = servers.up(folder, **changes)
         option = f" --root {folder.parent}" if root is not None else ""
         text = "\n".join(each.text for each in status)
         say(f"\n{text}\n\n`trtops team password` prints the passwords. To use the servers from this shell:\n")

@@ -317,11 +317,7 @@ def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, st
     """Add since when a build is broken, its last good run, and what changed, from all runs of its name."""
     found: list[RunInfo] = []
     with contextlib.suppress(errors.TrackingError):
-        found = tracker.find(
-            tags={
-                name: value for name, value in tags.items() if name not in (schema.Tag.LISTED, schema.Tag.MODEL_SHA256)
-            }
-        )
+        found = tracker.find(tags=tags)
     runs = [info for info in found if _verdict_of(info)]
     broken = [*itertools.takewhile(lambda info: _verdict_of(info) != "good", runs)]
     good = next(iter(runs[len(broken) :]), None)
