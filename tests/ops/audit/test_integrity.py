@@ -20,7 +20,7 @@ from trtops.ops.auditing.result import RunAudit
 from trtops.system import signing
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import tracked
-from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.schema import MAX_SHORT_TAG, Artifact, Tag
 
 
 def checked(store: Logged, run: str, **asked: object) -> RunAudit:
@@ -224,6 +224,12 @@ def test_rewritten_engine_contradicts_the_registry(logged: Logged) -> None:
     logged.rewrite_tags("accepted")
     [engine] = [each for each in checked(logged, "accepted").contradictions if each.what == "engine"]
     assert any(claim.place.startswith("version 1 of 'conv_net'") for claim in engine.claims)
+
+
+def test_runs_of_all_kinds_have_few_short_tags(pristine: Logged) -> None:
+    for info in pristine.tracker.find():
+        ours = {name: value for name, value in info.tags.items() if name.startswith("trtops.") and name != Tag.ERROR}
+        assert len(ours) <= 12 and max(map(len, ours.values())) <= MAX_SHORT_TAG, ours
 
 
 WRONG = "0" * 64
