@@ -4,7 +4,7 @@ mixtures.
 Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What
 is built next is decided by :class:`trtops.ops.campaign.bisection_planner.Planner`, as in a real campaign; mixtures are
 made as :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each:
-``python -m tests.tactics.cells 100 20,one,0 100,either,0.05 20,sum,0,repeats``; all cells if none is named.
+``python -m tests.tactics.cells 3000:3100 20,one,0 100,either,0.05 20,sum,0,repeats``; all cells if none is named.
 """
 
 import sys
@@ -264,7 +264,6 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
             seed=world.seed,
         ),
         given=pair.given,
-        chance=pair.chance,
     )
     infos = [SimpleNamespace(metrics=world.errors(each), tags={Tag.BAD_IN: "outputs"}) for each in (good, bad)]
     ends = dict(zip(("good", "bad"), (SimpleNamespace(info=info) for info in infos)))
@@ -371,7 +370,7 @@ def cell_of(text: str) -> Cell:
 
 
 def main(arguments: Sequence[str]) -> None:
-    seeds = range(int(arguments[0]) if arguments else 100)
+    seeds = range(*map(int, arguments[0].split(":"))) if arguments else range(100)
     for cell in map(cell_of, arguments[1:]) if len(arguments) > 1 else CELLS:
         print(figures(cell, seeds), flush=True)
 

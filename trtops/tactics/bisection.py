@@ -20,7 +20,7 @@ had to the last bit, and another mixture has others, then outputs follow the uni
 import itertools
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -66,12 +66,10 @@ _SEEN_RATES = (0.85, 0.15)  # rates of bad builds with and without the culprit, 
 # Share of the prior that follows those builds. They may mislead; the rest limits the cost to a few trials.
 _BELIEF = 0.8
 _CHANCE_FACTOR = 5  # times the confidence that chance needs, since the good build may contain the culprit too
-_DOUBTED = 0.95  # probability of chance after which a confirmation needs that many times the evidence
 _MAX_PAIRED = 256  # units that pairs are made of; the matrix is updated at every trial
 _SUSPECTS = 3  # units, the most probable ones, whose partners are searched
 _SUSPECTED = 0.5  # probability from which a unit is reported as part of a combination
 _GOOD_VERDICTS = 3  # good verdicts after which held units alone do not make the good build bad
-_MAX_CULPRITS = 4  # explanations, each making builds bad alone, after which the search ends
 _MISSING = 2  # good builds with all units of the bad one, after which something else makes it bad
 _MAX_FAILURES = 12  # trials that could not be built as wanted, after which the search ends
 _COMBINATION_TRIALS = 40  # trials after which evidence without a probable explanation is an unresolved combination
@@ -107,7 +105,6 @@ class Bisection:
         units: Number of units.
         seed: Of the coin.
         seen: Builds that existed before. They raise suspicions, and are no evidence against chance.
-        chance: Prior probability that no unit decides.
         confidence: What the posterior probability of an explanation needs. At most a fifth of ``1 - confidence`` of
             bisections blame a unit where verdicts depend on none.
         confidence_of_one: What suffices against chance where a single unit is most probable and later builds check
@@ -121,7 +118,6 @@ class Bisection:
         units: int,
         seed: int = 0,
         seen: Sequence[EarlierBuild] = (),
-        chance: float = CHANCE,
         confidence: float = 0.95,
         confidence_of_one: float | None = None,
         first: Bools | None = None,
@@ -130,8 +126,6 @@ class Bisection:
         self._first = [] if first is None or first.all() or not first.any() else [(first, ~first)]
         self._confidence, self._confidence_of_one = confidence, confidence_of_one
         self._coin = np.random.default_rng(seed)
-        self._log_chance = math.log(chance)
-        self._log_not_chance = math.log(1 - chance)
         self._paired = np.arange(min(units, _MAX_PAIRED))
         self._single_prior, self._pair_prior = self._prior(seen)
         if units > _MAX_PAIRED:  # again, with pairs of the units that earlier builds make most probable
@@ -141,7 +135,6 @@ class Bisection:
         self._bad: list[bool] = []
         # Logarithms of the e-values of single units and of pairs, for each prior of rates.
         self._log_e_values = [(np.zeros(units), np.zeros(self._pair_prior.shape)) for _ in _PRIORS]
-        self._was_doubted = False
         self.repeats = False
         self._shunned: set[bytes] = set()
         self._update()
@@ -199,7 +192,6 @@ class Bisection:
         self._taken.append(taken)
         self._bad.append(bad)
         self._update()
-        self._was_doubted |= self.p_chance >= _DOUBTED
 
     def _update(self) -> None:
         """Compute the posterior of all explanations and of chance, and the evidence, from all trials."""
@@ -215,8 +207,8 @@ class Bisection:
             )
             for prior, share in zip(_PRIORS, shares)
         ]
-        single, pair = (np.logaddexp.reduce(scores) + self._log_not_chance for scores in zip(*parts))
-        chance = -math.inf if self.repeats else self._log_chance + _log_chance(self._bad)
+        single, pair = (np.logaddexp.reduce(scores) + math.log(1 - CHANCE) for scores in zip(*parts))
+        chance = -math.inf if self.repeats else math.log(CHANCE) + _log_chance(self._bad)
         peak = max(float(single.max()), float(pair.max()), chance)
         single, pair, mass = np.exp(single - peak), np.exp(pair - peak), math.exp(chance - peak)
         total = float(single.sum() + pair.sum()) + mass
@@ -264,10 +256,9 @@ class Bisection:
 
     @property
     def _is_evident(self) -> bool:
-        # More evidence, where nothing checks a confirmation later, or it contradicts that chance seemed certain.
-        needed = self._needed_confidence
-        factor = _CHANCE_FACTOR if self._was_doubted or needed == self._confidence else 1
-        return self.repeats or self.log_e_value >= -math.log((1 - needed) / factor)
+        # More evidence, where nothing checks a confirmation later.
+        factor = _CHANCE_FACTOR if self._needed_confidence == self._confidence else 1
+        return self.repeats or self.log_e_value >= -math.log((1 - self._needed_confidence) / factor)
 
     def exclude_chance(self) -> None:
         """State that outputs follow the units: chance needs no coin from now on."""
@@ -352,21 +343,19 @@ class TrialResult(NamedTuple):
 
 @dataclass
 class SearchResult:
-    """The culprits, each making builds bad without the others.
+    """The outcome, with the explanation if one is confirmed.
 
-    It is complete if the bad build is good without all of them. With the outcome ``combination``, ``suspects`` are the
-    units that probably take part in it.
+    With the outcome ``combination``, ``suspects`` are the units that probably take part in it.
     """
 
     outcome: SearchOutcome = "undecided"
-    culprits: list[BestExplanation] = field(default_factory=list)
-    complete: bool = False
+    explanation: BestExplanation | None = None
     suspects: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class CulpritSearch:
-    """All culprits of a bad build: one bisection after the other, each without the units of those before."""
+    """The bisection of a bad build, and how its trials are built."""
 
     units: int
     held: Bools  # units that every trial takes from the bad build, of shape ``(units,)``
@@ -374,49 +363,33 @@ class CulpritSearch:
     is_held_by_good: bool = False
     seen: tuple[EarlierBuild, ...] = ()
     errors: tuple[Errors | None, Errors | None] = (None, None)  # of the good and of the bad build
-    chance: float = CHANCE  # this and what follows are as for :class:`Bisection`
-    confidence: float = 0.95
+    confidence: float = 0.95  # this and what follows are as for :class:`Bisection`
     confidence_of_one: float | None = None
     seed: int = 0
     first: Bools | None = None
 
     def run(self) -> Generator[Bools, TrialResult | None, SearchResult]:
         """Yield the units to take from the bad build, and receive each build; None ends the search early."""
-        found = SearchResult()
         if self.held.any() or self.is_held_by_good:
             enough = yield from self._is_enough()
             if enough is not False:
                 return SearchResult("sufficient" if enough else "undecided")
-        free = ~self.held
-        known_good: set[bytes] = set()
-        repeats = False
-        while free.any() and len(found.culprits) < _MAX_CULPRITS:
-            places = np.flatnonzero(free)
-            seen = [EarlierBuild(s.taken[places], s.bad, s.other[places]) for s in self.seen]
-            first = None if self.first is None else self.first[places]
-            confidences = self.confidence, self.confidence_of_one
-            bisection = Bisection(len(places), self.seed, seen, self.chance, *confidences, first)
-            if repeats:
-                bisection.exclude_chance()
-            decision = yield from self._decide(bisection, places, known_good)
-            repeats = bisection.repeats
-            if decision != "confirmed":
-                if decision == "combination":
-                    found.suspects = tuple(places[bisection.probabilities >= _SUSPECTED].tolist())
-                if not found.culprits and decision is not None:
-                    found.outcome = "not repeatable" if decision == "chance" else decision
-                break
-            # The bisection numbers the free units only.
-            best = bisection.best
-            clauses = tuple(tuple(places[list(clause)].tolist()) for clause in best.clauses)
-            found.culprits.append(replace(best, clauses=clauses))
-            found.outcome = "confirmed"
-            free[places[list(best.units)]] = False
-            rest = free | self.held
-            found.complete = not free.any() or rest.tobytes() in known_good or (yield from self._is_good(rest))
-            if found.complete:
-                break
-        return found
+        places = np.flatnonzero(~self.held)
+        if not len(places):
+            return SearchResult()
+        seen = [EarlierBuild(s.taken[places], s.bad, s.other[places]) for s in self.seen]
+        first = None if self.first is None else self.first[places]
+        bisection = Bisection(len(places), self.seed, seen, self.confidence, self.confidence_of_one, first)
+        decision = yield from self._decide(bisection, places)
+        if decision == "combination":
+            suspects = tuple(places[bisection.probabilities >= _SUSPECTED].tolist())
+            return SearchResult("combination", suspects=suspects)
+        if decision != "confirmed":
+            return SearchResult("not repeatable" if decision == "chance" else decision or "undecided")
+        # The bisection numbers the free units only.
+        best = bisection.best
+        clauses = tuple(tuple(places[list(clause)].tolist()) for clause in best.clauses)
+        return SearchResult("confirmed", replace(best, clauses=clauses))
 
     def _is_enough(self) -> Generator[Bools, TrialResult | None, bool | None]:
         """Whether the good build is bad with the held units; None if that cannot be built."""
@@ -431,7 +404,7 @@ class CulpritSearch:
         return False
 
     def _decide(
-        self, bisection: Bisection, places: Ints, known_good: set[bytes]
+        self, bisection: Bisection, places: Ints
     ) -> Generator[Bools, TrialResult | None, BisectionDecision | None]:
         """Bisect some of the units; None if the search was ended or too many trials could not be built."""
         failed = 0
@@ -445,13 +418,10 @@ class CulpritSearch:
             result = yield mask
             if result is None:
                 return None
-            others = np.delete(np.arange(self.units), places)
-            if result.taken is None or not np.array_equal(result.taken[others], self.held[others]):
+            if result.taken is None or not result.taken[self.held].all():
                 failed, end = failed + 1, None
                 bisection.shun(wanted)
                 continue
-            if not result.bad:
-                known_good.add(result.taken.tobytes())
             got = result.taken[places]
             followed = np.array_equal(got, wanted)
             if not followed:
@@ -485,16 +455,6 @@ class CulpritSearch:
         """Whether one of the two builds, built again, had the same errors to the last bit."""
         found = [each.errors for each in ends[is_bad]]
         return bool(found) and found[0] is not None and (set(found) == {self.errors[is_bad]} or found[1:] == found[:1])
-
-    def _is_good(self, taken: Bools) -> Generator[Bools, TrialResult | None, bool]:
-        """Whether the bad build without its culprits is good; a bad verdict, which may be wrong, is repeated once."""
-        for _ in range(2):
-            result = yield taken
-            if result is None:
-                return False
-            if not result.bad:
-                return True
-        return False
 
 
 def _log_chance(bad: Sequence[bool]) -> float:

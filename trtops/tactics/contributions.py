@@ -4,9 +4,10 @@ A *step* is one unit, both of two or either of two: the error has one value with
 has a contribution of each of several units, to the error or to its logarithm: then units multiply it. All other units
 together are noise: half of its variance is their own small contributions, which add up over a mixture.
 
-Contributions are normal, so each model has a closed marginal likelihood. Each number of units in a sum has the same
-prior, divided among the sets of that size (Scott and Berger, Annals of Statistics 2010). A beam search visits the
-probable sets. Probabilities and intervals are averages over all of them, so one fit counts for its share only.
+Contributions are normal, so each model has a closed marginal likelihood. Each further unit halves the prior of a sum's
+size, which is divided among the sets of that size (Castillo, Schmidt-Hieber and van der Vaart, Annals of Statistics
+2015). A beam search visits the probable sets. Probabilities and intervals are averages over all of them, so one fit
+counts for its share only.
 """
 
 import math
@@ -143,7 +144,7 @@ def _weigh(taken: Bools, values: Floats, log_density: float) -> _Scale:
     gram, common = design.T @ design, design.T @ target
     beam: Ints = np.empty((1, 0), np.int64)
     most = min(_MAX_TERMS, units, builds // 2)
-    odds = [log_evidence(np.zeros(1), np.zeros(1)) - math.log(most + 1)]
+    odds = [log_evidence(np.zeros(1), np.zeros(1)) - math.log(2)]
     contributions, variances = [np.zeros((1, units))], [np.zeros((1, units))]
     for terms in range(1, most + 1):
         added = np.concatenate([np.column_stack((beam, np.full(len(beam), unit))) for unit in range(units)])
@@ -155,7 +156,7 @@ def _weigh(taken: Bools, values: Floats, log_density: float) -> _Scale:
         explained = (solution * common[added]).sum(axis=1)
         log_det = np.linalg.slogdet(inner)[1] + 2 * terms * math.log(_RATIO)
         log_sets = math.lgamma(units + 1) - math.lgamma(terms + 1) - math.lgamma(units - terms + 1)
-        evidence = log_evidence(log_det, explained) - log_sets - math.log(most + 1)
+        evidence = log_evidence(log_det, explained) - log_sets - (terms + 1) * math.log(2)
         best = np.argsort(-evidence, kind="stable")[:_BEAM]
         beam = added[best]
         odds.append(evidence[best])

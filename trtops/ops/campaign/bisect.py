@@ -1,7 +1,6 @@
 """Bisect: find the layers or settings that make a build bad, by building mixtures of a good and a bad build.
 
-:mod:`trtops.tactics.bisection` chooses the mixtures. Once a culprit is confirmed, everything but the culprit is taken
-from the bad build: if that is good, the set is complete; if it is bad, the search continues without the first culprit.
+:mod:`trtops.tactics.bisection` chooses the mixtures.
 """
 
 import json
@@ -36,7 +35,7 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with, tracker_or_default
-from trtops.tactics.bisection import CHANCE, CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
+from trtops.tactics.bisection import CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
 from trtops.tactics.contributions import SOUND_SPREAD, find_sum, separating_mixture
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools, Likelihood
@@ -67,7 +66,6 @@ def bisect(
     evaluate: EngineEvaluator | None = None,
     progress: OnProgress | None = None,
     given: Sequence[Unit] = (),
-    chance: float = CHANCE,
 ) -> BisectResult:
     """Find what makes a build bad, by building mixtures of it and a good one.
 
@@ -85,7 +83,6 @@ def bisect(
         progress: Called with the number of builds made, and the maximum.
         given: Confirmed choices of the bad build that every mixture gets. If the good build with them is bad, the
             outcome is ``sufficient``; else the bisection searches what else they need.
-        chance: Prior probability that the bad build's verdict is wrong, or that replayed choices do not decide.
 
     Raises ConfigError if there is no good or no bad build, or the two are not of one campaign; LogError if the process
     of a bisection to resume may still be alive.
@@ -103,7 +100,7 @@ def bisect(
     else:
         config = BisectConfig() if config is None else config
         campaign = campaign_of(tracker, run, bad, allow_scripts=config.allow_scripts)
-        plan, mixture = _plan_pair(tracker, campaign, run, bad, config, tuple(given), chance)
+        plan, mixture = _plan_pair(tracker, campaign, run, bad, config, tuple(given))
         parent = tracker.start(campaign.experiment, _title_of(plan), kind=_KIND, tags=tags, parent=campaign.run_id)
         parent.log_json(plan, schema.Artifact.BISECTION_PLAN)
         parent.set_tags({schema.Tag.EVIDENCE: f"{plan.good_run} {plan.bad_run}"})
@@ -157,7 +154,6 @@ def _plan_pair(
     bad: str | None,
     config: BisectConfig,
     given: tuple[Unit, ...],
-    chance: float,
 ) -> tuple[BisectPlan, Mixture]:
     """The two builds, and what the last builds of the campaign have of the bad one."""
     table = campaigns.load_table(tracker, campaign.run_id)
@@ -189,7 +185,6 @@ def _plan_pair(
         seen=tuple((digits, name in bad_builds) for name, digits in earlier_builds(table, mixture.units, given)),
         config=config,
         given=given,
-        chance=chance,
         suspected=suspected_units(tracker, mixture),
     ), mixture
 
@@ -287,7 +282,7 @@ class BisectSession:
     measured: list[MeasuredBuild] = field(default_factory=list)  # the good build, the bad one, and the mixtures
 
     def run(self) -> BisectResult:
-        """Search until all culprits of the bad build are known, or the budget is used up."""
+        """Search until the culprit of the bad build is known, or the budget is used up."""
         config, units, began = self.plan.config, self.mixture.units, time.perf_counter()
         given = {unit.column for unit in self.plan.given}
         held = np.array([unit.column in given for unit in units], np.bool_)
@@ -305,7 +300,6 @@ class BisectSession:
             is_held_by_good=bool(given) and not held.any(),
             seen=tuple(EarlierBuild(each == "1", bad, each == "2") for each, bad in digits),
             errors=(good, bad),
-            chance=self.plan.chance,
             confidence=config.confidence,
             confidence_of_one=config.confidence_of_one,
             seed=config.seed,
@@ -355,10 +349,9 @@ class BisectSession:
                     probability=each.probability,
                     builds=each.trials,
                 )
-                for each in found.culprits
+                for each in filter(None, (found.explanation,))
             ),
             suspects=tuple(units[place] for place in found.suspects),
-            complete=found.complete,
             good_run=self.plan.good_run,
             bad_run=self.plan.bad_run,
             units=len(units),
@@ -408,7 +401,7 @@ class BisectSession:
         if not mixtures:
             return ""
         taken, bad = np.array([each.taken for each in mixtures]), np.array([each.bad for each in mixtures])
-        clauses = [taken[:, clause].all(axis=1) for culprit in found.culprits for clause in culprit.clauses]
+        clauses = [taken[:, clause].all(axis=1) for clause in (found.explanation.clauses if found.explanation else ())]
         expected = np.array([each.followed for each in mixtures]).T
         likelihood = Likelihood(len(bad), int(bad.sum()))
         scores = likelihood.mixed(expected.sum(axis=1), (expected & bad).sum(axis=1))

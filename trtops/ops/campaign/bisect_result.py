@@ -9,7 +9,7 @@ from trtops import errors
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.tables import table as text_table
-from trtops.tactics.bisection import CHANCE, SearchOutcome
+from trtops.tactics.bisection import SearchOutcome
 from trtops.tactics.contributions import SOUND_SPREAD
 from trtops.tactics.model import Bools, Clauses
 from trtops.tactics.record import Column
@@ -98,7 +98,6 @@ class BisectPlan(Record):
     seen: tuple[tuple[str, bool], ...]
     config: BisectConfig
     given: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
-    chance: float = CHANCE
     suspected: tuple[Unit, ...] = ()  # known from earlier campaigns, or next to the first divergence; asked first
 
 
@@ -185,7 +184,7 @@ class AddedErrors(Record):
 class BisectResult(OpResult):
     """How a bisection ended: ``undecided`` where the budget was too small, or nothing differs that can be chosen.
 
-    It is complete if the bad build is good without the culprits. ``suspects`` probably take part in a combination.
+    ``suspects`` probably take part in a combination.
     ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can, or from
     timing. ``follows`` is the one that explains verdicts better than any units. ``suspected`` were asked first, because
     of the store's history or the first tensor that diverges.
@@ -194,7 +193,6 @@ class BisectResult(OpResult):
     outcome: SearchOutcome
     culprits: tuple[BisectCulprit, ...]
     suspects: tuple[Unit, ...] = ()
-    complete: bool
     good_run: str
     bad_run: str
     units: int
@@ -251,8 +249,7 @@ class BisectResult(OpResult):
         if self.outcome == "confirmed" and given:
             return f"{given} is not enough. It also needs, found in {builds}: {names}."
         if self.outcome == "confirmed":
-            rest = "Without it the bad build is good." if self.complete else "The bad build is bad without it too."
-            return f"Confirmed in {builds}: {names}. {rest}"
+            return f"Confirmed in {builds}: {names}."
         if self.added is not None:
             return self.added.describe(builds)
         if self.outcome == "not replayable":

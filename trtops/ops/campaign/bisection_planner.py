@@ -9,7 +9,6 @@ import numpy as np
 
 from trtops.ops.campaign.bisect_result import BisectResult, ChoiceKey, Unit
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.tactics.bisection import CHANCE
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.model import Bools, Likelihood
 from trtops.tactics.table import CampaignTable
@@ -26,7 +25,6 @@ EARLY_TRANSFERS = 2  # the number of these before there are enough good builds t
 MIN_LACKING_SHARE = 0.4  # share of possibly needed choices that a good build must lack for an early transfer
 REFUTATIONS = 2  # good builds that stay good with a culprit, repeatedly, after which it is dropped
 EARLY_DOUBT = 4  # times the campaign's doubt at which a single choice is named at first
-WRONG_VERDICT = 0.5  # prior probability that the verdict of a bad build is wrong which no known culprit explains
 _MAX_COMPARED = 200  # builds per verdict that pairs are made of
 _KILLED = "The bisection's process ended in the middle of it."
 
@@ -71,12 +69,11 @@ class CampaignCulprit:
 
 @dataclass(frozen=True)
 class BuildPair:
-    """A good and a bad build to mix; ``given`` and ``chance`` as in a ``BisectPlan``."""
+    """A good and a bad build to mix; ``given`` as in a ``BisectPlan``."""
 
     good: str
     bad: str
     given: tuple[Unit, ...] = ()
-    chance: float = CHANCE
 
 
 @dataclass
@@ -149,7 +146,7 @@ class Planner:
         good = [name for name in table.named(*PASSED) if name not in unsafe]
         bad = [name for name in table.named("bad") if name not in tried and not explained[rows[name]]]
         if good and bad:
-            return BuildPair(*most_alike(table, good, bad), chance=WRONG_VERDICT if found else CHANCE)
+            return BuildPair(*most_alike(table, good, bad))
         # At last a good build that shows whether a culprit is bad there too.
         waited = self._has_waited(table)
         transfers = (_transfer(culprit, table, waited=waited) for culprit in found)
@@ -200,12 +197,9 @@ class Planner:
 
     def confidence_of_one(self, pair: BuildPair) -> float | None:
         """What it needs for a single choice: less, where later builds and mixtures check it again."""
-        doubt = 1 - self.config.confidence
-        return (
-            None
-            if pair.given or self._unexplained_pairs or not self.config.complete
-            else max(0.5, 1 - EARLY_DOUBT * doubt)
-        )
+        if pair.given or self._unexplained_pairs or not self.config.complete:
+            return None
+        return max(0.5, 1 - EARLY_DOUBT * (1 - self.config.confidence))
 
     def denied(self, tracker: Tracker, table: CampaignTable) -> DenyList:
         """What the next builds must not choose: the culprits. Nothing, where a build has failed since."""

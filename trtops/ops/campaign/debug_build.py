@@ -327,7 +327,6 @@ class _CampaignState:
                 devices=config.devices,
             ),
             given=pair.given,
-            chance=pair.chance,
         )
         planner.add(result, len(self._table))
 
