@@ -420,9 +420,10 @@ def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path, tracker) -> 
         debug_build(resume=run.id, tracker=tracker)
 
     assert main(["runs", "close", run.id, "--force", "--store", str(tracker.store.root)]) == 0
-    result = debug_build(resume=run.id, tracker=tracker)
+    result = debug_build(resume=run.id, tracker=tracker, tags={Tag.PREFECT_FLOW_RUN: "second"})
 
     assert (result.iterations, result.good) == (3, 3)
+    assert tracker.info(run.id).tags[Tag.PREFECT_FLOW_RUN] == "second"
     ends = sorted((info.tags[Tag.ITERATION], info.status) for info in tracker.find("identity", parent=run.id))
     assert ends == [("0", "finished"), ("1", "finished"), ("1", "killed"), ("2", "finished")]
     assert tracker.info(run.id).status == "finished" and tracker.find("identity", status="running") == []

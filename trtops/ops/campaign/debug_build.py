@@ -177,6 +177,7 @@ def debug_build(
             stack.enter_context(_locked_campaign(resume, tracker))
             loaded, config = _check_resumed(known, model, config, tracker, allow_scripts, evaluate)
             experiment, run = known.experiment, tracker.reopen(resume)
+            run.set_tags(tags or {})  # of the flow run that runs it now
         else:
             if model is None:
                 raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to resume.")
