@@ -120,14 +120,18 @@ class OpResult(Record):
         return f"trtops inspect run {self.run_id}" if self.run_id else ""
 
     def summary_lines(self, store: str | None = None) -> str:
-        """Verdict, evidence, run and next command; no run if none was kept.
+        """Verdict, first reasons, evidence, run and next command; no run if none was kept.
 
         Args:
             store: The store named on the command line, which is added to the next command.
         """
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
-        if self.evidence:
-            verdict += "\n" + textwrap.fill(self.evidence, 80, initial_indent="because: ", subsequent_indent=" " * 9)
+        given: tuple[str, ...] = getattr(self, "reasons", ())
+        reasons = [textwrap.shorten(one_line(reason), 240, placeholder=" ...") for reason in given]
+        why = "; ".join(reasons[:2]) + (f"; and {len(reasons) - 2} more" if len(reasons) > 2 else "")
+        for label, text in (("because: ", why), ("checked: " if why else "because: ", self.evidence)):
+            if text:
+                verdict += "\n" + textwrap.fill(text, 80, initial_indent=label, subsequent_indent=" " * 9)
         place = f" --store {shlex.quote(store)}" if store else ""
         run = f"\nrun:     {self.run_id}" if self.run_id else ""
         step = one_line(self.next_step)

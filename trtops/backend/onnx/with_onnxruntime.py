@@ -150,8 +150,7 @@ def _register_limited_arena(pid: int) -> None:
     import onnxruntime as ort  # noqa: TID251
 
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    as_requested = 1
-    settings = ort.OrtArenaCfg({"max_mem": memory_limit() // 3, "arena_extend_strategy": as_requested})
+    settings = ort.OrtArenaCfg({"max_mem": memory_limit() // 3})
     with contextlib.suppress(RuntimeError):  # a script has registered its own, or this process was forked
         ort.create_and_register_allocator(info, settings)
 

@@ -49,7 +49,7 @@ _LARGEST_MULTIPLES: dict[Rounding, float] = {
 # TensorRT chooses algorithms with more roundings than are emulated. Its FP32 functions are less exact: nine layers of
 # tanh had 18 times the noise (8.6 on an H100).
 _TENSORRT, _TENSORRT_FP32 = 1.5, 3.0
-# Its FP16 kernels may add up in FP16: sums of so many products double the variance of rounding inputs, weights and
+# Its FP16 kernels may add up in FP16: sums of this many products double the variance of rounding inputs, weights and
 # result. One rounding for each of K/16 partial sums, whose variance grows evenly, has K/32 times the variance of
 # rounding the result. A convolution with K = 4608 had 6.8 times the noise (7.0 by this), a perceptron with 512 to 2048
 # had 4.6 (4.0), a U-Net with 36 to 2304 had 4.1 (3.2).

@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 _LONGEST_CHAIN = 12
 _SHOWN = 40  # tensors in the terminal
 _UNKNOWN_BYTES = 1 << 20
-_WINDOW_BYTES = 192 << 20  # of the tensors that are observed at the same time; smaller windows need more runs
+# Of the tensors that are observed at the same time. Both sides and the last window share a third of the memory limit.
+_WINDOW_BYTES = 64 << 20
 
 MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
 """Makes a runner of a model with any tensors as outputs. The model is read at activation."""
