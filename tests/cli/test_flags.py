@@ -13,7 +13,7 @@ import pytest
 
 from tests import models
 from trtops.cli import registry
-from trtops.cli.commands.runs import tag
+from trtops.cli.commands.runs import limit, tag
 from trtops.cli.flags import Flag, Parser, UsageError, flags_of, without_effect
 from trtops.cli.logs import LOGGING
 from trtops.cli.main import load, main, parser_of
@@ -75,6 +75,7 @@ SAMPLES: dict[Any, list[str]] = {
     tag: ["release=007"],
     tensor: ["t:[1,2]:float32"],
     until: ["7"],
+    limit: ["error/max_abs=0.01"],
     constraint: ["prefer"],
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.schema import AS_PARAM, Artifact, Tag
 
 
 def rebuilt(store: Logged, run: str, **asked: object) -> RunAudit:
@@ -219,8 +219,9 @@ def test_changed_golden_outputs_contradict_the_model(victim: Logged) -> None:
     victim.edit("campaign", Artifact.GOLDEN, scaled)
     victim.rewrite_manifest("campaign")
     digest = sha256_file(victim.folder("campaign") / Artifact.GOLDEN)
+    victim.set("campaign", "tag", Tag.GOLDEN_SHA256, digest)
+    victim.set("iteration", "param", AS_PARAM[Tag.GOLDEN_SHA256], digest)
     for run in ("campaign", "iteration"):
-        victim.set(run, "tag", Tag.GOLDEN_SHA256, digest)
         victim.restate(run)
 
     found = rebuilt(victim, "iteration", ways=("replay",))

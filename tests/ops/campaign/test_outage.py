@@ -65,7 +65,7 @@ def what_is_kept(tracker: Tracker, campaign: str) -> object:
         runs[info.tags[Tag.ITERATION]] = (
             info.status,
             info.verdict,
-            info.params,
+            {name: value for name, value in info.params.items() if name != "golden_sha256"},
             len(json.loads(stored.read_bytes("tactics/layers.json"))),
             stored.read_bytes("tactics/replay.json"),
             [entry.path for entry in stored.manifest.artifacts],

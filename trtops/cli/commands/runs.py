@@ -32,7 +32,7 @@ def tag(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _limit(text: str) -> tuple[str, float]:
+def limit(text: str) -> tuple[str, float]:
     """Return metric and value of ``METRIC=VALUE``."""
     name, value = tag(text)
     return name, float(value)
@@ -63,7 +63,7 @@ _READ = (groups.STORE, groups.JSON)
         flag("--data NAME[@DIGEST]", "evaluated on this data, as in the params evidence.source and evidence.data"),
         flag("--device NAME", "built on this device, as in the param env.device"),
         flag("--kernel NAME", "with this kernel, as trtops inspect tactics names it"),
-        flag("--above METRIC=VALUE+", "with larger values than these, such as error/max_abs=0.01", convert=_limit),
+        flag("--above METRIC=VALUE+", "with larger values than these, such as error/max_abs=0.01", convert=limit),
         flag("--accepted", "that an alias of the registry points to"),
     ),
     *_READ,
