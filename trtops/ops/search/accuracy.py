@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 _LONGEST_CHAIN = 12
 _SHOWN = 40  # tensors in the terminal
 _UNKNOWN_BYTES = 1 << 20
-# Of tensors that are observed at the same time. Both sides and the last window share a third of the memory limit.
+# Of tensors observed at the same time. Both sides and the last window share a third of TRTOPS_MEMORY_LIMIT.
 _WINDOW_BYTES = 64 << 20
 
 MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
