@@ -27,6 +27,7 @@ from trtops.lazy import known_as
 from trtops.metadata import is_dynamic
 from trtops.record import JSONValue, Record, sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, ModelInfo
+from trtops.tables import listed
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
@@ -145,10 +146,9 @@ class Build:
         left = [layer for layer in self.layers if layer.tactic.endswith("@CPUExecutionProvider")]
         if not left or self.engine.environment.compute_capability is None:
             return ""
-        named = ", ".join(f"{layer.op} `{layer.name}`" for layer in left[:8])
-        more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+        named = listed((f"{layer.op} `{layer.name}`" for layer in left), 8)
         share = len(left) / len(self.layers)
-        return f"{len(left)} of {len(self.layers)} nodes ({share:.0%}) run on the CPU: {named}{more}"
+        return f"{len(left)} of {len(self.layers)} nodes ({share:.0%}) run on the CPU: {named}"
 
 
 class EngineBackend(Protocol):

@@ -35,9 +35,7 @@ def supervise(command: Callable[[], int], words: Sequence[str]) -> int:
         return command()
     if code >= 0:
         os._exit(code)
-    if -code in (*INTERRUPTING, FORWARDED) or seconds == _PATIENCE:
-        if seconds == _PATIENCE:
-            print_line(f"[E] Interrupted: killed, since the command did not end within {seconds:g} s.", sys.stderr)
+    if -code in (*INTERRUPTING, FORWARDED):
         os._exit(INTERRUPTED)
     if "--silent" not in words:
         hint = "" if seconds is None else " If this is intended, set --timeout to more seconds."
@@ -65,8 +63,8 @@ def _print_culprits(model: str, seconds: float) -> None:
 def _run_fork(page: Page) -> tuple[int, int, float | None]:
     """Fork; returns 0 in the child. In the parent, wait, and return the child's exit code or negative signal, too.
 
-    The last value is the time limit that the child exceeded, or ``_PATIENCE`` if it did not end when interrupted.
-    Signals sent to the parent alone are forwarded.
+    The last value is the time limit that the child exceeded. Signals sent to the parent alone are forwarded; a child
+    that does not end then is killed, and has ended by that signal.
     """
     parent = os.getpid()
     numbers = [number for number in INTERRUPTING if signal.getsignal(number) is not signal.SIG_IGN]
@@ -96,8 +94,10 @@ def _run_fork(page: Page) -> tuple[int, int, float | None]:
             repeats = _REPEATS
             patience = min(patience, time.monotonic() + _PATIENCE)
         if patience < time.monotonic():
-            seconds = _PATIENCE
             os.kill(pid, signal.SIGKILL)
-        elif page.is_late():
+            os.waitpid(pid, 0)
+            print_line(f"[E] Interrupted: killed, since the command did not end within {_PATIENCE:g} s.", sys.stderr)
+            return pid, -FORWARDED, None
+        if page.is_late():
             seconds = page.read()[0]
             os.kill(pid, signal.SIGKILL)

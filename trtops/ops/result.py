@@ -17,7 +17,7 @@ from trtops.errors import InvalidModelError, WorkerError
 from trtops.record import JSONValue, Record, to_jsonable
 from trtops.system.activity import mark_op, needs_child
 from trtops.system.masking import masked
-from trtops.tables import markdown_table, table
+from trtops.tables import listed, markdown_table, table
 from trtops.terminal import one_line
 from trtops.verdict import MARKS
 
@@ -127,8 +127,7 @@ class OpResult(Record):
         """
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
         given: tuple[str, ...] = getattr(self, "reasons", ())
-        reasons = [textwrap.shorten(one_line(reason), 240, placeholder=" ...") for reason in given]
-        why = "; ".join(reasons[:2]) + (f"; and {len(reasons) - 2} more" if len(reasons) > 2 else "")
+        why = listed((textwrap.shorten(one_line(reason), 240, placeholder=" ...") for reason in given), 2, "; ")
         for label, text in (("because: ", why), ("checked: " if why else "because: ", self.evidence)):
             if text:
                 verdict += "\n" + textwrap.fill(text, 80, initial_indent=label, subsequent_indent=" " * 9)

@@ -16,6 +16,7 @@ from tests.models import Case
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.walk import mean_sum_length
 from trtops.comparator import ComparisonReport, RunResults, Tolerances, compare_outputs
 from trtops.ops.campaign.iteration import evaluate_in_child
 from trtops.ops.engines.convert import ConvertConfig, builds_table, convert
@@ -28,7 +29,6 @@ from trtops.ops.evaluation.limits import (
     OutputNoise,
     RightModel,
     default_tolerances,
-    mean_sum_length,
 )
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions

@@ -5,6 +5,7 @@ Yielded messages are parts of the model, not copies. Importing this module does 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -319,6 +320,24 @@ def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
         if is_onnx_op(node, "Constant") and (tensor := constant_tensor(node)) is not None:
             found[tensor.name] = tensor
     return found
+
+
+def mean_sum_length(graph: onnx.GraphProto) -> float:
+    """The mean number of products that a value of a convolution or matrix product with constant weights sums.
+
+    0 without such nodes; bodies of If, Loop and Scan are left out.
+    """
+    weights, lengths = constant_tensors(graph), []
+    for node in graph.node:
+        dims = [*weights[node.input[1]].dims] if len(node.input) > 1 and node.input[1] in weights else []
+        if node.op_type == "Conv" and len(dims) > 2:
+            lengths.append(math.prod(dims[1:]))
+        elif node.op_type == "ConvTranspose" and len(dims) > 2:
+            inputs = dims[0] // int_attribute(node, "group", 1)
+            lengths.append(inputs * math.prod(dims[2:]) // math.prod(ints_attribute(node, "strides") or [1]))
+        elif node.op_type in ("Gemm", "MatMul") and len(dims) > 1:
+            lengths.append(dims[-1 if int_attribute(node, "transB", 0) else -2])
+    return sum(lengths) / len(lengths) if lengths else 0.0
 
 
 def spell_out(model: onnx.ModelProto) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from trtops import errors
 from trtops.ops.result import OpResult
 from trtops.record import Record
+from trtops.tables import listed
 from trtops.tables import table as text_table
 from trtops.tactics.bisection import SearchOutcome
 from trtops.tactics.contributions import SOUND_SPREAD
@@ -281,17 +282,12 @@ class BisectResult(OpResult):
             known = ", ".join(unit.describe() for unit in self.suspected)
             yield f"\nAsked first, since confirmed in earlier campaigns or first to diverge: {known}."
         if self.consequences:
-            names = _shorten([f"`{name}`" for name in self.consequences], 8)
+            names = listed([f"`{name}`" for name in self.consequences], 8)
             yield f"\n{len(self.consequences)} layers differ that cannot be chosen, and follow from others: {names}."
         rows = []
         for number, trial in enumerate(self.trials, 1):
             error = "-" if trial.error is None else f"{trial.error:.3g}"
             verdict = trial.verdict if trial.counted else f"{trial.verdict}, not counted"
-            rows.append((str(number), verdict, error, _shorten(trial.taken, 4) or "nothing"))
+            rows.append((str(number), verdict, error, listed(trial.taken, 4) or "nothing"))
         if rows:
             yield f"\n```\n{text_table(('build', 'verdict', 'max_abs', 'from the bad build'), rows)}\n```"
-
-
-def _shorten(names: Sequence[str], shown: int) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more

@@ -33,8 +33,6 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding
 from trtops.tables import listed
 
 if TYPE_CHECKING:
-    import onnx
-
     from trtops.backend.base import Feed
     from trtops.backend.onnx.model import Model
 
@@ -266,26 +264,6 @@ class NoiseLimits(Record):
         return text
 
 
-def mean_sum_length(graph: onnx.GraphProto) -> float:
-    """The mean number of products that each value of a convolution or matrix product with weights is the sum of."""
-    from trtops.backend.onnx.walk import constant_tensors
-
-    dims = {name: tuple(tensor.dims) for name, tensor in constant_tensors(graph).items()}
-    lengths = []
-    for node in graph.node:
-        weight = next((dims[name] for name in node.input[1:2] if name in dims), ())
-        if node.op_type == "Conv" and len(weight) > 2:
-            lengths.append(math.prod(weight[1:]))
-        elif node.op_type == "ConvTranspose" and len(weight) > 2:
-            strides = next((each.ints for each in node.attribute if each.name == "strides"), ())
-            groups = next((each.i for each in node.attribute if each.name == "group"), 1)
-            lengths.append(weight[0] // groups * math.prod(weight[2:]) // math.prod(strides))
-        elif node.op_type in ("Gemm", "MatMul") and len(weight) >= 2:
-            transposed = any(each.name == "transB" and each.i for each in node.attribute)
-            lengths.append(weight[-1 if transposed else -2])
-    return sum(lengths) / len(lengths) if lengths else 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class RightModel:
     """The right model on the data of an evaluation, and what rounding to a precision does to it.
@@ -320,6 +298,8 @@ class RightModel:
         if isinstance(self.build.options, OnnxRuntimeOptions):
             return _TENSORRT if self.build.options.on_gpu and self.precision == "fp16" else 1.0
         if self.precision == "fp16":
+            from trtops.backend.onnx.walk import mean_sum_length
+
             return max(_TENSORRT, math.sqrt(1 + mean_sum_length(self.model.structure().graph) / _SUM_LENGTH))
         return _TENSORRT_FP32 if self.precision == "fp32" else _TENSORRT
 
