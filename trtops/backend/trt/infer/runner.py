@@ -91,6 +91,7 @@ class TrtRunner(BaseRunner):
         self._outputs_prepared = False
         # Whether an output's size is only known during the inference.
         self._has_late_sizes = False
+        self._sized_late: set[str] = set()
         self._int32_inputs: frozenset[str] = frozenset()
 
     # --- activation ---------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class TrtRunner(BaseRunner):
     def _make_slots(self) -> None:
         trt = library.load()
         assert self.stream is not None
-        execution = Execution(self.name, self.engine, self.context, self.stream, self.stager)
+        execution = Execution(self.name, self.engine, self.context, self.stream, self.stager, self._sized_late)
         profile = max(int(self.context.active_optimization_profile), 0)
         for index in range(self.engine.num_io_tensors):
             name = self.engine.get_tensor_name(index)

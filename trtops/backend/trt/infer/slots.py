@@ -24,6 +24,7 @@ class Execution:
     context: Any
     stream: memory.Stream  # the stream of copies and inferences
     stager: staging.Stager  # copies large inputs to the device
+    sized_late: set[str]  # outputs whose size depends on the data; filled by the outputs
 
 
 class Slot:
@@ -249,7 +250,9 @@ class Output(Slot):
         if aliased is not None:
             self.shape = shape
             self.set_address(next(slot.address for slot in inputs if slot.name == aliased))
-        elif any(dim < 0 for dim in shape):
+        # After an inference the context of 8.6 states the size of that inference, which the next one may exceed.
+        elif self.name in self.execution.sized_late or any(dim < 0 for dim in shape):
+            self.execution.sized_late.add(self.name)
             self._use_allocator()
         elif self.on_host:
             self.shape, self.allocator = shape, None
