@@ -159,9 +159,13 @@ def test_calibration_data_may_lie_on_the_device():
         for data in (host, [{"x": first}, {"x": second}], [{"x": first.ptr}, {"x": second.ptr}]):
             calibrator = back.Calibrator(data)
             engine_of(network, int8=True, calibrator=calibrator)
-            contents.append(calibrator.cache_contents)
+            contents.append(CalibrationCache.from_bytes(calibrator.cache_contents).by_name())
 
-    assert contents[0] == contents[1] == contents[2]
+    # TensorRT sums on the device in any order, so that the last bit of a range may differ.
+    for other in contents[1:]:
+        assert other.keys() == contents[0].keys()
+        for name, entry in other.items():
+            assert entry.amax == pytest.approx(contents[0][name].amax, rel=1e-6)
 
 
 def failing_loader():

@@ -155,9 +155,9 @@ class Evaluation(Record):
 
     @property
     def _faults(self) -> tuple[str, ...]:
-        found = self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
-        if self.noise is not None:
-            found += self.noise.reasons(self.report)
+        # First that the precision does not suffice: it explains the errors that follow.
+        found = () if self.noise is None else self.noise.reasons(self.report)
+        found += self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
         # All feeds together may hide an error that only some of them have.
         if self.report and self.evidence is not None:
             bad = (entry for entry in self.evidence.shapes if entry.verdict == "bad")
