@@ -122,6 +122,30 @@ def test_branches_with_known_conditions_are_inlined() -> None:
         np.testing.assert_allclose(out["total"], y + np.maximum(x, 0), rtol=1e-6)
 
 
+def test_branches_that_sizes_decide_stay() -> None:
+    # ONNX Runtime's symbolic inference takes n == 1 for false, and the rank of one branch for both.
+    text = """(float[batch,n] x) => (float[p,q] y, int64[one] rank) {
+        sizes = Shape(x) n = Gather(sizes, axis) halves = Div(n, two) cut = Slice(x, zero, halves, axis)
+        cut_sizes = Shape(cut) width = Gather(cut_sizes, axis) same = Equal(width, axis)
+        z = If(same) <
+            then_branch = squeeze () => (float[m] a) { a = Squeeze(cut, axis) },
+            else_branch = keep () => (float[m,k] b) { b = Identity(cut) }
+        >
+        left = Shape(z) rank = Shape(left) target = Concat<axis = 0>(left, axis) wide = Reshape(z, target)
+        y = Flatten<axis = 1>(wide)
+    }"""
+    weights = {"axis": np.array([1]), "two": np.array([2]), "zero": np.array([0])}
+    proto = models.model(text, weights)
+
+    folded = fold_constants(proto)
+
+    assert "If" in ops(folded)
+    for width in (2, 6):
+        feed = {"x": models.random(3, width)}
+        for name, array in run(proto, feed).items():
+            np.testing.assert_array_equal(run(folded, feed)[name], array)
+
+
 def test_bodies_are_folded() -> None:
     case = models.branch()
     body = case.proto.graph.node[1].attribute[0].g

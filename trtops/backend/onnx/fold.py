@@ -278,14 +278,17 @@ def _inline_branches(graph: onnx.GraphProto, known: KnownTensors) -> bool:
 def _branch_nodes(graph: onnx.GraphProto, node: onnx.NodeProto, body: onnx.GraphProto) -> list[onnx.NodeProto]:
     """The nodes of a branch under new, unique names; its weights and declarations move to the graph."""
     prefix = f"{walk.node_name(node)}/"
-    inner = walk.initializer_names(body) | {name for n in body.node for name in n.output if name}
-    renamed = {name: prefix + name for name in inner}
+    made = {name for n in body.node for name in n.output if name}
+    renamed = {name: prefix + name for name in walk.initializer_names(body) | made}
+    # A branch may return one tensor twice, a weight, or a tensor from outside: these are copied at the end.
+    direct = {inside.name: outside for inside, outside in zip(body.output, node.output) if inside.name in made}
+    renamed |= {name: outside for name, outside in direct.items() if outside}
     for tensor in body.initializer:
         add_copy(graph.initializer, tensor).name = renamed[tensor.name]
     for sparse in body.sparse_initializer:
         add_copy(graph.sparse_initializer, sparse).values.name = renamed[sparse.values.name]
     for value in body.value_info:
-        if value.name in renamed:
+        if value.name in renamed and value.name not in direct:
             add_copy(graph.value_info, value).name = renamed[value.name]
     result = []
     for original in body.node:
@@ -299,6 +302,6 @@ def _branch_nodes(graph: onnx.GraphProto, node: onnx.NodeProto, body: onnx.Graph
                 value.name = renamed.get(value.name, value.name)
         result.append(copy)
     for inside, outside in zip(body.output, node.output):
-        if outside:
+        if outside and direct.get(inside.name) != outside:
             result.append(helper.make_node("Identity", [renamed.get(inside.name, inside.name)], [outside]))
     return result

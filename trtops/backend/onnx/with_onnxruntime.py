@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -162,12 +163,12 @@ def out_of_memory(exc: Exception) -> bool:
 
 def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model with the shapes that ONNX Runtime's symbolic inference finds, complete or not."""
-    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference, get_opset  # noqa: TID251
+    from onnxruntime.tools.symbolic_shape_infer import get_opset  # noqa: TID251
 
     if (get_opset(model) or 0) < 7:
         raise errors.InferenceError("Symbolic shape inference needs operator set 7 or later.")
     # Its own entry point, infer_shapes, writes a file to the working directory when shapes remain unknown.
-    inference = SymbolicShapeInference(2**31 - 1, True, False, 0)
+    inference = _symbolic_inference()(2**31 - 1, True, False, 0)
     try:
         with limited_memory(), Activity("inferring symbolic shapes"):
             inference._preprocess(model)
@@ -175,6 +176,36 @@ def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
                 inference._infer_impl()
             inference._update_output_from_vi()
     except Exception as exc:  # it raises errors of many types
-        raise errors.InferenceError(f"Symbolic shape inference failed: {exc}") from exc
+        raise errors.InferenceError(f"Symbolic shape inference failed: {exc or type(exc).__name__}") from exc
     inferred: onnx.ModelProto = inference.out_mp_
     return inferred
+
+
+@functools.cache
+def _symbolic_inference() -> Any:
+    """ONNX Runtime's class, without two errors: it takes n == 1 for false, and an If for what one branch returns."""
+    from onnxruntime.tools import symbolic_shape_infer as module  # noqa: TID251
+
+    class Inference(module.SymbolicShapeInference):  # type: ignore[misc]
+        def _infer_symbolic_compute_ops(self, node: onnx.NodeProto) -> None:
+            super()._infer_symbolic_compute_ops(node)
+            if node.op_type == "Equal" and node.output[0] in self.sympy_data_:
+                sides = [
+                    each if isinstance(each, list) else [each] for each in self._get_int_or_float_values(node, True)
+                ]
+                if any(module.sympy.sympify(first - second).is_zero is None for first, second in zip(*sides)):
+                    del self.sympy_data_[node.output[0]]
+
+        def _fuse_tensor_type(self, node: onnx.NodeProto, place: int, kept: Any, other: Any) -> None:
+            kept_type, other_type = kept.tensor_type, other.tensor_type
+            differ = len(kept_type.shape.dim) != len(other_type.shape.dim)
+            super()._fuse_tensor_type(node, place, kept, other)
+            if differ or not other_type.HasField("shape"):
+                kept_type.ClearField("shape")
+
+    # It makes objects of the class that its module names, for the bodies of nodes.
+    code = module.SymbolicShapeInference._onnx_infer_subgraph
+    body = types.FunctionType(code.__code__, {**vars(module), "SymbolicShapeInference": Inference})
+    body.__defaults__ = code.__defaults__
+    Inference._onnx_infer_subgraph = body
+    return Inference
