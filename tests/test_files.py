@@ -194,13 +194,21 @@ def test_only_marks_of_ended_processes_are_gone() -> None:
 
 
 def test_only_own_leftovers_are_found(tmp_path: Path, monkeypatch) -> None:
+    worker = tmp_path / f"{processes.TEAM_FOLDER}worker-gpu-y"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / f"trtops.build.4194305-1-{processes.mark().rpartition('-')[2]}.x"
-    for folder in (left, tmp_path / f"{processes.temporary_prefix('build')}x", tmp_path / "trtops.my.own.notes"):
+    name = f"trtops.build.4194305-1-{processes.mark().rpartition('-')[2]}.x"
+    left, lefts_worker = tmp_path / name, worker / name
+    for folder in (
+        worker,
+        lefts_worker,
+        left,
+        tmp_path / f"{processes.temporary_prefix('build')}x",
+        tmp_path / "trtops.my.own.notes",
+    ):
         folder.mkdir()
 
     monkeypatch.setattr(os, "getuid", lambda: -1)
     assert processes.remove_left_folders() == []
     monkeypatch.undo()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert processes.remove_left_folders() == [left] and len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / f"{processes.TEAM_FOLDER}worker-cpu-x"))
+    assert processes.remove_left_folders() == [lefts_worker, left] and len(list(tmp_path.iterdir())) == 3

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,8 +59,12 @@ def test_failing_service_is_reported_and_others_stay(folder, stages):
         assert [each.state for each in servers.status(folder)] == ["up", "down"]
 
 
-def test_dead_service_is_restarted_and_its_children_ended(folder, stages):
-    child = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
+def test_dead_service_is_restarted_and_its_children_ended(folder, stages, tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    child = (
+        "import subprocess, tempfile; tempfile.mkdtemp(); subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    )
     stages += [[service("first", SLEEP), service("second", f"{child}; {SLEEP}")]]
     servers.up(folder)
     first, second = (servers.main_process(folder, name) for name in ("first", "second"))
@@ -70,9 +75,13 @@ def test_dead_service_is_restarted_and_its_children_ended(folder, stages):
     dead = servers.status(folder)
     assert [each.state for each in dead] == ["up", "dead"] and dead[1].text.endswith("started!")
     [left] = servers.all_processes(folder, "second")
+    [kept] = tmp_path.glob("tmp/*/*")
 
     assert [each.state for each in servers.up(folder)] == ["up", "up"]
     assert servers.main_process(folder, "first") == first and left not in servers.all_processes(folder, "second")
+    assert not kept.exists()
+    servers.down(folder)
+    assert not [*tmp_path.glob("tmp/*")]
 
 
 def test_deaf_service_and_its_children_are_killed(folder, stages):

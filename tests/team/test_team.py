@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 
 from flows.deployments import QUEUES
 from tests import models
@@ -21,7 +22,7 @@ from tests.team.conftest import RunningTeam, eventually, running_team
 from trtops import errors
 from trtops.team import servers
 from trtops.tracking import schema
-from trtops.tracking.base import RunInfo
+from trtops.tracking.base import RunInfo, tracked
 
 long = pytest.mark.skipif(
     not LONG, reason="TRTOPS_TEST_LONG=1 runs it"
@@ -90,6 +91,26 @@ def test_servers_are_protected(running: RunningTeam):
     ports = {running.state.prefect_port, running.state.mlflow_port}
     addresses = {each.laddr for each in psutil.net_connections("inet") if each.status == psutil.CONN_LISTEN}
     assert {ip for ip, port in addresses if port in ports} == {"127.0.0.1"}
+
+
+def test_acceptance_names_the_authenticated_user(running: RunningTeam, monkeypatch: pytest.MonkeyPatch):
+    admin = running.tracker()
+    alice, server = {"username": "alice", "password": "twelve characters"}, running.state
+    login = ("admin", server.mlflow_password)
+    requests.post(f"{server.mlflow_url}/api/2.0/mlflow/users/create", json=alice, auth=login).raise_for_status()
+    with tracked(admin, "nets", "net", kind="build") as run:
+        run.log_bytes(b"engine", "engine/engine.ort")
+    admin.register("net", run.id, "engine/engine.ort", alias="by_admin")
+
+    monkeypatch.delenv("TRTOPS_CREDENTIALS")
+    monkeypatch.delenv("MLFLOW_TRACKING_AUTH")
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", alice["username"])
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", alice["password"])
+    monkeypatch.setenv("LOGNAME", "mallory")  # the login name of the system
+    running.tracker().register("net", run.id, "engine/engine.ort", alias="by_alice")
+
+    accepted = {alias: version.tags[schema.Tag.ACCEPTED_BY] for alias, version in running.tracker().accepted()}
+    assert accepted == {"by_admin": "admin", "by_alice": "alice"}
 
 
 @long

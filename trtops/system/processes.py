@@ -16,6 +16,9 @@ BRIEF_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "16"}
 # Random digits known to this process and its children, which inherit the variable, and to no file.
 SHARED_SECRET = os.environ.setdefault("TRTOPS_SECRET", os.urandom(16).hex())
 
+# Start of the names of temporary folders that servers and workers of a team have for themselves.
+TEAM_FOLDER = "trtops-team-"
+
 # psutil takes 20 ms to import, and most commands only need a name for a temporary folder.
 
 
@@ -70,8 +73,9 @@ def remove_left_folders() -> list[Path]:
     import shutil  # both are slow to import, and help does not need them
     import tempfile
 
-    removed = []
-    for path in sorted(Path(tempfile.gettempdir()).glob("trtops.*.*.*")):
+    removed, here = [], Path(tempfile.gettempdir())
+    here = here.parent if here.name.startswith(TEAM_FOLDER) else here
+    for path in sorted([*here.glob("trtops.*.*.*"), *here.glob(f"{TEAM_FOLDER}*/trtops.*.*.*")]):
         with contextlib.suppress(OSError):  # another command may remove it at the same time
             # Another user of the machine could give any folder such a name.
             if is_gone(path.name.split(".")[2]) and path.lstat().st_uid == os.getuid():

@@ -12,9 +12,11 @@ import logging
 import os
 import platform
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.parse
 import urllib.request
@@ -30,6 +32,7 @@ from filelock import FileLock, Timeout
 from trtops import errors
 from trtops.record import Record
 from trtops.system.files import open_atomically
+from trtops.system.processes import TEAM_FOLDER
 from trtops.team import access
 from trtops.team.access import MLFLOW_USER, TeamState, read_state
 from trtops.tracking.check import HealthFinding, server_finding
@@ -257,10 +260,13 @@ def _start(service: Service, folder: Path) -> None:
     log_file = _file(folder, service.name, "log")
     if log_file.exists():
         log_file.replace(log_file.with_suffix(".log.1"))
+    # Prefect's worker and its flow runs leave temporary folders when they are killed.
+    temporary = tempfile.mkdtemp(prefix=f"{TEAM_FOLDER}{service.name}-")
+    _file(folder, service.name, "tmp").write_text(temporary)
     with open(os.open(log_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as output:
         process = subprocess.Popen(
             service.command,
-            env={**service.environment, SERVICE: f"{folder}/{service.name}"},
+            env={**service.environment, "TMPDIR": temporary, SERVICE: f"{folder}/{service.name}"},
             # Python searches modules there: no scripts of users.
             cwd=folder / "prefect",
             stdin=subprocess.DEVNULL,
@@ -326,6 +332,9 @@ def _stop(folder: Path, name: str) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, timeout=_KILL_SECONDS)
+    if (file := _file(folder, name, "tmp")).exists():
+        shutil.rmtree(file.read_text(), ignore_errors=True)
+        file.unlink()
 
 
 def _started(folder: Path) -> list[str]:

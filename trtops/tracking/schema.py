@@ -75,6 +75,7 @@ class Tag:
     TRIAL = "trtops.trial"  # swap of a proof: in (suspect into a good build) or out (of a bad one)
     PROOF = "trtops.proof"  # confirmed, refuted or not isolable
     EVIDENCE = "trtops.evidence"  # id of the run that is the reason for a denied tactic or a promotion
+    ACCEPTED_BY = "trtops.accepted_by"  # of a registered engine: the user that MLflow's server authenticated
     PARDONED = "trtops.pardoned"  # true for a revoked entry of the deny-list
     FAULT = "trtops.fault"  # the kind of fault that triage found
     GATE = "trtops.gate"  # accept, refuse, undecided or error

@@ -238,6 +238,10 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "signature replaced": (of_signature(b"{}"), "signature: entry 2 of the log says"),
     "accepted version removed": (sql("DELETE FROM registered_model_aliases"), ALIAS),
     "accepted version exchanged": (sql("UPDATE registered_model_aliases SET version = 2"), ALIAS),
+    "acceptance by somebody else": (
+        lambda store: store.tracker._client.set_model_version_tag("net", "1", Tag.ACCEPTED_BY, "somebody"),
+        "account: entry",
+    ),
     "registered model removed": (lambda store: store.tracker._client.delete_registered_model("net"), ALIAS),
     "engine deleted without an entry": (
         lambda s: s.rewrite(s.number("pruned", "deleted")),

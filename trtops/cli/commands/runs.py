@@ -285,7 +285,8 @@ def resolve(args: Options) -> int:
     if args.json:
         say_json(found.to_dict())
     elif found.run_id:
-        say(f"Version {found.version} of {found.name!r}: run {found.run_id}, {found.path}")
+        by = f", accepted by {found.accepted_by}" if found.accepted_by else ""
+        say(f"Version {found.version} of {found.name!r}: run {found.run_id}, {found.path}{by}")
     else:
         say(found.why)
     return 0 if found.run_id else 1

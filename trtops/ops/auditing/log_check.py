@@ -9,7 +9,7 @@ from pathlib import Path
 from trtops import errors
 from trtops.ops.auditing.result import Claim, Contradiction, LogAudit
 from trtops.tracking.base import RegisteredVersion, RunInfo, StoredRun, Tracker
-from trtops.tracking.schema import Artifact
+from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.signatures import require_signed
 from trtops.tracking.store_log import HEAD, Entry, Facts, grown, head_of, run_facts
 
@@ -153,10 +153,13 @@ class LogCheck:
         found: list[Contradiction] = []
         for run_id in sorted({*expected} - {*audited}, key=lambda each: self.ends[each][0]):
             found += self._check_row(*self.ends[run_id], rows.get(run_id))
-        versions = {(version.name, alias): version.version for alias, version in accepted}
+        versions = {
+            (version.name, alias): {"version": version.version, "account": version.tags.get(Tag.ACCEPTED_BY)}
+            for alias, version in accepted
+        }
         for (name, alias), (number, entry) in self.registered.items():
             if entry.run in expected or entry.run not in self.ends:
-                now = {"version": versions.get((name, alias))}
+                now = versions.get((name, alias), {"version": None})
                 found += _differences(number, entry, now, f"{name!r} with alias {alias!r}: ", "the registry")
         if self._differing:  # all larger heads differ as well
             end = min(self._differing)

@@ -104,6 +104,7 @@ class Resolution(Record):
     path: str | None = None  # the engine among the run's artifacts
     why: str = ""  # why no engine is accepted, and what to do; empty otherwise
     engine_sha256: str | None = None
+    accepted_by: str | None = None  # the user that MLflow's server authenticated; None without accounts
     signed_by: str | None = None  # the key that signed its run, where a signature was required
 
     def engine(self, tracker: Tracker) -> Engine:
@@ -386,5 +387,6 @@ def _check_version(
         version=version.version,
         path=version.path,
         engine_sha256=found,
+        accepted_by=version.tags.get(schema.Tag.ACCEPTED_BY),
         signed_by=signed_by,
     )

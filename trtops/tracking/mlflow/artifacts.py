@@ -255,9 +255,6 @@ class _RemoteFiles:
     def _fetch(self, path: str, target: Path, limit: int) -> None:
         """Fetch an artifact of at most ``limit`` bytes into a new file."""
         from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
-        from mlflow.utils.credentials import get_default_host_creds
-        from mlflow.utils.request_utils import augmented_raise_for_status
-        from mlflow.utils.rest_utils import http_request
 
         repository = self._repository()
         if not isinstance(repository, HttpArtifactRepository):
@@ -266,10 +263,8 @@ class _RemoteFiles:
             os.replace(client.download_artifacts(self._run_id, path, str(target.parent)), target)
             return
         # MLflow's own download has no limit, and fetches a whole folder if the server calls the artifact one.
-        credentials = get_default_host_creds(repository.artifact_uri)  # type: ignore[no-untyped-call]
-        answer = http_request(credentials, f"/{path}", "GET", stream=True)  # type: ignore[no-untyped-call]
+        answer = self._connection.get(repository.artifact_uri, f"/{path}", stream=True)
         with answer, open(target, "wb") as file:
-            augmented_raise_for_status(answer)  # type: ignore[no-untyped-call]
             for block in answer.iter_content(1 << 20):
                 if (limit := limit - len(block)) < 0:
                     raise errors.StoreError(

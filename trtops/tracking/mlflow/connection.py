@@ -158,6 +158,25 @@ class Connection:
                 wait([answer], left)
         return answer.result()
 
+    def get(self, address: str, path: str, **options: Any) -> Any:
+        """Send a GET request for which MLflow's client has no method; use it through :meth:`call`."""
+        from mlflow.utils.credentials import get_default_host_creds
+        from mlflow.utils.request_utils import augmented_raise_for_status
+        from mlflow.utils.rest_utils import http_request
+
+        credentials = get_default_host_creds(address)  # type: ignore[no-untyped-call]
+        answer = http_request(credentials, path, "GET", **options)  # type: ignore[no-untyped-call]
+        augmented_raise_for_status(answer)  # type: ignore[no-untyped-call]
+        return answer
+
+    def account(self) -> str | None:
+        """The user that the server authenticates these calls as; None for an embedded store, or without accounts."""
+        path = "/api/2.0/mlflow/users/current"
+        with suppress(errors.LogError):  # 404
+            if self.store is None:
+                return str(self.call(lambda: self.get(self.location, path).json()["user"]["username"]))
+        return None
+
     def log_batch(
         self,
         run_id: str,

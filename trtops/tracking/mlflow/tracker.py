@@ -268,16 +268,18 @@ class MlflowTracker:
                     raise
         info = self.info(run_id)
         place = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.fact(tag)))
+        account = self._connection.account()
         version = self._call(
             self._client.create_model_version,
             name,
             f"runs:/{run_id}/{path}",
             run_id,
-            tags=dict(tags or {}),
+            tags={**(tags or {}), **({Tag.ACCEPTED_BY: account} if account else {})},
             description=f"{info.params.get('precision', '').upper()} engine for {place}",
         )
         self._call(self._client.set_registered_model_alias, name, alias, version.version)
-        self.log.append("registered", run_id, {"name": name, "alias": alias, "version": str(version.version)})
+        facts = {"name": name, "alias": alias, "version": str(version.version), "account": account}
+        self.log.append("registered", run_id, facts)
         return self._version(name, str(version.version))
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
