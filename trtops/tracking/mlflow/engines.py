@@ -7,6 +7,7 @@ with name and digest of their data. The models are an index for searches: what a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -89,38 +90,53 @@ class Engines:
         return {} if model is None else {"model_id": model, **_data_of(self._call(self._client.get_run, run_id))}
 
     def search(
-        self, experiments: list[str], query: EngineQuery, verdict: str | None, runs: Collection[str] | None, size: int
-    ) -> Iterator[tuple[str, float | None]]:
+        self,
+        experiments: list[str],
+        query: EngineQuery,
+        verdict: str | None,
+        runs: Collection[str] | None,
+        limit: int | None,
+    ) -> list[tuple[str, float | None]]:
         """Runs whose engines match, and the value of ``query.best``, which they are sorted by; only some ``runs``."""
-        tags = {} if verdict is None else {Tag.VERDICT: verdict}
-        conditions = [f"tags.`{tag}` = {_quoted(value)}" for tag, value in tags.items()]
+        conditions = [] if verdict is None else [f"tags.`{Tag.VERDICT}` = {_quoted(verdict)}"]
         if query.kernel:
             conditions.append(f"tags.`{kernel_tag(query.kernel)}` != ''")
         if query.device:
             conditions.append(f"params.`env.device` = {_quoted(query.device)}")
-        for metric, limit in query.above:
-            conditions.append(f"metrics.`{metric}` > {limit!r}")
-        if runs is not None and len(runs) <= _MAX_IN:
-            conditions.append(f"source_run_id IN ({', '.join(map(_quoted, runs))})")
+        for metric, value in query.above:
+            conditions.append(f"metrics.`{metric}` > {value!r}")
+        ids = sorted(runs or ())
+        parts = [
+            f"source_run_id IN ({', '.join(map(_quoted, ids[start : start + _MAX_IN]))})"
+            for start in range(0, len(ids), _MAX_IN)
+        ]
+        found: list[tuple[str, float | None]] = []
+        for part in parts if runs is not None else [""]:
+            filters = " and ".join(filter(None, (*conditions, part)))
+            found += itertools.islice(self._search(experiments, query, filters, min(limit or 100, 100)), limit)
+        return sorted(found, key=lambda each: each[1] or 0.0)[:limit]
+
+    def _search(
+        self, experiments: list[str], query: EngineQuery, filters: str, size: int
+    ) -> Iterator[tuple[str, float | None]]:
         name, _, digest = query.data.rpartition("@") if "@" in query.data else (query.data, "", "")
         data = {"dataset_name": name} if name else {}
         data |= {"dataset_digest": digest} if digest else {}
         order = [{"field_name": f"metrics.{query.best}", "ascending": True, **data}] if query.best else None
-        # MLflow's server takes a missing digest for an empty one.
-        datasets = [data] if digest or (name and self._connection.store) else None
+        # MLflow's server takes a missing digest for an empty one. The best come first anyway.
+        datasets = [data] if not order and (digest or (name and self._connection.store)) else None
         for model in self._pages(
             self._client.search_logged_models,
-            experiments, filter_string=" and ".join(conditions), datasets=datasets, order_by=order, size=size,
+            experiments, filter_string=filters, datasets=datasets, order_by=order, size=size,
         ):  # fmt: skip
             numbers = [
                 m for m in model.metrics or () if name in ("", m.dataset_name) and digest in ("", m.dataset_digest)
             ]
             best = max((m for m in numbers if m.key == query.best), key=lambda each: each.timestamp, default=None)
-            if (
-                (runs is None or model.source_run_id in runs)
-                and (best is not None or not query.best)
-                and (numbers or not name)
-                and all(any(m.key == key and m.value > limit for m in numbers) for key, limit in query.above)
+            if query.best and best is None:  # engines without a value are last
+                return
+            if (numbers or not name) and all(
+                any(m.key == key and m.value > limit for m in numbers) for key, limit in query.above
             ):
                 yield str(model.source_run_id), best and best.value
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import math
 import re
@@ -317,8 +316,7 @@ class MlflowTracker:
             runs = accepted_runs(self.store) if self.store else {version.run_id for _, version in self.accepted()}
         if not ids or runs == set():
             return []
-        search = self.linked_engines.search(ids, query, verdict, runs, size=min(limit or 100, 100))
-        found = dict(itertools.islice(search, limit))
+        found = dict(self.linked_engines.search(ids, query, verdict, runs, limit))
         infos: dict[str, RunInfo] = {}
         for start in range(0, len(found), 500):
             query_runs = f"attributes.run_id IN ({', '.join(map(repr, [*found][start : start + 500]))})"
