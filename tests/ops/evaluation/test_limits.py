@@ -250,6 +250,7 @@ def test_precision_that_rounding_destroys_is_named() -> None:
     assert report.verdict == "bad"
     [reason] = right.noise.reasons(report)
     assert "FP16 does not suffice for this model" in reason
+    assert "but at most what is useful in FP16" in right.noise.sentence()
     # An engine that is better than its precision is good.
     assert right.noise.reasons(compare_outputs(right.golden, right.golden, right.tolerances(None))) == ()
 

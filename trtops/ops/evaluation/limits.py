@@ -252,9 +252,12 @@ class NoiseLimits(Record):
         name = self.precision.upper()
         if self.why_not:
             return f"fixed ones of {name}, since its noise was not measured ({self.why_not})"
-        sizes = [o.whole.rms / o.whole.size for o in self.outputs if o.whole is not None and o.whole.size > 0]
-        noise = f" (relative error {max(sizes):.3g})" if sizes else ""
+        known = [o.whole for o in self.outputs if o.whole is not None and o.whole.size > 0]
+        noise = f" (relative error {max(whole.rms / whole.size for whole in known):.3g})" if known else ""
         text = f"{self.times * MULTIPLES[self.precision]:.3g} times {name}'s rounding of the model on this data{noise}"
+        useful = _ABOVE_USEFUL * (useful_tolerances(self.precision).max_nrmse or math.inf)
+        if any(whole.rms_limit(self.precision, self.times) > useful * whole.size for whole in known):
+            text += f", but at most what is useful in {name}"
         channels = sum(output.channel_axis is not None for output in self.outputs)
         if channels:
             text += f", per channel in {channels} outputs"
