@@ -176,7 +176,7 @@ def test_8_bits_are_compared_with_fp16(tracker: MemoryTracker, conv_net: Path) -
     [
         ((), 0.5, None),
         (("fc",), 0.5, None),
-        (("fc",), 1.5, "--convert-to ort --int8 --keep fc --exp"),
+        (("fc",), 1.5, "--convert-to ort --int8 --keep fc --calibration-data {data} --exp"),
         (("conv0", "conv1", "fc"), 1.5, "--convert-to ort --exp"),
     ],
 )
@@ -186,6 +186,7 @@ def test_slower_layers_in_8_bits_are_named(
     command: str | None,
     tracker: MemoryTracker,
     conv_net: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def timed(made: list[Build], feed: Any) -> list[Any]:
@@ -198,10 +199,13 @@ def test_slower_layers_in_8_bits_are_named(
 
     real = profile.timed
     monkeypatch.setattr(profile, "timed", timed)
-    result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=QUICK), tracker=tracker)
+    data = str(tmp_path / "images.npz")
+    np.savez(data, **models.conv_net().feed)
+    config = ConvertConfig(build=BuildConfig(precision="int8"), check=QUICK, calibration_data=data)
+    result = convert(conv_net, config, tracker=tracker)
     assert ("slower than FP32 with 1.000 ms" in result.speed) == (ms > 1)
     assert "not speed up" not in result.speed if not slow else all(name in result.speed for name in slow)
-    assert "promote" in result.next_step if command is None else command in result.next_step
+    assert "promote" in result.next_step if command is None else command.format(data=data) in result.next_step
     assert (result.speed in builds_table([result])) == (ms > 1)
 
 

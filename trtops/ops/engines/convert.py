@@ -127,6 +127,7 @@ class ConvertResult(OpResult):
     quantization: str = ""  # layers that this build quantized, and those that placement rules exclude
     backend: BackendName = "onnxruntime"
     options: str = ""  # of a command line that evaluates on the same data, shapes and limits
+    calibration: str = ""  # options of a command line with the same calibration
 
     @property
     def evidence(self) -> str:
@@ -167,14 +168,14 @@ class ConvertResult(OpResult):
             given = shlex.join(data_options(DataConfig(input_shapes=assumed)))
             target = "trt" if self.backend == "tensorrt" else "ort"
             options = engine_options(None, self.precision) if self.faster is None else self.faster
-            options += self.options
+            options += self.options + ("" if self.faster == "" else self.calibration)
             return (
                 f"trtops convert {model} --convert-to {target}{options} --experiment {self.experiment} {given}".rstrip()
             )
         if emulated is not None and emulated.verdict == "bad":
             # The precision is the cause, whatever the engine is: the tensor where it begins is what helps.
             return f"trtops debug accuracy {model} --emulate {emulated.precision}{self.options}"
-        options = engine_options(self.backend, self.precision) + self.options
+        options = engine_options(self.backend, self.precision) + self.options + self.calibration
         return f"trtops triage {model}{options}"
 
     @property
@@ -347,10 +348,12 @@ def _build_and_evaluate(
             against, faster = _against_fp32(model, config.build, build, next(iter(feeds)), backend)
             said.append(against)
         speed = "; ".join(filter(None, said)) or _NOT_COMPARED
+    calibration = {"--calibration-data": config.calibration_data, "--calibration-cache": config.calibration_cache}
     return ConvertResult(
         verdict=verdict,
         backend=config.build.backend,
         options=check_options(check, check.tolerances, config.build.profiles),
+        calibration="".join(f" {k} {shlex.quote(v)}" for k, v in calibration.items() if v and config.build.calibrates),
         reasons=reasons,
         reused_from=None if holder is None else holder.info.id,
         precision=config.build.precision,
