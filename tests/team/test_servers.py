@@ -1,6 +1,8 @@
 """Starting and ending processes, and their passwords, with small programs instead of servers."""
 
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -8,8 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 from filelock import FileLock
+from prefect.client.schemas.actions import WorkPoolCreate
 
 from tests.team.conftest import eventually
 from trtops import errors
@@ -235,3 +239,20 @@ def test_status_and_down_without_servers(folder: Path, capsys: pytest.CaptureFix
     (folder / "team.json").touch(0o600)
     with pytest.raises(errors.FormatError, match=r"team\.json: .*by hand"):
         servers.status(folder)
+
+
+@pytest.mark.parametrize("kind", ["docker", "kubernetes"])
+def test_pool_templates_fit_prefects_schema(kind):
+    deploy = Path(servers.__file__).parent / "deploy"
+    template = json.loads((deploy / f"pool-{kind}.json").read_text())
+
+    WorkPoolCreate(name="x", type=kind, base_job_template=template)  # refuses unknown variables
+
+    variables = template["variables"]["properties"]
+    assert set(re.findall(r"{{ (\w+) }}", json.dumps(template["job_configuration"]))) == set(variables)
+    for name, variable in variables.items():
+        assert variable["description"].endswith("."), name
+        if "default" in variable:
+            jsonschema.validate(variable["default"], variable)
+    volumes = re.findall("^VOLUME (.*)$", (deploy / "Dockerfile").read_text(), re.MULTILINE)
+    assert volumes == ["/models", "/var/lib/trtops"] and all(path in json.dumps(template) for path in volumes)
