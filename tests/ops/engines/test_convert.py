@@ -167,7 +167,7 @@ def test_8_bits_are_compared_with_fp16(tracker: MemoryTracker, conv_net: Path) -
     assert "FP16" not in alone.speed and alone.speed in "\n".join(alone.body()) and first.speed == ""
     ours, theirs = (tracker.info(r.run_id).metrics[schema.Metric.LATENCY, "p50_ms"] for r in (second, first))
     expected = "slower than" if ours > theirs else "as fast as" if ours == theirs else "faster than"
-    said = f"In 8 bits {ours:.3f} ms, {expected} FP16 with {theirs:.3f} ms (run {first.run_id}); INT8 takes "
+    said = f"In 8 bits {ours:.3f} ms, {expected} {first.called} with {theirs:.3f} ms (run {first.run_id}); INT8 takes "
     assert second.speed.startswith(said) and " than FP32 with " in second.speed
 
 

@@ -438,7 +438,8 @@ def _against_fp16(tracker: Tracker, run: Run) -> str:
             if metric in own.metrics and metric in other.metrics:
                 ours, theirs = own.metrics[metric], other.metrics[metric]
                 verdict = "slower than" if ours > theirs else "as fast as" if ours == theirs else "faster than"
-                return f"In 8 bits {ours:.3f} ms, {verdict} FP16 with {theirs:.3f} ms (run {other.id})"
+                name = other.params.get("computes_in", "FP16")
+                return f"In 8 bits {ours:.3f} ms, {verdict} {name} with {theirs:.3f} ms (run {other.id})"
     return ""
 
 
