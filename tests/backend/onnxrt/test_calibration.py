@@ -10,8 +10,10 @@ from tests import models
 from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt import calibration
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.calibration import Collected, Quantizer, collect, compare
+from trtops.backend.onnxrt.inference import Inference
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.calibration import CalibrationCache
@@ -76,6 +78,20 @@ def spoilt(value: float) -> dict[str, np.ndarray]:
     feed = next(images(1))
     feed["image"][1, 2, 3, 4] = value
     return feed
+
+
+def test_feed_too_large_for_memory_is_run_in_parts(monkeypatch) -> None:
+    class Limited(Inference):
+        def __call__(self, feed):
+            if len(self._output_names) > 3:
+                raise errors.InferenceError("too much") from MemoryError()
+            return super().__call__(feed)
+
+    whole = collect(CASE.proto, images(3), inputs=INPUTS, hold_out=True)
+    monkeypatch.setattr(calibration, "Inference", Limited)
+    parts = collect(CASE.proto, images(3), inputs=INPUTS, hold_out=True)
+    assert parts.cache("entropy") == whole.cache("entropy")
+    assert [list(golden) for _, golden in parts.held_out] == [list(golden) for _, golden in whole.held_out] != [[]]
 
 
 @pytest.mark.parametrize(

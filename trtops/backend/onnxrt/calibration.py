@@ -1,5 +1,6 @@
 """INT8 on ONNX Runtime: collects the ranges of all tensors over data, and writes them into a model as Q/DQ nodes."""
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,8 @@ from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import OP_TYPES, Quantization, insert_qdq, kept_names
 from trtops.backend.onnx.save import serialize
+from trtops.backend.onnx.submodel import Array
+from trtops.backend.onnx.with_onnxruntime import out_of_memory
 from trtops.backend.onnxrt.inference import Inference
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.runner import SessionFromMemory, reference_outputs
@@ -200,12 +203,13 @@ class _Collecting:
     def __init__(
         self, model: onnx.ModelProto, inputs: TensorMetadata, *, model_sha256: str | None, counted: bool, hold_out: bool
     ) -> None:
-        session = _session_with_all_outputs(model)
+        session = _session_with_outputs(model, edit.tensor_names(model.graph))
         watched = [node.name for node in session.get_outputs() if node.type in _FLOATING]
         floating = [name for name, spec in inputs.items() if spec.dtype is not None and spec.dtype.is_floating]
         self._outputs = [value.name for value in model.graph.output] if hold_out else []
-        computed = TensorMetadata.of(TensorSpec(name) for name in dict.fromkeys((*watched, *self._outputs)))
-        self._run = Inference(session, inputs, computed, "The model")
+        self._model = model
+        self._computed = list(dict.fromkeys((*watched, *self._outputs)))
+        self._runs = [_inference(session, inputs, self._computed)]
         self._inputs = inputs
         self._model_sha256 = model_sha256
         self._counted = counted
@@ -219,24 +223,51 @@ class _Collecting:
     def add(self, feed: Feed) -> None:
         """Count the values of a feed and of the tensors computed from it; a feed that fails leaves no trace."""
         arrays = _checked_arrays(self.feeds + 1, feed, self._inputs)
-        try:
-            found, _ = self._run(arrays)
-        except errors.InferenceError as exc:
-            raise errors.CalibrationError(f"Calibration feed {self.feeds + 1}: the model fails on it: {exc}") from exc
         is_held_out = self._hold_out and self.feeds % _HELD_OUT_EVERY == 1 and self.feeds < _HELD_OUT_UP_TO
         histograms = self._of_held_out if is_held_out else self._histograms
-        for name, array in (*arrays.items(), *found.items()):
-            if name in histograms and array.size:
-                histograms[name].add(array, self._counted)
+        counted, outputs = self._count(arrays)
+        for name, histogram in counted.items():
+            histograms[name] = histograms[name].merged(histogram)
         # The first feed is kept as well, until there is a second one to compare on.
         if is_held_out or (self._hold_out and self.feeds == 0):
             # Copied, since a loader may fill the same arrays again.
             copies = {name: array.copy() for name, array in arrays.items()}
             self._held_out = self._held_out[self.feeds == 1 :]
-            self._held_out.append((copies, {name: found[name] for name in self._outputs if name in found}))
+            self._held_out.append((copies, outputs))
         self._digest.add(feed)
         self.feeds += 1
         self.samples += samples_in(arrays)
+
+    def _count(self, arrays: dict[str, Array]) -> tuple[dict[str, Histogram], dict[str, Array]]:
+        """Return the histograms of a feed's tensors that have values, and the model's outputs if feeds are held out."""
+        while True:
+            counted = {name: self._histogram(array) for name, array in arrays.items()}
+            outputs: dict[str, Array] = {}
+            try:
+                for run in self._runs:
+                    found, _ = run(arrays)
+                    counted |= {name: self._histogram(array) for name, array in found.items()}
+                    outputs |= {name: found[name] for name in self._outputs if name in found}
+                    del found  # before the next part is computed
+            except errors.InferenceError as exc:
+                parts, cause = 2 * len(self._runs), exc.__cause__
+                splits = parts <= len(self._computed) and isinstance(cause, Exception) and out_of_memory(cause)
+                if not splits:
+                    which = f"Calibration feed {self.feeds + 1}"
+                    raise errors.CalibrationError(f"{which}: the model fails on it: {exc}") from exc
+            else:
+                return {name: each for name, each in counted.items() if name in self._histograms}, outputs
+            # The tensors of one feed are too large together. The model runs once for each part of them instead.
+            size = math.ceil(len(self._computed) / parts)
+            groups = [self._computed[start : start + size] for start in range(0, len(self._computed), size)]
+            self._runs = []  # before others are made, since all take memory
+            self._runs = [_inference(_session_with_outputs(self._model, g), self._inputs, g) for g in groups]
+
+    def _histogram(self, array: Array) -> Histogram:
+        histogram = Histogram()
+        if array.size:
+            histogram.add(array, self._counted)
+        return histogram
 
     def result(self, complete: bool) -> Collected:
         """Return what was collected so far."""
@@ -253,18 +284,22 @@ class _Collecting:
         )
 
 
-def _session_with_all_outputs(model: onnx.ModelProto) -> ort.InferenceSession:
+def _session_with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> ort.InferenceSession:
     # The outputs are added to the model itself and removed again: a copy would hold its weights twice.
     outputs = model.graph.output
     count = len(outputs)
     present = {value.name for value in outputs}
     try:
-        for name in edit.tensor_names(model.graph):
+        for name in names:
             if name not in present:
                 outputs.append(onnx.helper.make_empty_tensor_value_info(name))
         return SessionFromMemory(model, optimized=False)()
     finally:
         del outputs[count:]
+
+
+def _inference(session: ort.InferenceSession, inputs: TensorMetadata, names: Iterable[str]) -> Inference:
+    return Inference(session, inputs, TensorMetadata.of(map(TensorSpec, names)), "The model")
 
 
 def _checked_arrays(number: int, feed: Feed, inputs: TensorMetadata) -> dict[str, np.ndarray[Any, Any]]:
