@@ -54,7 +54,8 @@ def test_wrong_parameter_count_names_types() -> None:
     def load(numbers: list[int]) -> None: ...
 
     with pytest.raises(
-        errors.ConfigError, match=r"load takes 1 arguments; expected 3.*three returns \(list, str, NoneType\)"
+        errors.ConfigError,
+        match=r"load accepts 1 parameter\(s\), but needs to accept 3 .*three, which returns \(list, str, NoneType\)",
     ):
         load()
 

@@ -112,11 +112,15 @@ FEED = {"image": np.zeros((2, 3, 8), np.float32), "length": np.zeros(1, np.int64
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image": None}, r"'image' is not fed an array; expected image \[dtype=float32"),
-        ({"imaeg": FEED["image"]}, r"'imaeg', which is not an input.*Did you mean 'image'"),
-        ({"image": np.zeros((2, 3, 8))}, "dtype float64; expected float32.*astype"),
-        ({"image": np.zeros((2, 4, 8), np.float32)}, r"shape \(2, 4, 8\); expected \('batch', 3, 8\)"),
-        ({"length": np.zeros((1, 1), np.int64)}, r"shape \(1, 1\); expected \(1,\)\.$"),
+        ({"image": None}, r"The following inputs were not found: \['image'\]"),
+        ({"image": [1]}, r"'image' is fed a list, which .* converts; expected image \[dtype=float32"),
+        ({"imaeg": FEED["image"]}, r"Extra inputs in the feed: \['imaeg'\].*Did you mean 'image'"),
+        ({"image": np.zeros((2, 3, 8))}, "Received unexpected dtype: float64. Expected float32.*astype"),
+        (
+            {"image": np.zeros((2, 4, 8), np.float32)},
+            r"Received incompatible shape: \(2, 4, 8\). Expected \('batch', 3, 8\)",
+        ),
+        ({"length": np.zeros((1, 1), np.int64)}, r"shape: \(1, 1\). Expected \(1,\)\.$"),
     ],
 )
 def test_unfit_feeds_are_refused_by_name(change: dict[str, object], message: str) -> None:

@@ -47,8 +47,9 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
             else:
                 source = getattr(extend_func, "__name__", None) or repr(extend_func)
                 raise errors.ConfigError(
-                    f"{function.__name__} takes {len(parameters)} arguments; expected {len(values)}, since {source} "
-                    f"returns ({', '.join(type(value).__name__ for value in values)})."
+                    f"Function: {function.__name__} accepts {len(parameters)} parameter(s), but needs to accept "
+                    f"{len(values)} parameter(s) from: {source}, which returns "
+                    f"({', '.join(type(value).__name__ for value in values)})."
                 )
             return returned if result is None else result
 

@@ -162,21 +162,26 @@ def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> Non
     Raises InputError if an input is not fed, a name is fed that the model does not have, or an array has another
     dtype, byte order or shape than its input.
     """
-    for name in feed:
-        if name not in inputs:
-            hint = errors.near(name, inputs)
-            raise errors.InputError(f"The feed has {name!r}, which is not an input of this model. {hint}")
+    if missing := [name for name in inputs if feed.get(name) is None]:
+        raise errors.InputError(f"The following inputs were not found: {missing}. The feed has {list(feed)}.")
+    if extra := [name for name in feed if name not in inputs]:
+        raise errors.InputError(f"Extra inputs in the feed: {extra}. {errors.near(extra[0], inputs)}")
     for name, spec in inputs.items():
-        array: Any = feed.get(name)
+        array: Any = feed[name]
         if not hasattr(array, "dtype"):
-            found = "nothing" if array is None else f"a {type(array).__name__}, which numpy.asarray(...) converts"
-            raise errors.InputError(f"Input {name!r} is not fed an array; expected {spec}, found {found}.")
+            kind = type(array).__name__
+            raise errors.InputError(
+                f"Input {name!r} is fed a {kind}, which numpy.asarray(...) converts; expected {spec}."
+            )
         # TensorRT and ONNX Runtime would read the bytes of another order as other numbers.
         native = getattr(array.dtype, "isnative", True)
         if spec.dtype is not None and (_data_type(array.dtype) is not spec.dtype or not native):
             raise errors.InputError(
-                f"Input {name!r} has dtype {array.dtype}; expected {spec.dtype.value} in this machine's byte order. "
+                f"Input tensor: {name} | Received unexpected dtype: {array.dtype}. Expected {spec.dtype.value} in this "
+                "machine's byte order. "
                 f"Convert it, for example a numpy array with .astype({spec.dtype.value!r})."
             )
         if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
-            raise errors.InputError(f"Input {name!r} has shape {tuple(array.shape)}; expected {spec.shape}.")
+            raise errors.InputError(
+                f"Input tensor: {name} | Received incompatible shape: {tuple(array.shape)}. Expected {spec.shape}."
+            )

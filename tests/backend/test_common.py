@@ -76,7 +76,7 @@ def test_script_functions_and_classes_are_called(script: Path) -> None:
 
 
 def test_unusable_scripts_are_refused(script: Path, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match=r"does not define 'load_dat'\. Did you mean 'load_data'"):
+    with pytest.raises(errors.ConfigError, match=r"Could not import symbol: load_dat from .*Did you mean 'load_data'"):
         invoke_from_script(script, "load_dat")
     with pytest.raises(errors.ConfigError, match=r"missing\.py does not exist"):
         invoke_from_script(tmp_path / "missing.py", "f")

@@ -25,9 +25,7 @@ RUN = (
     r".*Validating output: |mean=|Output Validation|.* \| Comparing Output: |Tolerance: |Error Metrics: "
     r"|Minimum Required Tolerance: |.* \| Stats: |---- (Values|Histogram)|Bin Range |\(.* \|"
 )
-INSPECT = (
-    r"==== |---- |Name: |Node |Initializer \||\{|-- Iteration|.* \| Stats: |.*iteration\(s\) matched|.*unbounded DDS"
-)
+INSPECT = r"(\[I\] )?==== |---- |Found: |Name: |Node |Initializer \||\{|-- Iteration|.* \| Stats: |.*iteration\(s\) matched|.*unbounded DDS"
 SURGEON = r"(Original|New) Model:|Saving ONNX model to: |Folding Constants|Total Nodes \||---- |Name: "
 """Lines that people and scripts look for: of all commands, and of some."""
 
@@ -38,7 +36,7 @@ def kept_lines(command: str, printed: str, more: str = "") -> list[str]:
     wanted = re.compile("|".join(pattern for pattern in (VERDICTS, of_command, more) if pattern))
     found = []
     for line in printed.splitlines():
-        text = re.sub(r"^\[[A-Z!]\] ", "", line).strip()
+        text = re.sub(r"^\[[A-Z!]\] (?!====)", "", line).strip()
         text = re.sub(r"(onnxrt|trt)-runner-N\d+(-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d)?\s*", "RUNNER ", text)
         text = re.sub(r"Runtime: [\d.]+s", "Runtime: T", text)
         text = re.sub(r"Duration [\d.e-]+s", "Duration T", text)

@@ -197,7 +197,7 @@ def test_output_that_cannot_be_written(folder):
     [
         ("def load_data():\n    yield {'x': 1 / 0}\n", "ZeroDivisionError: division by zero"),
         ("def load_data(:\n", "SyntaxError"),
-        ("def other():\n    pass\n", "does not define 'load_data'"),
+        ("def other():\n    pass\n", "Could not import symbol: load_data from"),
     ],
 )
 def test_errors_of_user_scripts_are_shown(text, output, folder, caplog):

@@ -283,7 +283,7 @@ def test_results_are_found_by_name_and_index():
     assert [len(iterations) for iterations in results.values()] == [2, 1]
     assert "ort" in results and "onnx" not in results
     assert all(iteration.runner_name == name for name, iterations in results.items() for iteration in iterations)
-    with pytest.raises(errors.ComparisonError, match=r"no results of a runner 'orrt'\. Did you mean 'ort'"):
+    with pytest.raises(errors.ComparisonError, match=r"'orrt' does not exist in this RunResults\. Did you mean 'ort'"):
         results["orrt"]
 
 

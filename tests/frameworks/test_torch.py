@@ -38,7 +38,7 @@ def test_tensors_in_give_tensors_out(tmp_path: Path) -> None:
             found = active.infer({"image": tensor})["scores"]
             assert isinstance(found, torch.Tensor) and not found.requires_grad
             np.testing.assert_array_equal(found.numpy(), wanted)
-        with pytest.raises(errors.InputError, match=r"has dtype torch.float64; expected float32"):
+        with pytest.raises(errors.InputError, match=r"unexpected dtype: torch.float64. Expected float32"):
             active.infer({"image": image.double()})
 
 

@@ -116,7 +116,9 @@ def import_from_script(path: str | Path, name: str) -> Any:
         sys.path.remove(str(path.parent))
     if name not in vars(module):
         names = [n for n in vars(module) if not n.startswith("_")]
-        raise errors.ConfigError(f"{path} does not define {name!r}. {errors.near(name, names)}")
+        raise errors.ConfigError(
+            f"Could not import symbol: {name} from {path}, which does not define it. {errors.near(name, names)}"
+        )
     return vars(module)[name]
 
 

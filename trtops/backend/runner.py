@@ -137,9 +137,7 @@ class BaseRunner(ABC):
 
     def _require_active(self) -> None:
         if not self.is_active:
-            raise errors.InferenceError(
-                f"{self.name} is not active. Use it in a `with` block, or call activate() first."
-            )
+            raise errors.InferenceError(f"{self.name} | Must be activated first: in a `with` block, or by activate().")
 
     @property
     def inference_time(self) -> float:

@@ -112,6 +112,11 @@ def say_page(page: str) -> None:
         terminal.print_page(page)
 
 
+def say_report(result: Any, store: str | None = None) -> None:
+    """Print a result's text as Polygraphy logs it. The log itself would hide that it cannot be written."""
+    say(f"[I] {result.text()}")
+
+
 def say_result(result: OpResult, store: str | None = None) -> None:
     """Print a result's page, then verdict, run and next step."""
     say_page(result.page())

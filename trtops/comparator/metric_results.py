@@ -64,7 +64,7 @@ class SimpleThreshold(Threshold):
     def __post_init__(self) -> None:
         if self.check_error_stat not in ERROR_STATS:
             hint = errors.near(str(self.check_error_stat), ERROR_STATS)
-            raise errors.ConfigError(f"check_error_stat is {self.check_error_stat!r}. {hint}")
+            raise errors.ConfigError(f"Invalid choice for check_error_stat: {self.check_error_stat!r}. {hint}")
 
     def passed(self, metric_values: Numbers) -> bool:
         """Whether the statistic is within either tolerance; ComparisonError if it was not stored, as for elemwise."""

@@ -244,7 +244,7 @@ class RunResults(SavedList[tuple[str, list[IterationResult]]]):
         for name, iterations in self.lst:
             if name == key:
                 return iterations
-        raise errors.ComparisonError(f"There are no results of a runner {key!r}. {errors.near(key, self.keys())}")
+        raise errors.ComparisonError(f"{key!r} does not exist in this RunResults. {errors.near(key, self.keys())}")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(key, int):

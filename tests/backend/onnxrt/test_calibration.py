@@ -99,7 +99,7 @@ def test_feed_too_large_for_memory_is_run_in_parts(monkeypatch) -> None:
     [
         (spoilt(np.nan), r"feed 3: input 'image' has 1 values .* \(nan\) at \(1, 2, 3, 4\)"),
         (spoilt(-np.inf), r"feed 3: .*\(-inf\) at"),
-        ({"image": np.zeros((4, 3, 9, 8), np.float32)}, r"feed 3: .*shape \(4, 3, 9, 8\)"),
+        ({"image": np.zeros((4, 3, 9, 8), np.float32)}, r"feed 3: .*shape: \(4, 3, 9, 8\)"),
         ({"image": np.zeros((4, 3, 8, 8))}, r"feed 3: .*float64"),
         ({"picture": np.zeros((4, 3, 8, 8), np.float32)}, r"feed 3: .*'picture'"),
     ],

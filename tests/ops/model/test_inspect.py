@@ -97,7 +97,7 @@ def test_calibration_caches_and_sparsity_are_shown(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_bytes(CalibrationCache(algorithm="max", ranges=ranges, samples=4).to_bytes())
     text = inspect_calibration(str(tmp_path / "c.json")).text()
     assert "1 tensor by max, from 4 samples" in text and "0.02" in text
-    assert inspect_sparsity(models.conv_net().proto).text().startswith("0 of ")
+    assert inspect_sparsity(models.conv_net().proto).text().startswith("Found: 2 weight tensor(s) eligible")
 
 
 def test_unsupported_nodes_are_listed_and_separated() -> None:

@@ -64,7 +64,7 @@ def find_providers(
         matches = [name] if name in available else [full for full in available if name.lower() in full.lower()]
         if not matches:
             raise errors.BackendUnavailableError(
-                f"Execution provider {name!r} is not in this onnxruntime {ort.__version__}, which has "
+                f"Could not find specified ONNX-Runtime execution provider {name!r}. onnxruntime {ort.__version__} has "
                 f"{', '.join(available)}. Install the onnxruntime package that has it (onnxruntime-gpu for CUDA and "
                 "TensorRT), or choose another."
             )

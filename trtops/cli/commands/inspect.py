@@ -10,7 +10,7 @@ from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, no_verdict, op_job
-from trtops.cli.logs import say, say_json, say_result
+from trtops.cli.logs import log_line, say, say_json, say_report, say_result
 from trtops.cli.script import given, late, loaded
 from trtops.errors import ConfigError
 from trtops.tracking.records import RUN_PREFIX
@@ -76,6 +76,7 @@ def capability(args: Options) -> Job:
         partition=partition,
         output_dir=args.output if partition else None,
         save_as=loading.save_config(args) if partition else None,
+        show=say_report,
         code=code,
     )
 
@@ -98,7 +99,7 @@ def data(args: Options) -> Job:
     """Show saved inputs or outputs: types, shapes, statistics, and values with --show-values."""
     names = {"show_values": "show_values", "histogram": "histogram", "all_iterations": "all", "items": "num_items"}
     shown = {name: getattr(args, dest) for name, dest in names.items()} | {"line_width": args.line_width}
-    return op_job(args, "inspect_data", args.path, **given(**shown))
+    return op_job(args, "inspect_data", args.path, show=say_report, **given(**shown))
 
 
 @command(
@@ -124,7 +125,8 @@ def run(args: Options) -> Job:
 )
 def sparsity(args: Options) -> Job:
     """Report which weights of an ONNX model sparse kernels could use, and which are already 2:4 sparse."""
-    return op_job(args, "inspect_sparsity", late("trtops.cli.script.loaded", loading.changed_model(args)))
+    model = late("trtops.cli.script.loaded", loading.changed_model(args))
+    return op_job(args, "inspect_sparsity", model, show=say_report)
 
 
 @command(
@@ -132,7 +134,7 @@ def sparsity(args: Options) -> Job:
 )
 def tactics(args: Options) -> Job:
     """Show a tactic record: the tactic of each layer. Reads records of trtops, and Polygraphy's replay files."""
-    return op_job(args, "inspect_tactics", args.tactic_replay)
+    return op_job(args, "inspect_tactics", args.tactic_replay, show=say_report)
 
 
 @command(
@@ -167,7 +169,7 @@ def diff_tactics(args: Options) -> Job:
 
 def _show_difference(result: Any, store: str | None) -> None:
     # Polygraphy's lines first, which scripts search for.
-    say("\n".join(result.difference_lines()))
+    say("\n".join(f"[I] {line}" for line in result.difference_lines()))
     say_result(result, store)
 
 
@@ -241,6 +243,8 @@ def model(args: Options) -> Job:
     unbounded = not describe and not drawn and bool(args.list_unbounded_dds)
 
     def run() -> int:
+        if not as_json:
+            log_line(f"Loading model: {path}")
         made = loaded(source)
         if describe == "describe_network" and (not isinstance(made, tuple) or len(made) < 2):
             raise ConfigError(f"{path} returned a {type(made).__name__}; expected a builder and a network")
@@ -261,7 +265,6 @@ def model(args: Options) -> Job:
             if as_json:
                 say_json(described.to_dict())
             else:
-                # As Polygraphy logs it. The log would hide that it cannot be written.
                 say(f"[I] {described.text(show)}")
             if tensors is not None:
                 say(ops.tensors_text(described, tensors))

@@ -180,10 +180,7 @@ class TrtRunner(BaseRunner):
         Raises InferenceError if the runner is not active, or another context uses the profile; ConfigError if the
         engine does not have the profile.
         """
-        if not self.is_active:
-            raise errors.InferenceError(
-                f"{self.name} is not active. Use it in a `with` block, or call activate() first."
-            )
+        self._require_active()
         self._select_profile(index)
         for slot in (*self._inputs, *self._outputs):
             slot.free()

@@ -74,9 +74,9 @@ def inspect_sparsity(model: str | Path | onnx.ModelProto) -> Inspection:
     found = check_sparsity(onnx_from_path(model) if isinstance(model, (str, Path)) else model)
 
     def text() -> str:
-        sparse = sum(weight.sparse for weight in found)
         rows = ((w.name, str(w.shape), str(w.axis), "yes" if w.sparse else "no", f"{w.zeros:.1%}") for w in found)
-        head = f"{sparse} of {len(found)} weights that could be are 2:4 sparse."
-        return "\n".join([head, "", table(("weight", "shape", "axis", "2:4", "zeros"), rows)])
+        lines = [f"Found: {len(found)} weight tensor(s) eligible for pruning."]  # as Polygraphy logs it
+        lines += (f"[I] Found sparse tensor: {weight.name}" for weight in found if weight.sparse)
+        return "\n".join([*lines, "", table(("weight", "shape", "axis", "2:4", "zeros"), rows)])
 
     return Inspection(lambda: [to_jsonable(weight) for weight in found], text)
