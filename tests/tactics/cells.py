@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tests.tactics.synthetic import TACTICS, chosen_of, layer_table, shares_of
-from trtops.ops.campaign.bisect import BisectSession, MeasuredBuild, earlier_builds
+from trtops.ops.campaign.bisect import BisectSession, MeasuredBuild
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Trial, Unit
-from trtops.ops.campaign.bisection_planner import BuildPair, Planner, choose_exclusions
+from trtops.ops.campaign.bisection_planner import BuildPair, Planner, choose_exclusions, merge_overlapping
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import TrialResult
 from trtops.tactics.table import CampaignTable
@@ -76,6 +76,10 @@ class World:
                 self._copied[layer] = rng.choice(others)
                 tactics[layer] = tactics[self._copied[layer]]
             self._frequencies.append(rng.dirichlet(np.full(tactics[layer], 0.8)))
+        # As ``Generator.choice`` draws, for all layers at once.
+        self._cumulated = np.full((self.layers, TACTICS), np.inf)
+        for row, frequencies in zip(self._cumulated, self._frequencies):
+            row[: len(frequencies)] = frequencies.cumsum() / frequencies.cumsum()[-1]
         self._loose = rng.choice([0.0, 0.0, 0.1], self.layers)
         self._missing = np.where(rng.random(self.layers) < 0.05, 0.2, 0.0)
         self._rate = float(rng.choice([0.1, 0.3, 0.5]))
@@ -122,7 +126,7 @@ class World:
 
     def draw(self, without: Iterable[tuple[int, int]] = ()) -> np.ndarray:
         """What a build chooses by itself, without some layers' choices; -1 where it has no such layer."""
-        codes = np.array([self._rng.choice(len(f), p=f) for f in self._frequencies])
+        codes = (self._cumulated <= self._rng.random((self.layers, 1))).sum(axis=1)
         follows = (self._copied >= 0) & (self._rng.random(self.layers) >= self._loose)
         codes[follows] = codes[self._copied[follows]]
         codes[self._rng.random(self.layers) < self._missing] = -1
@@ -203,7 +207,7 @@ def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
         excluded = choose_exclusions(planner.culprits, len(rows))
         rows.append(world.draw(key_of(unit) for unit in excluded if unit is not None))
         bad.append(world.is_bad(rows[-1]))
-    confirmed, _ = planner.confirmed_and_doubtful(layer_table(rows, bad))
+    confirmed = merge_overlapping(planner.culprits)
     clauses = frozenset(tuple(sorted(key_of(unit) for unit in each.units)) for each in confirmed)
     for result in planner.done:
         if result.follows:
@@ -252,14 +256,11 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
             self.measured.append(MeasuredBuild(wanted, followed, is_bad, errors))
             return TrialResult(wanted, is_bad, self._fingerprint(errors))
 
-    bad_builds = set(table.named("bad"))
     plan = BisectPlan(
         good_run=pair.good,
         bad_run=pair.bad,
-        seen=tuple((digits, name in bad_builds) for name, digits in earlier_builds(table, units, pair.given)),
         config=BisectConfig(
             confidence=planner.confidence(),
-            confidence_of_one=planner.confidence_of_one(pair),
             max_builds=limit - world.built,
             seed=world.seed,
         ),

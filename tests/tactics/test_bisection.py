@@ -4,23 +4,22 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.amounts import amount
-from trtops.tactics.bisection import Bisection, CulpritSearch, EarlierBuild, SearchResult, TrialResult
+from trtops.tactics.bisection import Bisection, CulpritSearch, SearchResult, TrialResult
 
 SEEDS = amount(60, in_every_run=15)
 LIMIT = 80
 Bad = Callable[[np.random.Generator, np.ndarray, int], bool]
 
 
-def played(seed: int, units: int, bad: Bad, confidence_of_one: float | None = None) -> Bisection:
+def played(seed: int, units: int, bad: Bad) -> Bisection:
     """A bisection that is decided as soon as possible."""
     rng = np.random.default_rng(10_000 + seed)
-    bisection = Bisection(units, seed, confidence_of_one=confidence_of_one)
+    bisection = Bisection(units, seed)
     while bisection.decided() is None and bisection.trials < LIMIT:
         taken, opposite = bisection.next()
         bisection.add(taken, bad(rng, taken, bisection.trials), opposite)
@@ -115,20 +114,6 @@ def test_two_of_four_is_an_unresolved_combination():
     assert decisions["chance"] == 0
 
 
-@pytest.mark.parametrize("kind", ["one", "together"])
-def test_lower_confidence_of_one_saves_trials(kind):
-    trials, named = [], 0
-    for seed in range(SEEDS):
-        a, b = culprits(seed, 7)
-        bad = partial(lambda a, b, rng, taken, _: bool(EXPECTED[kind](taken, a, b)), a, b)
-        usual, sooner = (played(seed, 7, bad, of_one) for of_one in (None, 0.8))
-        trials.append(usual.trials - sooner.trials)
-        named += set(sooner.best.units) == ({a} if kind == "one" else {a, b})
-
-    assert named >= 0.9 * SEEDS
-    assert np.mean(trials) > 1 if kind == "one" else abs(np.mean(trials)) < 1
-
-
 def mask(units: int, *taken: int) -> np.ndarray:
     return np.isin(np.arange(units), taken)
 
@@ -146,19 +131,6 @@ def test_suspected_units_cost_one_trial_at_most(suspected, most):
         assert bisection.best.clauses == ((3,),)
 
     assert trials[False] <= min(most, trials[True] + 1)
-
-
-def test_third_choice_is_no_evidence_about_a_unit():
-    """Layers may have several bad tactics: a bad build with another one than the bad build says nothing of this
-    one's."""
-    bad_with, third = EarlierBuild(mask(8, 2, 5), True, mask(8)), mask(8, 2)
-    others = [EarlierBuild(mask(8, 6), True, third), EarlierBuild(mask(8, 7), True, third)]
-    as_good = [bad_with, *(seen._replace(other=mask(8)) for seen in others)]
-
-    third_choice, good_choice = (Bisection(8, seen=seen).probabilities for seen in ([bad_with, *others], as_good))
-
-    assert third_choice[2] > 2 * good_choice[2]
-    assert third_choice[2] > 4 * third_choice[5]  # which both bad builds lack
 
 
 def searched(
@@ -207,8 +179,8 @@ def test_equal_errors_replace_the_coin(units, most):
 
 def test_errors_that_do_not_repeat_need_the_coin():
     """Whether a build is bad depends on the machine, and so do its errors."""
-    named = 0
-    for seed in range(amount(100, in_every_run=30)):
+    named, searches = 0, amount(100, in_every_run=30)
+    for seed in range(searches):
         rng = np.random.default_rng(seed)
 
         def build(taken: np.ndarray, rng: np.random.Generator = rng) -> TrialResult:
@@ -218,7 +190,8 @@ def test_errors_that_do_not_repeat_need_the_coin():
         search = CulpritSearch(units=12, held=mask(12), errors=((0.0,), (1.0,)), seed=seed)
         named += searched(search, build)[0].explanation is not None
 
-    assert named <= 1
+    # One in forty at most, and what chance adds to that.
+    assert named <= 0.025 * searches + 2 * (0.025 * searches) ** 0.5
 
 
 def test_held_units_are_checked_first():

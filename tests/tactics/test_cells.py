@@ -15,7 +15,7 @@ SEEDS = amount(10, in_every_run=6)
 @pytest.mark.parametrize(
     ("cell", "right", "builds"),
     [
-        (Cell(20, "one"), 1.0, 15),
+        (Cell(20, "one"), 1.0, 14),
         (Cell(20, "one", repeats=True), 1.0, 11),
         (Cell(20, "one", 0.05), 0.8, 21),
         (Cell(100, "one"), 1.0, 17),
@@ -23,7 +23,7 @@ SEEDS = amount(10, in_every_run=6)
         (Cell(20, "reformat"), 0.8, 40),
         (Cell(20, "format"), 1.0, 17),
         (Cell(20, "neighbours"), 1.0, 20),
-        (Cell(20, "layer"), 0.8, 24),
+        (Cell(20, "layer"), 0.8, 28),
         (Cell(20, "together"), 0.8, 36),
         (Cell(20, "either"), 0.8, 33),
         (Cell(20, "sometimes"), 0.8, 45),

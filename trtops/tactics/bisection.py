@@ -62,10 +62,7 @@ _ONE, _TOGETHER, _EITHER = 0.86, 0.07, 0.07  # prior shares of one unit, both of
 # Priors of the rates of bad builds: replays repeat, so builds without the culprit are seldom bad.
 _PRIORS: tuple[Prior, ...] = (ALWAYS, (3.0, 0.5, 0.5, 45.0))
 _SHARES, _SHARES_OF_REPEATS = (0.85, 0.15), (0.98, 0.02)  # of these priors; outputs that repeat seldom fail sometimes
-_SEEN_RATES = (0.85, 0.15)  # rates of bad builds with and without the culprit, for builds that are no mixtures
-# Share of the prior that follows those builds. They may mislead; the rest limits the cost to a few trials.
-_BELIEF = 0.8
-_CHANCE_FACTOR = 5  # times the confidence that chance needs, since the good build may contain the culprit too
+_CHANCE_FACTOR = 2  # times the confidence that chance needs, since later pairs of a campaign have the rest
 _MAX_PAIRED = 256  # units that pairs are made of; the matrix is updated at every trial
 _SUSPECTS = 3  # units, the most probable ones, whose partners are searched
 _SUSPECTED = 0.5  # probability from which a unit is reported as part of a combination
@@ -73,14 +70,6 @@ _GOOD_VERDICTS = 3  # good verdicts after which held units alone do not make the
 _MISSING = 2  # good builds with all units of the bad one, after which something else makes it bad
 _MAX_FAILURES = 12  # trials that could not be built as wanted, after which the search ends
 _COMBINATION_TRIALS = 40  # trials after which evidence without a probable explanation is an unresolved combination
-
-
-class EarlierBuild(NamedTuple):
-    """A build that existed before the bisection, and is no mixture of the two."""
-
-    taken: Bools  # units that it has as in the bad build
-    bad: bool
-    other: Bools  # units that it has as in neither of the two
 
 
 @dataclass(frozen=True)
@@ -104,11 +93,8 @@ class Bisection:
     Args:
         units: Number of units.
         seed: Of the coin.
-        seen: Builds that existed before. They raise suspicions, and are no evidence against chance.
-        confidence: What the posterior probability of an explanation needs. At most a fifth of ``1 - confidence`` of
+        confidence: What the posterior probability of an explanation needs. At most half of ``1 - confidence`` of
             bisections blame a unit where verdicts depend on none.
-        confidence_of_one: What suffices against chance where a single unit is most probable and later builds check
-            it again. It still needs ``(1 + confidence) / 2`` among the explanations without chance.
         first: Units, of shape ``(units,)``, that one trial takes from the others before all halves. No probability
             depends on them, so if that trial contradicts them, they cost this trial.
     """
@@ -117,20 +103,21 @@ class Bisection:
         self,
         units: int,
         seed: int = 0,
-        seen: Sequence[EarlierBuild] = (),
         confidence: float = 0.95,
-        confidence_of_one: float | None = None,
         first: Bools | None = None,
     ) -> None:
         self.units = units
         self._first = [] if first is None or first.all() or not first.any() else [(first, ~first)]
-        self._confidence, self._confidence_of_one = confidence, confidence_of_one
+        self._confidence = confidence
         self._coin = np.random.default_rng(seed)
         self._paired = np.arange(min(units, _MAX_PAIRED))
-        self._single_prior, self._pair_prior = self._prior(seen)
-        if units > _MAX_PAIRED:  # again, with pairs of the units that earlier builds make most probable
-            self._paired = np.sort(np.argsort(-self._single_prior, kind="stable")[:_MAX_PAIRED])
-            self._single_prior, self._pair_prior = self._prior(seen)
+        size = len(self._paired)
+        pairs = size * (size - 1) / 2
+        # Log-priors of single units and of pairs.
+        self._single_prior = np.full(units, math.log(_ONE / units if pairs else 1.0))
+        self._pair_prior = np.full((size, size), math.log(_TOGETHER / pairs) if pairs else -np.inf)
+        self._pair_prior[np.tril_indices(size, -1)] = math.log(_EITHER / pairs) if pairs else -np.inf
+        np.fill_diagonal(self._pair_prior, -np.inf)
         self._taken: list[Bools] = []
         self._bad: list[bool] = []
         # Logarithms of the e-values of single units and of pairs, for each prior of rates.
@@ -138,30 +125,6 @@ class Bisection:
         self.repeats = False
         self._shunned: set[bytes] = set()
         self._update()
-
-    def _prior(self, seen: Sequence[EarlierBuild]) -> tuple[Floats, Floats]:
-        """Log-priors of single units and of pairs, by shares alone or, for the most part, as earlier builds suggest."""
-        size = len(self._paired)
-        pairs = size * (size - 1) / 2
-        single = np.full(self.units, math.log(_ONE / self.units if pairs else 1.0))
-        pair = np.full((size, size), math.log(_TOGETHER / pairs) if pairs else -np.inf)
-        pair[np.tril_indices(size, -1)] = math.log(_EITHER / pairs) if pairs else -np.inf
-        np.fill_diagonal(pair, -np.inf)
-        if not seen:
-            return single, pair
-        guided = single.copy(), pair.copy()
-        for taken, bad, other in seen:
-            for logs, expected, widened in zip(guided, self._expected(taken), self._expected(taken | other)):
-                p_bad = np.where(expected, *_SEEN_RATES)
-                # A third choice may be bad as well, so that a bad build says nothing; a good one shows that it is not.
-                p_bad[expected != widened] = 0.5 if bad else _SEEN_RATES[1]
-                logs += np.log(p_bad if bad else 1 - p_bad)
-        total = np.logaddexp(np.logaddexp.reduce(guided[0]), np.logaddexp.reduce(guided[1], axis=None))
-        mixed = [
-            np.logaddexp(logs - total + math.log(_BELIEF), prior + math.log(1 - _BELIEF))
-            for logs, prior in zip(guided, (single, pair))
-        ]
-        return mixed[0], mixed[1]
 
     def _expected(self, taken: Bools) -> tuple[Bools, Bools]:
         """Whether each explanation expects a trial to be bad: single units, and pairs."""
@@ -240,25 +203,13 @@ class Bisection:
             return "chance"
         if not self._is_evident:
             return None
-        needed = self._needed_confidence
-        if self._confidence_of_one is not None:
-            among = self._confidence if self.repeats else (1 + self._confidence) / 2
-            needed = max(needed, among * (1 - self.p_chance))
-        if self.best.probability >= needed:
+        if self.best.probability >= self._confidence:
             return "confirmed"
         return "combination" if self.trials >= _COMBINATION_TRIALS else None
 
     @property
-    def _needed_confidence(self) -> float:
-        """The confidence that a confirmation of the best explanation needs against chance."""
-        of_one = self._confidence_of_one
-        return self._confidence if of_one is None or len(self.best.units) > 1 else of_one
-
-    @property
     def _is_evident(self) -> bool:
-        # More evidence, where nothing checks a confirmation later.
-        factor = _CHANCE_FACTOR if self._needed_confidence == self._confidence else 1
-        return self.repeats or self.log_e_value >= -math.log((1 - self._needed_confidence) / factor)
+        return self.repeats or self.log_e_value >= -math.log((1 - self._confidence) / _CHANCE_FACTOR)
 
     def exclude_chance(self) -> None:
         """State that outputs follow the units: chance needs no coin from now on."""
@@ -361,10 +312,8 @@ class CulpritSearch:
     held: Bools  # units that every trial takes from the bad build, of shape ``(units,)``
     # Whether the good build has those units already. There is nothing to hold then, and its own verdict counts.
     is_held_by_good: bool = False
-    seen: tuple[EarlierBuild, ...] = ()
     errors: tuple[Errors | None, Errors | None] = (None, None)  # of the good and of the bad build
     confidence: float = 0.95  # this and what follows are as for :class:`Bisection`
-    confidence_of_one: float | None = None
     seed: int = 0
     first: Bools | None = None
 
@@ -377,9 +326,8 @@ class CulpritSearch:
         places = np.flatnonzero(~self.held)
         if not len(places):
             return SearchResult()
-        seen = [EarlierBuild(s.taken[places], s.bad, s.other[places]) for s in self.seen]
         first = None if self.first is None else self.first[places]
-        bisection = Bisection(len(places), self.seed, seen, self.confidence, self.confidence_of_one, first)
+        bisection = Bisection(len(places), self.seed, self.confidence, first)
         decision = yield from self._decide(bisection, places)
         if decision == "combination":
             suspects = tuple(places[bisection.probabilities >= _SUSPECTED].tolist())

@@ -20,16 +20,14 @@ from tests.tactics.synthetic import record
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.campaign import iteration
-from trtops.ops.campaign.bisect import bisect, earlier_builds, suspected_units
-from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Unit
+from trtops.ops.campaign.bisect import bisect, suspected_units
+from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult, Unit
 from trtops.ops.campaign.bisection_planner import merge_culprits
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.engines.deny import deny
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.spec import BuildConfig, BuildSpec, TensorRTOptions
-from trtops.tactics.record import TacticOption
-from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import StoredRun
 from trtops.tracking.campaigns import load_record, load_table
 from trtops.tracking.memory import MemoryTracker
@@ -269,26 +267,7 @@ def test_mixture_bad_in_precision_counts_as_good(bad_in, at_times_narrow, monkey
     assert {trial.verdict for trial in result.trials} == {"good", "bad"}
     assert result.outcome == "confirmed" and is_right(result)
     aspects = {name: tracker.info(name).tags.get(Tag.BAD_IN, "") for name in table.names}
-    plan = BisectPlan.from_json(tracker.load(result.run_id).read_bytes(Artifact.BISECTION_PLAN))
     assert set(aspects.values()) == {"", "outputs", "precision", "outputs precision"}
-    assert [is_bad for _, is_bad in plan.seen] == ["outputs" in aspects[name] for name in table.names]
-
-
-def test_third_choice_is_neither_good_nor_bad():
-    """Whether the third choice of a layer is bad as well is unknown."""
-    choices = [TacticOption(tactic=name, op="Conv") for name in ("a", "b", "c")]
-    table = CampaignTable(
-        names=["good", "bad", "other"],
-        verdicts=["good", "bad", "bad"],
-        columns=[("layer", "conv"), ("setting", "level")],
-        choices=[*choices, "1", "2", "3"],
-        codes=np.array([[0, 3], [1, 4], [2, 5]], np.int32),
-    )
-    layer = Unit(kind="layer", name="conv", good="a", bad="b")
-    setting = Unit(kind="setting", name="level", good="1", bad="2")
-
-    assert earlier_builds(table, [layer, setting], ()) == [("good", "00"), ("bad", "11"), ("other", "22")]
-    assert earlier_builds(table, [layer], [setting]) == [("bad", "1")]
 
 
 @pytest.mark.parametrize(("mechanism", "editable"), [("algorithm_selector", False), ("editable_timing_cache", True)])

@@ -13,7 +13,6 @@ from trtops.ops.campaign.bisection_planner import (
     choose_exclusions,
     merge_culprits,
     merge_overlapping,
-    with_mixtures,
 )
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import SearchOutcome
@@ -223,45 +222,3 @@ def test_culprits_are_denied_unless_builds_fail():
     assert (entry.backend_version, entry.device_sha256) == ("1.20", "d")
     assert found.denied(tracker, table(["00", "11", "00"], "gbe")).entries == ()
     assert planner().denied(tracker, table(["00"], "g")).entries == ()
-
-
-def test_single_choices_need_less_evidence_at_first():
-    pair = BuildPair("0", "1")
-
-    assert planner().confidence_of_one(pair) == pytest.approx(0.8)
-    assert planner().confidence_of_one(replace(pair, given=(unit(0),))) is None
-    assert planner(bisection("0", "1", outcome="not repeatable")).confidence_of_one(pair) is None
-    assert Planner(DebugBuildConfig()).confidence_of_one(pair) is None
-
-
-def test_all_builds_and_mixtures_confirm_a_culprit():
-    confirmed = replace(
-        bisection("0", "1", (unit(0),)), trials=mixtures((0,), (0, 1), (1, 2), (2,), (0,), verdicts="bbggb")
-    )
-    found, clean = planner(confirmed), ["0011"] * 8
-
-    def result(rows, verdicts, of=found):
-        return of.confirmed_and_doubtful(table(["0000", "1111", *rows], "gb" + verdicts))
-
-    # Three candidates: the verdicts must be 60 times more probable than by chance.
-    assert result(clean, "g" * 8) == (merge_culprits([confirmed]), [])
-    assert result(clean, "gbgbgbgb") == ([], merge_culprits([confirmed]))
-    # Builds with the culprit are good as often as bad, though its mixtures were bad.
-    assert result(["1011"] * 8, "g" * 8)[0] == []
-    assert result(["1011"] * 8, "e" * 8)[0] == []
-    assert result([], "", planner(replace(confirmed, trials=())))[0] == []
-
-
-def test_mixtures_become_builds_with_the_requested_layers():
-    strayed = replace(mixtures((3,), verdicts="b")[0], run_id="other", strayed=("layer-3",))
-    first = replace(bisection("0", "1", (unit(0),)), trials=(*mixtures((1, 3), verdicts="b"), strayed))
-    second = replace(
-        bisection("2", "mixture-0", outcome="sufficient", given=(unit(1),)),
-        trials=(replace(mixtures((0,), verdicts="g")[0], run_id="second"),),
-    )
-
-    together = with_mixtures(table(["0000", "1111", "2222"], "gbg"), [first, second])
-
-    assert together.names == ("0", "1", "2", "mixture-0", "second")
-    assert together.codes[3:].tolist() == [[0, 1, 0, 1], [0, 1, 2, 2]]
-    assert (together.named("bad"), together.named("good")) == (("1", "mixture-0"), ("0", "2", "second"))

@@ -35,7 +35,7 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with, tracker_or_default
-from trtops.tactics.bisection import CulpritSearch, EarlierBuild, Errors, SearchResult, TrialResult
+from trtops.tactics.bisection import CulpritSearch, Errors, SearchResult, TrialResult
 from trtops.tactics.contributions import SOUND_SPREAD, find_sum, separating_mixture
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools, Likelihood
@@ -44,15 +44,13 @@ from trtops.tracking import campaigns, schema
 from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, tracked
 from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import Kind
-from trtops.verdict import PASSED, VERDICTS, Verdict
+from trtops.verdict import PASSED, Verdict
 
 _KIND: Kind = "bisect"
-_SEEN = 200  # builds of a campaign, the last ones, that the prior of units is taken from
 _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
 _HISTORY = 50  # proofs and bisections of the store, the last ones, that suspects are taken from
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
-_MOST_OF_MISSING, _MOST_OF_SUM = 20, 16  # mixtures after which missing units and a sum are reported as known then
-_BUILDS_OF_SUM, _LEAST_OF_SUM = 20, 12  # the campaign's builds included, but at least these mixtures
+_MOST_OF_MISSING, _MOST_OF_SUM = 20, 15  # mixtures after which missing units and a sum are reported as known then
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -110,7 +108,7 @@ def bisect(
         session = BisectSession(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)
         result = session.run().kept_in(parent, campaign.experiment)
         parent.log_json(result, schema.Artifact.BISECTION)
-        if (entry := _denied(result, plan, mixture)) is not None:
+        if (entry := _denied(result, mixture, campaigns.load_table(tracker, campaign.run_id))) is not None:
             parent.log_json(entry, schema.Artifact.DENIED)
             # As of a proof, so that the deny-list takes it.
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
@@ -155,7 +153,7 @@ def _plan_pair(
     config: BisectConfig,
     given: tuple[Unit, ...],
 ) -> tuple[BisectPlan, Mixture]:
-    """The two builds, and what the last builds of the campaign have of the bad one."""
+    """The two builds to mix."""
     table = campaigns.load_table(tracker, campaign.run_id)
     if bad is None:
         for verdicts in _WANTED:
@@ -173,16 +171,9 @@ def _plan_pair(
                 f"Run {build.info.id} has the verdict {build.info.verdict}; expected a {wanted[0]} build."
             )
     mixture = Mixture(*stored)
-    aspect = tested_aspect(mixture.bad.info)
-    bad_builds = set(table.named("bad"))
-    if aspect is not None:  # builds that are bad in the other aspect only count as good
-        other = {schema.Tag.BAD_IN: "precision" if aspect == "outputs" else "outputs"}
-        found = tracker.find(campaign.experiment, parent=campaign.run_id, tags=other)
-        bad_builds -= {info.id for info in found}
     return BisectPlan(
         good_run=mixture.good.info.id,
         bad_run=mixture.bad.info.id,
-        seen=tuple((digits, name in bad_builds) for name, digits in earlier_builds(table, mixture.units, given)),
         config=config,
         given=given,
         suspected=suspected_units(tracker, mixture),
@@ -211,18 +202,6 @@ def suspected_units(tracker: Tracker, mixture: Mixture) -> tuple[Unit, ...]:
     )
 
 
-def earlier_builds(table: CampaignTable, units: Sequence[Unit], given: Sequence[Unit]) -> list[tuple[str, str]]:
-    """The last builds of a campaign that have the given choices, each with a digit per unit as in a ``BisectPlan``."""
-    # Others do not show what else the given choices need.
-    usable = np.logical_and.reduce([table.verdicts != VERDICTS.index("error"), *(u.is_bad_in(table) for u in given)])
-    rows = np.flatnonzero(usable)[-_SEEN:]
-    digits = np.full((len(rows), len(units)), 2)
-    for place, unit in enumerate(units):
-        digits[unit.is_good_in(table)[rows], place] = 0
-        digits[unit.is_bad_in(table)[rows], place] = 1
-    return [(table.names[row], "".join(map(str, each))) for row, each in zip(rows, digits.tolist())]
-
-
 def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, list[RunInfo]]:
     """An interrupted bisection, with its complete mixtures, the oldest first; the others are closed and built again."""
     data = tracker.peek(info.id, schema.Artifact.BISECTION_PLAN)
@@ -239,14 +218,14 @@ def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, 
     return run, plan, Mixture(tracker.load(plan.good_run), tracker.load(plan.bad_run)), done
 
 
-def _denied(result: BisectResult, plan: BisectPlan, mixture: Mixture) -> DeniedTactic | None:
+def _denied(result: BisectResult, mixture: Mixture, table: CampaignTable) -> DeniedTactic | None:
     """The entry for the deny-list: a culprit that makes builds bad by itself, if one was found."""
-    if plan.given or not result.culprits:
+    if result.given or not result.culprits:
         return None
     culprit = result.culprits[0]
     # A culprit that good builds have as well needs something that both builds of the pair have.
-    places = [mixture.units.index(unit) for unit in culprit.units]
-    if any(not bad and all(text[place] == "1" for place in places) for text, bad in plan.seen):
+    passed = np.isin(table.names, table.named(*PASSED))
+    if np.logical_and.reduce([passed, *(unit.is_bad_in(table) for unit in culprit.units)]).any():
         return None
     # Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself;
     # settings it takes together.
@@ -286,8 +265,6 @@ class BisectSession:
         config, units, began = self.plan.config, self.mixture.units, time.perf_counter()
         given = {unit.column for unit in self.plan.given}
         held = np.array([unit.column in given for unit in units], np.bool_)
-        digits = [(np.array(list(text), "U1"), bad) for text, bad in self.plan.seen]  # as in BisectPlan
-        most_of_sum = min(_MOST_OF_SUM, max(_LEAST_OF_SUM, _BUILDS_OF_SUM - len(self.plan.seen)))
         followers = len(self.mixture.consequences)
         self.measured = [
             MeasuredBuild(np.full(len(units), bad), (bad,) * followers, bad, errors_of(build.info))
@@ -298,10 +275,8 @@ class BisectSession:
             units=len(units),
             held=held,
             is_held_by_good=bool(given) and not held.any(),
-            seen=tuple(EarlierBuild(each == "1", bad, each == "2") for each, bad in digits),
             errors=(good, bad),
             confidence=config.confidence,
-            confidence_of_one=config.confidence_of_one,
             seed=config.seed,
             first=np.array([unit in self.plan.suspected for unit in units], np.bool_),
         ).run()
@@ -330,11 +305,11 @@ class BisectSession:
                 break
         # Before a step is reported, its errors must be no sum.
         if found.outcome == "confirmed":
-            look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and abs(added.log_odds) < sure_odds)
+            look_on(_MOST_OF_SUM, lambda: (added := self._error_sum()) is not None and abs(added.log_odds) < sure_odds)
             if (added := self._error_sum()) is not None and added.log_odds >= sure_odds:
                 found = SearchResult("contributions")
         if found.outcome == "contributions":
-            look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
+            look_on(_MOST_OF_SUM, lambda: (added := self._error_sum()) is not None and not added.settled)
         elif found.outcome == "units missing" and self.mixture.consequences:  # a layer that no replay sets may decide
             look_on(_MOST_OF_MISSING, lambda: not self._unreplayable(found))
         if follows := self._unreplayable(found):

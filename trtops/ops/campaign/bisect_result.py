@@ -50,20 +50,14 @@ class Unit(Record):
         """Which builds of a table have what the bad build has, of shape ``(builds,)``."""
         return table.has(self.column, self.bad)
 
-    def is_good_in(self, table: CampaignTable) -> Bools:
-        """Which builds have what the good build has, of shape ``(builds,)``."""
-        return table.has(self.column, self.good)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BisectConfig(Record):
     """How long to search, and how sure to be.
 
     Attributes:
-        confidence: The posterior probability that a named set needs, between 0.5 and 1. At most a fifth of ``1 -
+        confidence: The posterior probability that a named set needs, between 0.5 and 1. At most half of ``1 -
             confidence`` of bisections name a culprit where verdicts do not depend on what is mixed.
-        confidence_of_one: What suffices against chance where a single layer or setting is most probable and later
-            builds check it again, as a campaign's do; ``confidence`` unless given.
         max_builds: Maximum number of builds.
         max_minutes: No build starts after this many minutes; None for no limit.
         seed: Of the coin that chooses between a mixture and its opposite.
@@ -73,7 +67,6 @@ class BisectConfig(Record):
     """
 
     confidence: float = 0.95
-    confidence_of_one: float | None = None
     max_builds: int = 60
     max_minutes: float | None = None
     seed: int = 0
@@ -81,9 +74,8 @@ class BisectConfig(Record):
     allow_scripts: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("confidence", self.confidence), ("confidence_of_one", self.confidence_of_one)):
-            if value is not None and not 0.5 <= value < 1:
-                raise errors.ConfigError(f"{name} is {value}; expected at least 0.5 and less than 1.")
+        if not 0.5 <= self.confidence < 1:
+            raise errors.ConfigError(f"confidence is {self.confidence}; expected at least 0.5 and less than 1.")
         if self.max_builds < 1:
             raise errors.ConfigError(f"max_builds is {self.max_builds}; expected 1 or more.")
 
@@ -94,9 +86,6 @@ class BisectPlan(Record):
 
     good_run: str
     bad_run: str
-    # The campaign's builds: a digit for each unit, 1 where a build has what the bad one has, 0 where it has what the
-    # good one has, 2 otherwise; and whether the build was bad.
-    seen: tuple[tuple[str, bool], ...]
     config: BisectConfig
     given: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
     suspected: tuple[Unit, ...] = ()  # known from earlier campaigns, or next to the first divergence; asked first

@@ -1,6 +1,5 @@
 """Decides the next step of a campaign, build, mix or stop; and which culprits are confirmed."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ import numpy as np
 from trtops.ops.campaign.bisect_result import BisectResult, ChoiceKey, Unit
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.denied import DeniedTactic, DenyList
-from trtops.tactics.model import Bools, Likelihood
+from trtops.tactics.model import Bools
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
@@ -24,7 +23,6 @@ MAX_TRANSFERS = 5  # good builds that a culprit is put into, to see whether it n
 EARLY_TRANSFERS = 2  # the number of these before there are enough good builds to choose from
 MIN_LACKING_SHARE = 0.4  # share of possibly needed choices that a good build must lack for an early transfer
 REFUTATIONS = 2  # good builds that stay good with a culprit, repeatedly, after which it is dropped
-EARLY_DOUBT = 4  # times the campaign's doubt at which a single choice is named at first
 _MAX_COMPARED = 200  # builds per verdict that pairs are made of
 _KILLED = "The bisection's process ended in the middle of it."
 
@@ -37,7 +35,6 @@ class CampaignCulprit:
     good_run: str  # the good build of the bisection that confirmed it
     bad_run: str  # the bad build of that bisection
     mixed_run: str  # a bad mixture of the two that has it; the bad build itself if absent
-    candidates: int = 1  # number of units of that bisection
     settled: bool = False  # whether everything it needs was found
     # Good builds that it was put into and that are bad with it; ``good_with`` those that are not.
     bad_with: tuple[str, ...] = ()
@@ -161,7 +158,7 @@ class Planner:
             return True
         if not self.culprits:
             return self._unexplained_pairs >= MAX_UNREPEATABLE_PAIRS
-        if not self.config.complete and self.confirmed_and_doubtful(table)[0]:
+        if not self.config.complete:
             passed = np.isin(table.verdicts, [VERDICTS.index(verdict) for verdict in PASSED])
             return not any((each.is_in(table) & passed).any() for each in self.culprits if not each.settled)
         return self._has_waited(table) and self.pair(table) is None
@@ -171,35 +168,10 @@ class Planner:
         wanted = self.config.clean_builds
         return len(table.named(*PASSED)) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
 
-    def confirmed_and_doubtful(self, table: CampaignTable) -> tuple[list[CampaignCulprit], list[CampaignCulprit]]:
-        """Split culprits into confirmed ones, and those that chance explains almost as well."""
-        # Each culprit is weighed by the builds that the others do not explain: the verdicts must be candidates / (1 -
-        # confidence) times more probable than at the one rate that suits them best.
-        found = self.culprits
-        table = with_mixtures(table, self.done)
-        judged, is_bad = table.verdicts != VERDICTS.index("error"), table.verdicts == VERDICTS.index("bad")
-        has = [culprit.is_in(table) for culprit in found]
-        confirmed: list[CampaignCulprit] = []
-        doubtful: list[CampaignCulprit] = []
-        for place, culprit in enumerate(found):
-            others = np.logical_or.reduce([np.zeros(len(table), np.bool_), *has[:place], *has[place + 1 :]])
-            bad, having = is_bad[judged & ~others], has[place][judged & ~others]
-            likelihood = Likelihood(len(bad), int(bad.sum()))
-            odds = float(likelihood(having.sum(), (having & bad).sum())) - likelihood.supremum
-            is_sure = odds >= math.log(culprit.candidates / (1 - self.config.confidence))
-            (confirmed if is_sure else doubtful).append(culprit)
-        return merge_overlapping(confirmed), doubtful
-
     def confidence(self) -> float:
         """What the next bisection needs: more, where an earlier one found that choices do not decide."""
         doubt = 1 - self.config.confidence
         return 1 - doubt / 5 if self._unexplained_pairs else self.config.confidence
-
-    def confidence_of_one(self, pair: BuildPair) -> float | None:
-        """What it needs for a single choice: less, where later builds and mixtures check it again."""
-        if pair.given or self._unexplained_pairs or not self.config.complete:
-            return None
-        return max(0.5, 1 - EARLY_DOUBT * (1 - self.config.confidence))
 
     def denied(self, tracker: Tracker, table: CampaignTable) -> DenyList:
         """What the next builds must not choose: the culprits. Nothing, where a build has failed since."""
@@ -224,7 +196,7 @@ def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
         if not result.given:
             for units in new:
                 mixed = result.bad_mixture(units) or result.bad_run
-                found.append(CampaignCulprit(units, result.good_run, result.bad_run, mixed, result.units))
+                found.append(CampaignCulprit(units, result.good_run, result.bad_run, mixed))
             continue
         for place, culprit in [(p, c) for p, c in enumerate(found) if set(c.units) == set(result.given)][::-1]:
             if new:
@@ -306,29 +278,3 @@ def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) ->
     distances = np.array([(theirs != table.codes[rows[name]]).sum(axis=1) for name in good])
     i, j = np.unravel_index(int(distances.argmin()), distances.shape)
     return good[int(i)], bad[int(j)]
-
-
-def with_mixtures(table: CampaignTable, done: Sequence[BisectResult]) -> CampaignTable:
-    """A table with the mixtures of its builds as further builds, except those that strayed.
-
-    Each has the layers and settings that were requested; layers that follow from others are as in the good build.
-    """
-    names = np.array([name for _, name in table.columns])
-    rows = dict(zip(table.names, table.codes))
-    verdicts = dict(zip(table.names, (VERDICTS[code] for code in table.verdicts)))
-    for result in done:
-        good, bad = rows.get(result.good_run), rows.get(result.bad_run)
-        if good is None or bad is None:
-            continue
-        for trial in result.trials:
-            if trial.counted and not trial.strayed:
-                taken = np.isin(names, [*trial.taken, *(unit.name for unit in result.given)])
-                rows[trial.run_id] = np.where(taken, bad, good)
-                verdicts[trial.run_id] = trial.verdict
-    return CampaignTable(
-        names=list(rows),
-        verdicts=list(verdicts.values()),
-        columns=table.columns,
-        choices=table.choices,
-        codes=np.array(list(rows.values()), np.int32).reshape(len(rows), len(names)),
-    )

@@ -46,7 +46,7 @@ class DebugBuildConfig(Record):
             of waiting for chance (:func:`trtops.ops.campaign.bisect.bisect`).
         complete: Search for further culprits once one is confirmed.
         clean_builds: With ``complete``, number of good builds required before that search ends; builds avoid the known
-            culprits. Among 24 a culprit that one in ten builds has shows with 92 %, one that one in five has with more
+            culprits. Among 30 a culprit that one in ten builds has shows with 96 %, one that one in five has with more
             than 99 %.
         confidence: The probability from which a tactic is confirmed as culprit.
         timeout_seconds: Seconds that a build, or a first inference with it, may take; None for no limit.
@@ -70,7 +70,7 @@ class DebugBuildConfig(Record):
     max_minutes: float | None = None
     bisect: bool = True
     complete: bool = False
-    clean_builds: int = 24
+    clean_builds: int = 30
     confidence: float = 0.95
     timeout_seconds: float | None = 1800.0
     parallel: int = 1
@@ -115,7 +115,7 @@ class DebugBuildConfig(Record):
         """Whether both configs make the same builds with the same verdicts."""
         # What only decides when a campaign ends, and where and how many at a time its builds are made.
         free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95}
-        free |= {"max_minutes": None, "bisect": True, "complete": False, "clean_builds": 24, "timeout_seconds": None}
+        free |= {"max_minutes": None, "bisect": True, "complete": False, "clean_builds": 30, "timeout_seconds": None}
         return replace(self, **free) == replace(other, **free)  # type: ignore[arg-type]
 
 

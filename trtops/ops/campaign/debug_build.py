@@ -20,7 +20,7 @@ from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
-from trtops.ops.campaign.bisection_planner import Planner
+from trtops.ops.campaign.bisection_planner import Planner, merge_overlapping
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
@@ -76,10 +76,7 @@ class DebugBuildResult(OpResult):
     unproven: int = 0  # number of builds that showed no deviation on data that proves nothing
     interrupted: tuple[str, ...] = ()  # runs of iterations that were cut short and retried
     bisections: tuple[BisectResult, ...] = ()  # results of mixing good and bad builds, if the campaign did
-    # The culprits that these confirm, in words; ``doubtful`` those that all builds and mixtures together do not
-    # confirm, or not yet, where the budget ended.
-    confirmed: tuple[str, ...] = ()
-    doubtful: tuple[str, ...] = ()
+    confirmed: tuple[str, ...] = ()  # the culprits that these confirm, in words
     found: TacticDiff
 
     @property
@@ -112,9 +109,7 @@ class DebugBuildResult(OpResult):
         yield from (f"{self.iterations} builds: {counted}{mixed}", "")
         for text in self.confirmed:
             yield f"**Culprit**: {text}"
-        for text in self.doubtful:
-            yield f"**In doubt**: {text}. All builds and mixtures together do not rule out chance."
-        if self.confirmed or self.doubtful:
+        if self.confirmed:
             yield ""
         for result in self.bisections:
             yield f"- Mixtures of `{result.good_run[:8]}` and `{result.bad_run[:8]}`: {result.summary}"
@@ -321,7 +316,6 @@ class _CampaignState:
             BisectConfig(
                 allow_scripts=True,  # this campaign runs them already
                 confidence=planner.confidence(),
-                confidence_of_one=planner.confidence_of_one(pair),
                 max_builds=config.limit - len(self._table) - planner.trials,
                 max_minutes=self._minutes_left,
                 seed=config.seed + len(planner.done),
@@ -365,7 +359,6 @@ class _CampaignState:
         """Log table, diff and result, and end the parent run."""
         config, counts = self.campaign.config, campaigns.counts(self._table)
         found = diff(self._table, confidence=config.confidence, blocks=self._made_on)
-        confirmed, doubtful = self._planner.confirmed_and_doubtful(self._table)
         result = DebugBuildResult(
             verdict=next((each for each in ("bad", "unproven", "good") if counts[each]), "error"),
             iterations=len(self._table),
@@ -375,8 +368,7 @@ class _CampaignState:
             unproven=counts["unproven"],
             interrupted=tuple(info.id for info in self._interrupted),
             bisections=tuple(self._planner.done),
-            confirmed=tuple(each.describe() for each in confirmed),
-            doubtful=tuple(each.describe() for each in doubtful),
+            confirmed=tuple(each.describe() for each in merge_overlapping(self._planner.culprits)),
             found=found,
         ).kept_in(self._run, self.campaign.experiment)
         campaigns.log_table(self._run, self._table)
