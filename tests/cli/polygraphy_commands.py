@@ -25,7 +25,10 @@ RUN = (
     r".*Validating output: |mean=|Output Validation|.* \| Comparing Output: |Tolerance: |Error Metrics: "
     r"|Minimum Required Tolerance: |.* \| Stats: |---- (Values|Histogram)|Bin Range |\(.* \|"
 )
-INSPECT = r"(\[I\] )?==== |---- |Found: |Name: |Node |Initializer \||\{|-- Iteration|.* \| Stats: |.*iteration\(s\) matched|.*unbounded DDS"
+INSPECT = (
+    r"(\[I\] )?==== |---- |Found: |Name: |Node |Initializer \||\{|-- Iteration|.* \| Stats: "
+    r"|.*iteration\(s\) matched|.*unbounded DDS"
+)
 SURGEON = r"(Original|New) Model:|Saving ONNX model to: |Folding Constants|Total Nodes \||---- |Name: "
 """Lines that people and scripts look for: of all commands, and of some."""
 

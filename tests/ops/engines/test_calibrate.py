@@ -113,7 +113,7 @@ def test_data_of_other_shapes_than_given_is_refused(conv_net: Path, tmp_path: Pa
     np.save(tmp_path / "eight.npy", models.random(8, 3, 8, 8))
     four = CalibrateConfig(build=QUICK, check=replace(SMALL_CHECK, input_shapes={"image": (4, -1, -1, -1)}))
     for data, check, message in (
-        (images(3, batch=8), four.check, r"feed 1: .*shape \(8, 3, 8, 8\)"),
+        (images(3, batch=8), four.check, r"feed 1: .*shape: \(8, 3, 8, 8\)"),
         (images(3), replace(four.check, data=str(tmp_path / "eight.npy")), r"shape \(8, 3, 8, 8\)"),
         (images(3), replace(SMALL_CHECK, input_shapes={"picture": (4, 3, 8, 8)}), "'picture', which is no input"),
     ):
@@ -173,7 +173,7 @@ def test_bad_data_and_algorithms_are_refused(conv_net: Path) -> None:
         ([], "there is no data"),
         (images(1, batch=1), "has 1 sample"),
         ([{"image": np.full((2, 3, 8, 8), np.nan, np.float32)}], "384 values that are NaN or infinite"),
-        ([{"image": np.zeros((2, 3, 8, 9), np.float32)}], r"shape \(2, 3, 8, 9\)"),
+        ([{"image": np.zeros((2, 3, 8, 9), np.float32)}], r"shape: \(2, 3, 8, 9\)"),
         (["image.png"], "expected a mapping"),
     ):
         tracker = MemoryTracker()
