@@ -251,6 +251,9 @@ def test_precision_that_rounding_destroys_is_named() -> None:
     [reason] = right.noise.reasons(report)
     assert "FP16 does not suffice for this model" in reason
     assert "but at most what is useful in FP16" in right.noise.sentence()
+    unbounded = limits.Noise(size=1.0, scale=1.0, rms=np.inf, largest=np.inf, independent=0.0)
+    noise = replace(right.noise, outputs=(limits.OutputNoise(name="y", whole=unbounded),))
+    assert "which gives infinity or NaN" in noise.sentence()
     # An engine that is better than its precision is good.
     assert right.noise.reasons(compare_outputs(right.golden, right.golden, right.tolerances(None))) == ()
 

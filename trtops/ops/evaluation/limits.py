@@ -253,7 +253,10 @@ class NoiseLimits(Record):
         if self.why_not:
             return f"fixed ones of {name}, since its noise was not measured ({self.why_not})"
         known = [o.whole for o in self.outputs if o.whole is not None and o.whole.size > 0]
-        noise = f" (relative error {max(whole.rms / whole.size for whole in known):.3g})" if known else ""
+        largest = max((whole.rms / whole.size for whole in known), default=None)
+        noise = "" if largest is None else f" (relative error {largest:.3g})"
+        if largest is not None and not math.isfinite(largest):
+            noise = " (which gives infinity or NaN)"
         text = f"{self.times * MULTIPLES[self.precision]:.3g} times {name}'s rounding of the model on this data{noise}"
         useful = _ABOVE_USEFUL * (useful_tolerances(self.precision).max_nrmse or math.inf)
         if any(whole.rms_limit(self.precision, self.times) > useful * whole.size for whole in known):
