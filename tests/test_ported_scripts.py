@@ -227,7 +227,7 @@ def test_shapes_equal_tuples_too():
 
 
 def flattened() -> models.Case:
-    """A torch export of ``y.view(y.size(0), -1)`` with a dynamic batch, scaled by its own width."""
+    """A torch export of ``y.view(y.size(0), -1)`` with a dynamic batch, scaled by its own width, with a large bias."""
     proto = models.model(
         """(float[batch,3,8,8] x) => (float[batch,5] out) {
             [conv] c = Conv<pads = [1,1,1,1]>(x, w)
@@ -242,7 +242,8 @@ def flattened() -> models.Case:
             [target] target = Concat<axis = 0>(u, rest)
             [view] v = Reshape(p, target)
             [transpose] t = Transpose<perm = [1,0]>(fc)
-            [matmul] m = MatMul(v, t)
+            [shift] shifted = Add(v, bias)
+            [matmul] m = MatMul(shifted, t)
             [sizes] sizes = Shape(v)
             [one] one = Constant<value = int64 {1}>()
             [width] width = Gather<axis = 0>(sizes, one)
@@ -250,7 +251,7 @@ def flattened() -> models.Case:
             [sqrt] root = Sqrt(f)
             [div] out = Div(m, root)
         }""",
-        {"w": models.random(12, 3, 3, 3), "fc": models.random(5, 192, seed=1)},
+        {"w": models.random(96, 3, 3, 3), "fc": models.random(5, 1536, seed=1), "bias": models.random(1536, seed=2)},
     )
     return models.Case(proto, {"x": models.random(2, 3, 8, 8)}, name="flattened")
 

@@ -291,6 +291,12 @@ def test_repeatedly_joined_vectors_are_not_propagated(first: str) -> None:
     assert not can_propagate_values(proto)
 
 
+def test_joined_feature_maps_are_propagated() -> None:
+    joined = " ".join(f"r{i} = Relu(t{i}) t{i + 1} = Concat<axis=1>(r{i}, r{i})" for i in range(20))
+
+    assert can_propagate_values(models.model(f"(float[4,1] t0) => (float[4,n] y) {{ {joined} y = Relu(t20) }}"))
+
+
 def test_nodes_without_inputs_are_accepted() -> None:
     for op in ("Unsqueeze", "Gather", "Reshape", "Expand", "Shape", "Concat", "Constant", "ConstantOfShape"):
         nodes, outputs = [helper.make_node(op, [], ["y"])], [helper.make_empty_tensor_value_info("y")]

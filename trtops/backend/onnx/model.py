@@ -428,6 +428,19 @@ _MAX_DEPTH = 200
 _MAX_LENGTH = 1 << 16
 _PROPAGATING = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
 _ASSUMED_RANK = 8  # of tensors without a declaration
+# Their results are never sizes. Without these, networks that join feature maps often would count as bombs.
+_DATA = {
+    "AveragePool",
+    "Conv",
+    "ConvTranspose",
+    "Erf",
+    "Gemm",
+    "LayerNormalization",
+    "MatMul",
+    "MaxPool",
+    "Relu",
+    "Softmax",
+}
 
 
 def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
@@ -509,6 +522,8 @@ def _largest_output(node: onnx.NodeProto, lengths: dict[str, int], ranks: dict[s
     given = [lengths.get(name, 1) for name in node.input]
     length = max(given, default=1)
     rank = max((ranks.get(name, _ASSUMED_RANK) for name in node.input), default=_ASSUMED_RANK)
+    if node.op_type in _DATA:
+        return 1, rank
     if node.op_type == "Concat":
         return sum(given), rank
     if node.op_type == "Constant":

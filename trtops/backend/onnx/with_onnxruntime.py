@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
-from trtops.backend.onnx import walk
+from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.messages import ModelProto
 from trtops.backend.onnx.model import bad_divisors, can_propagate_values, check_inlined_size
 from trtops.system.activity import Activity
@@ -183,10 +183,22 @@ def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @functools.cache
 def _symbolic_inference() -> Any:
-    """ONNX Runtime's class, without two errors: it takes n == 1 for false, and an If for what one branch returns."""
+    """ONNX Runtime's class for models without large weights.
+
+    It does not take n == 1 for false, nor an If for what one branch returns.
+    """
     from onnxruntime.tools import symbolic_shape_infer as module  # noqa: TID251
 
     class Inference(module.SymbolicShapeInference):  # type: ignore[misc]
+        def _try_get_value(self, node: onnx.NodeProto, index: int) -> Any:
+            name = node.input[index] if index < len(node.input) else ""
+            left_out = name in self.initializers_ and external.is_external(self.initializers_[name])
+            return None if left_out else super()._try_get_value(node, index)
+
+        def _infer_Constant(self, node: onnx.NodeProto) -> None:  # noqa: N802
+            if not any(external.is_external(each.t) for each in node.attribute):
+                super()._infer_Constant(node)
+
         def _infer_symbolic_compute_ops(self, node: onnx.NodeProto) -> None:
             super()._infer_symbolic_compute_ops(node)
             if node.op_type == "Equal" and node.output[0] in self.sympy_data_:
