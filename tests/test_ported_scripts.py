@@ -5,6 +5,9 @@ import copy
 import dataclasses
 import importlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from operator import add
 from pathlib import Path
@@ -214,6 +217,143 @@ def test_idioms_give_the_same_in_both(idiom, tmp_path):
 
     theirs, ours = (idiom(Library(root, path)) for root in ("polygraphy", "trtops"))
     assert ours == theirs
+
+
+EXTENSION = """
+import numpy as np
+from ROOT import mod, util
+from ROOT.backend.base import BaseLoader, BaseRunner
+from ROOT.common import TensorMetadata
+from ROOT.json import save_json
+from ROOT.tools import Tool
+from ROOT.tools.args import DataLoaderArgs, ModelArgs, OnnxLoadArgs, TrtConfigArgs, util as args_util
+from ROOT.tools.args.base import BaseArgs, BaseRunnerArgs
+from ROOT.tools.script import make_invocable
+
+
+class Renamed(BaseLoader):
+    def __init__(self, graph, suffix=None):
+        self._graph, self.suffix = graph, util.default(suffix, "")
+
+    @util.check_called_by("__call__")
+    def call_impl(self):
+        graph, _ = util.invoke_if_callable(self._graph)
+        graph.name = graph.name + self.suffix
+        return graph
+
+
+class Scaled(BaseRunner):
+    def __init__(self, graph, factor=None, shown=None):
+        super().__init__(prefix="scaled")
+        self._graph, self.factor, self.shown = graph, util.default(factor, 1), shown
+
+    def activate_impl(self):
+        self.graph, _ = util.invoke_if_callable(self._graph)
+        print("GRAPH", self.graph.name, self.shown)
+
+    def get_input_metadata_impl(self):
+        return TensorMetadata().add("x", np.float32, self.graph.inputs[0].shape)
+
+    def infer_impl(self, feed_dict):
+        self.inference_time = 0.1
+        return {"y": self.factor * feed_dict["x"]}
+
+
+class RenamedArgs(BaseArgs):
+    '''Renaming: renaming graphs
+
+    Depends on: OnnxLoadArgs
+    '''
+
+    def add_parser_args_impl(self):
+        self.group.add_argument("--own-suffix", help="what to append", default=None)
+
+    def parse_impl(self, args):
+        self.suffix = args_util.get(args, "own_suffix")
+
+    def add_to_script_impl(self, script):
+        loader = self.arg_groups[OnnxLoadArgs].add_to_script(script)
+        script.add_import(imports=["GsFromOnnx"], frm="ROOT.backend.onnx")
+        loader = script.add_loader(make_invocable("GsFromOnnx", loader), loader_id="gs_from_onnx")
+        script.add_import(imports=["Renamed"], frm="own_ROOT")
+        return script.add_loader(make_invocable("Renamed", loader, suffix=self.suffix), loader_id="renamed")
+
+
+class ScaledArgs(BaseRunnerArgs):
+    '''Scaling: running with the scaling runner'''
+
+    def get_name_opt_impl(self):
+        return "Scaling Runner", "own"
+
+    def add_parser_args_impl(self):
+        self.group.add_argument("--own-factor", type=float, default=None)
+
+    def parse_impl(self, args):
+        self.factor = args_util.get(args, "own_factor")
+
+    def add_to_script_impl(self, script):
+        model, config = self.arg_groups[ModelArgs], self.arg_groups[TrtConfigArgs]
+        shown = [str(model.model_type), model.path is not None, bool(config.fp16), bool(config.int8)]
+        shown += [list(each.shape) for each in model.input_shapes.values()]
+        shown += [{name: list(map(list, shapes)) for name, shapes in each.items()} for each in config.profile_dicts]
+        loader = self.arg_groups[RenamedArgs].add_to_script(script)
+        script.add_import(imports=["Scaled"], frm="own_ROOT")
+        script.add_runner(make_invocable("Scaled", loader, factor=self.factor, shown=shown))
+
+
+def groups():
+    return [RenamedArgs(), ScaledArgs()]
+
+
+class Data(Tool):
+    '''Write random data.'''
+
+    def get_subscriptions_impl(self):
+        return [DataLoaderArgs()]
+
+    def add_parser_args_impl(self, parser):
+        parser.add_argument("-o", "--output", required=True)
+        parser.add_argument("--count", default=1, type=int)
+
+    def run(self, args):
+        meta = TensorMetadata().add(name="data", dtype=np.float32, shape=(args.count,))
+        save_json(list(self.arg_groups[DataLoaderArgs].get_data_loader(meta)), dest=args.output)
+"""
+
+
+@pytest.mark.parametrize("root", ["polygraphy", "trtops"])
+def test_extensions_run_in_both(root, tmp_path, monkeypatch, capsys):
+    (tmp_path / f"own_{root}.py").write_text(EXTENSION.replace("ROOT", root))
+    (tmp_path / "own-1.dist-info").mkdir()
+    (tmp_path / "own-1.dist-info" / "METADATA").write_text("Name: own\nVersion: 1\n")
+    (tmp_path / "own-1.dist-info" / "entry_points.txt").write_text(f"[{root}.run.plugins]\nown=own_{root}:groups\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    onnx.save(models.identity().proto, "model.onnx")
+    call = importlib.import_module("polygraphy.tools._main" if root == "polygraphy" else "trtops.cli.main").main
+    line = (
+        "run model.onnx --own --own-suffix _new --fp16 --input-shapes x:[1,1,2,2] --trt-opt-shapes x:[1,1,2,2] --onnxrt"
+    )
+
+    assert [call([*line.split(), *more]) for more in ([], ["--own-factor", "2"])] == [0, 1]
+    shape = [1, 1, 2, 2]
+    shown = ["onnx", True, True, False, shape, {"x": [shape] * 3}]
+    assert f"GRAPH {models.identity().proto.graph.name}_new {shown}" in capsys.readouterr().out
+
+    assert not call([*line.split(), "--gen-script", "made.py"])
+    done = subprocess.run(
+        [sys.executable, "made.py"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}
+    )
+    assert done.returncode == 0 and f"_new {shown}" in done.stdout, done.stderr
+
+    monkeypatch.setattr(sys, "argv", ["data", "-o", "data.json", "--count", "5", "--seed", "3"])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"own_{root}").Data().main()
+    assert not ended.value.code
+    [feed] = importlib.import_module(f"{root}.json").load_json("data.json")
+    np.testing.assert_array_equal(
+        np.asarray(feed["data"]), np.random.RandomState(3).random_sample(5).astype(np.float32)
+    )
 
 
 def test_shapes_equal_tuples_too():

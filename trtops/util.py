@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod as volume
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 from trtops.func import invoke_if_callable
@@ -16,8 +17,8 @@ from trtops.system.files import open_atomically, read_open_file, write_open_file
 from trtops.system.locks import locked
 
 __all__ = [
-    "LockFile", "default", "invoke_if_callable", "is_dimension_dynamic", "is_shape_dynamic", "load_file",
-    "override_dynamic_shape", "save_file", "unique_list", "volume",
+    "LockFile", "NamedTemporaryFile", "check_called_by", "default", "invoke_if_callable", "is_dimension_dynamic",
+    "is_shape_dynamic", "load_file", "override_dynamic_shape", "save_file", "unique_list", "volume",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -27,6 +28,11 @@ known_as(__name__, "util")
 def default(value: T | None, default: T) -> T:
     """Return a value, or ``default`` if it is None."""
     return default if value is None else value
+
+
+def check_called_by(expected_caller_name: str) -> Callable[[T], T]:
+    """Return a decorator that changes nothing; scripts use it on methods that trtops calls."""
+    return lambda function: function
 
 
 def unique_list(sequence: Iterable[T]) -> list[T]:

@@ -158,9 +158,14 @@ class Options(argparse.Namespace):
 class Parser(argparse.ArgumentParser):
     """An argument parser that suggests the nearest option for a wrong one. Exits with 2 on wrong usage."""
 
+    extend: Callable[[Parser], None] | None = None  # adds the options of installed extensions
+
     def parse(self, words: Sequence[str]) -> Options:
         """Parse all words, or exit."""
         args, left = self.parse_known_args(list(words), Options())
+        if left and self.extend is not None:  # extensions are searched only here, since that takes a while
+            self.extend(self)
+            args, left = self.parse_known_args(list(words), Options())
         if left:
             word = left[0].partition("=")[0]
             if not word.startswith("-"):
@@ -233,7 +238,7 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
     for title, flag in flags_of(groups):
         if title not in sections:
             sections[title] = parser.add_argument_group(title)
-        _add_flag(sections[title], flag)
+        add_flag(sections[title], flag)
     return parser
 
 
@@ -286,7 +291,8 @@ class _Refused(argparse.Action):
 _NARGS = {"many": "+", "repeat": "+", "any": "*", "optional": "?", "rest": argparse.REMAINDER}
 
 
-def _add_flag(section: argparse._ArgumentGroup, flag: Flag) -> None:
+def add_flag(section: argparse._ArgumentGroup, flag: Flag) -> None:
+    """Add an option to a section of argparse."""
     names: Sequence[str] = flag.names
     options: dict[str, Any] = {"help": _help_text(flag), "dest": flag.dest, "default": flag.default}
     if flag.shown or flag.takes not in ("switch", "count", "runner"):

@@ -26,6 +26,7 @@ from trtops.cli.flags import Parser, UsageError, bold, make_parser, usual_option
 from trtops.cli.jobs import Command, Job
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
+from trtops.lazy import function
 from trtops.logger import G_LOGGER
 from trtops.system.limits import limited_time
 from trtops.system.processes import BRIEF_SPIN, remove_left_folders
@@ -135,6 +136,8 @@ def _run_words(words: list[str]) -> int:
         return 0
     parser = parser_of(path, command)
     if "--help" in own:
+        if parser.extend is not None:
+            parser.extend(parser)
         parser.print_help()
         return 0
     return _run_command(path, command, parser, rest, words)
@@ -188,7 +191,9 @@ def load(path: registry.Path) -> Command:
 
 def parser_of(path: registry.Path, command: Command) -> Parser:
     """Return the parser of a command."""
-    return make_parser(" ".join(("trtops", *path)), command.about, (*command.groups, LOGGING), command.examples)
+    parser = make_parser(" ".join(("trtops", *path)), command.about, (*command.groups, LOGGING), command.examples)
+    parser.extend = function("trtops.tools.extend") if path == ("run",) else None
+    return parser
 
 
 def _run_command(path: registry.Path, command: Command, parser: Parser, rest: list[str], words: list[str]) -> int:

@@ -195,7 +195,7 @@ def _symbolic_inference() -> Any:
             left_out = name in self.initializers_ and external.is_external(self.initializers_[name])
             return None if left_out else super()._try_get_value(node, index)
 
-        def _infer_Constant(self, node: onnx.NodeProto) -> None:  # noqa: N802
+        def _infer_Constant(self, node: onnx.NodeProto) -> None:
             if not any(external.is_external(each.t) for each in node.attribute):
                 super()._infer_Constant(node)
 

@@ -104,7 +104,7 @@ def run(args: Options) -> Job:
             raise UsageError("--gen-script writes what is run, not what is recorded; leave out --experiment")
         # The script may be moved, or run in another folder.
         args.model_file = args.model_file and os.path.abspath(args.model_file)
-    runners = [_runner(args, kind, word) for kind, word in args.runners or ()]
+    runners = [each for kind, word in args.runners or () for each in _runners(args, kind, word)]
     compared = len(runners) > 1 or bool(args.load_outputs)
     config = ops.RunConfig(
         warm_up=args.warm_up or 0,
@@ -175,7 +175,7 @@ def run(args: Options) -> Job:
         made = runners
         # Each child resolves its loader, since TensorRT's objects cannot be sent to it.
         if config.use_subprocess:
-            made = [Late(each.function, (Unresolved(each.args[0]),), each.kwargs) for each in runners]
+            made = [Late(each.function, tuple(map(Unresolved, each.args)), each.kwargs) for each in runners]
         result = ops.run_models(
             resolve(made),
             config,
@@ -197,6 +197,15 @@ def run(args: Options) -> Job:
         return 0 if result.verdict == "good" else 1
 
     return run
+
+
+def _runners(args: Options, kind: str, word: str | None) -> list[Late]:
+    """Return the runner of an option, or the runners of an extension's option."""
+    if f"--{kind}" in (name for each in RUNNERS.flags for name in each.names):
+        return [_runner(args, kind, word)]
+    from trtops import tools  # which imports this package
+
+    return tools.runners(args, kind)
 
 
 def _runner(args: Options, kind: str, word: str | None) -> Late:

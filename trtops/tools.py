@@ -1,0 +1,234 @@
+"""Extensions of the command line under Polygraphy's names: options and runners of ``run``, and tools of their own.
+
+The entry point ``trtops.run.plugins`` of a package returns argument groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+from trtops.cli import groups, loading
+from trtops.cli.flags import Group, Options, Parser, add_flag, flag, flags_of, make_parser
+from trtops.cli.logs import LOGGING, logging_as
+from trtops.cli.main import main as main
+from trtops.cli.script import Late, Name, resolve
+from trtops.lazy import known_as
+from trtops.metadata import DataType, TensorMetadata
+
+log = logging.getLogger(__name__)
+known_as(__name__, "args", "base", "script", "util", "args.base", "args.util")
+
+
+class BaseArgs:
+    """Options that belong together, and loaders made from them: override the methods that end in ``_impl``.
+
+    The first line of a docstring is the heading. ``group`` is argparse's, ``arg_groups`` has all groups by class.
+    """
+
+    def add_parser_args(self, parser: argparse.ArgumentParser, arg_groups: Mapping[type, Any]) -> None:
+        """Add the options to a parser."""
+        self.arg_groups = arg_groups
+        title, _, about = str(self.__doc__).strip().splitlines()[0].rpartition(":")
+        self.group: Any = parser.add_argument_group(title.strip(), about.strip())
+        self.add_parser_args_impl()
+
+    def add_parser_args_impl(self) -> None:
+        """Add options to ``self.group``."""
+
+    def parse_impl(self, args: Any) -> None:
+        """Set attributes from the options of a line."""
+
+    def add_to_script(self, script: Script, *args: Any, **kwargs: Any) -> Any:
+        """Return the loader that the options ask for; ``script`` has imports and calls."""
+        return self.add_to_script_impl(script, *args, **kwargs)  # type: ignore[attr-defined]
+
+
+class BaseRunnerArgs(BaseArgs):
+    """Options of a runner; ``get_name_opt_impl`` returns its name and the option, without dashes, that selects it."""
+
+
+class _OwnArgs(BaseArgs):
+    """Options of trtops. Their values are attributes under the names of the options, or under Polygraphy's."""
+
+    FLAGS: ClassVar[tuple[Group, ...]] = ()  # of tools; `run` has the options of all groups
+    VALUES: ClassVar[dict[str, Callable[[Options], Any]]] = {}
+
+    def add_parser_args_impl(self) -> None:
+        for _, each in flags_of(self.FLAGS):
+            add_flag(self.group, each)
+
+    def parse_impl(self, args: Any) -> None:
+        self.args = args
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "args" or name.startswith("_"):
+            raise AttributeError(name)
+        return self.VALUES[name](self.args) if name in self.VALUES else getattr(self.args, name)
+
+
+def _shapes(args: Options) -> TensorMetadata:
+    metadata = TensorMetadata()
+    for name, shape in (loading.input_shapes(args) or {}).items():
+        metadata.add(name, None, shape)
+    return metadata
+
+
+def _profiles(args: Options) -> list[dict[str, tuple[Any, ...]]]:
+    made = loading.profiles(args) or []
+    return [{name: (each.min, each.opt, each.max) for name, each in profile.items()} for profile in made]
+
+
+class ModelArgs(_OwnArgs):
+    """Model: its file, type and input shapes."""
+
+    FLAGS = (groups.MODEL,)
+    VALUES: ClassVar = {"path": lambda args: args.model_file, "model_type": loading.model_type, "input_shapes": _shapes}
+
+
+class OnnxLoadArgs(_OwnArgs):
+    """ONNX loading: the model, with the changes that options ask for."""
+
+    FLAGS = groups.ONNX
+
+    def add_to_script(self, script: Script, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's loader."""
+        return loading.onnx_model(self.args)
+
+
+class DataLoaderArgs(_OwnArgs):
+    """Input data: what models are run with."""
+
+    FLAGS = (groups.DATA,)
+
+    def get_data_loader(self, user_input_metadata: TensorMetadata | None = None) -> Any:
+        """Return the feeds; random ones have these inputs unless the line has shapes."""
+        found = loading.data_loader(self.args) or Late("trtops.comparator.DataLoader")
+        random = {"input_metadata": user_input_metadata} if found.function.endswith(".DataLoader") else {}
+        return resolve(dataclasses.replace(found, kwargs={**random, **found.kwargs}))
+
+
+class TrtConfigArgs(_OwnArgs):
+    """TensorRT config: builder options, read in ``run``."""
+
+    VALUES: ClassVar = {
+        "profile_dicts": _profiles,
+        "precision_constraints": lambda args: loading.constraints(args)[0],
+        "memory_pool_limits": lambda args: {
+            Name("trt", f"MemoryPoolType.{k.upper()}"): v for k, v in args.pool_limit or ()
+        },
+    }
+
+
+class TrtLoadPluginsArgs(_OwnArgs):
+    """TensorRT plugins: libraries, read in ``run``."""
+
+
+class TrtLoadNetworkArgs(_OwnArgs):
+    """TensorRT network: its options, read in ``run``."""
+
+    VALUES: ClassVar = {
+        "layer_precisions": lambda args: {k: f"trt.{DataType.of(v).name}" for k, v in args.layer_precisions or ()}
+    }
+
+
+class TrtSaveEngineBytesArgs(_OwnArgs):
+    """TensorRT engine: where it is saved, read in ``run``."""
+
+    VALUES: ClassVar = {"path": lambda args: args.save_engine}
+
+
+class Script:
+    """The imports and runners of an extension, which ``run`` runs, or ``--gen-script`` writes."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.runners: list[Late] = []
+        self._modules: dict[str, str] = {}
+
+    def add_import(self, imports: Iterable[str], frm: str | None = None, imp_as: str | None = None) -> None:
+        """Import names from a module, or modules."""
+        self._modules.update({imp_as or name: f"{frm}.{name}" if frm else name for name in imports})
+
+    def add_loader(self, loader: Late, loader_id: str = "") -> Late:
+        """Return what other calls take as this loader: the call, with the module of its name."""
+        first, dot, rest = loader.function.partition(".")
+        return dataclasses.replace(loader, function=self._modules.get(first, first) + dot + rest)
+
+    def add_runner(self, runner: Late) -> None:
+        """Add a runner."""
+        self.runners.append(self.add_loader(runner))
+
+
+def make_invocable(type_str: str, *args: Any, **kwargs: Any) -> Late:
+    """Return a call of an imported name; keyword arguments that are None are left out."""
+    return Late(type_str, args, {name: value for name, value in kwargs.items() if value is not None})
+
+
+def get(args: Any, attr: str, default: Any = None) -> Any:
+    """Return an option's value, or ``default`` if the command does not have the option."""
+    return getattr(args, attr, default)
+
+
+class Tool:
+    """A command of its own: override ``run`` and the methods that end in ``_impl``."""
+
+    def get_subscriptions_impl(self) -> list[BaseArgs]:
+        """Return the groups of options that the tool has; ``arg_groups`` has them by class."""
+        return []
+
+    def add_parser_args_impl(self, parser: argparse.ArgumentParser) -> None:
+        """Add the tool's own options."""
+
+    def main(self) -> None:
+        """Run the tool on this process' arguments, and exit with what ``run`` returns."""
+        parser = make_parser(sys.argv[0], str(self.__doc__).strip(), (LOGGING,), ())
+        self.arg_groups = {type(each): each for each in self.get_subscriptions_impl()}
+        for each in self.arg_groups.values():
+            each.add_parser_args(parser, self.arg_groups)
+        self.add_parser_args_impl(parser)
+        if {"-h", "--help"} & {*sys.argv}:
+            parser.print_help()
+            sys.exit()
+        args = parser.parse(sys.argv[1:])
+        for each in self.arg_groups.values():
+            each.parse_impl(args)
+        with logging_as(args):
+            sys.exit(self.run(args))  # type: ignore[attr-defined]
+
+
+def extend(parser: Parser) -> None:
+    """Add the options and runners of installed extensions to the parser of ``run``."""
+    found: list[Any] = [kind() for kind in _OwnArgs.__subclasses__()]
+    own = len(found)
+    for entry in importlib.metadata.entry_points(group="trtops.run.plugins"):
+        try:
+            found += entry.load()()
+        except Exception as exc:
+            log.warning("Failed to load plugin: %s. %s: %s", entry.name, type(exc).__name__, exc)
+    arg_groups = {type(each): each for each in found}
+    parser.set_defaults(extensions=arg_groups)
+    for each in found[:own]:
+        each.arg_groups = arg_groups
+    for each in found[own:]:
+        each.add_parser_args(parser, arg_groups)
+        if isinstance(each, BaseRunnerArgs):
+            name, option = each.get_name_opt_impl()  # type: ignore[attr-defined]
+            add_flag(each.group, flag(f"--{option}", name, takes="runner", to="runners", value=option, shown=None))
+
+
+def runners(args: Options, option: str) -> list[Late]:
+    """Return the runners of the extension that has this option; none if no extension has it."""
+    arg_groups = (args.peek("extensions") or {}).values()
+    script = Script()
+    for group in arg_groups:
+        if isinstance(group, BaseRunnerArgs) and group.get_name_opt_impl()[1] == option:  # type: ignore[attr-defined]
+            for each in arg_groups:
+                each.parse_impl(args)
+            group.add_to_script(script)
+    return script.runners
