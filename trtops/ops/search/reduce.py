@@ -159,7 +159,8 @@ class ReduceResult(OpResult):
         if culprit.detail:
             lines.append(f"  {culprit.detail.rstrip()}")
         if culprit.path is not None:
-            lines.append(f"  saved to {culprit.path}, its inputs to {culprit.inputs_path}")
+            inputs = f", its inputs to {culprit.inputs_path}" if culprit.inputs_path else ""
+            lines.append(f"  saved to {culprit.path}{inputs}")
         return "\n".join([*lines, f"{self.checks} checks in {self.seconds:.1f} s"])
 
 
@@ -240,11 +241,14 @@ def _find_culprit(
         data += f" {Feeds('', lambda: plain).digest()}"
     with ExitStack() as stack:
         values: Values
-        if config.inputs == "declared":
-            values = Declared(cutter.model, inputs)
-        else:
-            values = observe(cutter, given)
-            stack.callback(values.close)
+        try:
+            values = Declared(cutter.model, inputs) if config.inputs == "declared" else observe(cutter, given)
+            stack.callback(getattr(values, "close", int))
+        except (errors.BackendError, errors.InvalidModelError) as exc:
+            if freeze or isinstance(check, ComparisonCheck):  # which need its values
+                raise
+            log.warning("The model does not run on random data, so parts have the declared shapes. %s", exc)
+            config, values = replace(config, inputs="declared"), Declared(cutter.model, inputs)
         reduction = _Reduction(cutter, values, check, config, freeze, progress)
         search = reduction.search
         depends_on = {"model": model.info.sha256, "check": describe(check), "data": data}
