@@ -11,7 +11,7 @@ MARK_ALL = "mark-all"
 
 def is_mark_all(outputs: object) -> bool:
     """Whether a value of ``outputs`` stands for every tensor; command lines give it as two words."""
-    return outputs in (MARK_ALL, [MARK_ALL], ["mark", "all"])
+    return outputs in (MARK_ALL, [MARK_ALL], ["mark", "all"], ("mark", "all"))
 
 
 def expand(patterns: Iterable[str], names: Iterable[str], *, of: str = "The model", what: str = "tensor") -> list[str]:

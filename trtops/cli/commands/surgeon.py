@@ -96,7 +96,6 @@ def sanitize(args: Options) -> Job:
     Folds constants, removes what no output needs, sorts nodes, changes input shapes and outputs, and bounds sizes that
     are known only at run time.
     """
-    outputs = None if args.new_outputs is None else tuple(args.new_outputs)
     return _job(
         args,
         "sanitize",
@@ -109,7 +108,7 @@ def sanitize(args: Options) -> Job:
         max_folded_bytes=args.fold_size_threshold,
         cleanup=bool(args.cleanup),
         sort=bool(args.toposort),
-        outputs=("mark-all",) if outputs == ("mark", "all") else outputs,
+        outputs=None if args.new_outputs is None else tuple(args.new_outputs),
         exclude_outputs=None if args.exclude_outputs is None else tuple(args.exclude_outputs),
         output_types=None if args.outputs_by_type is None else tuple(args.outputs_by_type),
         upper_bounds={name: int(bound) for name, bound in args.set_unbounded_dds_upper_bound or ()},

@@ -59,7 +59,7 @@ class ReduceConfig(DataConfig):
         reduce_outputs: Whether nodes may be removed at the end of the model. Otherwise its outputs stay.
         reduce_inputs: Whether nodes may be removed at the beginning. Otherwise its inputs stay.
         inputs: Inputs of sub-models: ``real`` values as observed in the whole model, or ``declared`` types and shapes
-            without data, for models that ONNX Runtime does not run.
+            without data, also used if the model does not run on random data.
         output: File for the reduced model. Its inputs are saved next to it as ``<name>_inputs.json``.
         save_as: Where the weights of these models go.
         min_good: File for the passing sub-model that is closest in size to the culprit.
