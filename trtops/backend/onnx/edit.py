@@ -174,7 +174,7 @@ def _split_tensor(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
     is_output = any(value.name == tensor for value in graph.output)
     if is_output and any(item.name == tensor for item in (*graph.input, *graph.initializer)):
         raise errors.ConfigError(f"{tensor!r} is an input or weight and an output at once; name another.")
-    other = FreshNames(graph)(f"{tensor}_before" if is_output else f"{tensor}_trtops_surgeon_insert_output")
+    other = FreshNames(graph)(f"{tensor}_trtops_surgeon_insert_output")
     before, after = (other, tensor) if is_output else (tensor, other)
     for body in walk.graphs(graph):
         for node in body.node:

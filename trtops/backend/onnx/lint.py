@@ -372,7 +372,7 @@ def _with_inputs(model: onnx.ModelProto, weights: Collection[str]) -> onnx.Model
 
 _NOISE = re.compile(
     r"Load model from .*? failed:|This is an invalid model\. |Error: |Failed to load model with error: "
-    r"|Exception caught: |Exception during loading: "
+    r"|Exception caught: |Exception during loading: |Node \(.*?\) Op \(.*?\) \[\w+InferenceError\] ?"
 )
 
 
@@ -542,7 +542,7 @@ class _Run:
         text = str(exc.__cause__ or exc)
         missing = ""
         if node.domain not in _KNOWN_DOMAINS:
-            missing = f"kernel for {node.domain}.{node.op_type}"
+            missing = f"kernel for {node.domain}.{node.op_type}, which is not a registered function/op"
         elif "Could not find an implementation" in text:
             tensors = (n for n in (*node.input, *node.output) if self._is_typed(n))
             types = {self.declared[n].type.tensor_type.elem_type for n in tensors}
