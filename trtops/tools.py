@@ -19,7 +19,7 @@ from trtops.cli.logs import LOGGING, logging_as
 from trtops.cli.main import main as main
 from trtops.cli.script import Late, Name, resolve
 from trtops.lazy import known_as
-from trtops.metadata import DataType, TensorMetadata
+from trtops.metadata import DataType, TensorMetadata, TensorSpec
 
 log = logging.getLogger(__name__)
 known_as(__name__, "args", "base", "script", "util", "args.base", "args.util")
@@ -29,23 +29,20 @@ class BaseArgs:
     """Options that belong together, and loaders made from them: override the methods that end in ``_impl``.
 
     The first line of a docstring is the heading. ``group`` is argparse's, ``arg_groups`` has all groups by class.
+    ``add_to_script_impl`` returns the loader that the options ask for.
     """
 
     def add_parser_args(self, parser: argparse.ArgumentParser, arg_groups: Mapping[type, Any]) -> None:
-        """Add the options to a parser."""
         self.arg_groups = arg_groups
         title, _, about = str(self.__doc__).strip().splitlines()[0].rpartition(":")
         self.group: Any = parser.add_argument_group(title.strip(), about.strip())
         self.add_parser_args_impl()
 
-    def add_parser_args_impl(self) -> None:
-        """Add options to ``self.group``."""
+    def add_parser_args_impl(self) -> None: ...
 
-    def parse_impl(self, args: Any) -> None:
-        """Set attributes from the options of a line."""
+    def parse_impl(self, args: Any) -> None: ...
 
     def add_to_script(self, script: Script, *args: Any, **kwargs: Any) -> Any:
-        """Return the loader that the options ask for; ``script`` has imports and calls."""
         return self.add_to_script_impl(script, *args, **kwargs)  # type: ignore[attr-defined]
 
 
@@ -54,9 +51,12 @@ class BaseRunnerArgs(BaseArgs):
 
 
 class _OwnArgs(BaseArgs):
-    """Options of trtops. Their values are attributes under the names of the options, or under Polygraphy's."""
+    """Options of trtops: one group in tools, all groups in ``run``.
 
-    FLAGS: ClassVar[tuple[Group, ...]] = ()  # of tools; `run` has the options of all groups
+    Their values are attributes under the names of the options, or under those that Polygraphy's group has.
+    """
+
+    FLAGS: ClassVar[tuple[Group, ...]] = ()
     VALUES: ClassVar[dict[str, Callable[[Options], Any]]] = {}
 
     def add_parser_args_impl(self) -> None:
@@ -72,32 +72,12 @@ class _OwnArgs(BaseArgs):
         return self.VALUES[name](self.args) if name in self.VALUES else getattr(self.args, name)
 
 
-def _shapes(args: Options) -> TensorMetadata:
-    metadata = TensorMetadata()
-    for name, shape in (loading.input_shapes(args) or {}).items():
-        metadata.add(name, None, shape)
-    return metadata
-
-
-def _profiles(args: Options) -> list[dict[str, tuple[Any, ...]]]:
-    made = loading.profiles(args) or []
-    return [{name: (each.min, each.opt, each.max) for name, each in profile.items()} for profile in made]
-
-
-class ModelArgs(_OwnArgs):
-    """Model: its file, type and input shapes."""
-
-    FLAGS = (groups.MODEL,)
-    VALUES: ClassVar = {"path": lambda args: args.model_file, "model_type": loading.model_type, "input_shapes": _shapes}
-
-
 class OnnxLoadArgs(_OwnArgs):
     """ONNX loading: the model, with the changes that options ask for."""
 
     FLAGS = groups.ONNX
 
     def add_to_script(self, script: Script, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's loader."""
         return loading.onnx_model(self.args)
 
 
@@ -113,46 +93,49 @@ class DataLoaderArgs(_OwnArgs):
         return resolve(dataclasses.replace(found, kwargs={**random, **found.kwargs}))
 
 
-class TrtConfigArgs(_OwnArgs):
-    """TensorRT config: builder options, read in ``run``."""
-
-    VALUES: ClassVar = {
-        "profile_dicts": _profiles,
-        "precision_constraints": lambda args: loading.constraints(args)[0],
-        "memory_pool_limits": lambda args: {
-            Name("trt", f"MemoryPoolType.{k.upper()}"): v for k, v in args.pool_limit or ()
-        },
-    }
+def _own(name: str, about: str, *flags: Group, **values: Callable[[Options], Any]) -> Any:
+    return type(name, (_OwnArgs,), {"__doc__": about, "FLAGS": flags, "VALUES": values})
 
 
-class TrtLoadPluginsArgs(_OwnArgs):
-    """TensorRT plugins: libraries, read in ``run``."""
-
-
-class TrtLoadNetworkArgs(_OwnArgs):
-    """TensorRT network: its options, read in ``run``."""
-
-    VALUES: ClassVar = {
-        "layer_precisions": lambda args: {k: f"trt.{DataType.of(v).name}" for k, v in args.layer_precisions or ()}
-    }
-
-
-class TrtSaveEngineBytesArgs(_OwnArgs):
-    """TensorRT engine: where it is saved, read in ``run``."""
-
-    VALUES: ClassVar = {"path": lambda args: args.save_engine}
+ModelArgs = _own(
+    "ModelArgs",
+    "Model: its file, type and input shapes.",
+    groups.MODEL,
+    path=lambda args: args.model_file,
+    model_type=loading.model_type,
+    input_shapes=lambda args: TensorMetadata.of(
+        TensorSpec(name, None, shape) for name, shape in (loading.input_shapes(args) or {}).items()
+    ),
+)
+TrtConfigArgs = _own(
+    "TrtConfigArgs",
+    "TensorRT config: builder options.",
+    profile_dicts=lambda args: [
+        {name: (each.min, each.opt, each.max) for name, each in profile.items()}
+        for profile in loading.profiles(args) or ()
+    ],
+    precision_constraints=lambda args: loading.constraints(args)[0],
+    memory_pool_limits=lambda args: {Name("trt", f"MemoryPoolType.{k.upper()}"): v for k, v in args.pool_limit or ()},
+)
+TrtLoadPluginsArgs = _own("TrtLoadPluginsArgs", "TensorRT plugins: libraries.")
+TrtLoadNetworkArgs = _own(
+    "TrtLoadNetworkArgs",
+    "TensorRT network: its options.",
+    layer_precisions=lambda args: {k: f"trt.{DataType.of(v).name}" for k, v in args.layer_precisions or ()},
+)
+TrtSaveEngineBytesArgs = _own(
+    "TrtSaveEngineBytesArgs", "TensorRT engine: its file.", path=lambda args: args.save_engine
+)
 
 
 class Script:
     """The imports and runners of an extension, which ``run`` runs, or ``--gen-script`` writes."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.runners: list[Late] = []
         self._modules: dict[str, str] = {}
 
     def add_import(self, imports: Iterable[str], frm: str | None = None, imp_as: str | None = None) -> None:
-        """Import names from a module, or modules."""
         self._modules.update({imp_as or name: f"{frm}.{name}" if frm else name for name in imports})
 
     def add_loader(self, loader: Late, loader_id: str = "") -> Late:
@@ -161,7 +144,6 @@ class Script:
         return dataclasses.replace(loader, function=self._modules.get(first, first) + dot + rest)
 
     def add_runner(self, runner: Late) -> None:
-        """Add a runner."""
         self.runners.append(self.add_loader(runner))
 
 
@@ -176,14 +158,12 @@ def get(args: Any, attr: str, default: Any = None) -> Any:
 
 
 class Tool:
-    """A command of its own: override ``run`` and the methods that end in ``_impl``."""
+    """A command of its own: override ``run`` and the methods that end in ``_impl``; ``arg_groups`` are its groups."""
 
     def get_subscriptions_impl(self) -> list[BaseArgs]:
-        """Return the groups of options that the tool has; ``arg_groups`` has them by class."""
         return []
 
-    def add_parser_args_impl(self, parser: argparse.ArgumentParser) -> None:
-        """Add the tool's own options."""
+    def add_parser_args_impl(self, parser: argparse.ArgumentParser) -> None: ...
 
     def main(self) -> None:
         """Run the tool on this process' arguments, and exit with what ``run`` returns."""
