@@ -12,8 +12,10 @@ from unittest.mock import Mock, patch
 import onnx
 import pytest
 
-from tests import models
+from tests import cuda_double, models
 from trtops import errors
+from trtops.backend.onnxrt import reproduce
+from trtops.comparator import standalone
 from trtops.comparator.report import Tolerances
 from trtops.ops.bundling.case import Case, engine_case
 from trtops.ops.bundling.op import BundleConfig, bundle
@@ -86,6 +88,20 @@ def test_settings_of_cuda_are_in_the_case() -> None:
         made = engine_case(case, BuildConfig(options=options), record, None, Mock())
     settings = {"use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC"}
     assert made["settings"]["providers"] == [["CUDAExecutionProvider", settings], "CPUExecutionProvider"]
+
+
+def test_case_with_a_cuda_graph_is_run_without(
+    runs: dict[str, str], tracker: MemoryTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle(runs["tactic"], BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
+    with zipfile.ZipFile(tmp_path / "b.zip") as archive:
+        archive.extractall(tmp_path)
+    case = json.loads((tmp_path / "case.json").read_text())
+    case["providers"] = [["CUDAExecutionProvider", {"enable_cuda_graph": "1"}]]
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    cuda_double.install(monkeypatch)
+    monkeypatch.setitem(sys.modules, "evaluate", standalone)
+    assert reproduce.main(tmp_path) == 0
 
 
 def test_bundles_are_deterministic(runs: dict[str, str], tracker: MemoryTracker, tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from tests.hostile import plant_modules
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
+from trtops.metadata import DataType, TensorMetadata
 from trtops.ops.campaign.promote import resolve
 from trtops.ops.gate import across_releases, distribution, measurement
 from trtops.ops.gate.across_releases import accepted_candidates, explain
-from trtops.ops.gate.engine_process import Rounds
+from trtops.ops.gate.engine_process import ProcessRunner, Rounds
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.measurement import Measurement
 from trtops.ops.gate.op import GateConfig, approve, gate
@@ -502,3 +503,12 @@ def test_later_release_that_breaks_is_explained(folder, monkeypatch) -> None:
     [lost] = gate_all((), config, releases=(older,), tracker=tracker).cells
     assert (lost.decision, lost.subject) == ("error", "tanh version 1")
     assert gate_all((), config, releases=(older,), tracker=MemoryTracker()).headline == "no candidates"
+
+
+def test_engines_process_checks_the_feed() -> None:
+    # TensorRT 8.6 has no INT64: its runner, in the process, converts what a model's INT64 inputs are fed.
+    process = Mock()
+    process.inputs.return_value = TensorMetadata().add("ids", DataType.INT32, (2,))
+    process.infer.side_effect = lambda feed: {"y": feed["ids"]}
+    with ProcessRunner(process) as runner:
+        assert runner.infer({"ids": np.arange(2)})["y"].dtype == np.int64

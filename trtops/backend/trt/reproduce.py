@@ -43,6 +43,7 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
         config.set_tactic_sources(sum(1 << int(getattr(trt.TacticSource, name)) for name in case["tactic_sources"]))
     for ranges in case["profiles"] or [dynamic_inputs(network)]:
         profile = builder.create_optimization_profile()
+        rename_dimensions(network, ranges)
         for name, (low, opt, high) in ranges.items():
             profile.set_shape(name, low, opt, high)
         if ranges:
@@ -74,6 +75,18 @@ def dynamic_inputs(network: Any) -> dict[str, list[list[int]]]:
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     shapes = {each.name: [max(dim, 1) for dim in each.shape] for each in inputs if -1 in tuple(each.shape)}
     return {name: [shape, shape, shape] for name, shape in shapes.items()}
+
+
+def rename_dimensions(network: Any, ranges: dict[str, list[list[int]]]) -> None:
+    """Rename dimensions that have one name and different sizes in a profile: TensorRT builds no engine then."""
+    first: dict[str, tuple[int, int]] = {}
+    for tensor in map(network.get_input, range(network.num_inputs)):
+        if tensor.name in ranges and not tensor.is_shape_tensor:
+            low, _, high = ranges[tensor.name]
+            for axis, sizes in enumerate(zip(low, high)):
+                name = tensor.get_dimension_name(axis)
+                if name and first.setdefault(name, sizes) != sizes:
+                    tensor.set_dimension_name(axis, f"{tensor.name} {axis}")
 
 
 def set_precisions(trt: Any, network: Any, wanted: list[list[str]]) -> None:

@@ -49,6 +49,14 @@ def test_script_builds_dynamic_input_without_profile(tmp_path: Path) -> None:
     assert reproduce.dynamic_inputs(parts[1]) == {"x": [[1, 8]] * 3}
 
 
+def test_dimensions_of_one_name_may_have_different_sizes(tmp_path: Path) -> None:
+    proto = models.model("(float[n,n] x) => (float[n,n] y) { y = Relu(x) }")
+    onnx.save(proto, tmp_path / "model.onnx")
+    network = network_from_onnx_path(tmp_path / "model.onnx")[1]
+    reproduce.rename_dimensions(network, {"x": [[1, 8], [2, 8], [4, 8]]})
+    assert [network.get_input(0).get_dimension_name(axis) for axis in range(2)] == ["n", "x 1"]
+
+
 def test_tensors_that_were_marked_are_marked_again(tmp_path: Path) -> None:
     shapes = ShapeRange(name="x", min=(1, 8), opt=(2, 8), max=(4, 8))
     config = BuildConfig(mark=("b",), profiles=(OptimizationProfile(shapes=(shapes,)),), options=TensorRTOptions())
