@@ -91,6 +91,20 @@ def densenet() -> onnx.ModelProto:
     return b.model({"x": (1, 3, 224, 224)}, b.op("Gemm", x, b.weight(channels, 1000)))
 
 
+def shape_chain(nodes: int) -> onnx.ModelProto:
+    """A Reshape behind a chain of ``nodes`` nodes that compute its shape from that of the input, which is static."""
+    b = Graph()
+    shape, one, axes = b.op("Shape", "x"), b.constant(np.int64(1)), b.constant(np.array([0], np.int64))
+    while len(b.nodes) < nodes - 1:
+        number = len(b.nodes) % 4
+        if number < 2:
+            shape = b.op("Mul" if number else "Div", shape, one)
+        else:
+            shape = b.op("Unsqueeze" if number == 2 else "Squeeze", shape, axes)
+    shape = b.op("Reshape", shape, b.constant(np.array([-1], np.int64)))
+    return b.model({"x": (4, 8)}, b.op("Reshape", "x", shape))
+
+
 def exported_transformer(nodes: int, *, width: int = 32, dynamic: bool = True) -> onnx.ModelProto:
     """Attention and feed-forward blocks as PyTorch exports them: each Reshape behind a chain of Shape and Gather."""
     b, x, heads = Graph(), "x", 4

@@ -68,11 +68,12 @@ def fold_constants(
         size_threshold = max(2 * model_bytes(model), memory_limit() // 16)
     folding = _Folding(model, fold_shapes, size_threshold, error_ok)
     after, done = nodes, 0
+    slow = symbolic and passes is not None  # otherwise symbolic inference follows what folds without it
     while passes is None or done < passes:
         log.log(Logger.START, "Folding Constants | Pass %d", done + 1, extra=ON_STDOUT)
         if fold_shapes and infer_shapes:
             try:
-                shapes.infer_shapes(model, symbolic=symbolic)
+                shapes.infer_shapes(model, symbolic=slow)
             except errors.InvalidModelError as exc:
                 if not error_ok:
                     raise
@@ -84,7 +85,9 @@ def fold_constants(
         folded = f"Total Nodes | Original: {before:5}, After Folding: {after:5} | {before - after:5} Nodes Folded"
         log.log(Logger.FINISH, "    %s", folded, extra=ON_STDOUT)
         if not changed:
-            break
+            if slow or not (symbolic and fold_shapes and infer_shapes and shapes.lacks_computed_dims(model.graph)):
+                break
+            slow = True
     return nodes - after + folding.replaced
 
 

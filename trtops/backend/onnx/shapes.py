@@ -24,7 +24,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     """Write inferred types and shapes into a model of any size; its ``value_info`` and outputs change, nothing else.
 
     With ``symbolic``, ONNX Runtime's slow and thorough inference follows where it can find more (see
-    :func:`_lacks_computed_dims`). With ``strict``, contradicting types and shapes are an error.
+    :func:`lacks_computed_dims`). With ``strict``, contradicting types and shapes are an error.
     """
     check_inlined_size(model)
     bare = walk.copy_model(model, _put_plausible)
@@ -43,7 +43,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         raise errors.InvalidModelError(too_much("Shape inference")) from None
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError) as exc:
         raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc  # ValueError: C++ exceptions
-    if symbolic and propagate and _lacks_computed_dims(inferred.graph):
+    if symbolic and propagate and lacks_computed_dims(inferred.graph):
         try:
             inferred = with_onnxruntime.infer_symbolic_shapes(inferred)
             log.debug("Inferred shapes in the model with `onnxruntime.tools.symbolic_shape_infer`.")
@@ -58,7 +58,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
                 value.type.CopyFrom(known[value.name].type)
 
 
-def _lacks_computed_dims(graph: onnx.GraphProto) -> bool:
+def lacks_computed_dims(graph: onnx.GraphProto) -> bool:
     """Whether a rank is unknown, or a dimension first becomes unknown where a node computes it from other sizes.
 
     Symbols cancel there: a Reshape of (batch, 12, 4, 4) to (batch, -1) has 192 columns. They do not where sizes depend
