@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtops.cli import registry
+from trtops.cli.command_line import load
 from trtops.cli.flags import Flag, flags_of
-from trtops.cli.main import load
 
 HEAD = """# Commands
 

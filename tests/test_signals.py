@@ -11,14 +11,14 @@ from tests.waiting import is_gone, until
 
 PROGRAM = """
 import sys, time
-from trtops.cli import main
+from trtops.cli import command_line, main
 def work(*_):
     try:
         print("ready", flush=True)
         time.sleep(60)
     finally:
         print("cleaned up", flush=True)
-main._run_command = work
+command_line._run_parsed = work
 sys.exit(main.main(["doctor"]))
 """
 # As the command `trtops`, which runs in a child process.

@@ -6,6 +6,7 @@ is printed and logged through :func:`escaped`.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -38,6 +39,11 @@ def _escape(found: re.Match[str]) -> str:
 def one_line(text: str) -> str:
     r"""Text as :func:`escaped`, with ``\n`` for newlines: a name must not look like a line of its own."""
     return escaped(text).replace("\n", "\\n")
+
+
+def bold(text: str) -> str:
+    """Return text in bold on a terminal, unless ``NO_COLOR`` is set."""
+    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
 
 
 def print_line(text: str, file: TextIO | None = None, *, start: str = "") -> None:

@@ -30,7 +30,8 @@ from tests import models
 from tests.attacks.damage import WORDS, crafted_model, damaged
 from tests.stores import execute, set_root
 from trtops.cli import registry
-from trtops.cli.main import load, main
+from trtops.cli.command_line import load
+from trtops.cli.main import main
 from trtops.cli.supervised import supervise
 
 CPU_SECONDS = 60  # of one command

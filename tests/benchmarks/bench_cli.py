@@ -11,7 +11,7 @@ from tests.benchmarks.harness import benchmark, in_turns, run_quietly
 OURS = ["-m", "trtops.cli"]
 THEIRS = ["-c", "import sys; from polygraphy.tools._main import main; sys.argv[0] = 'polygraphy'; sys.exit(main())"]
 RUN = ["run", "tiny.onnx", "--onnxrt"]
-COMMANDS = ((["-h"], 0.4), (["run", "-h"], 0.5), (RUN, 0.7), (["inspect", "model", "tiny.onnx"], 0.8))
+COMMANDS = ((["-h"], 0.25), (["run", "-h"], 0.5), (RUN, 0.6), (["inspect", "model", "tiny.onnx"], 0.8))
 SCRIPTS = {
     "import": "import {0}.comparator; import {0}.backend.onnxrt",
     "Comparator.run": """from {0}.backend.onnxrt import OnnxrtRunner, SessionFromOnnx

@@ -13,10 +13,11 @@ import pytest
 
 from tests import models
 from trtops.cli import registry
+from trtops.cli.command_line import load, parser_of
 from trtops.cli.commands.runs import limit, tag
 from trtops.cli.flags import Flag, Parser, UsageError, flags_of, without_effect
 from trtops.cli.logs import LOGGING
-from trtops.cli.main import load, main, parser_of
+from trtops.cli.main import main
 from trtops.cli.script import Unresolved
 from trtops.cli.values import READERS, attribute, constraint, tensor, until
 from trtops.comparator.table import METRICS

@@ -10,7 +10,8 @@ import pytest
 from tests.given_shapes import GIVEN, OF_DATA, OF_PROFILE, Shape, evaluated, seen_shapes, write_net
 from tests.stores import copy_store
 from trtops.cli import jobs, registry
-from trtops.cli.main import load, main
+from trtops.cli.command_line import load
+from trtops.cli.main import main
 from trtops.tracking.memory import MemoryTracker
 
 # One line for each command, which takes the options of a way at its end.

@@ -20,7 +20,8 @@ import pytest
 from flows.digits import make_digits
 from tests.amounts import LONG
 from trtops.cli import registry
-from trtops.cli.main import load, main, parser_of
+from trtops.cli.command_line import load, parser_of
+from trtops.cli.main import main
 from trtops.tracking import schema
 from trtops.tracking.store import open_tracker
 

@@ -1,7 +1,6 @@
 """Facts of the build environment that all back ends share: processor, system, git commit, package releases."""
 
 import contextlib
-import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -67,10 +66,12 @@ def git_commit(folder: str | Path = ".") -> str | None:
 
 def environment(*, packages: Iterable[str] = (), **facts: Any) -> Environment:
     """Return an environment with a back end's facts, and the releases of those packages that are installed."""
+    from importlib.metadata import PackageNotFoundError, version  # takes as long to import as a short run's session
+
     versions = []
     for name in sorted(packages):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions.append((name, importlib.metadata.version(name)))
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append((name, version(name)))
     return Environment(
         **facts,
         os=f"{platform.system()} {platform.machine()}",

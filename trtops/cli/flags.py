@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import os
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from typing import Any, Literal, NoReturn
 
 from trtops.cli import values
 from trtops.errors import near
+from trtops.terminal import bold
 
 Takes = Literal["one", "many", "any", "optional", "switch", "count", "repeat", "rest", "runner"]
 
@@ -200,11 +199,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         places = "".join(f" {a.metavar or a.dest}" for a in actions if not a.option_strings)
         # The usage of `run` with all its options would fill the screen.
         return text if len(text) < 400 else f"usage: {self._prog} [options]{places}\n\n"
-
-
-def bold(text: str) -> str:
-    """Return text in bold on a terminal, unless ``NO_COLOR`` is set."""
-    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
 
 
 def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ FOLDERS: dict[Path, str] = {
     ("team",): "run a team's servers and a worker on this machine",
 }
 
-# Every command; `main.load` finds its module.
+# Every command; `command_line.load` finds its module.
 COMMANDS: dict[Path, str] = {
     ("run",): "run a model on several back ends and compare their outputs",
     ("convert",): "make an engine, or another ONNX model",

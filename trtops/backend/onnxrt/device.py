@@ -12,7 +12,6 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend import environment as surroundings
-from trtops.backend.trt.library import device, memory
 from trtops.spec import GPU_PROVIDERS, Environment
 
 log = logging.getLogger(__name__)
@@ -62,6 +61,8 @@ def load_cuda() -> None:
 @functools.cache
 def _gpu() -> Mapping[str, Any]:
     """The fields of the environment that identify the GPU and its libraries; read once per process."""
+    from trtops.backend.trt.library import device, memory  # most sessions use no GPU
+
     load_cuda()
     if not memory.device_count():
         raise errors.BackendUnavailableError(

@@ -1,0 +1,132 @@
+"""One command of ``trtops``: its module, its options, and its job."""
+
+import contextlib
+import importlib
+import itertools
+import logging
+import os
+import time
+import traceback
+
+from trtops import terminal
+from trtops.cli import registry
+from trtops.cli.flags import Parser, UsageError, make_parser, usual_options, without_effect
+from trtops.cli.jobs import Command, Job
+from trtops.cli.logs import LOGGING, log_line, logging_as
+from trtops.errors import ConfigError, TrtopsError
+from trtops.lazy import function
+from trtops.logger import G_LOGGER
+from trtops.system.limits import limited_time
+from trtops.system.processes import remove_left_folders
+
+# Commands of one word that are modules of their own; the others are in `op_commands`.
+_MODULES = ("run", "convert", "doctor")
+
+
+def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
+    """Run the command of a path with the words after it, or print its help, and return the exit code."""
+    command = load(path)
+    # What follows belongs to the command that checks.
+    own = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), rest))
+    if "-h" in own and "--help" not in own:
+        brief, left = usual_options((*command.groups, LOGGING))
+        make_parser(" ".join(("trtops", *path)), command.about, brief, command.examples).print_help()
+        if left:
+            print(f"\n{left} more options: trtops {' '.join(path)} --help")
+        return 0
+    parser = parser_of(path, command)
+    if "--help" in own:
+        if parser.extend is not None:
+            parser.extend(parser)
+        parser.print_help()
+        return 0
+    return _run_parsed(path, command, parser, rest, words)
+
+
+def load(path: registry.Path) -> Command:
+    """Import a command."""
+    *folder, word = registry.OTHER_WORDS.get(path, path)
+    name = "list_" if word == "list" else word.replace("-", "_")
+    home = ".".join(folder) if folder else name if name in _MODULES else "op_commands"
+    module = importlib.import_module(f"trtops.cli.commands.{home}")
+    found = getattr(module, name, None)
+    # `precision` and `reduce` are modules below `debug`, since they are as long as all its other commands.
+    if not isinstance(found, Command):
+        found = getattr(importlib.import_module(f"{module.__name__}.{name}"), name)
+        assert isinstance(found, Command)
+    return found
+
+
+def parser_of(path: registry.Path, command: Command) -> Parser:
+    """Return the parser of a command."""
+    parser = make_parser(" ".join(("trtops", *path)), command.about, (*command.groups, LOGGING), command.examples)
+    parser.extend = function("trtops.tools.extend") if path == ("run",) else None
+    return parser
+
+
+def _run_parsed(path: registry.Path, command: Command, parser: Parser, rest: list[str], words: list[str]) -> int:
+    args = parser.parse(rest)
+    args.words = ["trtops", *words]
+    remove_left_folders()
+    with contextlib.ExitStack() as stack:
+        try:
+            log = stack.enter_context(logging_as(args))
+        except OSError as exc:
+            parser.error(terminal.escaped(f"--log-file {error_text(exc)}"))
+        try:
+            stack.enter_context(limited_time(args.timeout))
+            job = command.plan(args)
+        except (UsageError, ConfigError) as exc:
+            parser.error(terminal.escaped(str(exc)))
+        except (TrtopsError, OSError) as exc:
+            log.error("%s", error_text(exc))
+            return 3
+        # After the plan, which has read every option that the job uses.
+        for sentence in without_effect(command.groups, args, rest):
+            log.warning("%s", sentence)
+        # JSON and scripts on stdout must stay free of other lines.
+        if path not in registry.REPORTED or args.peek("json") or args.peek("gen_script"):
+            return _execute(job, log, words)
+        line = " ".join(args.words)
+        log_line(f"RUNNING | Command: {line}", G_LOGGER.START)
+        started = time.perf_counter()
+        code = _execute(job, log, words)
+        verdict, severity = ("FAILED", G_LOGGER.ERROR) if code else ("PASSED", G_LOGGER.FINISH)
+        log_line(f"{verdict} | Runtime: {time.perf_counter() - started:.3f}s | Command: {line}", severity)
+        return code
+
+
+def _execute(job: Job, log: logging.Logger, words: list[str]) -> int:
+    """Run a job, log its errors, and return its exit code."""
+    try:
+        return job()
+    except (TrtopsError, OSError) as exc:
+        if isinstance(exc, BrokenPipeError):
+            raise
+        log.error("%s", error_text(exc))
+    except Exception as exc:
+        if lines := _script_error(exc, words):
+            log.error("%s", lines)
+        else:
+            log.exception("This is a bug in trtops. Please report it with these lines.")
+    return 3
+
+
+def error_text(exc: Exception) -> str:
+    """Return an error's message; the system's with the file in front."""
+    if isinstance(exc, OSError) and exc.filename is not None and exc.strerror is not None:
+        return f"{os.fsdecode(exc.filename)}: {exc.strerror}"
+    return str(exc)
+
+
+def _script_error(exc: Exception, words: list[str]) -> str:
+    """Return the traceback of an error in a script that the line names, otherwise an empty string."""
+    named = {os.path.abspath(word.partition(".py")[0] + ".py") for word in words if ".py" in word}
+    if isinstance(exc, SyntaxError) and exc.filename in named:
+        return "".join(traceback.format_exception_only(exc)).rstrip()
+    frames = traceback.extract_tb(exc.__traceback__)
+    own = next((place for place, frame in enumerate(frames) if frame.filename in named), None)
+    if own is None:
+        return ""
+    lines = [f"{frames[own].filename} failed:\n", *traceback.format_list(frames[own:])]
+    return "".join([*lines, *traceback.format_exception_only(exc)]).rstrip()
