@@ -122,6 +122,9 @@ class TensorRTOptions(Record):
 
 
 BackendName: TypeAlias = Literal["onnxruntime", "tensorrt"]
+
+SHORT_NAMES: dict[BackendName, str] = {"onnxruntime": "ort", "tensorrt": "trt"}
+"""What names of runs call back ends, since tables show about 20 characters of a name."""
 BackendOptions: TypeAlias = OnnxRuntimeOptions | TensorRTOptions
 
 

@@ -7,16 +7,25 @@ from trtops.terminal import escaped, one_line
 
 Row: TypeAlias = Sequence[str | float | None]
 
+_LEAST_WIDTH = 9  # of a column that is cut; ids of runs have eight digits
+
 
 def _cell_text(cell: str | float | None) -> str:
     return "-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
-def table(header: Sequence[str], rows: Iterable[Row]) -> str:
-    """Return columns aligned with spaces: text to the left, numbers to the right, a dash for None."""
+def table(header: Sequence[str], rows: Iterable[Row], width: int | None = None) -> str:
+    """Return columns aligned with spaces: text to the left, numbers to the right, a dash for None.
+
+    Cells of the widest columns are cut in their middle until a line has at most ``width`` characters.
+    """
     body = [[one_line(_cell_text(cell)) for cell in row] for row in rows]
     lines = [list(header), *body]
     widths = [max(map(len, column)) for column in zip(*lines)]
+    while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _LEAST_WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    body = [[_cut(cell, w) for cell, w in zip(line, widths)] for line in body]
+    lines = [[_cut(name, w) for name, w in zip(header, widths)], *body]
     # The first column is text, and those where no cell starts with a digit.
     left = [i == 0 or not any(row[i][:1].isdigit() for row in body) for i in range(len(widths))]
     lines.insert(1, ["-" * width for width in widths])
@@ -24,6 +33,11 @@ def table(header: Sequence[str], rows: Iterable[Row]) -> str:
         "  ".join(c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(line, widths, left)).rstrip()
         for line in lines
     )
+
+
+def _cut(text: str, width: int) -> str:
+    end = width // 3
+    return text if len(text) <= width else f"{text[: width - end - 1]}…{text[-end:]}"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Row]) -> str:

@@ -1,6 +1,7 @@
 """Commands that remember, and commands that read what was remembered, on a real store."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +115,9 @@ def test_runs_are_named_by_their_ids(run, ids, caplog):
     assert code == 0 and text.split()[:2] == [one[:8], other[:8]]
     assert "build/seconds" in names and "precision" not in names
     assert run(f"runs compare {one} {one}")[1].strip() == "Nothing differs."
+    assert run(f"compare run:{one} run:{other} run:{one} --html page.html")[0] == 0
+    assert one[:8] in Path("page.html").read_text("utf-8")
+    assert run(f"compare run:{one} run:{other} run:{one}")[0] == 2
     children = json.loads(run(f"runs list --parent {campaign} --json")[1])
     assert len(children) >= 2 and {child["parent"] for child in children} == {campaign}
     calibrated = run(f"inspect calibration run:{ids['calibrate'][0]}")
@@ -157,7 +161,7 @@ def test_audit_finds_a_damaged_run(run, ids, home, tmp_path):
 
 def test_a_good_run_is_promoted_and_resolved(run, ids, home):
     assert run("runs resolve transformer.onnx")[0] == 1
-    build = next(i for i in reversed(ids["build"]) if " FP32 onnxruntime conv_net" in run(f"runs show {i}")[1])
+    build = next(i for i in reversed(ids["build"]) if re.search(r" FP32 ort .*conv_net in", run(f"runs show {i}")[1]))
 
     assert run(f"runs promote {build}")[0] == 0
     code, text = run("runs resolve conv_net.onnx -o accepted.ort")

@@ -102,7 +102,10 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
         events = {"filter": {"event": {"name": ["trtops.convert.good"]}, "resource": resource}}
         until(lambda: client._client.post("/events/filter", json=events).json()["events"])
         [event] = client._client.post("/events/filter", json=events).json()["events"]
-    assert "good" in run.tags and event["payload"]["experiment"] == "small"
+        asset = {"name": ["prefect.asset.materialization.succeeded"]}
+        events["filter"] |= {"event": asset, "resource": {"id": [f"mlflow://{result.run_id}/engine"]}}
+        until(lambda: client._client.post("/events/filter", json=events).json()["events"])
+    assert {"good", "small", "fp32"} <= set(run.tags) and event["payload"]["experiment"] == "small"
     assert artifact.type == "markdown"
     assert "good" in str(artifact.data) and result.run_id in str(artifact.data)
     assert {task.name.rpartition("-")[0] for task in tasks} == {

@@ -60,7 +60,7 @@ def test_op_runs_are_named_and_tagged() -> None:
 
 
 def test_run_names_fit_a_table() -> None:
-    assert run_name("resnet50", "FP16", "onnxruntime") == "FP16 onnxruntime resnet50"
+    assert run_name("resnet50", "FP16", "trt", "L4") == "FP16 trt L4 resnet50"
     assert run_name("resnet50", "FP32 (not FP16)", verdict="bad") == "✗ FP32 (not FP16) resnet50"
 
 

@@ -164,6 +164,25 @@ def test_browser_sorts_searches_and_fetches_nothing(browser: Any, file: Path) ->
     page.close()
 
 
+def test_comparison_pins_its_baseline_when_sorted(
+    browser: Any, tracker: MemoryTracker, run_id: str, tmp_path: Path
+) -> None:
+    other = make_run(tracker, layers=[*LAYERS[:3], {**LAYERS[3], "tactic": "0xffff"}], verdict_of=1.0)
+    with pytest.raises(ValueError), tracked(tracker, "odd", "odd int8", kind="build") as failed:
+        raise ValueError("the calibrator ran dry")
+    written = ops.compare_page([run_id, other, failed.id], output=tmp_path / "c.html", tracker=tracker)
+    page, messages = opened(browser, Path(written.path), viewport={"width": 390, "height": 800})
+    assert messages == [] and page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.inner_text(".verdict") == "error" and page.inner_text(".headline").startswith("1 of 3 are good")
+    assert "the calibrator ran dry" in page.inner_text("main ul")
+    runs, _, layers = page.locator("table").all()
+    assert layers.locator("tbody tr").count() == 997  # one has another tactic, 996 are missing
+    for _ in range(2):
+        runs.get_by_role("button", name="verdict").click()
+        assert run_id[:8] in runs.locator("tbody tr").first.inner_text()
+    page.close()
+
+
 def test_dark_mode_and_print(browser: Any, file: Path) -> None:
     colour = "getComputedStyle(document.body).backgroundColor"
     page, messages = opened(browser, file, color_scheme="dark")

@@ -150,9 +150,7 @@ def watched(browser: Any) -> Iterator[Watched]:
 def test_mlflow_s_table_says_which_build_is_bad(served: Served, watched: Watched) -> None:
     assert served.made["verdict"] == "bad"  # a bad engine is a result of a flow that is called
     experiment = served.made["url"].split("/")[2]
-    watched.see(
-        f"{served.mlflow}/#/experiments/{experiment}/runs?workflowType=machine_learning", "odd INT8 onnxruntime"
-    )
+    watched.see(f"{served.mlflow}/#/experiments/{experiment}/runs?workflowType=machine_learning", "INT8 ort")
     watched.keep("mlflow-runs")
     assert watched.wrong == []
 

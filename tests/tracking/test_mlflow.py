@@ -275,9 +275,9 @@ def test_only_good_runs_are_shown_as_finished(embedded: MlflowTracker) -> None:
 
     experiment = embedded._client.get_experiment_by_name("m").experiment_id  # type: ignore[union-attr]
     shown = {run.info.run_name: run.info.status for run in embedded._client.search_runs([experiment])}
-    assert shown == {"good": "FINISHED"} | dict.fromkeys(("bad", "error", "unproven", "failed"), "FAILED")
+    assert shown == {"good": "FINISHED"} | dict.fromkeys(("bad", "error", "unproven", "! failed"), "FAILED")
     assert {info.name for info in embedded.find("m", status="finished")} == set(VERDICTS)
-    assert [info.name for info in embedded.find("m", status="failed")] == ["failed"]
+    assert [info.name for info in embedded.find("m", status="failed")] == ["! failed"]
 
 
 @pytest.mark.slow
@@ -355,6 +355,8 @@ class TestEngines:
 
     def test_engines_are_found_and_sorted(self, embedded: MlflowTracker, run_of):
         two, one, bad = run_of(2.0), run_of(1.0), run_of(4.0, kernel="b 'q")
+        models = embedded._client.search_logged_models(embedded._all_experiments())
+        assert {model.source_run_id: model.status for model in models} == {two: "READY", one: "READY", bad: "FAILED"}
         elsewhere, other = run_of(0.5, device="CPU"), run_of(0.25, data="8a")
         embedded.register("m", two, "engine/engine.ort", alias="a")
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtops import terminal
 from trtops.cli import values
 from trtops.cli.flags import Group, Options, flag
 from trtops.logger import G_LOGGER
+from trtops.tables import Row, table
 
 if TYPE_CHECKING:
     from trtops.ops.result import OpResult
@@ -97,6 +100,12 @@ def log_line(text: str, severity: int = G_LOGGER.INFO) -> None:
     """Print one of Polygraphy's lines on its stream, as the log writes it, unless the log is too quiet."""
     if not _silent:
         G_LOGGER.print_line(text, severity)
+
+
+def say_table(header: Sequence[str], rows: Iterable[Row]) -> None:
+    """Print a table, cut to the width of a terminal."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    say(table(header, rows, width))
 
 
 def say_json(value: Any) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import logging
 import re
 import textwrap
 import types
@@ -40,6 +41,7 @@ from trtops.tracking.store import default_tracker
 from trtops.verdict import PASSED, Verdict
 
 mask_log_records()  # Prefect sends them to its server
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,6 +75,14 @@ class VerdictError(Exception):
     def __init__(self, result: OpResult) -> None:
         super().__init__(result.headline)
         self.result = result
+
+
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """False for Prefect's traceback of a verdict that is not good: the flow has logged the reasons."""
+    return not (record.exc_info and isinstance(record.exc_info[1], VerdictError))
+
+
+logging.getLogger("prefect.flow_runs").addFilter(_is_unexpected)
 
 
 class OpFlow(Flow[P, R]):
@@ -323,8 +333,13 @@ def _ended(result: OpResult) -> State[Any]:
     create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state.name}")
     context = prefect.context.FlowRunContext.get()
     assert context is not None and context.flow is not None and context.flow_run is not None
+    place = f" MLflow run: {result.url or result.run_id}." if result.run_id else ""
+    log.log(logging.INFO if result.verdict == "good" else logging.WARNING, "%s: %s.%s", result.verdict, message, place)
     # For filters of Prefect's lists, and for automations: an event such as trtops.convert.bad.
-    context.client.update_flow_run(context.flow_run.id, tags={*context.flow_run.tags, result.verdict})
+    given = context.parameters or {}
+    precision = given.get("precision") or getattr(result, "called", "").lower()
+    tags = {masked(Path(result.subject).stem), precision, result.verdict} - {""}
+    context.client.update_flow_run(context.flow_run.id, tags={*context.flow_run.tags, *tags})
     resource = {"prefect.resource.id": f"trtops.run.{result.run_id}", "prefect.resource.name": masked(result.title)}
     payload = {
         "verdict": result.verdict,
@@ -335,7 +350,7 @@ def _ended(result: OpResult) -> State[Any]:
     emit_event(f"trtops.{context.flow.name}.{result.verdict}", resource, payload=masked_json(payload))
     if (kind := _ASSETS.get(context.flow.name)) and result.run_id and result.verdict in PASSED:
         # Prefect's own decorator needs the asset's name before the run has an id.
-        files = filter(None, (result.subject, (context.parameters or {}).get("data")))
+        files = filter(None, (result.subject, given.get("data")))
         sources = [{"prefect.resource.id": f"file://{file}", "prefect.resource.role": "asset"} for file in files]
         asset = resource | {"prefect.resource.id": f"mlflow://{result.run_id}/{kind}"}
         emit_event("prefect.asset.materialization.succeeded", asset, related=masked_json(sources))

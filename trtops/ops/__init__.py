@@ -77,7 +77,16 @@ if TYPE_CHECKING:
     from trtops.ops.search.precision_engines import EngineWriter, require_layer_precisions
     from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check, reduce
     from trtops.ops.search.repeat import RepeatConfig, RepeatResult, repeat, sort_artifacts
-    from trtops.ops.stored_runs import Report, inspect_run, list_runs, reevaluate, report, runs_csv, side_by_side
+    from trtops.ops.stored_runs import (
+        Report,
+        compare_page,
+        inspect_run,
+        list_runs,
+        reevaluate,
+        report,
+        runs_csv,
+        side_by_side,
+    )
     from trtops.ops.triaging.op import triage
     from trtops.ops.triaging.result import TriageConfig, TriageResult
     from trtops.spec import BuildConfig

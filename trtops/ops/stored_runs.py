@@ -1,5 +1,8 @@
 """List, show, compare, re-evaluate and report stored runs. A run is named by its id."""
 
+import functools
+import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +14,11 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.result import Inspection, tracker_or_default
 from trtops.record import JSONValue, Record
+from trtops.reports.document import Document, Section, Table
+from trtops.reports.page import page
 from trtops.reports.present import report_page
-from trtops.tables import size
+from trtops.reports.sections import computes_in, document_of, engine_place
+from trtops.tables import counted, size
 from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict
@@ -188,14 +194,82 @@ class Report(Record):
     run: str
 
 
+def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | None = None) -> Report:
+    """Write a page that shows stored runs next to the first one: verdicts, reasons, speed, options and layers."""
+    tracker = tracker_or_default(tracker)
+    infos = [tracker.info(run_id_of(run, tracker)) for run in runs]
+    labels = [f"{computes_in(info)} {info.id[:8]}".strip() for info in infos]
+    documents = [document_of(info, functools.partial(tracker.peek, info.id)) for info in infos]
+    speed, of_limit = (schema.Metric.LATENCY, "p50_ms"), (schema.Metric.ERROR, "of_limit")
+    p50, sizes = ([info.metrics.get(name) for info in infos] for name in (speed, schema.Metric.ENGINE_BYTES))
+    rows = tuple(
+        (
+            label, info.verdict or info.status,
+            f"{info.metrics[of_limit]:.3g}" if of_limit in info.metrics else None, p50[number],
+            _ratio(p50, number) if info.params.get("evidence.data") == infos[0].params.get("evidence.data") else None,
+            None if sizes[number] is None else size(sizes[number] or 0), _ratio(sizes, number),
+            info.params.get("evidence.source"),
+        )
+        for number, (label, info) in enumerate(zip(labels, infos))
+    )  # fmt: skip
+    columns = ("run", "verdict", "error of limit", "p50 in ms", "× baseline", "engine", "× baseline", "evaluated on")
+    differing = tuple(
+        (line.name, *(value or None for value in line.values))
+        for line in side_by_side(runs, tracker)
+        if not line.name.endswith(("sha256", "_url"))
+    )
+    layers = _layer_rows(tracker, infos)
+    good = [number for number, info in enumerate(infos) if info.verdict == "good" and p50[number] is not None]
+    fastest = "".join(f"; the fastest good one: {labels[n]}" for n in sorted(good, key=lambda n: p50[n] or 0)[:1])
+    document = Document(
+        title=f"{Path(infos[0].fact(schema.Tag.MODEL_PATH) or infos[0].name).name}: {counted(len(infos), 'run')}",
+        verdict=max((info.verdict or "error" for info in infos), key=("good", "unproven", "bad", "error").index),
+        headline=f"{sum(info.verdict == 'good' for info in infos)} of {len(infos)} are good{fastest}",
+        why=tuple(f"{label}: {why}" for label, each in zip(labels, documents) for why in each.why),
+    )
+    sections = [
+        Section(
+            title=f"Runs, compared with {labels[0]}",
+            table=Table(columns=columns, rows=rows, pinned=1, ratios=(4, 6)),
+        ),
+        Section(title="What differs", table=Table(columns=("option or number", *labels), rows=differing)),
+        Section(title=f"Layers that differ ({len(layers)})", table=Table(columns=("layer", *labels), rows=layers)),
+    ]
+    commands = [
+        (f"trtops report {info.id}", f"all about {label}; {engine_place(info) or 'it has no engine'}")
+        for label, info in zip(labels, infos)
+    ]
+    return _written(page(document, None, sections, {}, commands), output, infos[0].id)
+
+
+def _ratio(values: Sequence[float | None], number: int) -> float | None:
+    return value / values[0] if (value := values[number]) is not None and values[0] else None
+
+
+def _layer_rows(tracker: Tracker, infos: Sequence[RunInfo]) -> tuple[tuple[str | None, ...], ...]:
+    """Layers whose precision or kernel differs between the engines of runs, at most 1000."""
+    engines: list[dict[str, str]] = []
+    for info in infos:
+        layers = json.loads(
+            tracker.peek(info.tags.get(schema.Tag.REUSED_FROM, info.id), schema.Artifact.LAYERS) or b"[]"
+        )
+        engines.append({str(each["name"]): f"{each.get('precision')} {each.get('tactic')}" for each in layers})
+    names = dict.fromkeys(itertools.chain.from_iterable(engines))
+    differing = (name for name in names if len({layers.get(name) for layers in engines if layers}) > 1)
+    return tuple((name, *(layers.get(name) for layers in engines)) for name in itertools.islice(differing, 1000))
+
+
 def report(run: str, *, tracker: Tracker | None = None, output: str | Path | None = None) -> Report:
     """Write the HTML report of a run; by default to ``report-<run>.html``."""
     tracker = tracker_or_default(tracker)
     run = run_id_of(run, tracker)
-    page = report_page(tracker, run)
-    path = Path(output) if output is not None else Path(f"report-{run[:8]}.html")
+    return _written(report_page(tracker, run), output or f"report-{run[:8]}.html", run)
+
+
+def _written(content: str, output: str | Path, run: str) -> Report:
+    path = Path(output)
     try:
-        save_bytes(page.encode("utf-8"), path)
+        save_bytes(content.encode("utf-8"), path)
     except OSError as exc:
         raise errors.ConfigError(
             f"The report cannot be written to {path}: {exc.strerror}. Use another --output."

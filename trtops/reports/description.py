@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from trtops.reports.document import Document, Section
-from trtops.reports.sections import facts_of, next_commands
+from trtops.reports.sections import engine_place, facts_of, next_commands
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo
 
@@ -23,7 +23,8 @@ def description(document: Document, info: RunInfo, further: Iterable[Section] = 
     }
     repeated = not document.verdict or document.headline in ("", document.verdict)
     headline = "" if repeated else f": {_plain(document.headline)}"
-    lines = [f"**{document.verdict or document.headline or 'done'}**{headline} · {_plain(document.title)}"]
+    title = " · ".join(filter(None, (_plain(document.title), engine_place(info))))
+    lines = [f"**{document.verdict or document.headline or 'done'}**{headline} · {title}"]
     lines += ["", *(f"- {reason}" for reason in document.why)] if document.why else []
     for section in (*document.sections, *further):
         lines += [] if section.folded else ["", *_section_lines(section)]

@@ -12,10 +12,15 @@ Tone: TypeAlias = Literal[Verdict, "plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Record):
-    """A table with one cell per column; None is shown as a dash."""
+    """A table with one cell per column; None is shown as a dash.
+
+    The ``pinned`` first rows stay above the others, and in columns of ``ratios``, values below 1 are better.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    pinned: int = 0
+    ratios: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

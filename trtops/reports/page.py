@@ -1,6 +1,7 @@
 """A run as one HTML file: it fetches nothing, and only its own script runs."""
 
 import base64
+import collections
 import datetime
 import functools
 import hashlib
@@ -16,7 +17,7 @@ from markupsafe import Markup
 
 from trtops.record import sha256
 from trtops.reports.document import Chart, Document, Section
-from trtops.reports.sections import facts_of, next_commands
+from trtops.reports.sections import engine_place, facts_of, next_commands
 from trtops.tracking.base import RunInfo
 from trtops.verdict import VERDICTS
 
@@ -28,8 +29,17 @@ LAYOUT = sha256(b"".join(path.read_bytes() for path in _SOURCES) + markdown_it._
 _TONES = {"good": "good", "bad": "bad", "error": "crashed or hung", "unproven": "unproven", "plain": "value"}
 
 
-def page(document: Document, info: RunInfo, sections: Sequence[Section], pictures: Mapping[str, bytes | None]) -> str:
-    """The report of a run as the text of an HTML file, with pictures by their paths."""
+def page(
+    document: Document,
+    info: RunInfo | None,
+    sections: Sequence[Section],
+    pictures: Mapping[str, bytes | None],
+    commands: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The report of a run as the text of an HTML file, with pictures by their paths.
+
+    Without a run, the page of a comparison, with its own next ``commands``.
+    """
     # The page's policy allows the script with this digest and no other.
     script = (_TEMPLATES / "report.js").read_text("utf-8")
     return _environment().get_template("report.html").render(
@@ -37,11 +47,12 @@ def page(document: Document, info: RunInfo, sections: Sequence[Section], picture
         layout=LAYOUT,
         info=info,
         verdicts=VERDICTS,
-        facts=facts_of(info),
-        commands=list(next_commands(info, document.verdict)),
+        place=engine_place(info) if info else "",
+        facts=facts_of(info) if info else collections.defaultdict(tuple),
+        commands=list(next_commands(info, document.verdict)) if info else commands,
         sections=[*document.sections, *sections],
         pictures=[(path, found) for path, data in pictures.items() if (found := picture(data, path))],
-        began=datetime.datetime.fromtimestamp(info.start_time, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        began=info and datetime.datetime.fromtimestamp(info.start_time, datetime.timezone.utc).strftime("%F %H:%M UTC"),
         style=Markup((_TEMPLATES / "report.css").read_text("utf-8")),
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import textwrap
 from dataclasses import replace
 from itertools import chain, combinations
 
@@ -41,7 +42,8 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
         pictures = {path: read(path) for path in paths}
         headline = document.headline if document.headline != document.verdict else ""
         summary = headline or "; ".join(document.why)
-        run.set_tags({Tag.NOTE: description(document, info, sections), Tag.HEADLINE: summary[:_HEADLINE]})
+        summary = textwrap.shorten(summary, _HEADLINE, placeholder=" …")
+        run.set_tags({Tag.NOTE: description(document, info, sections), Tag.HEADLINE: summary})
         run.log_json(document, Artifact.REPORT_DATA)
         run.log_text(page(document, info, sections, pictures), Artifact.REPORT)
     except errors.NoRoomError:

@@ -59,7 +59,7 @@ _TAGS = {
 
 def facts_of(info: RunInfo) -> dict[str, Facts]:
     """Names and values in groups: size and speed, machine, links, and digests. Unknown values are left out."""
-    precision = info.params.get("computes_in") or info.params.get("precision", "").upper()
+    precision = computes_in(info)
     numbers = [(label, form(info.metrics[name])) for label, name, form in _NUMBERS if name in info.metrics]
     groups = {
         title: tuple((name, value) for name, tag in tags.items() if (value := info.fact(tag)))
@@ -70,6 +70,19 @@ def facts_of(info: RunInfo) -> dict[str, Facts]:
     own = [("run", info.id), *([("below run", info.parent)] if info.parent else [])]
     groups["Links"] = (*own, *groups["Links"])
     return {"Size and speed": (*([("precision", precision)] if precision else []), *numbers), **groups}
+
+
+def computes_in(info: RunInfo) -> str:
+    """The precision that a run's engine computes in, such as ``FP32 (not FP16)``; empty if it has none."""
+    return info.params.get("computes_in") or info.params.get("precision", "").upper()
+
+
+def engine_place(info: RunInfo) -> str:
+    """Where the engine of a run is; empty if it has none."""
+    if Tag.ENGINE_SHA256 not in info.tags:
+        return ""
+    holder = info.tags.get(Tag.REUSED_FROM)
+    return "engine in artifact engine/" + (f" of run {holder[:8]}" if holder else "")
 
 
 def next_commands(info: RunInfo, verdict: str) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import tempfile
+import textwrap
 import threading
 import time
 import weakref
@@ -42,7 +43,7 @@ from trtops.tracking.records import (
     new_local_id,
 )
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
-from trtops.verdict import Verdict
+from trtops.verdict import MARKS, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +218,9 @@ class Run(ABC):
                     info = self._info()
                     tags = {Tag.ERROR: text, Tag.NOTE: failure_note(self.id, info.kind, text)}
                     if not interrupted:
-                        tags[Tag.VERDICT] = "error"
+                        tags |= {Tag.VERDICT: "error", Tag.HEADLINE: textwrap.shorten(text, 100, placeholder=" …")}
+                        name = info.name.lstrip("".join(MARKS.values()) + " ")
+                        self._put_name(f"{MARKS['error']} {name}"[: schema.MAX_KEY])
                     elif info.parent is None and self.outlives_process:
                         log.warning("Run %s was interrupted. Next: %s", self.id, next_command(self.id, info.kind))
                     if errors.is_transient(error):

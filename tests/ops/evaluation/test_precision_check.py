@@ -151,7 +151,7 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     info = tracker.info(result.run_id)
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
     assert "FP16 as a GPU rounds it, emulated: good" in info.tags[schema.Tag.NOTE]
-    assert " FP32 (not FP16) onnxruntime " in info.name
+    assert " FP32 (not FP16) ort " in info.name
     assert (info.params["precision"], info.params["computes_in"]) == ("fp16", "FP32 (not FP16)")
     assert [row.name for row in list_runs(tracker)] == [info.name]
     assert facts_of(info)["Size and speed"][0] == ("precision", "FP32 (not FP16)")

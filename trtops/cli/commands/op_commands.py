@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, op_job
+from trtops.cli.jobs import Job, command, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_page
 from trtops.cli.script import late
 from trtops.tables import counted
@@ -79,13 +79,17 @@ def calibrate(args: Options) -> Job:
         "sides",
         flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz"),
         flag("golden", "the reference"),
+        flag("more*", "further runs, for --html"),
+        flag(
+            "--html FILE", "write a page of stored builds next to each other; the first is the baseline, and none runs"
+        ),
     ),
     Group(groups.STATISTICS.title, groups.STATISTICS, groups.COMPARING.only("infinities_compare_equal")),
     configs.config_flags("comparing", "CheckConfig", skip="data golden labels plots latency_runs min_precision_share"),
     groups.SOURCE,
     groups.TRACKING,
     groups.JSON,
-    examples=("trtops compare run:8d6e3f1a model.onnx", "trtops inspect diff actual.json expected.json"),
+    examples=("trtops compare run:8d6e3f1a model.onnx", "trtops compare run:8d6e3f1a run:1a2b3c4d --html page.html"),
 )
 def compare(args: Options) -> Job:
     """Compare two sides, output by output.
@@ -94,6 +98,16 @@ def compare(args: Options) -> Job:
     is the reference. Exits with 1 if they differ.
     """
     sides = (args.actual, args.golden)
+    if args.html:
+        runs, output, place = (*sides, *(args.more or ())), args.html, args.store
+
+        def write() -> int:
+            say(ops.compare_page(runs, output=output, tracker=tracker("reads", place)).path)
+            return 0
+
+        return write
+    if args.more:
+        raise UsageError(f"{args.more[0]!r} is a third side; only --html FILE compares several, which are runs")
     stored = any(side.startswith(RUN_PREFIX) for side in sides)
     return op_job(
         args,

@@ -10,9 +10,8 @@ from trtops.cli import configs, groups
 from trtops.cli.commands import inspect
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, direct_command, no_verdict, op_job, tracker
-from trtops.cli.logs import say, say_ending, say_json
+from trtops.cli.logs import say, say_ending, say_json, say_table
 from trtops.errors import near
-from trtops.tables import table
 from trtops.terminal import one_line
 from trtops.tracking.records import RUN_PREFIX, EngineQuery
 from trtops.tracking.schema import KINDS, Tag
@@ -46,6 +45,7 @@ _FILTERS = Group(
     flag("--tag NAME=VALUE+", "only with all of these tags", convert=tag),
 )
 _READ = (groups.STORE, groups.JSON)
+_RECENT = 300 * 86400.0  # seconds within which lists name no year
 
 
 @command(
@@ -102,11 +102,12 @@ def _show_list(rows: list[Any], best: str) -> None:
         return
     cells = []
     for row in rows:
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.start_time))
+        form = "%m-%d %H:%M" if time.time() - row.start_time < _RECENT else "%Y-%m-%d"
+        started = time.strftime(form, time.localtime(row.start_time))
         value = () if row.value is None else (f"{row.value:.6g}",)
-        cells.append((row.id[:8], row.experiment, row.kind, row.status, row.verdict or "-", *value, started, row.name))
+        cells.append((row.id[:8], row.experiment, row.kind, row.verdict or row.status, *value, started, row.name))
     measured = (best,) if best else ()
-    say(table(("run", "experiment", "kind", "status", "verdict", *measured, "started", "name"), cells))
+    say_table(("run", "experiment", "kind", "verdict", *measured, "started", "name"), cells)
 
 
 show = replace(inspect.run, examples=("trtops runs show 8d6e3f1a",))
@@ -136,7 +137,7 @@ def compare(args: Options) -> Job:
 
     def show(lines: Any, store: str | None) -> None:
         if lines:
-            say(table(header, ((line.name, *(value or "-" for value in line.values)) for line in lines)))
+            say_table(header, ((line.name, *(value or "-" for value in line.values)) for line in lines))
         else:
             say("Nothing differs.")
 

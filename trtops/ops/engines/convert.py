@@ -48,6 +48,7 @@ from trtops.ops.result import (
 )
 from trtops.reports.document import Section
 from trtops.spec import (
+    SHORT_NAMES,
     BackendName,
     BuildConfig,
     BuildSpec,
@@ -245,13 +246,16 @@ def convert(
         engine_backend(config.build.backend).environment(config.build)
     config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
     experiment = experiment or path.stem
-    name = run_name(path.stem, config.build.precision.upper(), config.build.backend)
+    backend_name = SHORT_NAMES[config.build.backend]
+    name = run_name(path.stem, config.build.precision.upper(), backend_name)
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
         with _open_backend(config) as backend:
             result = _build_and_evaluate(backend, loaded, config, run, tracker, built, known_golden)
+            device = backend.environment(config.build).device
         result = replace(result, title=f"convert {path.name}", subject=str(path))
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
-        run.rename(run_name(path.stem, result.called, config.build.backend, verdict=result.verdict))
+        device = device.partition(" ")[2] or device  # without the maker
+        run.rename(run_name(path.stem, result.called, backend_name, device, verdict=result.verdict))
         run_step("log", finish_with, run, result, tracker, title=title)
         return result.kept_in(run, experiment)
 

@@ -22,7 +22,7 @@ for (const table of document.querySelectorAll("table")) {
       const down = head.getAttribute("aria-sort") === "ascending";
       table.querySelectorAll("th").forEach((each) => each.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const rows = [...body.rows].map((row) => [valueOf(row.cells[column]), row]);
+      const rows = [...body.rows].filter((row) => !row.classList.contains("pinned")).map((row) => [valueOf(row.cells[column]), row]);
       rows.sort((a, b) => (a[0] === null || b[0] === null || !down ? compare(a[0], b[0]) : compare(b[0], a[0])));
       body.append(...rows.map(([, row]) => row));
     });

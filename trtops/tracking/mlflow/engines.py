@@ -54,7 +54,9 @@ class Engines:
             # MLflow stores NaN as 0 here.
             numbers = {key: (value, start) for key, value in run.data.metrics.items() if not math.isnan(value)}
             self._connection.log_batch(run_id, metrics=numbers, of={"model_id": model, **_data_of(run)})
-            self._call(self._client.finalize_logged_model, model, "READY")
+            # As for runs: MLflow's page of models shows READY in green.
+            status = "READY" if tags.get(Tag.VERDICT) == "good" else "FAILED"
+            self._call(self._client.finalize_logged_model, model, status)
         except (errors.TrackingUnavailableError, errors.NoRoomError):
             raise
         except (errors.TrackingError, ValueError, TypeError, AttributeError) as exc:  # the layers may be damaged

@@ -23,6 +23,7 @@ from trtops.tracking.mlflow.embedded import accepted_runs, metric_history, run_r
 from trtops.tracking.mlflow.engines import Engines
 from trtops.tracking.mlflow.installed import run_context
 from trtops.tracking.mlflow.store_log import EXPERIMENT, StoreLog
+from trtops.tracking.mlflow.views import experiment_tags
 from trtops.tracking.records import (
     ArtifactEntry,
     EngineQuery,
@@ -358,7 +359,9 @@ class MlflowTracker:
             return known
         place = str(self.store.artifacts_of(name)) if self.store else None
         try:
-            self._call(self._client.create_experiment, name, artifact_location=place)
+            made = self._call(self._client.create_experiment, name, artifact_location=place)
+            for tag, value in experiment_tags(made).items():
+                self._call(self._client.set_experiment_tag, made, tag, value)
         except errors.TrackingError:
             # Another process may have made it in the meantime, which MLflow's clients cannot prevent.
             if not self._known_experiment(name):
