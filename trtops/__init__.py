@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, TensorRTOptions
 
     # Store runs
+    from trtops.ops.stored_runs import runs
     from trtops.tracking.memory import MemoryTracker
-    from trtops.tracking.records import runs_frame
     from trtops.tracking.store import default_tracker
 
     # Errors

@@ -11,7 +11,7 @@ from tests.contracts.tracker import InMemoryContract
 from trtops.tracking import schema
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
-from trtops.tracking.records import runs_frame
+from trtops.tracking.records import Runs
 from trtops.tracking.store import open_tracker
 
 COLUMNS = ("tensor", "amax", "kept")
@@ -58,8 +58,8 @@ def test_runs_are_rows_of_a_frame() -> None:
             run.log_metrics({("error", "y", "max_abs"): error})
             run.finish("good")
 
-    frame = runs_frame(tracker.find("tables"))
+    frame = Runs(tracker.find("tables")).to_frame()
 
     assert list(frame["params.precision"]) == ["fp16", "fp32"] and set(frame["verdict"]) == {"good"}
     assert frame["metrics.error/y/max_abs"].max() == 0.25 and str(frame["started"].dt.tz) == "UTC"
-    assert list(runs_frame([]).columns) == ["experiment", "name", "kind", "status", "verdict", "started"]
+    assert list(Runs().to_frame().columns) == ["experiment", "name", "kind", "status", "verdict", "started"]

@@ -5,7 +5,8 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +17,7 @@ from trtops.cli.script import resolve
 
 log = logging.getLogger(__name__)
 
-_FIRST_LINE = 5.0  # seconds after which a command says which step runs
+_FIRST_LINE = 5.0  # seconds after which a command logs which step runs
 
 Job: TypeAlias = Callable[[], int]
 """The work of a command line. It prints the result and returns the exit code."""
@@ -97,14 +98,14 @@ def op_job(
         from trtops.ops.result import steps_run_by  # help needs no ops
 
         kwargs = resolve(options)
-        if store != "none":
-            kwargs["tracker"] = tracker(store, place, kwargs.get("experiment"))
         with contextlib.ExitStack() as stack:
+            stack.enter_context(steps_run_by(stack.enter_context(_announced(op.replace("_", " ").capitalize()))))
+            if store != "none":
+                kwargs["tracker"] = tracker(store, place, kwargs.get("experiment"))
             if isinstance(progress, tuple):
                 kwargs["progress"] = stack.enter_context(terminal.progress(*progress))
             elif progress is not None:
                 kwargs["progress"] = progress
-            stack.enter_context(steps_run_by(_announced))
             result = getattr(ops, op)(*resolve(inputs), **kwargs)
         if store == "temporary" and place is None and kwargs.get("experiment") is None and hasattr(result, "run_id"):
             result = dataclasses.replace(result, run_id="", url="")  # its run ends with this process
@@ -126,20 +127,31 @@ def op_job(
     return run
 
 
-def _announced(name: str, step: Callable[[], Any]) -> Any:
-    """Run a step of an op, and log which one it is after 5, 10, 20, 40 s and so on."""
-    ended = threading.Event()
+@contextlib.contextmanager
+def _announced(work: str) -> Iterator[Callable[[str, Callable[[], Any]], Any]]:
+    """Log during the block what takes long: the work, or the step of it that the given runner runs.
+
+    A line comes after 5 s, and then whenever 5 s, or a tenth of the time so far, have passed.
+    """
+    ended, active = threading.Event(), [(work, time.monotonic())]
 
     def announce() -> None:
-        waited, pause = 0.0, _FIRST_LINE
+        pause = _FIRST_LINE
         while not ended.wait(pause):
-            waited += pause
-            log.info("Step %r has taken %.0f s so far", name, waited)
-            pause = waited
+            name, start = active[-1]
+            log.info("%s has taken %.0f s so far", name, time.monotonic() - start)
+            pause = max(_FIRST_LINE, (time.monotonic() - active[0][1]) / 10)
+
+    def run(name: str, step: Callable[[], Any]) -> Any:
+        active.append((f"Step {name!r}", time.monotonic()))
+        try:
+            return step()
+        finally:
+            active.pop()
 
     threading.Thread(target=announce, daemon=True).start()
     try:
-        return step()
+        yield run
     finally:
         ended.set()
 

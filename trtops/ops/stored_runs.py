@@ -22,7 +22,7 @@ from trtops.tables import counted, size
 from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict
-from trtops.tracking.records import EngineQuery, RunInfo, run_id_of, runs_frame
+from trtops.tracking.records import EngineQuery, RunInfo, Runs, run_id_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +40,36 @@ class Row(Record):
     value: float | None = None  # of the metric that engines are sorted by
 
 
-def find_runs(
-    tracker: Tracker,
-    *,
+def runs(
     experiment: str | None = None,
+    *,
+    tracker: Tracker | None = None,
     kind: str | None = None,
     verdict: str | None = None,
     status: RunStatus | None = None,
     parent: str | None = None,
     tags: Mapping[str, str] | None = None,
     limit: int | None = 50,
-) -> list[RunInfo]:
-    """Runs that match all filters, newest first. ``parent`` is an id."""
+) -> Runs:
+    """Runs that match all filters, newest first, for example ``trtops.runs("digits").to_frame()``.
+
+    ``parent`` is an id. Without a tracker, those of the default store.
+    """
+    tracker = tracker_or_default(tracker)
     wanted = dict(tags or {})
     wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
     parent = None if parent is None else run_id_of(parent, tracker)
-    return list(tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit))
+    return Runs(tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit))
 
 
 def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters: Any) -> list[Row]:
-    """Runs that match all filters of :func:`find_runs`, newest first.
+    """Runs that match all filters of :func:`runs`, newest first.
 
     With a query, only runs that built such ``engines``, of at most an experiment and a verdict. The best are good ones
     unless another verdict is given.
     """
     if engines is None:
-        found: list[tuple[RunInfo, float | None]] = [(info, None) for info in find_runs(tracker, **filters)]
+        found: list[tuple[RunInfo, float | None]] = [(info, None) for info in runs(tracker=tracker, **filters)]
     else:
         own = {name: filters.pop(name, default) for name, default in (("experiment", None), ("limit", 50))}
         verdict = filters.pop("verdict", None) or ("good" if engines.best else None)
@@ -89,8 +93,8 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
 
 
 def runs_csv(tracker: Tracker, **filters: Any) -> str:
-    """Runs that match all filters of :func:`find_runs` as CSV, with a column for each param and metric."""
-    text: str = runs_frame(find_runs(tracker, **filters)).to_csv()
+    """Runs that match all filters of :func:`runs` as CSV, with a column for each param and metric."""
+    text: str = runs(tracker=tracker, **filters).to_frame().to_csv()
     return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -270,22 +270,26 @@ def incomplete(run_id: str, why: str) -> errors.IncompleteRunError:
     )
 
 
-def runs_frame(runs: Iterable[RunInfo]) -> pd.DataFrame:
-    """A table with a row for each run, such as those that ``tracker.find()`` returns, and its id as index.
+class Runs(tuple[RunInfo, ...]):
+    """Runs of a store."""
 
-    Params and metrics are columns named ``params.<name>`` and ``metrics.<part>/<part>``; start times are in UTC.
-    """
-    import pandas as pd  # takes half a second
+    def to_frame(self) -> pd.DataFrame:
+        """A table with a row for each run, and its id as index.
 
-    rows = [
-        {
-            "run_id": run.id, "experiment": run.experiment, "name": run.name, "kind": run.kind, "status": run.status,
-            "verdict": run.verdict, "started": pd.to_datetime(run.start_time, unit="s", utc=True),
-            **{f"params.{name}": value for name, value in run.params.items()},
-            **{f"metrics.{'/'.join(name)}": value for name, value in run.metrics.items()},
-        }
-        for run in runs
-    ]  # fmt: skip
-    fixed = ["run_id", "experiment", "name", "kind", "status", "verdict", "started"]
-    frame: pd.DataFrame = (pd.DataFrame(rows) if rows else pd.DataFrame(columns=fixed)).set_index("run_id")
-    return frame
+        Params and metrics are columns named ``params.<name>`` and ``metrics.<part>/<part>``; start times are in UTC.
+        """
+        import pandas as pd  # takes half a second
+
+        rows = [
+            {
+                "run_id": run.id, "experiment": run.experiment, "name": run.name, "kind": run.kind,
+                "status": run.status, "verdict": run.verdict,
+                "started": pd.to_datetime(run.start_time, unit="s", utc=True),
+                **{f"params.{name}": value for name, value in run.params.items()},
+                **{f"metrics.{'/'.join(name)}": value for name, value in run.metrics.items()},
+            }
+            for run in self
+        ]  # fmt: skip
+        fixed = ["run_id", "experiment", "name", "kind", "status", "verdict", "started"]
+        frame: pd.DataFrame = (pd.DataFrame(rows) if rows else pd.DataFrame(columns=fixed)).set_index("run_id")
+        return frame
