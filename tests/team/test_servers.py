@@ -156,6 +156,22 @@ def test_concurrent_commands_are_refused(folder):
     assert "Another command is starting or ending" in done.stderr
 
 
+def test_server_collects_garbage_beside_its_event_loop(tmp_path):
+    (tmp_path / "prefect.py").write_text("""
+import gc, sys, threading, time, weakref
+where, cycle = [], threading.local()
+cycle.itself = cycle
+weakref.finalize(cycle, lambda: where.append(threading.current_thread()))
+del cycle
+while not where:
+    time.sleep(0.01)
+print(sys.argv[1:], gc.isenabled(), where[0] is threading.main_thread())
+""")
+    command = [sys.executable, "-c", servers._PREFECT.replace("(20)", "(0.1)"), "server"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "['server'] False False\n", done.stderr
+
+
 def test_postgresql_addresses_name_driver_and_database(folder):
     url = "postgresql://me@h:5433?host=/run/postgresql"
     state = TeamState(database=url, gpu=True)

@@ -398,7 +398,9 @@ def test_run_of_a_full_store_is_spooled(memory, offline, spool) -> None:
     offline.start("m", "another", kind="build").finish("bad")
     assert offline.load(run.id).read_bytes("engine/x.plan") == b"plan"
     come_back(memory)
-    assert [each.name for each in upload(memory, spool)] == ["r", "another"]
+    assert [each.name for each in spool.runs()] == ["r", "another"]
+    OfflineTracker(memory, spool).start("m", "of another process", kind="build").finish("good")
+    assert spool.runs() == [] and memory.load(run.id).read_bytes("engine/x.plan") == b"plan"
 
 
 def test_large_bytes_wait_in_files(memory, offline, spool) -> None:

@@ -24,10 +24,11 @@ _UNSETTLED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING"
 
 
 def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
-    """Close runs of killed processes, remove their folders, and end their flow runs as their MLflow runs ended.
+    """Upload the spool, close runs of killed processes, and end their flow runs as their MLflow runs ended.
 
-    Returns what was changed, a line each.
+    Removes the folders of these processes as well. Returns what was changed, a line each.
     """
+    tracker.upload_spool()  # first: a run that went there is running in the store, and its process is gone
     changes = [f"Run {info.id} of a dead process is {info.status}: {info.name}" for info in check.reap(tracker)]
     changes += [f"Removed {path}" for path in check.remove_leftovers(tracker)]
     with get_client(sync_client=True) as client:

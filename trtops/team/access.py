@@ -19,6 +19,8 @@ PREFECT_SETTINGS = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     # Our results are not persisted, but Prefect always writes the exception of a failed flow, by default pickled.
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    # Prefect's server answers 500 while its database is away, and a proxy 504. Clients try again for a minute.
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",
     # By default a worker asks for work every 10 s, while many flow runs take less, and holds a slot 10 s ahead.
     "PREFECT_WORKER_QUERY_SECONDS": "1",
     "PREFECT_WORKER_PREFETCH_SECONDS": "4",

@@ -45,6 +45,20 @@ _STOP_SECONDS = 30.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.25
 
+# A garbage collection closes cursors. In the thread of the server's event loop it would wait for another thread that is
+# writing through the same connection, which waits for SQLite's lock, whose holder waits for the event loop: the whole
+# server stood still until SQLite's limit of 60 s.
+_PREFECT = """
+import gc, runpy, sys, threading, time
+def collect():
+    while True:
+        time.sleep(20)
+        gc.collect()
+gc.disable()
+threading.Thread(target=collect, daemon=True).start()
+runpy.run_module("prefect", run_name="__main__", alter_sys=True)
+"""
+
 # Kept, since Python warns about one that is dropped while its process runs.
 _popens: list[subprocess.Popen[bytes]] = []
 
@@ -174,7 +188,10 @@ def stages(folder: Path, state: TeamState) -> tuple[tuple[Service, ...], ...]:
     servers = (
         Service(
             name="prefect",
-            command=(*python, "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(state.prefect_port)),
+            command=(
+                *(sys.executable, "-c", _PREFECT, "server", "start"),
+                *("--host", "127.0.0.1", "--port", str(state.prefect_port)),
+            ),
             environment=access.service_environment(folder, prefect),
             address=state.prefect_url,
             health="/api/health",

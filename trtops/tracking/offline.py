@@ -284,14 +284,13 @@ class OfflineRun(Run):
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         with self._lock:
-            if self._put(lambda run: run._end(status, at)):
-                return
-            run = self.record
-            run.status, run.end_time = status, time.time() if at is None else at
-            run.only_in_store = tuple(path for path in run.artifacts if run.file(path) is None)
-            self._tracker.spool.finish(run)
+            if not self._put(lambda run: run._end(status, at)):
+                run = self.record
+                run.status, run.end_time = status, time.time() if at is None else at
+                run.only_in_store = tuple(path for path in run.artifacts if run.file(path) is None)
+                self._tracker.spool.finish(run)
         if not self._no_space:
-            self._tracker.upload_spool()
+            self._tracker.upload_spool()  # also what earlier processes left there
 
     def _put(self, put: Callable[[Run], None]) -> bool:
         """Write to the store; False if the run is, or now becomes, spooled, whatever is wrong with the store."""

@@ -276,6 +276,7 @@ class MlflowTracker:
             run_id,
             tags={**(tags or {}), **({Tag.ACCEPTED_BY: account} if account else {})},
             description=f"{info.params.get('precision', '').upper()} engine for {place}",
+            await_creation_for=0,  # it is ready; waiting would print a line
         )
         self._call(self._client.set_registered_model_alias, name, alias, version.version)
         facts = {"name": name, "alias": alias, "version": str(version.version), "account": account}
