@@ -243,7 +243,9 @@ def test_long_step_is_named_while_it_runs(monkeypatch, caplog):
     monkeypatch.setattr(jobs, "_FIRST_LINE", 0.01)
     caplog.set_level("INFO", "trtops.cli.jobs")
 
-    with jobs._announced("Convert") as run_step:
+    with jobs.announcing("Convert"):
         until(lambda: caplog.messages)
-        assert run_step("build", lambda: until(lambda: "Step 'build'" in caplog.messages[-1]) or "made") == "made"
+        assert (
+            jobs._announced("build", lambda: until(lambda: "Step 'build'" in caplog.messages[-1]) or "made") == "made"
+        )
         until(lambda: caplog.messages[-1].startswith("Convert has taken "))

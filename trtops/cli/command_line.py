@@ -11,7 +11,7 @@ import traceback
 from trtops import terminal
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, make_parser, usual_options, without_effect
-from trtops.cli.jobs import Command, Job
+from trtops.cli.jobs import Command, Job, announcing
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError
 from trtops.lazy import function
@@ -99,7 +99,8 @@ def _run_parsed(path: registry.Path, command: Command, parser: Parser, rest: lis
 def _execute(job: Job, log: logging.Logger, words: list[str]) -> int:
     """Run a job, log its errors, and return its exit code."""
     try:
-        return job()
+        with announcing("The command"):
+            return job()
     except (TrtopsError, OSError) as exc:
         if isinstance(exc, BrokenPipeError):
             raise

@@ -18,6 +18,7 @@ from trtops.cli.script import resolve
 log = logging.getLogger(__name__)
 
 _FIRST_LINE = 5.0  # seconds after which a command logs which step runs
+_steps: list[tuple[str, float]] = []  # names and starts of the steps that run; a process runs one command at a time
 
 Job: TypeAlias = Callable[[], int]
 """The work of a command line. It prints the result and returns the exit code."""
@@ -99,7 +100,7 @@ def op_job(
 
         kwargs = resolve(options)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(steps_run_by(stack.enter_context(_announced(op.replace("_", " ").capitalize()))))
+            stack.enter_context(steps_run_by(_announced))
             if store != "none":
                 kwargs["tracker"] = tracker(store, place, kwargs.get("experiment"))
             if isinstance(progress, tuple):
@@ -128,32 +129,33 @@ def op_job(
 
 
 @contextlib.contextmanager
-def _announced(work: str) -> Iterator[Callable[[str, Callable[[], Any]], Any]]:
-    """Log during the block what takes long: the work, or the step of it that the given runner runs.
+def announcing(work: str) -> Iterator[None]:
+    """Log during the block what takes long: the work, or the step of it that runs.
 
     A line comes after 5 s, and then whenever 5 s, or a tenth of the time so far, have passed.
     """
-    ended, active = threading.Event(), [(work, time.monotonic())]
+    ended, start = threading.Event(), time.monotonic()
 
     def announce() -> None:
         pause = _FIRST_LINE
         while not ended.wait(pause):
-            name, start = active[-1]
-            log.info("%s has taken %.0f s so far", name, time.monotonic() - start)
-            pause = max(_FIRST_LINE, (time.monotonic() - active[0][1]) / 10)
-
-    def run(name: str, step: Callable[[], Any]) -> Any:
-        active.append((f"Step {name!r}", time.monotonic()))
-        try:
-            return step()
-        finally:
-            active.pop()
+            name, since = _steps[-1] if _steps else (work, start)
+            log.info("%s has taken %.0f s so far", name, time.monotonic() - since)
+            pause = max(_FIRST_LINE, (time.monotonic() - start) / 10)
 
     threading.Thread(target=announce, daemon=True).start()
     try:
-        yield run
+        yield
     finally:
         ended.set()
+
+
+def _announced(name: str, step: Callable[[], Any]) -> Any:
+    _steps.append((f"Step {name!r}", time.monotonic()))
+    try:
+        return step()
+    finally:
+        _steps.pop()
 
 
 def tracker(store: Store, place: str | None, experiment: str | None = None) -> Any:
