@@ -89,7 +89,11 @@ def calibrate(args: Options) -> Job:
     groups.SOURCE,
     groups.TRACKING,
     groups.JSON,
-    examples=("trtops compare run:8d6e3f1a model.onnx", "trtops compare run:8d6e3f1a run:1a2b3c4d --html page.html"),
+    examples=(
+        "trtops compare run:8d6e3f1a model.onnx",
+        "trtops compare run:8d6e3f1a run:1a2b3c4d --html page.html",
+        "trtops inspect diff actual.json expected.json",
+    ),
 )
 def compare(args: Options) -> Job:
     """Compare two sides, output by output.
