@@ -19,7 +19,7 @@ import numpy as np
 from tests.tactics.synthetic import TACTICS, chosen_of, layer_table, shares_of
 from trtops.ops.campaign.bisect import BisectSession, MeasuredBuild
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Trial, Unit
-from trtops.ops.campaign.bisection_planner import BuildPair, Planner, choose_exclusions, merge_overlapping
+from trtops.ops.campaign.bisection_planner import BuildPair, Planner
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import TrialResult
 from trtops.tactics.table import CampaignTable
@@ -30,6 +30,7 @@ Kind = Literal[
     "one",
     "sum",
     "product",
+    "maximum",
     "reformat",
     "format",
     "neighbours",
@@ -43,7 +44,8 @@ Kind = Literal[
     "machines",
 ]
 """``layer``: several choices of one layer are bad, each alone; ``format``: all choices of a layer in one format;
-``neighbours``: two layers in a row in different formats; other kinds plant one choice of a layer."""
+``neighbours``: two layers in a row in different formats; ``maximum``: either of two is bad alone, and the larger error
+counts; other kinds plant one choice of a layer."""
 Clause: TypeAlias = "tuple[tuple[int, int], ...]"
 """Layers and what they got, which make builds bad together."""
 LIMIT = 200
@@ -99,12 +101,12 @@ class World:
             return
         size = 2 if self.kind in ("together", "two of four") else 1
         shares = shares_of(drawn, np.flatnonzero((self._copied < 0) & (self._missing == 0)))
-        count = {"together": 2, "either": 2, "two of four": 4, "sum": 5, "product": 5}.get(self.kind, 1)
+        count = {"together": 2, "either": 2, "maximum": 2, "two of four": 4, "sum": 5, "product": 5}.get(self.kind, 1)
         chosen = chosen_of(self._rng, shares, count, 0.3 if size == 2 else 0.1)
         if self.kind == "layer":
             chosen = self._bad_half(shares)
         self.culprits = tuple(combinations(chosen, min(size, len(chosen))))
-        self._limit = float(np.median([self.error(codes) for codes in drawn]))
+        self._limit = 11.2 if self.kind == "maximum" else float(np.median([self.error(codes) for codes in drawn]))
 
     def _bad_half(self, shares: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
         """Every second of the choices that builds make of a layer, as where a kernel is wrong that several tactics
@@ -145,13 +147,15 @@ class World:
         """The largest error of a build that repeats to the last bit."""
         has = [all(codes[layer] == code for layer, code in clause) for clause in self.culprits]
         added = np.dot(has, (1.0, 0.8, 0.5, 0.24, 0.12)[: len(has)]) if self.adds else 40.0 * any(has)
+        if self.kind == "maximum":
+            added = max(np.multiply(has, (8.0, 2.4)))
         added += self._small[np.arange(self.layers), codes].sum()
         return float(10 * np.exp(added) if self.kind == "product" else 10 + added)
 
     @property
     def adds(self) -> bool:
         """Whether the verdict follows from an error that several choices change."""
-        return self.kind in ("sum", "product")
+        return self.kind in ("sum", "product", "maximum")
 
     def errors(self, codes: np.ndarray) -> dict[MetricName, float]:
         """What the record of a build contains; only verdicts where outputs vary and do not decide."""
@@ -181,10 +185,9 @@ class World:
 
 @dataclass(frozen=True)
 class Played:
-    """How a campaign ended: with culprits, an unresolved combination as one clause, confirmed after ``when`` builds."""
+    """How a campaign ended: with culprits, confirmed after ``when`` builds."""
 
     confirmed: frozenset[Clause]  # or the largest contributions to a sum
-    unresolved: bool
     when: int
     builds: int
     trials: int = 0  # of the bisection that confirmed the first one
@@ -204,22 +207,21 @@ def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
             planner.add(result, len(table))
             when = world.built if result.culprits else when
             continue
-        excluded = choose_exclusions(planner.culprits, len(rows))
-        rows.append(world.draw(key_of(unit) for unit in excluded if unit is not None))
+        rows.append(world.draw(key_of(each.units[0]) for each in planner.culprits))
         bad.append(world.is_bad(rows[-1]))
-    confirmed = merge_overlapping(planner.culprits)
+    confirmed = planner.culprits
     clauses = frozenset(tuple(sorted(key_of(unit) for unit in each.units)) for each in confirmed)
     for result in planner.done:
         if result.follows:
             clauses, when = frozenset({((-1, 1),)}), world.built
         if result.added is not None:  # others add little
             added, is_factor = result.added, world.kind == "product"
-            small = SMALL * (added.low if is_factor and not added.multiply else 1)
+            small = SMALL * (added.low if is_factor and added.rule != "product" else 1)
             large = [each for each in added.contributions if abs(each.value) > small]
             clauses = frozenset((key_of(each.unit),) for each in large)
             when = world.built
     trials = next((r.culprits[0].builds for r in planner.done if r.culprits), 0)
-    return Played(clauses, any(not each.resolved for each in confirmed), when, world.built, trials, tuple(planner.done))
+    return Played(clauses, when, world.built, trials, tuple(planner.done))
 
 
 def key_of(unit: Unit) -> tuple[int, int]:
@@ -259,6 +261,7 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
     plan = BisectPlan(
         good_run=pair.good,
         bad_run=pair.bad,
+        builds=len(table),
         config=BisectConfig(
             confidence=planner.confidence(),
             max_builds=limit - world.built,
@@ -327,7 +330,7 @@ def is_right(world: World, played: Played) -> bool:
     if not played.done:
         return False
     result = next((result for result in played.done if result.added is not None), played.done[0])
-    is_product = world.kind == "product" if result.added is None else result.added.multiply
+    is_product = world.kind == "product" if result.added is None else result.added.rule == "product"
     scale = np.log if is_product else float
     good, bad = ((world.codes | world.mixtures)[name] for name in (result.good_run, result.bad_run))
     adds = {layer: 0.0 for layer in range(world.layers)}
@@ -352,12 +355,11 @@ def is_right(world: World, played: Played) -> bool:
 def figures(cell: Cell, seeds: range) -> str:
     played = list(cell.play(seeds))
     right = sum(is_right(w, p) for w, p in played)
-    unresolved = sum(p.unresolved for _, p in played)
     wrong = sum(names_wrongly(w, p.confirmed) for w, p in played)
     when = [p.when for _, p in played if p.when]
     return (
         f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong{', repeats' * cell.repeats}: "
-        f"right {right} of {len(played)}, unresolved {unresolved}, something wrongly named in {wrong}, nothing "
+        f"right {right} of {len(played)}, something wrongly named in {wrong}, nothing "
         f"in {sum(not p.confirmed for _, p in played)}; "
         f"median mixtures until confirmed {np.median([p.trials for _, p in played if p.trials] or [0]):g}, builds "
         f"{np.median(when) if when else 0:g}, at most {max(when, default=0)}, in all "

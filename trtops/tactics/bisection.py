@@ -310,8 +310,6 @@ class CulpritSearch:
 
     units: int
     held: Bools  # units that every trial takes from the bad build, of shape ``(units,)``
-    # Whether the good build has those units already. There is nothing to hold then, and its own verdict counts.
-    is_held_by_good: bool = False
     errors: tuple[Errors | None, Errors | None] = (None, None)  # of the good and of the bad build
     confidence: float = 0.95  # this and what follows are as for :class:`Bisection`
     seed: int = 0
@@ -319,7 +317,7 @@ class CulpritSearch:
 
     def run(self) -> Generator[Bools, TrialResult | None, SearchResult]:
         """Yield the units to take from the bad build, and receive each build; None ends the search early."""
-        if self.held.any() or self.is_held_by_good:
+        if self.held.any():
             enough = yield from self._is_enough()
             if enough is not False:
                 return SearchResult("sufficient" if enough else "undecided")
@@ -341,9 +339,8 @@ class CulpritSearch:
 
     def _is_enough(self) -> Generator[Bools, TrialResult | None, bool | None]:
         """Whether the good build is bad with the held units; None if that cannot be built."""
-        # A good verdict may be wrong, and culprits may fail only sometimes, so it takes several, the good build's own
-        # included.
-        for _ in range(_GOOD_VERDICTS - self.is_held_by_good):
+        # A good verdict may be wrong, and culprits may fail only sometimes, so it takes several.
+        for _ in range(_GOOD_VERDICTS):
             result = yield self.held
             if result is None or result.taken is None or not np.array_equal(result.taken, self.held):
                 return None

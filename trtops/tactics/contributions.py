@@ -1,8 +1,9 @@
-"""Whether the error of builds is a sum over units, where no choice decides: steps and sums are compared.
+"""Whether the error of builds follows from several units, where no choice decides: steps and sums are compared.
 
-A *step* is one unit, both of two or either of two: the error has one value with it, and another one without it. A *sum*
-has a contribution of each of several units, to the error or to its logarithm: then units multiply it. All other units
-together are noise: half of its variance is their own small contributions, which add up over a mixture.
+A *step* is one unit, both of two or either of two: the error has one value with it, and another one without it; or
+either of two has a value of its own. A *sum* has a contribution of each of several units, to the error or to its
+logarithm: then it is a *product*. A *maximum* has that of the largest unit only. All other units together are noise:
+half of its variance is their own small contributions, which add up over a mixture.
 
 Contributions are normal, so each model has a closed marginal likelihood. Each further unit halves the prior of a sum's
 size, which is divided among the sets of that size (Castillo, Schmidt-Hieber and van der Vaart, Annals of Statistics
@@ -12,12 +13,16 @@ counts for its share only.
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from trtops.tactics.model import Bools, Floats, Ints
 
-_MIN_BUILDS = 5
+Rule: TypeAlias = Literal["sum", "product", "maximum"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+_CERTAIN = 1e3  # log-odds that need no comparison
+MIN_BUILDS = 5
 _MAX_TERMS = 8  # units of a sum
 _BEAM = 25  # sets of each size from which larger ones are made
 _RATIO = 10.0  # prior standard deviation of a contribution, compared with that of the noise
@@ -26,8 +31,6 @@ _RESOLUTION = 0.02  # the least noise, as a share of the range of errors; its lo
 SOUND_SPREAD = 2.0  # ratio of the largest to the smallest error up to which no choice is broken
 _GAP = 0.2  # share of the range of errors between good and bad builds, below which the limit lies inside it
 _NAMED = 0.1  # share of the range of errors from which a contribution is named
-# Spread of errors up to which a sum and a product differ by less than that: by the product of two contributions.
-_ALIKE = ((1 + _NAMED) / (1 - _NAMED)) ** 2
 _DRAWS = 64  # random mixtures from which the next one is chosen
 _SHARES = np.array((0.5, 0.25, 0.25))  # of the prior of steps: one unit, both of two, either of two
 _MAX_PAIRED = 200  # units that pairs are made of
@@ -38,17 +41,18 @@ class ErrorSum:
     """A sum: units by their size, their contributions to the error, and half of the width of 95 % intervals.
 
     A unit is sure if it probably adds more than a tenth of the range of errors. The sum is settled if no other one may,
-    and if it is known whether units add to the error or multiply it; then contributions are to its natural logarithm.
-    ``log_odds`` compare all sums with all steps. Where the limit lies inside the spread of errors, so that small
-    differences decide, steps do not count; where one unit decides all verdicts, sums do not.
+    if a build without the sure ones has all others, and if the rule is known. Until then less sure ones are named too.
+    Contributions to a product are to the error's natural logarithm. ``log_odds`` compare all sums with all steps. Where
+    the limit lies inside the spread of errors, so that small differences decide, steps do not count; where one unit
+    decides all verdicts, sums do not.
     """
 
     units: tuple[int, ...]
     values: Floats
     margins: Floats
-    sure: frozenset[int] = frozenset()
+    named: frozenset[int] = frozenset()
     settled: bool = False
-    multiplies: bool = False
+    rule: Rule = "sum"
     log_odds: float = 0.0
 
 
@@ -69,47 +73,58 @@ class _Scale:
 
 
 def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) -> ErrorSum | None:
-    """The most probable sum; None with too few builds.
+    """The most probable sum; with too few builds an empty one if errors are within a factor of two, else None.
 
     ``taken`` has the shape ``(builds, units)``, ``error`` the shape ``(builds,)`` with positive, finite values, larger
     ones where ``bad``.
     """
-    if len(error) < _MIN_BUILDS or not np.ptp(error) > 0:
-        return None
-    scales = [_weigh(taken, error, 0.0), _weigh(taken, np.log(error), float(np.log(error).sum()))]
+    if len(error) < MIN_BUILDS or not np.ptp(error) > 0:
+        is_alike = error.max() <= SOUND_SPREAD * error.min()
+        return ErrorSum((), np.empty(0), np.empty(0)) if is_alike else None
+    scales = [
+        _weigh(taken, error, 0.0),
+        _weigh(taken, np.log(error), float(np.log(error).sum())),
+        _weigh(taken, error, 0.0, is_maximum=True),
+    ]
     sure_odds = math.log(confidence / (1 - confidence))
-    odds_of_product = float(np.diff([np.logaddexp.reduce(each.log_odds) for each in scales])[0])
-    is_alike = bool(error.max() <= _ALIKE * error.min())
-    multiplies = bool(odds_of_product >= (sure_odds if is_alike else 0))
-    found = scales[int(multiplies)]
-    weights = np.exp(found.log_odds - np.logaddexp.reduce(found.log_odds))
-    is_in = found.values != 0
-    inclusion = weights @ is_in
-    values = weights @ found.values / np.maximum(inclusion, 1e-12)
-    spread = weights @ (is_in * (found.variances + (found.values - values) ** 2)) / np.maximum(inclusion, 1e-12)
-    p_large = weights @ (np.abs(found.values) > _NAMED * found.reach)
+    odds = np.array([np.logaddexp.reduce(each.log_odds) for each in scales])
+    if error.max() <= SOUND_SPREAD * error.min():  # a product and a sum are much the same
+        odds[RULES.index("product")] = -np.inf
     # The search stops at the first builds that suffice, so a unit's probability is often just above what is needed.
     needed = 1 - (1 - confidence) / _CHANCE_FACTOR
-    sure = frozenset(np.flatnonzero(p_large >= needed).tolist())
-    is_open = ((p_large > 1 - confidence) & (p_large < needed)).any()
-    is_scale_clear = is_alike or abs(odds_of_product) >= sure_odds or len(sure) == 1
+    for best in (int(odds.argmax()), 0):
+        found = scales[best]
+        weights = np.exp(found.log_odds - np.logaddexp.reduce(found.log_odds))
+        is_in = found.values != 0
+        inclusion = weights @ is_in
+        values = weights @ found.values / np.maximum(inclusion, 1e-12)
+        spread = weights @ (is_in * (found.variances + (found.values - values) ** 2)) / np.maximum(inclusion, 1e-12)
+        p_large = weights @ (np.abs(found.values) > _NAMED * found.reach)
+        sure = p_large >= needed
+        if RULES[best] != "maximum" or sure.sum() != 1 or odds[0] < odds.max() - sure_odds:
+            break  # else a sum says the same of one unit
+    is_open = ((p_large > 1 - confidence) & ~sure).any()
+    is_rule_clear = sure.sum() == 1 or np.ptp(np.sort(odds)[1:]) >= sure_odds
+    settled = bool(sure.any() and not is_open and is_rule_clear and (taken == ~sure).all(axis=1).any())
+    named = sure if settled else p_large >= confidence
     order = [unit for unit in np.argsort(-np.abs(values), kind="stable").tolist() if inclusion[unit] >= 0.5]
-    log_sum, log_step = (np.logaddexp(*(getattr(each, name) for each in scales)) for name in ("log_sum", "log_step"))
+    log_sum = np.logaddexp(scales[0].log_sum, scales[1].log_sum)
+    log_step = np.logaddexp.reduce([each.log_step for each in scales])
     is_inside = is_limit_inside(error, bad)
     decides = any(np.array_equal(taken[:, unit], bad) for unit in order[:1])
     return ErrorSum(
         units=tuple(order),
         values=values[order],
         margins=2 * np.sqrt(spread[order]),
-        sure=sure,
-        settled=bool(sure) and not is_open and bool(is_scale_clear),
-        multiplies=multiplies,
-        log_odds=1e3 if is_inside else -1e3 if decides else max(float(log_sum - log_step), -1e3),
+        named=frozenset(np.flatnonzero(named).tolist()),
+        settled=settled,
+        rule=RULES[best],
+        log_odds=_CERTAIN if is_inside else -_CERTAIN if decides else max(float(log_sum - log_step), -_CERTAIN),
     )
 
 
-def _weigh(taken: Bools, values: Floats, log_density: float) -> _Scale:
-    """All steps, and the probable sums; ``log_density`` is what the scale takes from a density of errors."""
+def _weigh(taken: Bools, values: Floats, log_density: float, *, is_maximum: bool = False) -> _Scale:
+    """All steps, and the probable sums or maxima; ``log_density`` is what the scale takes from a density of errors."""
     from scipy import special  # takes a tenth of a second to import
 
     builds, units = taken.shape
@@ -119,7 +134,7 @@ def _weigh(taken: Bools, values: Floats, log_density: float) -> _Scale:
     small = contrasts @ taken
     noise = np.linalg.cholesky((np.eye(builds - 1) + 4 / units * small @ small.T) / 2)
     white = np.linalg.solve(noise, contrasts)
-    design, target = white @ taken, white @ values / reach
+    target = white @ values / reach
     whole = float(target @ target)
     freedom = builds - 1
     offset = -log_density - builds * math.log(reach)
@@ -141,22 +156,29 @@ def _weigh(taken: Bools, values: Floats, log_density: float) -> _Scale:
     share = np.repeat(_SHARES / np.maximum((units, len(rows), len(rows)), 1), (units, len(rows), len(rows)))
     log_step = float(np.logaddexp.reduce(evidence + np.log(share)))
 
-    gram, common = design.T @ design, design.T @ target
     beam: Ints = np.empty((1, 0), np.int64)
     most = min(_MAX_TERMS, units, builds // 2)
     odds = [log_evidence(np.zeros(1), np.zeros(1)) - math.log(2)]
     contributions, variances = [np.zeros((1, units))], [np.zeros((1, units))]
     for terms in range(1, most + 1):
         added = np.concatenate([np.column_stack((beam, np.full(len(beam), unit))) for unit in range(units)])
-        added = np.unique(np.sort(added, axis=1), axis=0)
-        added = added[(np.diff(added, axis=1) > 0).all(axis=1)]
-        inner = gram[added[:, :, None], added[:, None]] + np.eye(terms) / _RATIO**2
+        if not is_maximum:
+            added = np.unique(np.sort(added, axis=1), axis=0)
+        added = added[(np.diff(np.sort(added, axis=1), axis=1) > 0).all(axis=1)]
+        present = taken[:, added]
+        if is_maximum:  # a unit counts in builds without the larger ones
+            present &= np.cumsum(present, axis=2) == 1
+        design = np.tensordot(white, present, 1)
+        common = np.einsum("bsi,b->si", design, target)
+        inner = np.einsum("bsi,bsj->sij", design, design) + np.eye(terms) / _RATIO**2
         inverse = np.linalg.inv(inner)
-        solution = np.einsum("sij,sj->si", inverse, common[added])
-        explained = (solution * common[added]).sum(axis=1)
+        solution = np.einsum("sij,sj->si", inverse, common)
+        explained = (solution * common).sum(axis=1)
         log_det = np.linalg.slogdet(inner)[1] + 2 * terms * math.log(_RATIO)
         log_sets = math.lgamma(units + 1) - math.lgamma(terms + 1) - math.lgamma(units - terms + 1)
         evidence = log_evidence(log_det, explained) - log_sets - (terms + 1) * math.log(2)
+        if is_maximum:
+            evidence[(np.diff(solution, axis=1, append=0) > 0).any(axis=1)] = -(_CERTAIN**2)
         best = np.argsort(-evidence, kind="stable")[:_BEAM]
         beam = added[best]
         odds.append(evidence[best])
@@ -173,16 +195,21 @@ def _weigh(taken: Bools, values: Floats, log_density: float) -> _Scale:
         log_odds=log_odds,
         values=np.concatenate(contributions) * reach,
         variances=np.concatenate(variances) * reach**2,
-        log_step=log_step,
+        log_step=float(np.logaddexp.reduce(odds[2])) if is_maximum and len(odds) > 2 else log_step,
         log_sum=float(np.logaddexp.reduce(np.concatenate(odds[2:] or [np.array([-math.inf])]))),
         reach=reach,
     )
 
 
-def separating_mixture(taken: Bools, held: Bools, rng: np.random.Generator) -> Bools:
-    """The random mixture, of shape ``(units,)``, after which units are least correlated over all builds."""
+def separating_mixture(taken: Bools, held: Bools, left: Bools, rng: np.random.Generator) -> Bools:
+    """The random mixture, of shape ``(units,)``, after which units are least correlated over all builds.
+
+    It has all units of ``held`` and none of ``left``; the first such one has all others, which those may hide.
+    """
+    if left.any() and not (taken == ~left).all(axis=1).any():
+        return ~left
     signs = np.column_stack((np.ones(len(taken)), 2.0 * taken - 1))
-    drawn = held | (rng.random((_DRAWS, len(held))) < 0.5)
+    drawn = held | (~left & (rng.random((_DRAWS, len(held))) < 0.5))
     common = signs.T @ signs
     rows = np.column_stack((np.ones(_DRAWS), 2.0 * drawn - 1))
     # The fourth power makes the largest correlations count most.

@@ -67,7 +67,7 @@ def diff(
         explained = int(case.bad[posterior.expected_bad].sum())
         explanation = Explanation(
             clauses=tuple(sorted(tuple(sorted(place[g] for g in clause)) for clause in posterior.best)),
-            probability=posterior.p_whole,
+            probability=posterior.p_best,
             bad_explained=explained,
             good_against=int(posterior.expected_bad.sum()) - explained,
         )

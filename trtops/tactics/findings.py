@@ -60,8 +60,8 @@ class Explanation(Record):
 
     ``clauses`` are positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of
     any clause: ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of two.
-    The posterior probability is that it is right, and complete: a few bad builds leave open whether it needs something
-    else that all of them happen to have. ``good_against`` good builds are expected to be bad.
+    The posterior probability is that of exactly these; a few bad builds leave open whether it needs something else that
+    all of them happen to have. ``good_against`` good builds are expected to be bad.
     """
 
     clauses: tuple[tuple[int, ...], ...]
@@ -161,8 +161,8 @@ class TacticDiff(Record):
         certain = all(self.suspects[i].probability >= self.confidence for i in self._explained)
         named = leading if certain else f"{'; '.join(s.describe() for s in self.confirmed)}. Fits best: {leading}"
         return (
-            f"Culprit: {named}. It explains {fit.bad_explained} of {_count_text(self.bad, 'bad build')}{against}, and "
-            f"is the whole explanation with a probability of {_probability_text(fit.probability)}."
+            f"Culprit: {named}. It explains {fit.bad_explained} of {_count_text(self.bad, 'bad build')}{against}. "
+            "Builds do not show what else it needs: prove it by a swap."
         )
 
     def _leading_text(self) -> str:

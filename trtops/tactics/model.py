@@ -204,7 +204,7 @@ class Posterior:
     p_chance: float  # posterior probability that no choice decides
     probabilities: Floats  # posterior probability of each choice to be among the culprits, of shape ``(choices,)``
     best: Clauses  # the most probable explanation; ``expected_bad`` are the builds that it expects to be bad
-    p_whole: float  # its posterior probability, and that nothing has to be added to it (:func:`_p_complete`)
+    p_best: float  # its posterior probability
     expected_bad: Bools
     # Natural logarithm of the evidence. In builds in their order of arrival it is valid however often one looks, else
     # only at a number of builds fixed beforehand.
@@ -215,7 +215,6 @@ class Posterior:
 # orders.
 LOG_ONE, LOG_PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)
 _MAX_PAIRED = 1024  # choices, the most suspicious, that pairs are made of: 1024 x 1024 doubles are 8 MiB
-_IMPROBABLE = 12.0  # log-distance from the best at which explanations do not matter
 
 
 def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
@@ -242,7 +241,6 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
     evidence_of_pairs = LOG_PAIR + share[:, None] + share + likelihood.mixed(counts.pair_size, counts.pair_hits)
     evidence_of_singles = LOG_ONE + log_share + likelihood.mixed(counts.single_size, counts.single_hits)
     evidence = np.concatenate((evidence_of_singles, evidence_of_pairs[occurring]))
-    _merge_equal_pairs(counts, present, paired, single, pair)
     # The largest term is subtracted before exponentials, or all of them would be zero after a thousand builds.
     peak = max(float(single.max()), float(pair.max(initial=-np.inf)), likelihood.chance)
     mass, mass_of_pairs, chance = np.exp(single - peak), np.exp(pair - peak), math.exp(likelihood.chance - peak)
@@ -252,47 +250,11 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
     best = clauses_of_pair(best_pair, paired) if is_pair else ((one,),)
     expected: Bools = np.logical_or.reduce([present[:, list(clause)].all(axis=1) for clause in best])
     probability = float(mass_of_pairs.flat[best_pair] if is_pair else mass[one]) / total
-    members = [choice for clause in best for choice in clause]
     return Posterior(
         p_chance=chance / total,
         probabilities=np.minimum(marginals(mass, mass_of_pairs, paired) / total, 1.0),
         best=best,
-        p_whole=probability * _p_complete(members, expected, present, bad),
+        p_best=probability,
         expected_bad=expected,
         log_e_value=float(np.logaddexp.reduce(evidence)) - likelihood.supremum,
     )
-
-
-def _merge_equal_pairs(counts: Counts, present: Bools, paired: Ints, single: Floats, pair: Floats) -> None:
-    """Move the probability of pairs that expect the same builds as a single choice to that choice, in place."""
-    # No verdict can tell the two apart, and the single choice says the same in fewer words.
-    # As many pairs may equal a choice as there are choices, each that much less probable.
-    least = max(float(single.max()), float(pair.max())) - _IMPROBABLE - math.log(len(single))
-    singles = np.flatnonzero(single > least)
-    # Equal counts are necessary and quick to compare; packed rows then show whether the builds are the same.
-    builds = len(present) + 1
-    known = counts.single_size[singles] * builds + counts.single_hits[singles]
-    same_counts = np.isin(counts.pair_size * builds + counts.pair_hits, known)
-    packed = np.packbits(present, axis=0)
-    owner = {packed[:, one].tobytes(): one for one in singles.tolist()}
-    for row, column in np.argwhere((pair > least) & same_counts).tolist():
-        first, second = packed[:, paired[row]], packed[:, paired[column]]
-        one = owner.get((first & second if row < column else first | second).tobytes())
-        if one is not None:
-            single[one] = np.logaddexp(single[one], pair[row, column])
-            pair[row, column] = -np.inf
-
-
-def _p_complete(members: list[int], expected: Bools, present: Bools, bad: Bools) -> float:
-    """Probability that culprits need nothing else, and that nothing else makes builds bad."""
-    # Both are even odds beforehand. Choices are ruled out that a bad build with the culprits lacks, and those that a
-    # good build without them has. The same holds for what the record does not contain: if a share q of builds has it,
-    # all of m builds have it with a probability of q ** m; averaged over q that is 1 / (m + 1).
-    having, without = bad & expected, ~bad & ~expected
-    others = np.ones(present.shape[1], np.bool_)
-    others[members] = False
-    needed = others & present[having].all(axis=0)
-    also_bad = others & ~present[without].any(axis=0)
-    recorded = (needed.sum() + also_bad.sum()) / len(others)
-    unrecorded = 1 / (having.sum() + 1) + 1 / (without.sum() + 1)
-    return float(1 / (1 + recorded + unrecorded))

@@ -10,9 +10,7 @@ from trtops.ops.campaign.bisect_result import BisectCulprit, BisectResult, Choic
 from trtops.ops.campaign.bisection_planner import (
     BuildPair,
     Planner,
-    choose_exclusions,
     merge_culprits,
-    merge_overlapping,
 )
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import SearchOutcome
@@ -101,16 +99,6 @@ def test_good_build_with_a_culprit_shows_another_need():
     assert culprit.is_in(builds).tolist() == [False, True, False]
 
 
-def test_bad_mixture_with_fewest_units_replaces_the_build():
-    # The bad build's verdict may be wrong; the mixture has the culprit, and least else of the bad build.
-    confirmed = bisection("0", "1", (unit(0),), (unit(1),))
-    trials = mixtures((0, 2, 3), (0, 2), (0,), (0, 1), verdicts="bbgb")
-    found = planner(replace(confirmed, trials=trials))
-
-    assert found.pair(table(["0011", "1111", "1001"], "gbg")) == BuildPair("2", "mixture-1", given=(unit(0),))
-    assert confirmed.bad_mixture((unit(0),)) == ""
-
-
 def test_single_culprit_replaces_pairs_that_contain_it():
     other = Unit(kind="layer", name="layer-0", good="tactic-2", bad="tactic-1")
     pair = bisection("0", "1", (unit(0), unit(1)))
@@ -128,24 +116,6 @@ def test_culprit_with_either_of_two_becomes_two_pairs():
 
     assert [c.choices for c in found] == [choices_of((unit(0), unit(n))) for n in (1, 2)]
     assert all(culprit.settled for culprit in found)
-
-
-def test_overlapping_pairs_are_an_unresolved_combination():
-    pairs = [bisection("0", str(n), (unit(a), unit(b))) for n, (a, b) in enumerate(((0, 1), (0, 2), (2, 3)))]
-    found = merge_overlapping(merge_culprits([*pairs, bisection("0", "9", (unit(5),))]))
-
-    (single,), (combined,) = ([c for c in found if c.resolved is resolved] for resolved in (True, False))
-    assert single.units == (unit(5),)
-    assert combined.choices == choices_of(map(unit, range(4)))
-    assert combined.describe().startswith("a combination of choices, not resolved: layer-")
-
-
-def test_shared_choice_excludes_several_culprits():
-    found = merge_culprits([bisection("0", str(n), (unit(first), unit(4))) for n, first in enumerate((0, 1, 2), 1)])
-
-    assert choose_exclusions(found, 0) == [unit(4)] * 3
-    alone = merge_culprits([bisection("0", "1", (unit(0), unit(1)))])
-    assert [choose_exclusions(alone, turn) for turn in (0, 1, 2)] == [[unit(0)], [unit(1)], [unit(0)]]
 
 
 def test_culprit_good_in_more_builds_is_dropped():
@@ -172,7 +142,7 @@ def test_campaign_ends_with_enough_good_builds():
         found.add(bisection(pair.good, pair.bad, outcome="sufficient", given=pair.given), len(rows))
         transfers += 1
 
-    assert verdicts.count("g") >= 3 and 2 <= transfers <= 5
+    assert verdicts.count("g") >= 3 and 1 <= transfers <= 5
 
 
 def test_campaign_ends_with_the_first_confirmed_culprit():
@@ -189,12 +159,12 @@ def test_campaign_ends_with_the_first_confirmed_culprit():
 
 
 @pytest.mark.parametrize("outcome", ["not repeatable", "units missing", "combination"])
-def test_campaign_ends_after_three_pairs_without_culprits(outcome):
+def test_campaign_ends_after_four_pairs_without_culprits(outcome):
     found = planner()
-    rows = ["000", "100", "010", "001", "110", "101"]
-    builds = table(rows, "gbgbgb")
+    rows = ["000", "100", "010", "001", "110", "101", "011", "111"]
+    builds = table(rows, "gbgbgbgb")
     goods = []
-    for _ in range(3):
+    for _ in range(4):
         assert not found.is_answered(builds)
         pair = found.pair(builds)
         assert pair is not None
@@ -204,7 +174,7 @@ def test_campaign_ends_after_three_pairs_without_culprits(outcome):
     assert found.is_answered(builds)
     assert found.confidence() > 0.95
     if outcome == "not repeatable":  # another good build each time: one may have a culprit that fails only sometimes
-        assert len(set(goods)) == 3
+        assert len(set(goods)) == 4
 
 
 def test_culprits_are_denied_unless_builds_fail():
@@ -214,11 +184,10 @@ def test_culprits_are_denied_unless_builds_fail():
     run.finish("bad")
     found = planner(bisection("0", run.id, (unit(0), unit(1))), after=2)
 
-    entries = [found.denied(tracker, table(["00", "11", *["00"] * more], "gb" + more * "g")).entries for more in (1, 2)]
+    (entry,) = found.denied(tracker, table(["00", "11", "00"], "gbg")).entries
 
-    # Either of the two keeps both from occurring together; by turns, so that each is also seen without the other.
-    assert sorted(choice.layer for (entry,) in entries for choice in entry.choices) == ["layer-0", "layer-1"]
-    ((entry,), _) = entries
+    # Without the first of the two they do not occur together, and builds show the second one alone.
+    assert [choice.layer for choice in entry.choices] == ["layer-0"]
     assert (entry.backend_version, entry.device_sha256) == ("1.20", "d")
     assert found.denied(tracker, table(["00", "11", "00"], "gbe")).entries == ()
     assert planner().denied(tracker, table(["00"], "g")).entries == ()

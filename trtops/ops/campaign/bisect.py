@@ -36,7 +36,7 @@ from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with, tracker_or_default
 from trtops.tactics.bisection import CulpritSearch, Errors, SearchResult, TrialResult
-from trtops.tactics.contributions import SOUND_SPREAD, find_sum, separating_mixture
+from trtops.tactics.contributions import MIN_BUILDS, SOUND_SPREAD, find_sum, separating_mixture
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools, Likelihood
 from trtops.tactics.table import CampaignTable
@@ -50,7 +50,9 @@ _KIND: Kind = "bisect"
 _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
 _HISTORY = 50  # proofs and bisections of the store, the last ones, that suspects are taken from
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
-_MOST_OF_MISSING, _MOST_OF_SUM = 20, 15  # mixtures after which missing units and a sum are reported as known then
+_MOST_OF_MISSING = 30  # mixtures after which missing units are reported as known then
+_MOST_OF_SUM, _LEAST_OF_SUM = 20, 5  # builds and mixtures after which a sum is reported as known then; least mixtures
+_MOST_OF_FEW, _FEW = 8, 10  # the same number of mixtures, if there are so few units and none is broken
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -172,6 +174,7 @@ def _plan_pair(
             )
     mixture = Mixture(*stored)
     return BisectPlan(
+        builds=len(table),
         good_run=mixture.good.info.id,
         bad_run=mixture.bad.info.id,
         config=config,
@@ -266,6 +269,7 @@ class BisectSession:
         given = {unit.column for unit in self.plan.given}
         held = np.array([unit.column in given for unit in units], np.bool_)
         followers = len(self.mixture.consequences)
+        most_of_sum = max(_LEAST_OF_SUM, _MOST_OF_SUM - self.plan.builds)
         self.measured = [
             MeasuredBuild(np.full(len(units), bad), (bad,) * followers, bad, errors_of(build.info))
             for build, bad in ((self.mixture.good, False), (self.mixture.bad, True))
@@ -274,7 +278,6 @@ class BisectSession:
         steps = CulpritSearch(
             units=len(units),
             held=held,
-            is_held_by_good=bool(given) and not held.any(),
             errors=(good, bad),
             confidence=config.confidence,
             seed=config.seed,
@@ -288,7 +291,10 @@ class BisectSession:
         def look_on(most: int, is_open: Callable[[], bool]) -> None:
             while len(self.trials) < most and not is_spent() and is_open():
                 rng = np.random.default_rng([config.seed, len(self.trials)])
-                self.build(separating_mixture(np.array([each.taken for each in self.measured]), held, rng))
+                added = self._error_sum()
+                known = [each.unit for each in added.contributions] if added else []
+                left = np.array([unit in known for unit in units], np.bool_) & ~held
+                self.build(separating_mixture(np.array([each.taken for each in self.measured]), held, left, rng))
 
         sure_odds = math.log(config.confidence / (1 - config.confidence))
         # The search yields the mixtures that it wants, and is sent what came of them; None ends it.
@@ -300,16 +306,20 @@ class BisectSession:
                 found: SearchResult = ended.value
                 break
             answer = None if is_spent() else self.build(wanted)
+            # Where no choice is broken, these show more than halves.
+            look_on(MIN_BUILDS - 2, lambda: self._error_sum() is not None)
             if answer is not None and (added := self._error_sum()) and added.log_odds >= sure_odds:
                 found = SearchResult("contributions")
                 break
         # Before a step is reported, its errors must be no sum.
         if found.outcome == "confirmed":
-            look_on(_MOST_OF_SUM, lambda: (added := self._error_sum()) is not None and abs(added.log_odds) < sure_odds)
+            look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and abs(added.log_odds) < sure_odds)
             if (added := self._error_sum()) is not None and added.log_odds >= sure_odds:
                 found = SearchResult("contributions")
         if found.outcome == "contributions":
-            look_on(_MOST_OF_SUM, lambda: (added := self._error_sum()) is not None and not added.settled)
+            if added is not None and len(units) <= _FEW and added.high <= SOUND_SPREAD * added.low:
+                most_of_sum = _MOST_OF_FEW
+            look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
         elif found.outcome == "units missing" and self.mixture.consequences:  # a layer that no replay sets may decide
             look_on(_MOST_OF_MISSING, lambda: not self._unreplayable(found))
         if follows := self._unreplayable(found):
@@ -350,18 +360,20 @@ class BisectSession:
                 output, error, ratio = name[1], values, found
         if not output or (total := find_sum(taken, error, bad, self.plan.config.confidence)) is None:
             return None
-        most = total.values.clip(0).sum()
+        most = (np.max if total.rule == "maximum" else np.sum)(total.values.clip(0), initial=0)
         named = zip(total.units, total.values.tolist(), total.margins.tolist())
         return AddedErrors(
             output=output,
             low=float(error.min()),
             high=float(error.max()),
-            highest=max(float(error.max()), float(error[0] * np.exp(most) if total.multiplies else error[0] + most)),
-            multiply=total.multiplies,
+            highest=max(
+                float(error.max()), float(error[0] * np.exp(most) if total.rule == "product" else error[0] + most)
+            ),
+            rule=total.rule,
             contributions=tuple(
                 Contribution(unit=self.mixture.units[unit], value=value, margin=margin)
                 for unit, value, margin in named
-                if unit in total.sure
+                if unit in total.named
             ),
             settled=total.settled,
             log_odds=total.log_odds,

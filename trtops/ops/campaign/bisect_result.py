@@ -1,7 +1,7 @@
 """Records of a bisection: its options, its plan, its trials and its result."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -11,7 +11,7 @@ from trtops.record import Record
 from trtops.tables import listed
 from trtops.tables import table as text_table
 from trtops.tactics.bisection import SearchOutcome
-from trtops.tactics.contributions import SOUND_SPREAD
+from trtops.tactics.contributions import SOUND_SPREAD, Rule
 from trtops.tactics.model import Bools, Clauses
 from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
@@ -86,6 +86,7 @@ class BisectPlan(Record):
 
     good_run: str
     bad_run: str
+    builds: int = 2  # of the campaign
     config: BisectConfig
     given: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
     suspected: tuple[Unit, ...] = ()  # known from earlier campaigns, or next to the first divergence; asked first
@@ -137,7 +138,7 @@ class Contribution(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AddedErrors(Record):
-    """Errors of an output that add up over units; or that units ``multiply``, so that logarithms add up.
+    """Errors of an output that follow from several units: a sum, a product, so that logarithms add up, or a maximum.
 
     ``contributions`` are the units that surely take part, the largest first. ``low`` and ``high`` are the smallest and
     the largest error among the builds, ``highest`` is the largest that the sum predicts. It is settled if more
@@ -150,18 +151,20 @@ class AddedErrors(Record):
     highest: float
     contributions: tuple[Contribution, ...]
     settled: bool
-    multiply: bool = False
+    rule: Rule = "sum"
     log_odds: float = 0.0  # of a sum, compared with one choice or pair that decides
 
     def describe(self, builds: str) -> str:
         """The sum in sentences."""
-        spread = math.log(self.high / self.low) if self.multiply else self.high - self.low
+        is_product = self.rule == "product"
+        spread = math.log(self.high / self.low) if is_product else self.high - self.low
         parts = []
         for c in self.contributions:
-            ends = [math.exp(min(c.value + side * c.margin, 700)) for side in (-1, 0, 1)] if self.multiply else ()
+            ends = [math.exp(min(c.value + side * c.margin, 700)) for side in (-1, 0, 1)] if is_product else ()
             what = "multiplies it by {1:.3g} ({0:.3g} to {2:.3g})" if ends else f"adds {c.value:.2g} (+-{c.margin:.1g})"
+            what = f"alone gives {self.low + c.value:.3g} (+-{c.margin:.1g})" if self.rule == "maximum" else what
             parts.append(f"{c.unit.describe()} {what.format(*ends)}, {c.value / spread:.0%} of the spread")
-        rule = "are a product" if self.multiply else "add up"
+        rule = "add up" if self.rule == "sum" else f"are a {self.rule}"
         broken = "no choice is broken" if self.high <= SOUND_SPREAD * self.low else "no choice decides alone"
         return (
             f"The errors of output {self.output!r} {rule} over choices, found in {builds}: "
@@ -207,24 +210,6 @@ class BisectResult(OpResult):
     def next_step(self) -> str:
         """Pin the good build, which has no culprit."""
         return f"trtops runs promote {self.good_run}" if self.run_id and self.good_run else super().next_step
-
-    def bad_mixture(self, units: Sequence[Unit]) -> str:
-        """The run of the bad mixture with only these culprits and the fewest other units; empty without one.
-
-        Its verdict is surer than that of the bad build, which may be wrong.
-        """
-        wanted = {unit.name for unit in units}
-        clauses = [{c.units[place].name for place in clause} for c in self.culprits for clause in c.clauses]
-        having = [
-            trial
-            for trial in self.trials
-            if trial.counted
-            and trial.verdict == "bad"
-            and not trial.strayed
-            and wanted <= set(trial.taken)
-            and not any(other <= set(trial.taken) for other in clauses if other != wanted)
-        ]
-        return min(having, key=lambda trial: len(trial.taken)).run_id if having else ""
 
     @property
     def summary(self) -> str:

@@ -1,6 +1,5 @@
 """Decides the next step of a campaign, build, mix or stop; and which culprits are confirmed."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,12 +15,9 @@ from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.campaigns import closed_if_abandoned, load_record
 from trtops.verdict import PASSED, VERDICTS
 
-MAX_UNREPEATABLE_PAIRS = 3  # pairs without a result, after which choices do not decide, or only in a combination
+MAX_UNREPEATABLE_PAIRS = 4  # pairs without a result, after which choices do not decide, or only in a combination
 BUILDS_PER_GOOD_ONE = 2  # builds per required good one after which the campaign stops waiting for good ones
-MIN_CONFIRMATIONS = 2  # builds that must show that a culprit does not need another choice: one verdict may be wrong
 MAX_TRANSFERS = 5  # good builds that a culprit is put into, to see whether it needs anything else
-EARLY_TRANSFERS = 2  # the number of these before there are enough good builds to choose from
-MIN_LACKING_SHARE = 0.4  # share of possibly needed choices that a good build must lack for an early transfer
 REFUTATIONS = 2  # good builds that stay good with a culprit, repeatedly, after which it is dropped
 _MAX_COMPARED = 200  # builds per verdict that pairs are made of
 _KILLED = "The bisection's process ended in the middle of it."
@@ -34,12 +30,10 @@ class CampaignCulprit:
     units: tuple[Unit, ...]
     good_run: str  # the good build of the bisection that confirmed it
     bad_run: str  # the bad build of that bisection
-    mixed_run: str  # a bad mixture of the two that has it; the bad build itself if absent
     settled: bool = False  # whether everything it needs was found
     # Good builds that it was put into and that are bad with it; ``good_with`` those that are not.
     bad_with: tuple[str, ...] = ()
     good_with: tuple[str, ...] = ()
-    resolved: bool = True  # false for a combination of more than two choices whose rule is unknown
 
     @property
     def choices(self) -> frozenset[ChoiceKey]:
@@ -58,10 +52,7 @@ class CampaignCulprit:
 
     def describe(self) -> str:
         """The culprit in words."""
-        texts = [unit.describe() for unit in self.units]
-        if self.resolved:
-            return " together with ".join(texts)
-        return f"a combination of choices, not resolved: {', '.join(texts)}"
+        return " together with ".join(unit.describe() for unit in self.units)
 
 
 @dataclass(frozen=True)
@@ -134,19 +125,18 @@ class Planner:
             against = [name for name in table.named(*PASSED) if has[rows[name]] and name not in culprit.tried_in]
             if against and not culprit.settled:
                 alike, _ = most_alike(table, against, [culprit.good_run])
-                return BuildPair(alike, culprit.mixed_run, given=culprit.units)
+                return BuildPair(alike, culprit.bad_run, given=culprit.units)
         # Then a bad build that no culprit explains.
         tried = {result.bad_run for result in self.done if not result.given}
+        explained = np.logical_or.reduce([np.zeros(len(table), np.bool_), *(each.is_in(table) for each in found)])
         # A good build whose mixtures follow nothing may have the culprit and be good by chance.
         unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
-        explained = np.logical_or.reduce([np.zeros(len(table), np.bool_), *(each.is_in(table) for each in found)])
         good = [name for name in table.named(*PASSED) if name not in unsafe]
         bad = [name for name in table.named("bad") if name not in tried and not explained[rows[name]]]
         if good and bad:
             return BuildPair(*most_alike(table, good, bad))
         # At last a good build that shows whether a culprit is bad there too.
-        waited = self._has_waited(table)
-        transfers = (_transfer(culprit, table, waited=waited) for culprit in found)
+        transfers = (_transfer(culprit, table) for culprit in found if self._has_waited(table))
         return next((pair for pair in transfers if pair is not None), None)
 
     def is_answered(self, table: CampaignTable) -> bool:
@@ -178,10 +168,12 @@ class Planner:
         if (table.verdicts[self.after :] == VERDICTS.index("error")).any():
             return DenyList()
         entries = []
-        for culprit, excluded in zip(found := self.culprits, choose_exclusions(found, len(table))):
+        for culprit in self.culprits:
             record = load_record(tracker.load(culprit.bad_run))
             assert record is not None  # or there would have been nothing to mix
-            columns = {unit.column for unit in culprit.units} if excluded is None else {excluded.column}
+            # Any one layer keeps the culprit out of a build; settings are denied together.
+            layers = [unit.column for unit in culprit.units if unit.kind == "layer"]
+            columns = set(layers[:1] or [unit.column for unit in culprit.units])
             entries.append(DeniedTactic.of(record, columns, culprit.bad_run))
         return DenyList(entries=tuple(entries))
 
@@ -194,9 +186,7 @@ def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
     for result in done:
         new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
         if not result.given:
-            for units in new:
-                mixed = result.bad_mixture(units) or result.bad_run
-                found.append(CampaignCulprit(units, result.good_run, result.bad_run, mixed))
+            found += [CampaignCulprit(units, result.good_run, result.bad_run) for units in new]
             continue
         for place, culprit in [(p, c) for p, c in enumerate(found) if set(c.units) == set(result.given)][::-1]:
             if new:
@@ -215,59 +205,18 @@ def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
     ]
 
 
-def merge_overlapping(culprits: Sequence[CampaignCulprit]) -> list[CampaignCulprit]:
-    """Merge pairs that share a choice into one unresolved combination, such as any two of four choices."""
-    merged: list[CampaignCulprit] = []
-    for culprit in culprits:
-        sharing = [m for m in merged if min(len(m.units), len(culprit.units)) > 1 and m.choices & culprit.choices]
-        for other in sharing:
-            merged.remove(other)
-            units = {unit.choice: unit for unit in (*other.units, *culprit.units)}
-            culprit = replace(culprit, units=tuple(units.values()), resolved=False)
-        merged.append(culprit)
-    return merged
-
-
-def choose_exclusions(culprits: Sequence[CampaignCulprit], turn: int) -> list[Unit | None]:
-    """The layer's choice that keeps each culprit out of a build; None for settings, which are denied together."""
-    # A choice that several culprits share comes first. Others take turns, so that each is also seen without the rest.
-    counts = Counter(unit.choice for culprit in culprits for unit in culprit.units)
-    chosen: list[Unit | None] = []
-    for culprit in culprits:
-        layers = [unit for unit in culprit.units if unit.kind == "layer"]
-        most = max((counts[unit.choice] for unit in layers), default=0)
-        best = [unit for unit in layers if counts[unit.choice] == most]
-        chosen.append(best[turn % len(best)] if best else None)
-    return chosen
-
-
-def _transfer(culprit: CampaignCulprit, table: CampaignTable, *, waited: bool) -> BuildPair | None:
-    """The good build to put a culprit into, which shows most about what else it needs; None if none shows enough.
-
-    It is the one that lacks most of what may be needed: choices without which no build was bad with the culprit yet.
-    """
+def _transfer(culprit: CampaignCulprit, table: CampaignTable) -> BuildPair | None:
+    """The good build to put a culprit into, to see what else it needs: the one least like its pair; None after some."""
     rows = {name: row for row, name in enumerate(table.names)}
     has = culprit.is_in(table)
     good = [name for name in table.named(*PASSED) if name not in culprit.tried_in and not has[rows[name]]]
-    transfers = sum(not has[rows[name]] for name in culprit.tried_in)
-    if culprit.settled or not good or transfers >= (MAX_TRANSFERS if waited else EARLY_TRANSFERS):
+    if culprit.settled or not good or sum(not has[rows[name]] for name in culprit.tried_in) >= MAX_TRANSFERS:
         return None
-    # Layers that follow from settings cannot be chosen, and so cannot be needed.
-    of_settings = all(unit.kind == "setting" for unit in culprit.units)
-    free = [place for place, (kind, _) in enumerate(table.columns) if kind == "setting" or not of_settings]
-    codes, columns = table.codes[:, free], [table.columns[place] for place in free]
-    # The mixture that confirmed the culprit has it from the bad build, and all else from the good one.
-    own = {unit.column for unit in culprit.units}
-    taken = np.array([column in own for column in columns], np.bool_)
-    mixed = np.where(taken, codes[rows[culprit.bad_run]], codes[rows[culprit.good_run]])
-    lacks = codes != mixed
-    # A bad build that has the culprit and lacks a choice shows as much, and so does the pair that confirmed it.
-    shown = lacks[[rows[name] for name in (culprit.bad_run, *culprit.bad_with)]].sum(axis=0)
-    needed = lacks.any(axis=0) & (shown < MIN_CONFIRMATIONS) & ~taken
-    lacking = (lacks[[rows[name] for name in good]] & needed).sum(axis=1)
+    # A choice that all builds so far share may be needed.
+    known = [rows[name] for name in (culprit.good_run, culprit.bad_run, *culprit.tried_in)]
+    lacking = [(table.codes[rows[name]] != table.codes[known]).all(axis=0).sum() for name in good]
     best = int(np.argmax(lacking))
-    is_worth_it = lacking[best] > 0 and (waited or lacking[best] >= MIN_LACKING_SHARE * needed.sum())
-    return BuildPair(good[best], culprit.mixed_run, given=culprit.units) if is_worth_it else None
+    return BuildPair(good[best], culprit.bad_run, given=culprit.units) if lacking[best] else None
 
 
 def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
-from trtops.ops.campaign.bisection_planner import Planner, merge_overlapping
+from trtops.ops.campaign.bisection_planner import Planner
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
@@ -368,7 +368,7 @@ class _CampaignState:
             unproven=counts["unproven"],
             interrupted=tuple(info.id for info in self._interrupted),
             bisections=tuple(self._planner.done),
-            confirmed=tuple(each.describe() for each in merge_overlapping(self._planner.culprits)),
+            confirmed=tuple(each.describe() for each in self._planner.culprits),
             found=found,
         ).kept_in(self._run, self.campaign.experiment)
         campaigns.log_table(self._run, self._table)
