@@ -75,7 +75,7 @@ def bisect(
         run: A campaign's run: its most similar good and bad builds are mixed. Or the run of
             a good build, with ``bad``. Or that of a bisection, which is resumed, with its own config but for
             ``allow_scripts``; one that has ended gives its result.
-        bad: The run of a bad build of the same campaign, or of a bad mixture.
+        bad: The run of a bad build of the same campaign.
         config: How long, and how sure.
         tracker: The tracking store.
         tags: Further tags of all runs.
@@ -133,11 +133,7 @@ def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scr
     """The campaign that a bisection belongs to; arguments as :func:`bisect` and its config take them."""
     run_id = run_id_of(run, tracker)
     if bad is not None:
-        parents = []
-        for info in (tracker.info(run_id), tracker.info(run_id_of(bad, tracker))):
-            parent = None if info.parent is None else tracker.info(info.parent)
-            # A mixture belongs to a bisection, and that to the campaign.
-            parents.append(parent.parent if parent is not None and parent.kind == _KIND else info.parent)
+        parents = [tracker.info(each).parent for each in (run_id, run_id_of(bad, tracker))]
         if parents[0] is None or parents[0] != parents[1]:
             raise errors.ConfigError(
                 f"Runs {run_id} and {bad} are not builds of one campaign (`trtops debug build`), which defines how "
