@@ -56,6 +56,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         for value in target.output:
             if value.name in known:
                 value.type.CopyFrom(known[value.name].type)
+    log.debug("Shape inference completed successfully")
 
 
 def lacks_computed_dims(graph: onnx.GraphProto) -> bool:
