@@ -378,11 +378,7 @@ class TestEngines:
         def refuse(*args: object) -> None:
             raise errors.StoreError("no such endpoint")
 
-        monkeypatch.setattr(
-            embedded.linked_engines,
-            "_client",
-            type("C", (), {"get_run": embedded._client.get_run, "create_logged_model": refuse}),
-        )
+        monkeypatch.setattr(embedded._client, "create_logged_model", refuse)
 
         assert embedded.info(run_of(1.0)).status == "finished" and "no such endpoint" in caplog.text
 

@@ -1,20 +1,13 @@
 """Opening stores."""
 
 import functools
-import shutil
 from pathlib import Path
-from typing import Any
 
 from trtops import errors
-from trtops.system.masking import masked
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.mlflow.installed import run_context
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.spool import default_spool
-
-# Free bytes below which a disk is taken to be full.
-_LITTLE = 1 << 16
 
 
 def open_tracker(location: str | Path | None = None) -> OfflineTracker:
@@ -44,37 +37,8 @@ def existing_tracker(location: str | Path | None = None) -> OfflineTracker:
 # Opening takes seconds, and runs that this process is spooling are known to their tracker only.
 @functools.cache
 def _open_once(where: Store | str) -> OfflineTracker:
-    try:
-        inner: Any = MlflowTracker(where)
-    except (errors.StoreError, errors.NoRoomError) as exc:
-        # SQLite cannot even read on a full disk, and reports that in several ways.
-        if not isinstance(where, Store) or not where.database.exists():
-            raise
-        if shutil.disk_usage(where.root).free >= _LITTLE and not isinstance(exc, errors.NoRoomError):
-            raise
-        inner = _UnopenedTracker(where)
+    inner = MlflowTracker(where)
     return OfflineTracker(inner, default_spool(inner.store))
-
-
-class _UnopenedTracker:
-    """A store that cannot be opened, since its disk is full or read-only; each call tries again."""
-
-    def __init__(self, where: Store) -> None:
-        self.store, self.lock_folder, self.shown = where, where.locks, masked(where.uri)
-        self.context = run_context()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-
-        def call(*args: Any, **named: Any) -> Any:
-            try:
-                opened = MlflowTracker(self.store)
-            except errors.StoreError as exc:
-                raise errors.NoRoomError(str(exc)) from exc
-            return getattr(opened, name)(*args, **named)
-
-        return call
 
 
 def default_tracker() -> OfflineTracker:

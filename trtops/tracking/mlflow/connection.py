@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +18,7 @@ from trtops import errors
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.masking import masked
 from trtops.tracking.location import Store, resolve, wait_seconds
-from trtops.tracking.mlflow.embedded import drop_connections_after_fork, ensure_store
+from trtops.tracking.mlflow.embedded import drop_connections_after_fork, ensure_store, experiments, store_error
 from trtops.tracking.mlflow.installed import library, translated, use_credentials_file
 from trtops.tracking.run import Scratch
 
@@ -46,32 +45,51 @@ class Connection:
 
     def __init__(self, location: str | Path | Store | None = None) -> None:
         where = location if isinstance(location, Store) else resolve(location)
-        self.store = ensure_store(where) if isinstance(where, Store) else None
+        self.store = where if isinstance(where, Store) else None
         self.location = self.store.uri if self.store else str(where)
         self.shown = masked(self.location)
         self.downloads = Scratch()
         self._is_away = False
+        if self.store is None:
+            self.client  # noqa: B018  # an invalid address is reported now
+            return
+        try:
+            self._check(self.store)
+        except errors.NoRoomError:  # with a full or read-only disk, each call tries again
+            if not self.store.database.exists():
+                raise
+
+    @cached_property
+    def client(self) -> MlflowClient:
+        """MLflow's client; imports MLflow, which takes two seconds."""
         use_credentials_file()
         if self.store is not None:
+            self._check(self.store)
             drop_connections_after_fork()
         try:
-            self.client: MlflowClient = library().MlflowClient(self.location, self.location)
+            client: MlflowClient = library().MlflowClient(self.location, self.location)
         except Exception as exc:
             # SQLAlchemy is only imported for databases, so its classes cannot be named here.
             module = type(exc).__module__.partition(".")[0]
             if not isinstance(exc, UnicodeDecodeError) and module not in ("mlflow", "sqlalchemy"):
                 raise
-            raise errors.StoreError(
+            text = (
                 f"{self.shown} cannot be used as an MLflow database: {masked(str(exc)):.300}. Restore it from a backup."
-            ) from exc
-        if self.store is not None:
-            self._check_place(self.store)
+            )
+            raise errors.StoreError(text) if self.store is None else store_error(exc, self.store, text) from exc
+        return client
 
-    def _check_place(self, store: Store) -> None:
-        """Refuse a store that was moved or copied: MLflow keeps absolute addresses of artifacts."""
+    def experiment(self, name: str) -> Any:
+        """The experiment of a name, also if it was deleted in MLflow; None without one."""
+        if self.store is None:
+            return self.call(self.client.get_experiment_by_name, name)
+        return next((each for each in experiments(self.store) if each.name == name), None)
+
+    def _check(self, store: Store) -> None:
+        """Make a missing store. Refuse one that was moved or copied: MLflow keeps absolute addresses of artifacts."""
+        ensure_store(store)
         # Every database has MLflow's default experiment, whose artifacts trtops puts under the first root.
-        with suppress(errors.RunNotFoundError):
-            place = Path(self.call(self.client.get_experiment, "0").artifact_location or "")
+        for place in [Path(each.artifact_location or "") for each in experiments(store) if each.experiment_id == "0"]:
             former = place.parents[1] if place.is_absolute() and place.parts[-2:] == ("artifacts", "0") else store.root
             if former != store.root and not (former.exists() and former.samefile(store.root)):
                 raise errors.StoreError(
@@ -100,11 +118,8 @@ class Connection:
                 raise errors.StoreError(too_much(f"An answer of {self.shown}")) from None
             except (MlflowException, requests.RequestException) as exc:
                 error = translated(exc, self.shown)
-                # SQLite in WAL mode must write even to read, and reports a read-only folder like this.
-                if self.store and "unable to open" in str(error) and not os.access(self.store.root, os.W_OK):
-                    error = errors.NoRoomError(
-                        f"Store {self.store.root} is read-only here. Serve it instead: trtops store ui"
-                    )
+                if self.store is not None and type(error) is errors.StoreError:
+                    error = store_error(exc, self.store, str(error))
                 left = 0.0 if self._is_away else begin + wait_seconds() - time.monotonic()
                 if not error.transient or left <= 0:
                     self._is_away = error.transient

@@ -5,14 +5,17 @@ database is made here, under a lock, and appears whole; and its version is check
 """
 
 import functools
+import importlib.util
 import math
 import os
 import re
 import shlex
+import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +26,10 @@ from trtops.system.locks import locked
 from trtops.system.processes import temporary_prefix
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow.installed import SETTINGS, library, translated
+
+# Free bytes below which a disk is taken to be full.
+_LITTLE = 1 << 16
+_BLOCK = 200  # runs that are read at once
 
 
 def ensure_store(location: str | Path | Store | None = None) -> Store:
@@ -75,9 +82,8 @@ def _check_version(store: Store) -> None:
             [(found,)] = database.execute("SELECT version_num FROM alembic_version").fetchall()
     # Text that is not Unicode is a ValueError.
     except (OSError, sqlite3.Error, ValueError) as exc:
-        raise errors.StoreError(
-            f"{store.database} cannot be used as an MLflow database: {exc}. Restore it from a backup."
-        ) from exc
+        text = f"{store.database} cannot be used as an MLflow database: {exc}. Restore it from a backup."
+        raise store_error(exc, store, text) from exc
     head, *older = known_revisions()
     if found == head:
         return
@@ -93,6 +99,19 @@ def _check_version(store: Store) -> None:
     )
 
 
+def store_error(exc: Exception, store: Store, otherwise: str) -> errors.TrackingError:
+    """An error of SQLite, or of MLflow about it, as one of ours; StoreError with a given text if nothing else fits."""
+    error = translated(exc, str(store.root))
+    if isinstance(error, errors.NoRoomError) or error.transient:
+        return error
+    # In WAL mode, SQLite must write even to read, and reports in several ways that it cannot.
+    if store.root.exists() and shutil.disk_usage(store.root).free < _LITTLE:
+        return errors.NoRoomError(f"{store.root} could not be written: the disk is full. Free some space and run again")
+    if "unable to open" in str(exc) and not os.access(store.root, os.W_OK):
+        return errors.NoRoomError(f"Store {store.root} is read-only here. Serve it instead: trtops store ui")
+    return errors.StoreError(otherwise)
+
+
 def metric_history(store: Store, run_id: str) -> dict[str, tuple[float, ...]]:
     """All values of each metric of a run, in order."""
     # MLflow's client reads one metric at a time, which takes longer than the rest of an audit.
@@ -103,55 +122,85 @@ def metric_history(store: Store, run_id: str) -> dict[str, tuple[float, ...]]:
     return {key: tuple(values) for key, values in found.items()}
 
 
-def run_rows(store: Store, names: Collection[str]) -> list[Any]:
-    """All runs, as MLflow's client returns them, but with these tags only, and without params and metrics."""
-    # MLflow's client takes a millisecond for each run.
-    tags: dict[str, dict[str, str]] = {}
-    query = f"SELECT run_uuid, key, value FROM tags WHERE key IN ({', '.join('?' * len(names))})"
-    for run_id, key, value in _select(store, query, *names):
-        tags.setdefault(run_id, {})[key] = value
-    columns = "name AS run_name, status, start_time, end_time, lifecycle_stage, artifact_uri"
-    found = []
-    for row in _select(store, f"SELECT run_uuid AS run_id, experiment_id, {columns} FROM runs"):
-        info = SimpleNamespace(**{**row, "experiment_id": str(row["experiment_id"])})
-        data = SimpleNamespace(tags=tags.get(info.run_id, {}), params={}, metrics={})
-        found.append(SimpleNamespace(info=info, data=data))
-    return found
+def experiments(store: Store) -> list[Any]:
+    """All experiments, deleted ones too, as MLflow's client returns them."""
+    columns = "CAST(experiment_id AS TEXT) AS experiment_id, name, lifecycle_stage, artifact_location"
+    return [SimpleNamespace(**row) for row in _select(store, f"SELECT {columns} FROM experiments")]
 
 
-def accepted_runs(store: Store) -> set[str]:
-    """The runs that aliases of the registry point to."""
-    # MLflow's client takes 0.2 ms for each version of each model.
-    query = "SELECT run_id FROM model_versions JOIN registered_model_aliases USING (name, version)"
-    return {row["run_id"] for row in _select(store, query)}
+def search_runs(
+    store: Store, experiment_ids: Collection[str], tags: Mapping[str, str], statuses: Collection[str], id_prefix: str
+) -> Iterator[Any]:
+    """Runs of experiments, as MLflow's client returns them, newest first; no deleted ones, and any status if empty."""
+    tagged = "EXISTS (SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND key = ? AND value = ?)"
+    conditions = [
+        f"lifecycle_stage = 'active' AND experiment_id IN ({_marks(experiment_ids)}) AND substr(run_uuid, 1, ?) = ?",
+        *([f"status IN ({_marks(statuses)})"] if statuses else []),
+        *[tagged] * len(tags),
+    ]
+    pairs = [text for pair in tags.items() for text in pair]
+    values: tuple[str | int, ...] = (*map(int, experiment_ids), len(id_prefix), id_prefix, *statuses, *pairs)
+    query = f"SELECT run_uuid FROM runs WHERE {' AND '.join(conditions)} ORDER BY start_time DESC, run_uuid"
+    ids = [run_id for (run_id,) in _select(store, query, *values)]
+    for start in range(0, len(ids), _BLOCK):
+        block = ids[start : start + _BLOCK]
+        yield from run_rows(store, f"run_uuid IN ({_marks(block)})", *block)
 
 
-def params_by_run(store: Store, experiment_id: str) -> list[Any]:
-    """The runs of an experiment with params, deleted ones too, as MLflow's client returns them, with these only."""
-    runs: dict[str, Any] = {}
-    columns = "run_uuid, lifecycle_stage, key, value FROM params JOIN runs USING (run_uuid)"
-    for run_id, stage, key, value in _select(store, f"SELECT {columns} WHERE experiment_id = ?", experiment_id):
-        if run_id not in runs:
-            info, data = SimpleNamespace(lifecycle_stage=stage), SimpleNamespace(params={})
-            runs[run_id] = SimpleNamespace(info=info, data=data)
-        runs[run_id].data.params[key] = value
-    return [*runs.values()]
+def run_rows(store: Store, condition: str = "TRUE", *values: str, names: Collection[str] | None = None) -> list[Any]:
+    """Runs that meet a condition, as MLflow's client returns them, newest first; deleted ones too.
+
+    With ``names``, they have the tags of these names only, and no params and metrics.
+    """
+    # MLflow's client takes a millisecond for each run, and two seconds to import.
+    data: dict[str, Any] = defaultdict(lambda: SimpleNamespace(tags={}, params={}, metrics={}))
+    sources = {"tags": "value FROM tags", "params": "value FROM params"}
+    sources |= {"metrics": "CASE is_nan WHEN 0 THEN value END FROM latest_metrics"}
+    where, keys = f"run_uuid IN (SELECT run_uuid FROM runs WHERE {condition})", tuple(names or ())
+    if names is not None:
+        sources, where = {"tags": sources["tags"]}, f"{where} AND key IN ({_marks(keys)})"
+    for kind, source in sources.items():
+        for run_id, key, value in _select(store, f"SELECT run_uuid, key, {source} WHERE {where}", *values, *keys):
+            getattr(data[run_id], kind)[key] = math.nan if value is None and kind == "metrics" else value
+    columns = (
+        "run_uuid AS run_id, CAST(experiment_id AS TEXT) AS experiment_id, name AS run_name, user_id, status, "
+        "start_time, end_time, lifecycle_stage, artifact_uri"
+    )
+    rows = _select(store, f"SELECT {columns} FROM runs WHERE {condition} ORDER BY start_time DESC, run_uuid", *values)
+    return [SimpleNamespace(info=SimpleNamespace(**row), data=data[row["run_id"]]) for row in rows]
 
 
-def _select(store: Store, query: str, *values: str) -> list[Any]:
+def _marks(values: Collection[Any]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def accepted_versions(store: Store) -> list[tuple[str, Any]]:
+    """The aliases of the registry, each with its version as MLflow's client returns it."""
+    tags: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)
+    for name, version, key, value in _select(store, "SELECT name, version, key, value FROM model_version_tags"):
+        tags[name, version][key] = value
+    query = (
+        "SELECT alias, name, version, source FROM model_versions JOIN registered_model_aliases USING (name, version)"
+    )
+    rows = _select(store, f"{query} WHERE current_stage <> 'Deleted_Internal' ORDER BY name, alias")
+    return [(row["alias"], SimpleNamespace(**row, tags=tags[row["name"], row["version"]])) for row in rows]
+
+
+def _select(store: Store, query: str, *values: str | int) -> list[Any]:
     try:
         with closing(sqlite3.connect(f"{store.database.as_uri()}?mode=ro", uri=True, timeout=20)) as database:
             database.row_factory = sqlite3.Row
             return database.execute(query, values).fetchall()
     except (sqlite3.Error, ValueError) as exc:
-        raise errors.StoreError(f"{store.database} cannot be read: {exc}. Restore it from a backup.") from exc
+        raise store_error(exc, store, f"{store.database} cannot be read: {exc}. Restore it from a backup.") from exc
 
 
 @functools.cache
 def known_revisions() -> tuple[str, ...]:
     """The revisions of the database schema that the installed MLflow knows, its own first."""
     # Alembic would import all scripts, which takes a fifth of a short command's time.
-    scripts = Path(library().__file__).parent.glob("store/db_migrations/versions/*.py")
+    [package] = importlib.util.find_spec("mlflow").submodule_search_locations  # type: ignore[union-attr, misc]
+    scripts = Path(package).glob("store/db_migrations/versions/*.py")
     pattern = re.compile(r'^revision = "(\w+)"$.*?^down_revision = (?:"(\w+)"|None)$', re.M | re.S)
     before = {found[1]: found[2] for script in scripts if (found := pattern.search(script.read_text("utf-8")))}
     [revision] = before.keys() - before.values()

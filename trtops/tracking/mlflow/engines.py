@@ -36,7 +36,7 @@ class Engines:
 
     def __init__(self, connection: Connection, pages: Callable[..., Iterator[Any]]) -> None:
         self._connection, self._pages = connection, pages
-        self._client, self._call = connection.client, connection.call
+        self._call = connection.call
 
     def record(self, run_id: str, files: Files) -> None:
         """Make the logged model of a run's own engine, if it has one, and link the run's numbers to it.
@@ -45,7 +45,7 @@ class Engines:
         written now.
         """
         try:
-            run = self._call(self._client.get_run, run_id)
+            run = self._call(self._connection.client.get_run, run_id)
             tags = run.data.tags
             if Tag.ENGINE_SHA256 not in tags or Tag.REUSED_FROM in tags:
                 return
@@ -56,7 +56,7 @@ class Engines:
             self._connection.log_batch(run_id, metrics=numbers, of={"model_id": model, **_data_of(run)})
             # As for runs: MLflow's page of models shows READY in green.
             status = "READY" if tags.get(Tag.VERDICT) == "good" else "FAILED"
-            self._call(self._client.finalize_logged_model, model, status)
+            self._call(self._connection.client.finalize_logged_model, model, status)
         except (errors.TrackingUnavailableError, errors.NoRoomError):
             raise
         except (errors.TrackingError, ValueError, TypeError, AttributeError) as exc:  # the layers may be damaged
@@ -75,21 +75,23 @@ class Engines:
         params = {name: value for name, value in run.data.params.items() if not name.startswith("evidence.")}
         name = re.sub("[/:.%\"']", "-", run.info.run_name or "engine").lstrip("".join(MARKS.values()) + " ")
         made = self._call(
-            self._client.create_logged_model,
+            self._connection.client.create_logged_model,
             run.info.experiment_id, name or "engine", run.info.run_id, tags, params, "engine",
         )  # fmt: skip
-        self._call(self._client.log_outputs, run.info.run_id, [LoggedModelOutput(made.model_id, 0)])
+        self._call(self._connection.client.log_outputs, run.info.run_id, [LoggedModelOutput(made.model_id, 0)])
         return str(made.model_id)
 
     def link(self, engine: str, run_id: str) -> Mapping[str, str]:
         """What connects the metrics of a run with the engine of another one, for ``Connection.log_batch``."""
         model = None
         with contextlib.suppress(errors.RunNotFoundError):
-            run = self._call(self._client.get_run, engine)
+            run = self._call(self._connection.client.get_run, engine)
             if (holder := run.data.tags.get(Tag.REUSED_FROM)) is not None:
-                run = self._call(self._client.get_run, holder)
+                run = self._call(self._connection.client.get_run, holder)
             model = _model_of(run)
-        return {} if model is None else {"model_id": model, **_data_of(self._call(self._client.get_run, run_id))}
+        if model is None:
+            return {}
+        return {"model_id": model, **_data_of(self._call(self._connection.client.get_run, run_id))}
 
     def search(
         self,
@@ -128,7 +130,7 @@ class Engines:
         # MLflow's server takes a missing digest for an empty one. The best come first anyway.
         datasets = [data] if not order and (digest or (name and self._connection.store)) else None
         for model in self._pages(
-            self._client.search_logged_models,
+            self._connection.client.search_logged_models,
             experiments, filter_string=filters, datasets=datasets, order_by=order, size=size,
         ):  # fmt: skip
             numbers = [

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from trtops import errors
 from trtops.tracking.mlflow.connection import Connection
-from trtops.tracking.mlflow.embedded import params_by_run
+from trtops.tracking.mlflow.embedded import run_rows
 from trtops.tracking.store_log import Entry, Event, Facts, grown, head_of
 
 log = logging.getLogger(__name__)
@@ -44,22 +44,22 @@ class StoreLog:
 
     def __init__(self, connection: Connection, pages: Callable[..., Iterator[Any]]) -> None:
         self._connection, self._pages = connection, pages
-        self._client, self._call = connection.client, connection.call
+        self._call = connection.call
         self._end: _End | None = None  # as far as this process knows
 
     def entries(self) -> tuple[dict[int, str], list[str]]:
         """The texts of all entries by number, and the parts that were deleted in MLflow."""
         texts, problems = dict[int, str](), list[str]()
-        if (experiment := self._call(self._client.get_experiment_by_name, EXPERIMENT)) is None:
+        if (experiment := self._connection.experiment(EXPERIMENT)) is None:
             return texts, problems
         if experiment.lifecycle_stage != "active":
             problems.append(f"experiment {EXPERIMENT!r} was deleted in MLflow")
         place, store = experiment.experiment_id, self._connection.store
         # Deleted runs as well.
         for run in (
-            self._pages(self._client.search_runs, [place], run_view_type=3, size=_PAGE)
+            self._pages(self._connection.client.search_runs, [place], run_view_type=3, size=_PAGE)
             if store is None
-            else params_by_run(store, place)
+            else run_rows(store, "experiment_id = ?", place)
         ):
             if (found := _entries(run)) and run.info.lifecycle_stage != "active":
                 problems.append(f"entries {min(found)} to {max(found)} were deleted in MLflow")
@@ -85,7 +85,7 @@ class StoreLog:
                     made = self._make_page()
                     end = end._replace(page=self._set_once(end.page, _NEXT, made))
                     if end.page != made:
-                        self._call(self._client.delete_run, made)
+                        self._call(self._connection.client.delete_run, made)
                 entry = Entry(tree=end.tree, event=event, time=round(time.time(), 3), run=run, facts=facts)
                 text = entry.to_json(indent=None)
                 if self._set_once(end.page, str(end.size), text) == text:
@@ -101,9 +101,9 @@ class StoreLog:
     def _set_once(self, run_id: str, key: str, value: str) -> str:
         """Set a param unless it is set, and return its value."""
         try:
-            self._call(self._client.log_param, run_id, key, value)
+            self._call(self._connection.client.log_param, run_id, key, value)
         except errors.LogError:
-            found = self._call(self._client.get_run, run_id).data.params.get(key)
+            found = self._call(self._connection.client.get_run, run_id).data.params.get(key)
             if found is None:
                 raise
             return str(found)
@@ -111,16 +111,16 @@ class StoreLog:
 
     def _find_end(self) -> _End | None:
         """The end of the log; None if the store has none."""
-        if (experiment := self._call(self._client.get_experiment_by_name, EXPERIMENT)) is None:
+        if (experiment := self._connection.experiment(EXPERIMENT)) is None:
             return None
         if experiment.lifecycle_stage != "active":
             raise errors.StoreError(f"Experiment {EXPERIMENT!r} was deleted in MLflow. Restore it.")
         options: dict[str, Any] = {"order_by": ["attributes.start_time DESC"], "max_results": 3}
-        newest = self._call(self._client.search_runs, [experiment.experiment_id], **options)
+        newest = self._call(self._connection.client.search_runs, [experiment.experiment_id], **options)
         # A process that was not first leaves a run without entries for a moment.
         page = max(newest, key=lambda run: max(_entries(run), default=-1), default=None)
         while page is not None and _NEXT in page.data.params:
-            following = self._call(self._client.get_run, page.data.params[_NEXT])
+            following = self._call(self._connection.client.get_run, page.data.params[_NEXT])
             if not _entries(following):
                 break
             page = following
@@ -139,10 +139,10 @@ class StoreLog:
         """Make the log, or wait for the process that makes it now."""
         place = self._connection.store and str(self._connection.store.artifacts_of(EXPERIMENT))
         try:
-            self._call(self._client.create_experiment, EXPERIMENT, place, _NOTE)
+            self._call(self._connection.client.create_experiment, EXPERIMENT, place, _NOTE)
         except errors.StoreError:
             for _ in range(_TRIES):
-                if self._call(self._client.get_experiment_by_name, EXPERIMENT) is None:
+                if self._connection.experiment(EXPERIMENT) is None:
                     raise
                 if (end := self._find_end()) is not None:
                     return end
@@ -150,11 +150,11 @@ class StoreLog:
         return _End(self._make_page())
 
     def _make_page(self) -> str:
-        experiment: Any = self._call(self._client.get_experiment_by_name, EXPERIMENT)
-        run = self._call(self._client.create_run, experiment.experiment_id, tags=_NOTE, run_name="entries")
+        experiment = self._connection.experiment(EXPERIMENT)
+        run = self._call(self._connection.client.create_run, experiment.experiment_id, tags=_NOTE, run_name="entries")
         made = run.info.run_id
         # It takes params nevertheless, and is not shown as running.
-        self._call(self._client.set_terminated, made, "FINISHED")
+        self._call(self._connection.client.set_terminated, made, "FINISHED")
         return str(made)
 
 

@@ -19,7 +19,7 @@ from trtops.tracking import owner, schema
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
-from trtops.tracking.mlflow.embedded import accepted_runs, metric_history, run_rows
+from trtops.tracking.mlflow.embedded import accepted_versions, experiments, metric_history, run_rows, search_runs
 from trtops.tracking.mlflow.engines import Engines
 from trtops.tracking.mlflow.installed import run_context
 from trtops.tracking.mlflow.store_log import EXPERIMENT, StoreLog
@@ -49,12 +49,14 @@ from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 from trtops.tracking.store_log import Event, run_facts
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import Run as MlflowRunEntity
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_ACTIVE, _ALL = 1, 3  # MLflow's ViewType
 _PAGE = 1000
 _PARENT = "mlflow.parentRunId"
 
@@ -68,16 +70,23 @@ class MlflowTracker:
 
     def __init__(self, location: str | Path | Store | None = None) -> None:
         self._connection = Connection(location)
-        self._client = self._connection.client
         self._call = self._connection.call
         self.store = self._connection.store
         self.lock_folder = self.store.locks if self.store else None
         self.shown = self._connection.shown
-        self.context = run_context()
         self.log = StoreLog(self._connection, self._pages)
         self.log_entries = self.log.entries
         self.linked_engines = Engines(self._connection, self._pages)
         self._experiments: dict[str, str] = {}
+
+    @property
+    def _client(self) -> MlflowClient:
+        return self._connection.client
+
+    @functools.cached_property
+    def context(self) -> Mapping[str, str]:
+        """The tags that MLflow gives every run of this process."""
+        return run_context()
 
     def __repr__(self) -> str:
         return f"MlflowTracker({self.shown!r})"
@@ -149,13 +158,19 @@ class MlflowTracker:
         if not ids or limit == 0:
             return []
         if parent is not None and is_local(parent):
-            known = self._call(self._with_local_id, self._all_experiments(), parent)
+            known = self._with_local_id(self._all_experiments(), parent)
             parent = parent if known is None else known.info.run_id
         wanted, found = (tags or {}).items(), list[RunInfo]()
-        query, order = _search_filter(tags or {}, parent, status, id_prefix), ["attributes.start_time DESC"]
-        # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
-        size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
-        for entity in self._pages(self._client.search_runs, ids, query, size=size, order_by=order):
+        if self.store is not None:
+            stored = {**(tags or {}), **({} if parent is None else {_PARENT: parent})}
+            shown = [name for name, read in _STATUS.items() if status in (read, "finished" if name == "FAILED" else "")]
+            entities = search_runs(self.store, ids, stored, shown, id_prefix)
+        else:
+            query, order = _search_filter(tags or {}, parent, status, id_prefix), ["attributes.start_time DESC"]
+            # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
+            size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
+            entities = self._pages(self._client.search_runs, ids, query, size=size, order_by=order)
+        for entity in entities:
             try:
                 info = self._info(entity)
             except errors.IncompleteRunError as exc:
@@ -174,17 +189,12 @@ class MlflowTracker:
         return found
 
     def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
-        from mlflow.entities import ViewType
-
-        view = ViewType.ALL
-        every = self._pages(self._client.search_experiments, view_type=view)
-        known = {each.name: each.experiment_id for each in every if each.name != EXPERIMENT}
-        self._experiments.update(known)
-        ids = list(known.values())
-        entities = self._pages(self._client.search_runs, ids, run_view_type=view) if ids else iter(())
-        for entity in (
-            entities if self.store is None else run_rows(self.store, {*tags, Tag.VERDICT, Tag.MANIFEST_SHA256, _PARENT})
-        ):
+        ids = self._all_experiments(deleted=True)
+        if self.store is not None:
+            entities: Iterable[Any] = run_rows(self.store, names={*tags, Tag.VERDICT, Tag.MANIFEST_SHA256, _PARENT})
+        else:
+            entities = self._pages(self._client.search_runs, ids, run_view_type=_ALL) if ids else ()
+        for entity in entities:
             with contextlib.suppress(errors.IncompleteRunError):
                 if entity.info.experiment_id in ids:
                     yield self._info(entity), entity.info.artifact_uri or ""
@@ -293,20 +303,22 @@ class MlflowTracker:
         return {alias: str(version) for alias, version in aliases.items()}
 
     def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
-        every = self._pages(self._client.search_model_versions, _search_filter(tags or {}, None, None, ""))
-        versions = {(version.name, str(version.version)): version for version in every}
-        models = self._pages(self._client.search_registered_models)
-        if tags:  # a store may have thousands of models
-            models = filter(None, map(self._registered_model, dict.fromkeys(name for name, _ in versions)))
+        if self.store is not None:
+            pairs = accepted_versions(self.store)
+        else:
+            every = self._pages(self._client.search_model_versions, _search_filter(tags or {}, None, None, ""))
+            versions = {(version.name, str(version.version)): version for version in every}
+            models = self._pages(self._client.search_registered_models)
+            if tags:  # a store may have thousands of models
+                models = filter(None, map(self._registered_model, dict.fromkeys(name for name, _ in versions)))
+            numbers = [(alias, (m.name, str(number))) for m in models for alias, number in sorted(m.aliases.items())]
+            pairs = [(alias, versions[number]) for alias, number in numbers if number in versions]
         found = []
-        for model in models:
-            for alias, number in sorted(model.aliases.items()):
-                if (entity := versions.get((model.name, str(number)))) is None:
-                    continue
-                with contextlib.suppress(errors.StoreError):
-                    version = _registered_version(entity)
-                    if (tags or {}).items() <= version.tags.items():
-                        found.append((alias, version))
+        for alias, entity in pairs:
+            with contextlib.suppress(errors.StoreError):
+                version = _registered_version(entity)
+                if (tags or {}).items() <= version.tags.items():
+                    found.append((alias, version))
         return found
 
     def engines(
@@ -315,7 +327,7 @@ class MlflowTracker:
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
         runs = None
         if query.accepted:
-            runs = accepted_runs(self.store) if self.store else {version.run_id for _, version in self.accepted()}
+            runs = {version.run_id for _, version in self.accepted()}
         if not ids or runs == set():
             return []
         found = dict(self.linked_engines.search(ids, query, verdict, runs, limit))
@@ -342,16 +354,24 @@ class MlflowTracker:
         if not (run_id.isascii() and run_id.isalnum()):
             raise missing
         if is_local(run_id):
-            known = self._call(self._with_local_id, self._all_experiments(), run_id)
+            known = self._with_local_id(self._all_experiments(), run_id)
             if known is not None:
                 return known
+        if self.store is not None:
+            stored: list[MlflowRunEntity] = run_rows(self.store, "run_uuid = ?", run_id)
+            if not stored:
+                raise missing
+            return stored[0]
         try:
             return self._call(self._client.get_run, run_id)
         except errors.RunNotFoundError:
             raise missing from None
 
     def _with_local_id(self, experiment_ids: list[str], local_id: str) -> MlflowRunEntity | None:
-        found = self._client.search_runs(experiment_ids, f"tags.`{Tag.LOCAL_ID}` = '{local_id}'", max_results=1)
+        if self.store is not None:
+            return next(search_runs(self.store, experiment_ids, {Tag.LOCAL_ID: local_id}, (), ""), None)
+        query = f"tags.`{Tag.LOCAL_ID}` = '{local_id}'"
+        found = self._call(self._client.search_runs, experiment_ids, query, max_results=1)
         return found[0] if found else None
 
     def _experiment_id(self, name: str) -> str:
@@ -370,7 +390,7 @@ class MlflowTracker:
         return self._known_experiment(name)[0]
 
     def _known_experiment(self, name: str) -> list[str]:
-        experiment = self._call(self._client.get_experiment_by_name, name)
+        experiment = self._connection.experiment(name)
         if experiment is None:
             return []
         if experiment.lifecycle_stage != "active":
@@ -381,8 +401,12 @@ class MlflowTracker:
         self._experiments[name] = experiment.experiment_id
         return [experiment.experiment_id]
 
-    def _all_experiments(self) -> list[str]:
-        found = [each for each in self._pages(self._client.search_experiments) if each.name != EXPERIMENT]
+    def _all_experiments(self, *, deleted: bool = False) -> list[str]:
+        if self.store is not None:
+            every = [each for each in experiments(self.store) if deleted or each.lifecycle_stage == "active"]
+        else:
+            every = [*self._pages(self._client.search_experiments, view_type=_ALL if deleted else _ACTIVE)]
+        found = [each for each in every if each.name != EXPERIMENT]
         self._experiments.update({experiment.name: experiment.experiment_id for experiment in found})
         return [experiment.experiment_id for experiment in found]
 
@@ -390,6 +414,9 @@ class MlflowTracker:
         for name, known in list(self._experiments.items()):
             if known == experiment_id:
                 return name
+        if self.store is not None:
+            self._experiments |= {each.name: each.experiment_id for each in experiments(self.store)}
+            return {known: name for name, known in self._experiments.items()}[experiment_id]
         name = str(self._call(self._client.get_experiment, experiment_id).name)
         self._experiments[name] = experiment_id
         return name
