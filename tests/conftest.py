@@ -47,10 +47,16 @@ _LONGEST = "the campaign on a GPU"
 
 
 @pytest.fixture(scope="session")
-def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of Prefect with its database, made once for all processes of a run: migrating one takes ten seconds."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a run share, for what takes seconds to make."""
     base = tmp_path_factory.getbasetemp()
-    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prefect"
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def prefect_database(shared_folder: Path) -> Path:
+    """A home of Prefect with its database: migrating one takes ten seconds."""
+    home = shared_folder / "prefect"
     with locked(f"{home}.lock"):
         if not (home / ".trtops-ready").exists():
             make = "from trtops.flows.server import ensure_prefect_home; ensure_prefect_home()"
@@ -76,6 +82,8 @@ def copied_stores(tmp_path_factory: pytest.TempPathFactory) -> None:
         if not first.database.exists():
             root.mkdir(exist_ok=True)
             create(first)
+            utils = importlib.import_module("mlflow.store.db.utils")  # which reads all its migrations for each store
+            utils._get_latest_schema_revision = functools.cache(utils._get_latest_schema_revision)
         with locked(store.root / ".init.lock"):
             if not store.database.exists():
                 building = store.root / ".copy"
@@ -85,6 +93,15 @@ def copied_stores(tmp_path_factory: pytest.TempPathFactory) -> None:
                 building.rename(store.database)
 
     embedded._create_store = copy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_children() -> None:
+    """Let children of workers start at once, except in tests of child processes."""
+    if importlib.util.find_spec("tensorrt") is None:  # which belongs to none of them
+        from tests.warm_children import install
+
+        install()
 
 
 @pytest.fixture(scope="session")

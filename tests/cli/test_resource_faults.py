@@ -36,7 +36,7 @@ FAULTS: dict[str, tuple[str, dict[str, str], str, int, str]] = {
     "no home": ("unset HOME; {}", {}, "run list", 0, ""),
     "missing home": ("{}", {"HOME": "/nonexistent/home"}, "lint", 0, ""),
     "C locale": ("{}", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "run", 0, ""),
-    "optimized Python": ("{}", {"PYTHONOPTIMIZE": "1"}, "convert", 0, ""),
+    "optimized Python": ("{}", {"PYTHONOPTIMIZE": "1"}, "run lint", 0, ""),
     "64 descriptors": ("ulimit -n 64; {}", {}, "lint convert", 0, ""),
     "700 MB of addresses": ("ulimit -v 700000; {}", {}, "lint convert", 0, ""),
 }

@@ -3,7 +3,7 @@
 import functools
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from trtops.record import sha256
 from trtops.reports.present import drawn_again
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system import signing
+from trtops.system.locks import locked
 from trtops.tracking import schema
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.records import LISTING, Manifest, Statement
@@ -206,10 +207,15 @@ def make_store(folder: Path, *, signed: bool = True) -> Logged:
 
 
 @pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+def pristine(shared_folder: Path) -> Logged:
     """The store as it was logged: for reading. What writes a run takes ``logged``, or tests see each other's runs."""
-    yield make_store(tmp_path_factory.mktemp("audited"))
-    close_workers()
+    folder, known = shared_folder / "audited", shared_folder / "audited.json"
+    with locked(f"{folder}.lock"):
+        if not known.exists():
+            folder.mkdir()
+            known.write_text(json.dumps(make_store(folder).runs))
+            close_workers()
+    return Logged((folder / "mlruns").resolve(), json.loads(known.read_text()), folder / "key.pub", folder / "key.pem")
 
 
 @pytest.fixture(scope="session")
