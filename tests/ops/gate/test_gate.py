@@ -161,6 +161,15 @@ def test_changed_interface_is_refused_unless_allowed(again) -> None:
         assert decide(evaluate_measured(changed, allowed)) == "accept"
 
 
+def test_other_inputs_are_refused_by_interface(accepted, folder, tracker) -> None:
+    proto = gates.ten_outputs()
+    proto.graph.input[0].name = proto.graph.node[0].input[0] = "image"
+    renamed = gates.write(proto, folder, "renamed")
+    result = gate(renamed, trial(accepted=accepted.holder), tracker=tracker)
+    assert result.decision == "refuse" and refused_for(result) == {"interface"}
+    assert "does not run on the candidate's inputs" in result.reasons[0]
+
+
 def test_gate_ends_within_its_budget(heads, accepted, tracker, monkeypatch) -> None:
     """Steps that do not finish in time leave the candidate undecided; nothing is registered."""
     begin = time.monotonic()

@@ -115,8 +115,12 @@ class Measurement:
                 return
             other, other_backend = self._open_accepted(accepted, device, stack)
             with self._ending("accepted"):
+                try:
+                    other_process = EngineProcess(other_backend, other.engine, file, metrics)
+                except errors.InputError as exc:
+                    text = f"the accepted engine does not run on the candidate's inputs: {exc}"
+                    raise NotMeasuredError(Finding("interface", "refuse", text)) from exc
                 # Twice, because the difference from run to run is part of the noise.
-                other_process = EngineProcess(other_backend, other.engine, file, metrics)
                 theirs, again = other_process.outputs(), other_process.outputs()
             same_model = other.spec.model_sha256 == model.info.sha256
             other_facts = _facts(accepted.id, other, other_process, theirs)
