@@ -22,8 +22,14 @@ import pytest
 from trtops.system import worker
 from trtops.system.processes import BRIEF_SPIN
 
-# Tests of child processes, and of what these do before they serve.
-_ORDINARY = ("tests/test_", "tests/backend/", "tests/comparator/", "tests/cli/")
+# Tests of child processes, and of what these do before they serve; and of latencies, which forks measure alike.
+_ORDINARY = (
+    "tests/test_",
+    "tests/backend/",
+    "tests/comparator/",
+    "tests/cli/",
+    "tests/ops/gate/test_gate.py::test_slower",
+)
 _AT_START, _PATH = {**os.environ}, [*sys.path]
 _TEMPLATE = "import sys; sys.path[:0] = {!r}; from tests.warm_children import serve; serve({})"
 
