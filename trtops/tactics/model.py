@@ -215,6 +215,7 @@ class Posterior:
 # orders.
 LOG_ONE, LOG_PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)
 _MAX_PAIRED = 1024  # choices, the most suspicious, that pairs are made of: 1024 x 1024 doubles are 8 MiB
+_IMPROBABLE = 12.0  # log-distance from the best at which explanations do not matter
 
 
 def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
@@ -241,6 +242,7 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
     evidence_of_pairs = LOG_PAIR + share[:, None] + share + likelihood.mixed(counts.pair_size, counts.pair_hits)
     evidence_of_singles = LOG_ONE + log_share + likelihood.mixed(counts.single_size, counts.single_hits)
     evidence = np.concatenate((evidence_of_singles, evidence_of_pairs[occurring]))
+    _merge_equal_pairs(counts, present, paired, single, pair)
     # The largest term is subtracted before exponentials, or all of them would be zero after a thousand builds.
     peak = max(float(single.max()), float(pair.max(initial=-np.inf)), likelihood.chance)
     mass, mass_of_pairs, chance = np.exp(single - peak), np.exp(pair - peak), math.exp(likelihood.chance - peak)
@@ -258,3 +260,23 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
         expected_bad=expected,
         log_e_value=float(np.logaddexp.reduce(evidence)) - likelihood.supremum,
     )
+
+
+def _merge_equal_pairs(counts: Counts, present: Bools, paired: Ints, single: Floats, pair: Floats) -> None:
+    """Move the probability of pairs that expect the same builds as a single choice to that choice, in place."""
+    # No verdict can tell the two apart, and the single choice says the same in fewer words.
+    # As many pairs may equal a choice as there are choices, each that much less probable.
+    least = max(float(single.max()), float(pair.max())) - _IMPROBABLE - math.log(len(single))
+    singles = np.flatnonzero(single > least)
+    # Equal counts are necessary and quick to compare; packed rows then show whether the builds are the same.
+    builds = len(present) + 1
+    known = counts.single_size[singles] * builds + counts.single_hits[singles]
+    same_counts = np.isin(counts.pair_size * builds + counts.pair_hits, known)
+    packed = np.packbits(present, axis=0)
+    owner = {packed[:, one].tobytes(): one for one in singles.tolist()}
+    for row, column in np.argwhere((pair > least) & same_counts).tolist():
+        first, second = packed[:, paired[row]], packed[:, paired[column]]
+        one = owner.get((first & second if row < column else first | second).tobytes())
+        if one is not None:
+            single[one] = np.logaddexp(single[one], pair[row, column])
+            pair[row, column] = -np.inf

@@ -212,7 +212,7 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "entry of the deny-list deleted in the UI": (delete("denied", permanently=False), "(deny 'deny Conv'"),
     "entry of the deny-list deleted": (delete("denied"), "(deny 'deny Conv' in 'nets'): it was deleted permanently"),
     "promotion deleted": (delete("accepted"), "(promote 'accepted' in 'nets'): it was deleted permanently"),
-    "failed run deleted": (delete("failed"), "(build 'failed' in 'nets'): it was deleted permanently"),
+    "failed run deleted": (delete("failed"), "(build '! failed' in 'nets'): it was deleted permanently"),
     "run moved": (of_run("bad", "experiment_id = (SELECT max(experiment_id) FROM experiments)"), "store says other"),
     "experiment renamed": (
         sql("UPDATE experiments SET name = 'nests' WHERE name = 'nets'"),
