@@ -239,7 +239,7 @@ class _Collecting:
         self.samples += samples_in(arrays)
 
     def _count(self, arrays: dict[str, Array]) -> tuple[dict[str, Histogram], dict[str, Array]]:
-        """Return the histograms of a feed's tensors that have values, and the model's outputs if feeds are held out."""
+        """Return the histograms of a feed's tensors, and the model's outputs if feeds are held out."""
         while True:
             counted = {name: self._histogram(array) for name, array in arrays.items()}
             outputs: dict[str, Array] = {}
