@@ -70,7 +70,6 @@ class Tag:
     ITERATION = "trtops.iteration"  # number from 0; a killed run shares it with the run that repeated it
     BAD_IN = "trtops.bad_in"  # the bad part of a bad build: outputs, precision, or both separated by a space
     GOLDEN_SHA256 = "trtops.golden.sha256"  # digest of the golden outputs of a running campaign
-    ATTRIBUTION = "trtops.attribution"  # the cause of an engine's error (trtops.ops.evaluation.attribution)
     HEADLINE = "trtops.headline"  # the outcome in a few words, for tables of runs
     TRIAL = "trtops.trial"  # swap of a proof: in (suspect into a good build) or out (of a bad one)
     PROOF = "trtops.proof"  # confirmed, refuted or not isolable
@@ -102,7 +101,6 @@ AS_PARAM = {
     Tag.DRIVER: "env.driver",
     Tag.CUDA: "env.cuda",
     Tag.GIT_COMMIT: "env.git_commit",
-    Tag.ATTRIBUTION: "attribution",
     Tag.LISTED: "listed",
     Tag.PREFECT_URL: "prefect_url",
 }

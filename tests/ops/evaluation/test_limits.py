@@ -197,10 +197,9 @@ def test_noise_is_measured_only_for_default_limits(tmp_path: Path, monkeypatch: 
     given = ConvertConfig(build=BuildConfig(precision="fp32"), check=check)
     result = convert(path, given, tracker=MemoryTracker())
     assert result.evaluation.noise is None and not emulated.called and not moved.called
-    # Limits, emulation and attribution share one run.
-    config = ConvertConfig(
-        build=BuildConfig(precision="fp16"), check=replace(check, tolerances=None), attribute_error=True, isolated=False
-    )
+    # Limits and emulation share one run.
+    check = replace(check, tolerances=None)
+    config = ConvertConfig(build=BuildConfig(precision="fp16"), check=check, isolated=False)
     result = convert(path, config, tracker=MemoryTracker())
     assert result.evaluation.report and emulated.call_count == 1
     assert Evaluation.from_json(result.evaluation.to_json()).noise == result.evaluation.noise is not None

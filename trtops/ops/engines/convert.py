@@ -21,7 +21,6 @@ from trtops.calibration.cache import read_cache
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.evaluation.attribution import attribute
 from trtops.ops.evaluation.check import (
     CheckConfig,
     EngineConfig,
@@ -80,8 +79,6 @@ class ConvertConfig(EngineConfig):
             builder makes the other choices, and the result names each of them. Without this such a replay is refused.
         measure_ranges: Keep layers in FP32 whose values on the given data do not fit FP16 or BF16.
         use_deny_list: Leave out tactics on the deny-list of this device and release; a replay that has one is refused.
-        attribute_error: Measure how much of the engine's error comes from the precision, from noise and from the
-            builder (:mod:`trtops.ops.evaluation.attribution`), which runs the model four more times.
         rebuild: Build even if the tracking store holds an engine of the same spec from the same environment.
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt without it.
         isolated: Build, and run the new engine for the first time, in a child process. If a setting of the builder
@@ -96,7 +93,6 @@ class ConvertConfig(EngineConfig):
     carry_over: bool = False
     measure_ranges: bool = True
     use_deny_list: bool = True
-    attribute_error: bool = False
     rebuild: bool = False
     keep_model: bool = True
     isolated: bool | None = None
@@ -524,18 +520,11 @@ def _evaluate(
     # Before the engine is loaded, since each takes as much memory as it has weights.
     run_step("measure noise", right.tolerances, check.tolerances)
     computed = check_precision(build, check.min_precision_share)
-    with contextlib.ExitStack() as stack:
-        runner = stack.enter_context(backend.runner(build.engine))
+    with backend.runner(build.engine) as runner:
         evaluation, outputs = evaluate(runner, golden, feeds, check, right)
-        if not config.attribute_error:
-            stack.close()
-        # Whether the model in this precision is bad on any hardware, or only this engine of it.
-        emulated = None if computed.low_precision is None else right.emulation(check.tolerances)
-        evaluation = replace(evaluation, computed=computed, emulated=emulated)
-        if config.attribute_error:
-            verdict = evaluation.verdict
-            found = attribute(right, runner, outputs, check.tolerances, engine=verdict, computed=computed)
-            evaluation = replace(evaluation, attribution=found)
+    # Whether the model in this precision is bad on any hardware, or only this engine of it.
+    emulated = None if computed.low_precision is None else right.emulation(check.tolerances)
+    evaluation = replace(evaluation, computed=computed, emulated=emulated)
     evaluation = with_power(evaluation, model, feeds, golden, check, right.tolerances(check.tolerances))
     return evaluation, outputs
 

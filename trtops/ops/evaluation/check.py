@@ -17,7 +17,6 @@ from trtops.comparator.report import ComparisonReport, Tolerances, compare_outpu
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
-from trtops.ops.evaluation.attribution import Attribution
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
 from trtops.ops.evaluation.limits import NoiseLimits, RightModel
@@ -131,7 +130,6 @@ class Evaluation(Record):
     accuracy: Accuracy | None = None
     computed: PrecisionCheck | None = None  # the precisions that the kernels compute in; None without a build
     emulated: Emulation | None = None  # the model in 16 bit as a GPU rounds it; None if it was not needed
-    attribution: Attribution | None = None
     evidence: Evidence | None = None  # None for saved outputs, whose inputs are not known
     power: Power | None = None  # None if it was not requested
     noise: NoiseLimits | None = None  # the model's own noise, from which the limits are derived; None if they are given
@@ -420,7 +418,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
         measured = evaluation.latency
         device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
         lines += [f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}.", ""]
-    for part in (evaluation.computed, evaluation.emulated, evaluation.attribution, evaluation.self_check):
+    for part in (evaluation.computed, evaluation.emulated, evaluation.self_check):
         if part is not None:
             lines += [part.sentence(), ""]
     if evaluation.accuracy is not None:
@@ -431,8 +429,6 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
 
 def log_evaluation(run: Run, evaluation: Evaluation, *, engine: str = "") -> None:
     """Log an evaluation: its numbers as metrics, the whole as an artifact; ``engine`` as for ``Run.log_metrics``."""
-    if evaluation.attribution is not None:
-        run.log_params({schema.AS_PARAM[schema.Tag.ATTRIBUTION]: evaluation.attribution.statement})
     if (evidence := evaluation.evidence) is not None:
         names = ("source", "feeds", "samples", "reference", "limits", "margin")
         params = {name: getattr(evidence, name) for name in names}

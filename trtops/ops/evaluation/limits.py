@@ -274,7 +274,7 @@ class NoiseLimits(Record):
 class RightModel:
     """The right model on the data of an evaluation, and what rounding to a precision does to it.
 
-    The rounded model runs when it is first needed, once for limits, emulation and attribution.
+    The rounded model runs when it is first needed, once for limits and emulation.
 
     Attributes:
         model: The model.

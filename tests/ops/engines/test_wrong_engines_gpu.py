@@ -1,4 +1,4 @@
-"""Thirty engines of real TensorRT, each wrong for one of three reasons, and what each is attributed to.
+"""Thirty engines of real TensorRT, each wrong for one of three reasons.
 
 Ten models overflow in FP16; ten engines compute with a planted wrong weight, as a wrong kernel would; ten were
 requested in FP16 and compute in FP32.
@@ -27,9 +27,7 @@ from trtops.tracking.mlflow import MlflowTracker
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 EACH = 10
-RIGHT_OF_30 = 28
 QUICK = TensorRTOptions(optimization_level=1, record_tactics=False)
-OVERFLOW, WRONG, SILENT = "precision", "builder", "not in its precision"
 
 
 def convolutions(seed: int, first: float = 0.06, second: float = 0.06) -> Case:
@@ -53,29 +51,23 @@ def plant_wrong_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TensorRTBackend, "build", build_another)
 
 
-def test_28_of_30_engines_are_attributed_correctly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[str, str, str]] = []
-
-    def attribute(expected: str, case: Case, build: BuildConfig) -> None:
+def test_thirty_wrong_engines_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert_bad(case: Case, build: BuildConfig) -> None:
         np.savez(tmp_path / "feed.npz", **dict(case.feed))
         check = CheckConfig(data=str(tmp_path / "feed.npz"), latency_runs=0, warm_up=0, plots="never")
-        config = ConvertConfig(build=build, check=check, attribute_error=True, keep_model=False, rebuild=True)
+        config = ConvertConfig(build=build, check=check, keep_model=False, rebuild=True)
         result = convert(case.write(tmp_path), config, tracker=MemoryTracker())
-        found.append((expected, result.evaluation.attribution.statement, result.verdict))
-        print(case.name, *found[-1], flush=True)
+        assert result.verdict == "bad", (case.name, build, result.evidence)
 
     half, full = (BuildConfig(precision="fp16", options=pinned(name)) for name in ("float16", "float32"))
     for seed in range(EACH):
         # The sums of the first convolution are in the hundred thousands; the second one makes them small again.
-        attribute(OVERFLOW, convolutions(seed, first=3000.0 + 500 * seed, second=1e-3), half)
+        convert_bad(convolutions(seed, first=3000.0 + 500 * seed, second=1e-3), half)
         kept = BuildConfig(precision="fp16", keep=("conv0", "conv1"), options=QUICK)
-        attribute(SILENT, convolutions(seed), kept if seed % 2 else full)
+        convert_bad(convolutions(seed), kept if seed % 2 else full)
     plant_wrong_weights(monkeypatch)
     for seed in range(EACH):
-        attribute(WRONG, convolutions(seed), half)
-
-    assert sum(statement == expected for expected, statement, _ in found) >= RIGHT_OF_30
-    assert {verdict for *_, verdict in found} == {"bad"}
+        convert_bad(convolutions(seed), half)
 
 
 def test_silent_fp32_engines_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
