@@ -434,6 +434,27 @@ def test_builds_without_fault_are_accepted(heads, planted_builds, tracker) -> No
     assert resolve(heads, tracker=tracker, name="quantized heads").run_id == result.holder
 
 
+@pytest.mark.parametrize(("largest", "decision"), [(15, "accept"), (30, "refuse")])
+def test_size_limit_counts_from_largest_accepted_build(
+    largest: int, decision: str, heads, planted_builds, tracker, monkeypatch
+) -> None:
+    config = replace(planted_builds(()), policy=Policy(limits=Limits(accuracy=None)))
+    plain, sizes = distribution.gate, itertools.chain([10, 10, 10, 14, 10, 10], itertools.cycle([10, largest]))
+
+    def gate_one(model: Path, config: GateConfig, **logged: object) -> GateResult:
+        found = plain(model, config, **logged)
+        assert found.measured is not None
+        sized = [replace(found.measured.candidate, engine_bytes=count << 20) for count in (next(sizes), 10)]
+        measured = replace(found.measured, candidate=sized[0], accepted=sized[1])
+        return replace(found, measured=measured, findings=evaluate_measured(measured, config.policy))
+
+    monkeypatch.setattr(distribution, "gate", gate_one)
+    result = gate_all((heads,), config, tracker=tracker)
+
+    assert result.decision == decision
+    assert [build.outside for build in result.builds if build.of == "accepted"] == ["", "", "size", "", ""]
+
+
 def test_share_stays_open_without_time(heads, accepted, tracker) -> None:
     result = gate_all((heads,), trial(distribution=BuildShare(builds=2), minutes=0.001), tracker=tracker)
 

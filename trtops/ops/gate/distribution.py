@@ -12,6 +12,7 @@ from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.gate.measurement import Timed
 from trtops.ops.gate.op import GateConfig, end_gate, gate, registered
+from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import EVIDENCE, Decision, Finding, FindingOutcome, GateResult
 from trtops.ops.gate.tolerance import CONFIDENCE, BuildShare, ShareDecision, decide_share, shown_share
@@ -108,6 +109,7 @@ def gate_builds(
     with op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as run:
         run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **wanted.to_dict()})
         made: list[GatedBuild] = []
+        build_seconds: list[float] = []
         pairs: Timed = {}
         table = CampaignTable()
         most = wanted.builds + _ACCEPTED_BUILDS + 1
@@ -117,18 +119,21 @@ def gate_builds(
 
         def build(of: str, file: Path, own: GateConfig) -> GateResult:
             # The time that is left, shared by builds to come that need timing if these stay as frequent as they were,
-            # but enough for one to be decided.
+            # but enough to build one and to decide on it. Without the first one there is nothing to compare with.
             timings = len({each.ratio for each in made} - {None}) + 1
             coming = max(1.0, (most - len(made)) * timings / (len(made) + 1))
-            minutes = max(0.05, min(minutes_left(), max(minutes_left() / coming, 0.5)))
+            enough = 0.5 + 1.2 * max(build_seconds) / 60 if build_seconds else config.minutes / 2
+            minutes = max(0.05, min(minutes_left(), max(minutes_left() / coming, enough)))
             own = replace(own, distribution=BuildShare(), register=False, minutes=minutes)
             where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
             found = run_step(f"{of} build {len(made) + 1}", gate, file, own, timed=pairs, **where)  # type: ignore[arg-type]
             made.append(_gated(len(made) + 1, of, found, tracker, table if of == "candidate" else CampaignTable()))
+            build_seconds.extend([found.measured.candidate.build_seconds] if found.measured else [])
             return found
 
         first = build("first", path, config)  # finds the accepted engine, and shows whether the data prove anything
         reference, releases = config.accepted, (config.release, *config.others, HERE)
+        policy = config.policy
         is_stopped = any((each.subject, each.outcome) in _STOPS for each in first.findings)
         accepted = None if first.measured is None else first.measured.accepted
         # Only a whole gate shows that there is no accepted engine.
@@ -148,12 +153,16 @@ def gate_builds(
                         break
                     rebuilt.append(found)
             reference = stored.id
-            # Builds that are bad for anything but their latency are no reference.
-            sound = [r for r in rebuilt if {f.subject for f in r.findings if f.outcome == "refuse"} <= {"latency"}]
+            # Builds that are bad for anything but their latency or size are no reference.
+            varies = {"latency", "size"}
+            done = [r for r in rebuilt if r.measured]
+            sound = [r for r in done if {f.subject for f in r.findings if f.outcome == "refuse"} <= varies]
             timings = [(1.0 if r.ratio is None else r.ratio.ratio, r.holder) for r in sound]
             if timings:
                 reference = sorted(timings)[len(timings) // 2][1]
-        fixed = replace(config, accepted=reference, others=releases)
+                sizes = {r.holder: r.measured.candidate.engine_bytes for r in sound if r.measured}
+                policy = _allowing(max(sizes.values()) / sizes[reference], config)
+        fixed = replace(config, accepted=reference, others=releases, policy=policy)
         holder, outside, unclear = "", 0, 0
         decision: ShareDecision = "open"
         while not is_stopped and decision == "open" and len(table) < wanted.builds and minutes_left() > 0:
@@ -190,6 +199,15 @@ def gate_builds(
         run.set_tags({schema.Tag.EVIDENCE: holder} if holder else {})
         end_gate(run, result, tracker)
     return registered(result, config, tracker)
+
+
+def _allowing(factor: float, config: GateConfig) -> Policy:
+    """The policy of a gate, with the size limit of its precision multiplied: the accepted engine's builds differ."""
+    limits = config.policy.of(config.build.precision)
+    if limits.size is None:
+        return config.policy
+    own = replace(limits, size=replace(limits.size, ratio=factor * limits.size.ratio))
+    return replace(config.policy, precisions={**config.policy.precisions, config.build.precision: own})
 
 
 def _gated(number: int, of: str, found: GateResult, tracker: Tracker, table: CampaignTable) -> GatedBuild:
