@@ -25,6 +25,7 @@ from trtops.backend.base import NO_CACHES, Build, Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import library
 from trtops.backend.trt.building.engine import build_plan
+from trtops.backend.trt.building.int8 import best_ranges_of
 from trtops.backend.trt.choices import timing_cache as caches
 from trtops.backend.trt.choices.timing_cache import TimingCache
 from trtops.backend.trt.describe.inspector import EngineDescription, read_layers
@@ -166,6 +167,21 @@ def test_calibration_data_may_lie_on_the_device():
         assert other.keys() == contents[0].keys()
         for name, entry in other.items():
             assert entry.amax == pytest.approx(contents[0][name].amax, rel=1e-6)
+
+
+def test_int8_from_data_uses_ranges_of_best_algorithm():
+    case, data = costly_net(), batches(4, costly_net().feed["x"].shape)
+    model, config = Model.from_proto(case.proto, case.name), BuildConfig(precision="int8")
+    best = best_ranges_of(model, config, data, model.proto(lean=True))
+
+    build = back.TensorRTBackend().build(model, config, calibration_data=data)
+
+    found = CalibrationCache.from_bytes(build.calibration_cache)
+    assert {name: entry.amax for name, entry in found.by_name().items()} == pytest.approx(
+        {name: entry.amax for name, entry in best.by_name().items()}, rel=1e-6
+    )
+    assert build.spec.calibration_sha256 == best.data_sha256
+    assert "int8" in {layer.precision for layer in build.layers}
 
 
 def failing_loader():

@@ -28,6 +28,7 @@ from trtops.backend.trt.describe import inspector
 from trtops.backend.trt.infer.runner import TrtRunner
 from trtops.backend.trt.library import device
 from trtops.backend.trt.lines import Feature
+from trtops.calibration.cache import CalibrationCache
 from trtops.record import sha256
 from trtops.spec import BuildConfig, Environment, Layer, TensorRTOptions
 from trtops.system.processes import temporary_prefix
@@ -168,6 +169,7 @@ class _Building:
         self.denied = caches.denied.here(self.environment)
         self.restriction = selector.restriction_for(self.denied, self.options.tactic_seed)
         self.calibrator: CalibrationBatches | None = None
+        self.ranges: CalibrationCache | None = None  # from the calibration data, for a calibrator
         self.quantized: int8.Quantized | None = None
         wanted = {build_config.precision, *self.options.also} - {"fp32"}
         self.precisions = tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
@@ -220,7 +222,8 @@ class _Building:
         if self.quantized is not None:
             calibration, data = self.quantized.calibration_cache, self.quantized.data_sha256
         elif self.calibrator is not None:
-            calibration, data = self.calibrator.cache_contents, self.calibrator.data_digest()
+            calibration = self.calibrator.cache_contents
+            data = self.calibrator.data_digest() if self.ranges is None else self.ranges.data_sha256
         return Build(
             spec=self.caches.spec(self.model.info, self.build_config, self.environment, data),
             engine=self._engine(plan),
@@ -370,7 +373,7 @@ class _Building:
         return [members[name.upper()] for name in self.options.tactic_sources]
 
     def _quantize(self) -> None:
-        """Write Q/DQ nodes into the model, if not a calibrator chooses the layers."""
+        """Write Q/DQ nodes into the model, or choose the ranges for a calibrator, which then chooses the layers."""
         if self.build_config.precision == "fp8":
             self.line.require(Feature.FP8_IN_MODELS)
         if not self.to_8_bits or self.is_quantized:
@@ -379,6 +382,15 @@ class _Building:
             self.quantized = int8.quantize(
                 self.model, self.build_config, self.caches.calibration, self.calibration_data
             )
+        elif self.caches.calibration is None and self.calibration_data is not None:
+            try:
+                data, proto = self.calibration_data, self.model.proto(lean=True)
+                self.ranges = int8.best_ranges_of(self.model, self.build_config, data, proto)
+            except errors.TrtopsError as exc:  # without ONNX Runtime, or it cannot run the model: one with plugins
+                why = str(exc).splitlines()[0]
+                self.restriction.notes.append(
+                    f"calibrated by TensorRT's entropy calibrator, not by the best of three algorithms: {why}"
+                )
 
     def _make_calibrator(self, folder: str) -> Any:
         if not self.to_8_bits or self.quantized is not None or self.is_quantized:
@@ -386,8 +398,9 @@ class _Building:
         if self.caches.calibration is None and self.calibration_data is None:
             raise int8.nothing_to_calibrate_with()
         path = os.path.join(folder, "calibration.cache")
-        if self.caches.calibration is not None:
-            text = int8.tensorrt_text(self.caches.calibration, self.model, self.build_config, release=self.line.version)
+        cache = self.caches.calibration if self.ranges is None else self.ranges.to_bytes()
+        if cache is not None:
+            text = int8.tensorrt_text(cache, self.model, self.build_config, release=self.line.version)
             with open(path, "wb") as file:
                 file.write(text)
         feeds = itertools.islice(self.calibration_data or (), self.build_config.calibration_samples)

@@ -73,7 +73,7 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
     if cache is not None:
         ranges = read_cache(cache)
     elif data is not None:
-        ranges = _best_ranges(model, config, data, proto)
+        ranges = best_ranges_of(model, config, data, proto)
     else:
         raise nothing_to_calibrate_with()
     done = insert_qdq(proto, ranges, config)
@@ -89,7 +89,11 @@ def nothing_to_calibrate_with() -> errors.CalibrationError:
     )
 
 
-def _best_ranges(model: Model, config: BuildConfig, data: Iterable[Feed], proto: onnx.ModelProto) -> CalibrationCache:
+def best_ranges_of(model: Model, config: BuildConfig, data: Iterable[Feed], proto: onnx.ModelProto) -> CalibrationCache:
+    """Calibrate on the CPU, with the algorithm whose ranges change the outputs for these data least.
+
+    ``proto`` is the model, perhaps without large weights. Raises BackendUnavailableError without ONNX Runtime.
+    """
     try:
         from trtops.backend.onnxrt.calibration import Quantizer, best_ranges
         from trtops.backend.onnxrt.log import SessionLog
