@@ -10,6 +10,7 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend.common import save_bytes
+from trtops.backend.trt.describe.alignment import EngineLayers, align
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.result import Inspection, tracker_or_default
@@ -18,6 +19,7 @@ from trtops.reports.document import Document, Section, Table
 from trtops.reports.page import page
 from trtops.reports.present import report_page
 from trtops.reports.sections import computes_in, document_of, engine_place
+from trtops.spec import Layer
 from trtops.tables import counted, size
 from trtops.terminal import one_line
 from trtops.tracking import schema
@@ -251,16 +253,19 @@ def _ratio(values: Sequence[float | None], number: int) -> float | None:
 
 
 def _layer_rows(tracker: Tracker, infos: Sequence[RunInfo]) -> tuple[tuple[str | None, ...], ...]:
-    """Layers whose precision or kernel differs between the engines of runs, at most 1000."""
-    engines: list[dict[str, str]] = []
-    for info in infos:
-        layers = json.loads(
-            tracker.peek(info.tags.get(schema.Tag.REUSED_FROM, info.id), schema.Artifact.LAYERS) or b"[]"
-        )
-        engines.append({str(each["name"]): f"{each.get('precision')} {each.get('tactic')}" for each in layers})
-    names = dict.fromkeys(itertools.chain.from_iterable(engines))
-    differing = (name for name in names if len({layers.get(name) for layers in engines if layers}) > 1)
-    return tuple((name, *(layers.get(name) for layers in engines)) for name in itertools.islice(differing, 1000))
+    """Precisions and kernels of the ONNX nodes that an engine computes otherwise than the first; at most 1000 rows."""
+    rows: dict[tuple[str, ...], list[str | None]] = {}
+    first, *others = (
+        EngineLayers.of(map(Layer.from_dict, json.loads(data or b"[]")), {})
+        for info in infos
+        for data in [tracker.peek(info.tags.get(schema.Tag.REUSED_FROM, info.id), schema.Artifact.LAYERS)]
+    )
+    for number, engine in enumerate(others, 1):
+        for row in align(first, engine).rows if engine.layers else ():
+            if row.differs:
+                cells = rows.setdefault(row.nodes, [None] * len(infos))
+                cells[0], cells[number] = (" ".join((*s.precisions, *s.tactics)) or None for s in (row.a, row.b))
+    return tuple((" + ".join(nodes), *cells) for nodes, cells in itertools.islice(rows.items(), 1000))
 
 
 def report(run: str, *, tracker: Tracker | None = None, output: str | Path | None = None) -> Report:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trtops import errors
-from trtops.record import JSONValue, Record, sha256
+from trtops.record import Record, sha256
 from trtops.tracking.schema import AS_PARAM, KINDS, MAX_TAG, Kind, MetricName, Tag
 from trtops.verdict import VERDICTS, Verdict
 
@@ -89,7 +89,7 @@ class Statement(Record):
     end_time: float
     spooled: bool
     resumed: bool
-    signed: bool = False
+    signed: bool
     tags: Mapping[str, str]
     params: Mapping[str, str]
     metrics: Mapping[str, tuple[float, ...]]
@@ -111,17 +111,6 @@ class Manifest(Record):
     dropped: tuple[ArtifactEntry, ...] = ()
     run: Statement | None = None
     log: str = ""
-
-    def to_dict(self) -> dict[str, JSONValue]:
-        """The manifest as JSON values."""
-        values = super().to_dict()
-        # A signature covers the manifest as it was first written.
-        if not self.dropped:
-            del values["dropped"]
-        if self.run is not None and not self.run.signed:  # as in runs from before this field
-            run = values["run"] = dict(values["run"])  # type: ignore[arg-type]
-            del run["signed"]
-        return values
 
     def original(self) -> Manifest:
         """The manifest as it was when the run finished."""

@@ -44,7 +44,6 @@ BUILDS = ("build", "iteration", "promote", "gate")
 """Kinds of runs that hold an engine; a gate only does if it built its candidate."""
 
 _NONE = "nothing"
-_OLD_DIGESTS = "trtops.digests"  # a tag of older runs, which said what their manifests do
 
 
 class Facts:
@@ -228,7 +227,7 @@ def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     ):
         facts.add(what, {"the store": found or _NONE, place: due or _NONE})
     # Users may add tags of their own; the parent's has been compared.
-    ours = {name for name in info.tags if name.startswith("trtops.")} - {Tag.MANIFEST_SHA256, _OLD_DIGESTS}
+    ours = {name for name in info.tags if name.startswith("trtops.")} - {Tag.MANIFEST_SHA256}
     for name in sorted({*stated.tags, *ours} - {"mlflow.parentRunId"}):
         value = info.tags.get(name)
         found = _NONE if value is None else Statement.short(value)
@@ -283,11 +282,9 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     key = builds.build_key(spec, environment)
     facts.tag("build key", Tag.BUILD_KEY, f"{Artifact.SPEC} and {Artifact.ENVIRONMENT}", key)
     facts.tag("back end", Tag.BACKEND, Artifact.ENVIRONMENT, environment.backend, _NONE)
-    tags = {param: tag for tag, param in schema.AS_PARAM.items()}
     for name, value in (schema.flat_params(spec.config) | builds.environment_params(environment)).items():
         source = Artifact.ENVIRONMENT if name.startswith("env.") else Artifact.SPEC
-        found = info.params.get(name) or info.tags.get(tags.get(name, ""), _NONE)  # a tag in older runs
-        facts.add(f"param {name}", {"the store's params": found, source: value})
+        facts.add(f"param {name}", {"the store's params": info.params.get(name) or _NONE, source: value})
     stored = run.holder
     reused_from = None if stored is run else stored.info.id
     facts.tag("the run of the engine", Tag.REUSED_FROM, Artifact.REUSED, reused_from or _NONE, _NONE)

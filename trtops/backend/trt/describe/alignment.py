@@ -74,6 +74,12 @@ class Row(Record):
         return bool(self.a.layers and self.b.layers)
 
     @property
+    def differs(self) -> bool:
+        """Whether one engine lacks these layers, or has other types, kernels, precisions or formats."""
+        a, b = ((s.ops, s.tactics, s.precisions, s.reads, s.writes) for s in (self.a, self.b))
+        return not self.aligned or a != b
+
+    @property
     def change_ms(self) -> float | None:
         """Time of the second engine minus that of the first, in milliseconds; None unless both were profiled."""
         if not self.aligned or self.a.ms is None or self.b.ms is None:

@@ -93,7 +93,7 @@ class InspectEnginesResult(OpResult):
         """Both times, or the number of rows that differ."""
         if self.a.ms and self.b.ms:
             return f"{self.b.ms:.3f} ms for {self.a.ms:.3f} ms, {self.b.inserted} layers inserted for {self.a.inserted}"
-        different = sum(_differ(row) for row in self.alignment.rows)
+        different = sum(row.differs for row in self.alignment.rows)
         return f"{different} of {len(self.alignment.rows)} rows of layers differ"
 
     def body(self) -> Iterable[str]:
@@ -119,7 +119,7 @@ class InspectEnginesResult(OpResult):
         rows = [
             (f"`{_nodes_text(row.nodes)}`", *_cells(row), "-" if row.change_ms is None else f"{row.change_ms:+.4f}")
             for row in self.alignment.rows
-            if row.aligned and (_differ(row) or row.change_ms is not None)
+            if row.aligned and (row.differs or row.change_ms is not None)
         ]
         yield from self._table(
             ("ONNX nodes", "layers", "precision", "kernel", "reads", "writes", "ms", "change"),
@@ -185,11 +185,6 @@ def _cells(row: Row) -> list[str]:
         kernel = listed((f"`{tactic}`" for tactic in side.tactics), 1)
         sides.append((str(len(side.layers)), ", ".join(side.precisions), kernel, side.reads, side.writes, _ms(side.ms)))
     return [one or "-" if one == other else f"{one or '-'} → {other or '-'}" for one, other in zip(*sides)]
-
-
-def _differ(row: Row) -> bool:
-    a, b = ((s.ops, s.tactics, s.precisions, s.reads, s.writes) for s in (row.a, row.b))
-    return not row.aligned or a != b
 
 
 def inspect_engines(
