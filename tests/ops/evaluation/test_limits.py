@@ -248,7 +248,7 @@ def test_precision_that_rounding_destroys_is_named() -> None:
     report = compare_outputs(right.rounded[0], right.golden, right.tolerances(None))
     assert report.verdict == "bad"
     [reason] = right.noise.reasons(report)
-    assert "FP16 does not suffice for this model" in reason
+    assert "FP16 does not suffice for this model on this data" in reason
     assert "but at most what is useful in FP16" in right.noise.sentence()
     unbounded = limits.Noise(size=1.0, scale=1.0, rms=np.inf, largest=np.inf, independent=0.0)
     noise = replace(right.noise, outputs=(limits.OutputNoise(name="y", whole=unbounded),))

@@ -76,7 +76,7 @@ def test_insufficient_precision_is_the_cause(tmp_path: Path) -> None:
     x = np.abs(models.random(4, 64, seed=3))
     x[:, 0] = 0
     result = converted(Case(proto, {"x": x}, name="lost"), "int8", tmp_path)
-    assert result.verdict == "bad" and "INT8 does not suffice for this model" in result.reasons[0]
+    assert result.verdict == "bad" and "INT8 does not suffice for this model on this data" in result.reasons[0]
 
 
 def test_failed_emulation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

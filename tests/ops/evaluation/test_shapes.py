@@ -1,5 +1,6 @@
 """Shapes that an evaluation covers, and the evidence that it states."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,30 @@ def test_dynamic_models_without_shapes_are_unproven(
     assert ("promote" in result.next_step) == (verdict == "good")
     if verdict == "unproven" and not check.input_shapes:
         assert "--input-shapes 'x:[2,4]'" in result.next_step and "--input-shapes x:[2,4]" in result.reasons[0]
+
+
+@pytest.mark.parametrize(("check", "lost", "verdict"), [
+    (CheckConfig(latency_runs=0, plots="never"), "y", "unproven"),
+    (CheckConfig(latency_runs=0, plots="never"), "z", "bad"),
+    (CheckConfig(latency_runs=0, plots="never", input_shapes={"x": (2, 4)}), "y", "bad"),
+])  # fmt: skip
+def test_errors_of_rounding_on_assumed_shapes_are_unproven(
+    tmp_path: Path, check: CheckConfig, lost: str, verdict: str
+) -> None:
+    result = converted(tmp_path, check)
+    evaluation = result.evaluation
+    output = replace(evaluation.report.output("y"), verdict="bad", reasons=("off",))
+    report = replace(evaluation.report, verdict="bad", outputs=(output,))
+    noise = replace(evaluation.noise, insufficient=((lost, "all are off"),))
+
+    changed = replace(evaluation, report=report, noise=noise)
+
+    assert changed.verdict == verdict and changed.reasons[-1] == "y: off"
+    assert ("assumed shapes" in changed.reasons[0], changed.bad_in) == (
+        (True, ()) if verdict == "unproven" else (False, ("outputs",))
+    )
+    next_step = replace(result, verdict=changed.verdict, evaluation=changed).next_step
+    assert next_step.endswith("--load-inputs FILE") == (verdict == "unproven")
 
 
 def test_bad_shapes_are_named(tmp_path: Path) -> None:

@@ -137,19 +137,32 @@ class Evaluation(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if the outputs are good at all shapes, in the requested precision, on data that can show it."""
-        if self._faults or not self.report:
+        """``good`` if the outputs are good at all shapes, in the requested precision, on data that can show it.
+
+        ``unproven`` also if rounding alone explains every fault, on random data of assumed shapes.
+        """
+        if (self._faults or not self.report) and not self._sensitive:
             return "bad"
         return "unproven" if self._unproven else "good"
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is not good, one sentence each."""
-        return self._faults or ((self._unproven,) if self.report and self._unproven else ())
+        first = (self._unproven,) if self._unproven and (self.report or self._sensitive) else ()
+        return (*first, *self._faults) if self._sensitive else self._faults or first
 
     @property
     def _unproven(self) -> str:
         return "" if self.evidence is None else self.evidence.missing
+
+    @property
+    def _sensitive(self) -> bool:
+        """Whether rounding alone has all the faults, which on random data of assumed shapes says nothing."""
+        if self.noise is None or self.evidence is None or not self.evidence.assumed or self._lacks_precision:
+            return False
+        bad = {output.name for output in self.report.outputs if output.verdict == "bad"}
+        holds = self.self_check is None or self.self_check.verdict != "bad"
+        return bool(bad) and bad <= {name for name, _ in self.noise.insufficient} and holds
 
     @property
     def _faults(self) -> tuple[str, ...]:
@@ -173,7 +186,9 @@ class Evaluation(Record):
 
     @property
     def bad_in(self) -> tuple[BadIn, ...]:
-        """Which parts are bad; empty if it is good."""
+        """Which parts are bad; empty if it is not bad."""
+        if self._sensitive:
+            return ()
         bad_shapes = self.evidence is not None and any(entry.verdict == "bad" for entry in self.evidence.shapes)
         bad_emulation = self.emulated is not None and self.emulated.verdict == "bad"
         broken = self.self_check is not None and self.self_check.verdict == "bad"

@@ -242,7 +242,7 @@ class NoiseLimits(Record):
         bad = {output.name for output in report.outputs if output.verdict == "bad"}
         name = self.precision.upper()
         return tuple(
-            f"{output}: {name} does not suffice for this model; of rounding alone, {how}"
+            f"{output}: {name} does not suffice for this model on this data; of rounding alone, {how}"
             for output, how in self.insufficient
             if output in bad
         )
