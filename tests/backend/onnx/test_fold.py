@@ -10,7 +10,7 @@ from onnx import numpy_helper
 from tests import models
 from tests.models import run
 from trtops import errors
-from trtops.backend.onnx import fold, fold_constants, modify_outputs, walk
+from trtops.backend.onnx import fold, fold_constants, modify_outputs, walk, with_onnxruntime
 from trtops.backend.onnx.model import Model
 
 
@@ -63,6 +63,42 @@ def test_known_parts_of_dynamic_shapes_fold() -> None:
 
     text = "(float[batch,16] x) => (int64 n) { s = Shape(x)\n n = Gather(s, zero) }"
     assert ops(fold_constants(models.model(text, {"zero": np.array(0)}))) == ["Shape", "Gather"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sessions"),
+    [
+        ("a = Div(tail, two) b = Mul(a, pair) c = Add(b, one) y = Sub(c, two)", 0),
+        ("a = Unsqueeze(tail, zero) b = Squeeze(a, zero) c = Unsqueeze(b, one) y = Reshape(c, all)", 0),
+        ("a = Gather(s, last) b = Cast<to = 6>(a) c = Cast<to = 7>(b) y = Concat<axis = 0>(tail, c, pair)", 0),
+        ("a = Slice(s, last, zero, zero, last) y = Slice(a, zero, pair_end)", 0),
+        ("a = Sub(zero, tail) y = Div(a, two)", 1),  # -7 / 2 is -3
+        ("a = Mul(tail, large) b = Cast<to = 6>(a) y = Cast<to = 7>(b)", 1),  # overflows
+        ("c = Cast<to = 1>(tail) d = Div(c, halves) y = Cast<to = 7>(d)", 1),
+    ],
+)  # fmt: skip
+def test_sizes_are_computed_as_by_sessions(nodes: str, sessions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"zero": [0], "one": [1], "two": [2], "three": [3], "all": [-1], "last": [-1], "pair": [5, 3]}
+    values |= {"pair_end": [2], "large": [1 << 28]}
+    weights = {name: np.array(value) for name, value in values.items()} | {"halves": np.array([0.5], np.float32)}
+    text = f"(float[batch,16,7] x) => (int64[n] y) {{ s = Shape(x) tail = Slice(s, one, three) {nodes} }}"
+    proto = models.model(text, weights)
+    expected = run(proto, {"x": np.zeros((3, 16, 7), np.float32)})["y"]
+    calls = []
+    evaluate = with_onnxruntime.evaluate
+    monkeypatch.setattr(with_onnxruntime, "evaluate", lambda *args: calls.append(args) or evaluate(*args))
+
+    folded = fold_constants(proto)
+
+    assert (ops(folded), len(calls)) == (["Constant"], sessions)
+    np.testing.assert_array_equal(run(folded, {"x": np.zeros((3, 16, 7), np.float32)})["y"], expected)
+
+
+def test_scales_reveal_shapes_to_the_next_pass() -> None:
+    text = """(float[1,1,2,3] x) => (int64[4] y) {
+        scales = Add(ones, ones) r = Resize<mode = "nearest">(x, , scales) y = Shape(r)
+    }"""
+    assert ops(fold_constants(models.model(text, {"ones": np.ones(4, np.float32)}))) == ["Constant"]
 
 
 def test_passes_can_be_limited() -> None:

@@ -36,6 +36,7 @@ _RANDOM = frozenset(
 )
 # Folded, they would be weights in FP32 again; builders take Q/DQ pairs as the instruction to compute in integers.
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_READ_SCALES = frozenset({"Range", "Resize", "Upsample"})
 _FED_BYTES = 1024  # larger constants are fed to the session, which does not copy them
 
 
@@ -85,7 +86,7 @@ def fold_constants(
         folded = f"Total Nodes | Original: {before:5}, After Folding: {after:5} | {before - after:5} Nodes Folded"
         log.log(Logger.FINISH, "    %s", folded, extra=ON_STDOUT)
         if not changed:
-            if slow or not (symbolic and fold_shapes and infer_shapes and shapes.lacks_computed_dims(model.graph)):
+            if slow or not (symbolic and fold_shapes and infer_shapes and folding.lacks_dims()):
                 break
             slow = True
     return nodes - after + folding.replaced
@@ -113,6 +114,10 @@ class _Folding:
         stuck = len(self.stuck)
         folded = self._fold_nodes(graph, known)
         outputs = {value.name for value in graph.output}
+        # Shape inference reads Constant nodes, and no other floating-point values, so these reveal no more shapes.
+        unread = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
+        unread.update(name for name, tensor in folded.items() if tensor.data_type in walk.FLOATING)
+        unread.difference_update(n for node in graph.node if node.op_type in _READ_SCALES for n in node.input)
         # Nodes that only folded ones needed are removed later, by remove_unused.
         keep_places(graph.node, {i for i, node in enumerate(graph.node) if folded.keys().isdisjoint(node.output)})
         # Not every parser accepts a weight as an output, so a Constant node produces it.
@@ -121,12 +126,28 @@ class _Folding:
         self.replaced += len(made)
         graph.initializer.extend(tensor for name, tensor in folded.items() if name not in outputs)
         # A node that got stuck counts as a change: what would have been computed with it is tried again without it.
-        changed |= bool(folded) or len(self.stuck) > stuck
+        changed |= not unread.issuperset(folded) or len(self.stuck) > stuck
         for node in graph.node:
             for body in walk.subgraphs(node):
                 changed |= self.fold_graph(body, known.weights)
                 remove_unused(body)
         return changed
+
+    def lacks_dims(self) -> bool:
+        """Whether more could be folded if the dimensions that ONNX does not infer were known."""
+        assumed = shapes.computed_dims(self.model.graph)
+        for graph in walk.graphs(self.model.graph) if assumed else ():
+            known = KnownTensors({t.name: t for t in graph.initializer}, shapes.values(graph), assumed)
+            makers = walk.makers(graph.node)
+            for index in walk.execution_order(graph.node):
+                node = graph.node[index]
+                sizes = known.learn_sizes(node)
+                if walk.is_onnx_op(node, "Shape", "Size") and known.dims(node.input[0]) is None:
+                    if node.input[0] in makers:
+                        return True
+                elif sizes is not None:
+                    return True
+        return False
 
     def _fold_nodes(self, graph: onnx.GraphProto, known: KnownTensors) -> dict[str, onnx.TensorProto]:
         """The constant outputs of a graph's nodes that others need; recorded in ``known`` as well."""
@@ -236,7 +257,7 @@ class _Folding:
         if walk.is_onnx_op(node, "Constant"):
             return constant_tensor(node)
         sizes = known.learn_sizes(node) if self.fold_shapes else None
-        if sizes is None or (isinstance(sizes, list) and None in sizes):
+        if sizes is None:
             return None
         declared = known.declared.get(node.output[0])
         if node.op_type in ("Shape", "Size"):
@@ -245,7 +266,7 @@ class _Folding:
             element = declared.type.tensor_type.elem_type
         else:
             return None
-        return numpy_helper.from_array(np.array(sizes, numpy_dtype(element, node.output[0])), node.output[0])
+        return numpy_helper.from_array(sizes.astype(numpy_dtype(element, node.output[0])), node.output[0])
 
 
 def _outputs_in(nodes: Iterable[onnx.NodeProto], read: Collection[str]) -> list[str]:

@@ -23,7 +23,6 @@ _CARRIERS = frozenset((
 ))  # fmt: skip
 # Of a large number, a rounded one has another result altogether.
 _PERIODIC = frozenset({"Sin", "Cos"})
-_FLOATING = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
 class _Step(NamedTuple):
@@ -75,9 +74,9 @@ def _steps(graph: onnx.GraphProto, outer: dict[str, int]) -> Iterator[_Step]:
     types = {**outer, **shapes.element_types(graph)}
     for index in walk.execution_order(graph.node):
         node = graph.node[index]
-        reads = tuple(name for name in node.input if name and types.get(name, TensorProto.FLOAT) in _FLOATING)
-        makes = tuple(name for name in node.output if name and types.get(name, TensorProto.FLOAT) in _FLOATING)
-        integral = any(types.get(name, TensorProto.FLOAT) not in _FLOATING for name in node.output if name)
+        reads = tuple(name for name in node.input if name and types.get(name, TensorProto.FLOAT) in walk.FLOATING)
+        makes = tuple(name for name in node.output if name and types.get(name, TensorProto.FLOAT) in walk.FLOATING)
+        integral = any(types.get(name, TensorProto.FLOAT) not in walk.FLOATING for name in node.output if name)
         known = walk.is_onnx_op(node)
         cast = known and node.op_type == "Cast" and not reads
         starts = bool(makes) and (cast or (known and node.op_type in _ROUNDING))

@@ -24,7 +24,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     """Write inferred types and shapes into a model of any size; its ``value_info`` and outputs change, nothing else.
 
     With ``symbolic``, ONNX Runtime's slow and thorough inference follows where it can find more (see
-    :func:`lacks_computed_dims`). With ``strict``, contradicting types and shapes are an error.
+    :func:`computed_dims`). With ``strict``, contradicting types and shapes are an error.
     """
     check_inlined_size(model)
     bare = walk.copy_model(model, _put_plausible)
@@ -43,7 +43,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         raise errors.InvalidModelError(too_much("Shape inference")) from None
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError) as exc:
         raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc  # ValueError: C++ exceptions
-    if symbolic and propagate and lacks_computed_dims(inferred.graph):
+    if symbolic and propagate and computed_dims(inferred.graph):
         try:
             inferred = with_onnxruntime.infer_symbolic_shapes(inferred)
             log.debug("Inferred shapes in the model with `onnxruntime.tools.symbolic_shape_infer`.")
@@ -59,11 +59,12 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     log.debug("Shape inference completed successfully")
 
 
-def lacks_computed_dims(graph: onnx.GraphProto) -> bool:
-    """Whether a rank is unknown, or a dimension first becomes unknown where a node computes it from other sizes.
+def computed_dims(graph: onnx.GraphProto) -> set[str]:
+    """Names of the dimensions that are new in the output of a node that computes sizes from others.
 
     Symbols cancel there: a Reshape of (batch, 12, 4, 4) to (batch, -1) has 192 columns. They do not where sizes depend
-    on data, and a Conv of unknown height only gets a name for its own, which can take a minute.
+    on data, and a Conv of unknown height only gets a name for its own, which can take a minute. "" stands for unnamed
+    dimensions and unknown ranks.
     """
     given = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim} - {""}
     known = walk.initializer_names(graph) | {""}
@@ -71,12 +72,14 @@ def lacks_computed_dims(graph: onnx.GraphProto) -> bool:
     for name, tensor in declared.items():
         if all(dim.HasField("dim_value") or dim.dim_param in given for dim in tensor.shape.dim):
             known.add(name)
+    computed = set()
     for node in graph.node:
         if any(name and (name not in declared or not declared[name].HasField("shape")) for name in node.output):
-            return True
-        if node.op_type in _COMPUTES_SIZES and known.issuperset(node.input) and not known.issuperset(node.output):
-            return True
-    return False
+            computed.add("")
+        elif node.op_type in _COMPUTES_SIZES and known.issuperset(node.input):
+            for name in filter(None, node.output):
+                computed.update(d.dim_param for d in declared[name].shape.dim if not d.HasField("dim_value"))
+    return computed - given
 
 
 def _put_plausible(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:

@@ -4,7 +4,8 @@ Of ``(batch, 16, 8)`` the 16 is known, so a Gather or Slice of only that element
 """
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,12 +16,16 @@ from onnx import numpy_helper
 from trtops.backend.onnx import walk
 
 Array: TypeAlias = np.ndarray[Any, Any]
-# Elements of an integer vector, None where one is unknown; or an integer scalar. None if nothing is known.
-Sizes: TypeAlias = list[int | None] | int | None
 
-# Of vectors of sizes: no tensor has as many dimensions, and longer vectors would be slow to follow.
-_MAX_LENGTH = 1024
+_MAX_ELEMENTS = 1024  # no tensor has as many dimensions, and more elements would be slow to follow
 _INTEGERS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+_UNKNOWN = float("nan")  # so is what is computed with it
+_ARITHMETIC: dict[str, Any] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": np.frompyfunc(lambda a, b: a // b if a >= 0 and b > 0 else _UNKNOWN, 2, 1),  # ONNX rounds towards zero
+}
 
 
 @dataclass
@@ -29,8 +34,9 @@ class KnownTensors:
 
     weights: dict[str, onnx.TensorProto]
     declared: Mapping[str, onnx.ValueInfoProto] = field(default_factory=dict)
+    assumed: Collection[str] = ()  # names of dimensions that count as 1
     _arrays: dict[str, Array] = field(default_factory=dict)
-    _sizes: dict[str, Sizes] = field(default_factory=dict)
+    _sizes: dict[str, Array] = field(default_factory=dict)  # integers as Python objects, NaN where one is unknown
 
     def __contains__(self, name: str) -> bool:
         """Whether a tensor is constant."""
@@ -42,104 +48,89 @@ class KnownTensors:
             self._arrays[name] = numpy_helper.to_array(self.weights[name])
         return self._arrays[name]
 
-    def sizes(self, name: str) -> Sizes:
-        """The known elements of an integer vector or scalar."""
-        if name in self._sizes:
-            return self._sizes[name]
-        tensor = self.weights.get(name)
-        if tensor is None or len(tensor.dims) > 1 or tensor.data_type not in _INTEGERS:
-            return None
-        if tensor.dims and tensor.dims[0] > _MAX_LENGTH:
-            return None
-        values: Sizes = self.array(name).tolist()
-        return values
-
-    def dims(self, name: str) -> list[int | None] | None:
-        """The dimensions of a tensor, None where one is dynamic; None if the rank is unknown."""
+    def dims(self, name: str) -> list[float] | None:
+        """The dimensions of a tensor, NaN where one is dynamic; None if the rank is unknown."""
         if name in self.weights:
             return list(self.weights[name].dims)
         value = self.declared.get(name)
         if value is None or not value.type.tensor_type.HasField("shape"):
             return None
-        dims = value.type.tensor_type.shape.dim
-        return [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in dims]
+        return [
+            max(d.dim_value, 1) if d.dim_param in self.assumed else d.dim_value if d.HasField("dim_value") else _UNKNOWN
+            for d in value.type.tensor_type.shape.dim
+        ]
 
-    def learn_sizes(self, node: onnx.NodeProto) -> Sizes:
-        """Compute the known sizes among a node's outputs, and record them for the nodes that read them."""
+    def learn_sizes(self, node: onnx.NodeProto) -> Array | None:
+        """The integers that a node returns, if all are known; others are recorded for the nodes that read them."""
         if not walk.is_onnx_op(node) or not node.input or len(node.output) != 1:
             return None
-        sizes = self._sizes_made_by(node)
-        if sizes is not None:
-            self._sizes[node.output[0]] = sizes
+        try:
+            made = np.asarray(self._sizes_made_by(node), object)
+            # None is what is not followed. Integers of fewer bits overflow.
+            if made.size > _MAX_ELEMENTS or any(size is None or abs(size) >= 1 << 31 for size in made.flat):
+                return None
+            self._sizes[node.output[0]] = made
+            return made.astype(np.int64)
+        # NaN is no integer, and ONNX Runtime reports nodes that cannot be evaluated.
+        except (IndexError, OverflowError, TypeError, ValueError):
+            return None
+
+    def _sizes_of(self, name: str) -> Array | None:
+        if name not in self._sizes:
+            tensor = self.weights.get(name)
+            if tensor is None or tensor.data_type not in _INTEGERS or math.prod(tensor.dims) > _MAX_ELEMENTS:
+                return None
+            self._sizes[name] = self.array(name).astype(object)
+        return self._sizes[name]
+
+    def _part(self, name: str) -> Array | None:
+        """The sizes of a tensor, or as many unknown ones where only its length is known."""
+        sizes = self._sizes_of(name)
+        if sizes is None and (dims := self.dims(name)) is not None and len(dims) == 1 and dims[0] <= _MAX_ELEMENTS:
+            return np.full(int(dims[0]), _UNKNOWN, object)
         return sizes
 
-    def _sizes_made_by(self, node: onnx.NodeProto) -> Sizes:
-        first = node.input[0]
-        match node.op_type:
-            case "Shape":
-                dims = self.dims(first)
-                if dims is None:
-                    return None
-                return dims[walk.int_attribute(node, "start", 0) : walk.int_attribute(node, "end", len(dims))]
-            case "Size":
-                dims = self.dims(first)
-                return None if dims is None or None in dims else math.prod(d for d in dims if d is not None)
-            case "Identity":
-                return self.sizes(first)
-            case "Cast":
-                return self.sizes(first) if walk.int_attribute(node, "to", 0) in _INTEGERS else None
+    def _sizes_made_by(self, node: onnx.NodeProto) -> Any:
+        """What a node returns, in any form that numpy converts to an array; None where it is not followed."""
+        kind = node.op_type
+        if kind in ("Shape", "Size"):
+            dims = self.dims(node.input[0])
+            if kind == "Size":
+                return None if dims is None else math.prod(dims)
+            return dims and dims[walk.int_attribute(node, "start", 0) : walk.int_attribute(node, "end", len(dims))]
+        if kind == "Concat":
+            parts: list[Any] = [self._part(name) for name in node.input]
+            return None if any(p is None for p in parts) else np.concatenate(parts, walk.int_attribute(node, "axis", 1))
+        sizes = self._sizes_of(node.input[0])
+        if sizes is None or (kind == "Cast" and walk.int_attribute(node, "to", 0) not in _INTEGERS):
+            return None
+
+        def integers(place: int, attribute: str = "", default: list[int] | None = None) -> Any:
+            """Integers that are an input, or were an attribute in earlier operator sets."""
+            if place < len(node.input) and node.input[place]:
+                given = self._sizes_of(node.input[place])
+                return np.array(given).astype(np.int64)  # fails if one is unknown
+            found = walk.ints_attribute(node, attribute)
+            return default if found is None else found
+
+        match kind:
+            case "Identity" | "Cast":
+                return sizes
             case "Squeeze":
-                sizes = self.sizes(first)
-                return sizes[0] if isinstance(sizes, list) and len(sizes) == 1 else None
+                axes = integers(1, "axes")
+                return np.squeeze(sizes, None if axes is None else tuple(axes))
             case "Unsqueeze":
-                size = self.sizes(first)
-                axes = self.sizes(node.input[1]) if len(node.input) > 1 else walk.ints_attribute(node, "axes")
-                return [size] if isinstance(size, int) and isinstance(axes, list) and len(axes) == 1 else None
-            case "Concat":
-                return self._concatenated(node)
-            case "Gather" if len(node.input) > 1:
-                return self._gathered(node)
-            case "Slice":
-                return self._sliced(node)
+                return np.expand_dims(sizes, tuple(integers(1, "axes")))
+            case "Reshape":
+                return sizes.reshape(integers(1, "shape"))
+            case "Gather":
+                return np.take(sizes, integers(1), walk.int_attribute(node, "axis", 0))
+            case "Slice" if sizes.ndim == 1:
+                bounds = (integers(1, "starts"), integers(2, "ends"), integers(4, default=[1]))
+                [place] = [slice(*each) for each in zip(*bounds)]
+                return sizes[place]
+            case "Add" | "Sub" | "Mul" | "Div" if not node.attribute:  # of the rules before operator set 7
+                other = self._sizes_of(node.input[1])
+                with np.errstate(invalid="ignore"):
+                    return None if other is None else _ARITHMETIC[kind](sizes, other)
         return None
-
-    def _gathered(self, node: onnx.NodeProto) -> Sizes:
-        sizes, index = self.sizes(node.input[0]), self.sizes(node.input[1])
-        if not isinstance(sizes, list) or walk.int_attribute(node, "axis", 0) not in (0, -1):
-            return None
-        if isinstance(index, int):
-            return sizes[index] if -len(sizes) <= index < len(sizes) else None
-        if index is None or any(i is None or not -len(sizes) <= i < len(sizes) for i in index):
-            return None
-        return [sizes[i] for i in index if i is not None]
-
-    def _sliced(self, node: onnx.NodeProto) -> Sizes:
-        sizes = self.sizes(node.input[0])
-
-        def only_element(place: int, omitted: int | None) -> int | None:
-            if place >= len(node.input) or not node.input[place]:
-                return omitted
-            values = self.sizes(node.input[place])
-            return values[0] if isinstance(values, list) and len(values) == 1 else None
-
-        # Before operator set 10 bounds were attributes; such a Slice is not followed.
-        start, end, found_step, axis = (only_element(*at) for at in ((1, None), (2, None), (4, 1), (3, 0)))
-        step = found_step if found_step is not None and axis is not None else -1
-        # Negative steps are rare, and INT_MIN as an end would need special treatment.
-        if not isinstance(sizes, list) or start is None or end is None or step < 0:
-            return None
-        return sizes[start:end:step]
-
-    def _concatenated(self, node: onnx.NodeProto) -> Sizes:
-        result: list[int | None] = []
-        for name in node.input:
-            sizes = self.sizes(name)
-            if sizes is None:
-                dims = self.dims(name)
-                if dims is None or len(dims) != 1 or dims[0] is None or dims[0] > _MAX_LENGTH:
-                    return None
-                sizes = [None] * dims[0]
-            if not isinstance(sizes, list) or len(result) + len(sizes) > _MAX_LENGTH:
-                return None
-            result += sizes
-        return result

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import onnx
 
 
+FLOATING = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies that a node has as attributes (If, Loop, Scan), without those nested inside them."""
     for attribute in node.attribute:
@@ -99,11 +102,13 @@ def captured(graph: onnx.GraphProto) -> set[str]:
     return used - defined
 
 
-def uses(node: onnx.NodeProto) -> Iterator[str]:
+def uses(node: onnx.NodeProto) -> list[str]:
     """Names that a node reads: its inputs and what its sub-graphs capture; omitted optional inputs are skipped."""
-    yield from filter(None, node.input)
-    for body in subgraphs(node):
-        yield from captured(body)
+    names = [name for name in node.input if name]
+    if node.attribute:
+        for body in subgraphs(node):
+            names += captured(body)
+    return names
 
 
 def node_name(node: onnx.NodeProto) -> str:
@@ -166,9 +171,9 @@ def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
     for index, node in enumerate(nodes):
         for name in filter(None, node.output):
             maker.setdefault(name, index)
-    waits_for = {i: {maker[name] for name in uses(node) if name in maker} for i, node in enumerate(nodes)}
-    if all(before < i for i, needed in waits_for.items() for before in needed):
+    if all(maker.get(name, -1) < i for i, node in enumerate(nodes) for name in uses(node)):
         return list(range(len(nodes)))
+    waits_for = {i: {maker[name] for name in uses(node) if name in maker} for i, node in enumerate(nodes)}
     try:
         return list(TopologicalSorter(waits_for).static_order())
     except CycleError as exc:

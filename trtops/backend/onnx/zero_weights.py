@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import data_type
@@ -33,7 +32,6 @@ _FIRST_INPUT = frozenset(
     )
 )  # fmt: skip
 _SOME_INPUTS = {"LSTM": {0, 1, 2, 3, 5, 6, 7}, "Pad": {0, 2}, "ScatterND": {0, 2}, "Where": {1, 2}}
-_FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
 
 
 def can_run_on_zero_weights(model: onnx.ModelProto, weights: Collection[str]) -> bool:
@@ -66,7 +64,7 @@ def _only_computes(node: onnx.NodeProto, dependent: Collection[str]) -> bool:
     if node.op_type == "MaxPool" and len(node.output) > 1:
         return False  # it also returns indices
     if node.op_type == "Cast":
-        return all(attribute.i in _FLOATS for attribute in node.attribute if attribute.name == "to")
+        return all(attribute.i in walk.FLOATING for attribute in node.attribute if attribute.name == "to")
     if node.op_type in _FIRST_INPUT:
         return read == {0}
     return node.op_type in _ANY_INPUT or read <= _SOME_INPUTS.get(node.op_type, set())
