@@ -6,6 +6,9 @@ copies them, runs the context and waits.
 ``replay small cnn transformer resnet50`` on the command line compares replays with builds in FP16, with algorithm
 selectors (8.6). Printed for each: wall seconds, how often TensorRT called the selector, and how many layers have the
 kernel of the recorded build. Goal: the fastest replay takes a fifth of a build.
+
+``ops`` compares a conversion, its replay, a gate and a mixture of tactics with Polygraphy's build of the same network.
+Goals: a conversion takes at most 1.2 times its timed build, and at most 1.2 times Polygraphy's.
 """
 
 import gc
@@ -13,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,7 @@ from trtops.backend.trt.building.profile import Profile
 from trtops.backend.trt.choices import timing_cache
 from trtops.backend.trt.describe.inspector import read_layers
 from trtops.backend.trt.library import memory
+from trtops.tracking.schema import Artifact
 
 COPY = "Reformatting CopyNode"  # no selector is called for these
 
@@ -225,6 +230,56 @@ def measure_replays(name: str, goals: Goals) -> None:
     goals.at_most(f"{name}: fastest replay", fastest, bench.seconds["build"] / 5)
 
 
+def measure_ops(goals: Goals, folder: Path) -> None:
+    """Wall seconds of ops on the network ``cnn`` in FP16, each after one that has started the child process."""
+    from polygraphy.backend.trt import CreateConfig as TheirConfig
+    from polygraphy.backend.trt import EngineBytesFromNetwork as TheirBytes
+    from polygraphy.backend.trt import NetworkFromOnnxBytes as TheirNetwork
+
+    from trtops import BuildConfig, ConvertConfig, TensorRTOptions, convert
+    from trtops.ops.gate.op import GateConfig, gate
+    from trtops.tracking.mlflow import MlflowTracker
+
+    path, tracker = folder / "cnn.onnx", MlflowTracker(folder / "mlruns")
+    onnx.save(cnn(), path)
+    record, cache = folder / "replay.json", folder / "timing.cache"
+    seconds: dict[str, float] = {}
+
+    def timed(title: str, call: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = call()
+        seconds[title] = time.perf_counter() - started
+        print(f"{title:34}{seconds[title]:8.2f} s  {getattr(result, 'verdict', '')}", flush=True)
+        return result
+
+    def converted(seed: int | None = None, **changes: Any) -> Any:
+        options = TensorRTOptions(tactic_seed=seed)
+        config = ConvertConfig(build=BuildConfig(precision="fp16", options=options), rebuild=True, isolated=True)
+        return convert(path, replace(config, **changes), tracker=tracker)
+
+    def theirs() -> bytes:
+        network = TheirNetwork(path.read_bytes())
+        return bytes(TheirBytes(network, TheirConfig(fp16=True))())
+
+    for title in ("Polygraphy's build, first", "Polygraphy's build"):
+        timed(title, theirs)
+    for title in ("convert, first", "convert"):
+        made = timed(title, converted)
+    stored = tracker.load(made.run_id)
+    record.write_bytes(stored.read_bytes(Artifact.TACTICS))
+    cache.write_bytes(stored.read_bytes(Artifact.TIMING_CACHE))
+    timed("convert with its timing cache", lambda: converted(timing_cache=str(cache)))
+    timed("replay with the timing cache", lambda: converted(replay=str(record), timing_cache=str(cache)))
+    timed("random tactics, as in a campaign", lambda: converted(seed=1))
+    fixed = GateConfig(build=BuildConfig(precision="fp16"), minutes=3)
+    for title in ("gate, no accepted engine", "gate"):
+        timed(title, lambda: gate(path, fixed, tracker=tracker))
+    note = f"its timed build takes {made.build_seconds:.2f} s"
+    goals.at_most("convert, of its timed build", seconds["convert"] / made.build_seconds, 1.2, "times", note)
+    goals.at_most("convert, of Polygraphy's build", seconds["convert"] / seconds["Polygraphy's build"], 1.2, "times")
+    goals.at_most("replay, of a build", seconds["replay with the timing cache"] / made.build_seconds, 0.2, "times")
+
+
 def measure_runner(goals: Goals, folder: Path) -> None:
     print(current_gpu().to_json(indent=None))
     small, large, bulk = measure("tiny", tiny, 2000), measure("5 ms", heavy, 200), measure("50 MB", bulky, 100)
@@ -240,6 +295,8 @@ def main() -> None:
         if sys.argv[1:2] == ["replay"]:
             for name in sys.argv[2:] or ["small"]:
                 measure_replays(name, goals)
+        elif sys.argv[1:2] == ["ops"]:
+            measure_ops(goals, folder)
         else:
             measure_runner(goals, folder)
 
