@@ -142,7 +142,7 @@ BAD = {
     "empty": ("", "not valid JSON"),
     "nested too deep": ("[" * 200_000, "not valid JSON"),
     "a number too long": ("1" * 50_000, "not valid JSON"),
-    "unknown type": ('{"polygraphy_class": "RunResult"}', "unknown type 'RunResult'. Did you mean"),
+    "unknown type": ('{"polygraphy_class": "RunResult"}', "RunResult. This could be because a required"),
     "type is no name": ('{"polygraphy_class": [1]}', "polygraphy_class"),
     "member missing": (
         marked("RunResults", lst=[["r", [json.loads(marked("IterationResult", outputs={}))]]]),

@@ -208,7 +208,32 @@ def test_network_and_config_loaders_have_call_impl():
     assert len(made) == 1
 
 
-IDIOMS = (overridden_loaders, overridden_runners, changed_shapes, loaded_results, helpers)
+def error_texts(lib: Library) -> Any:
+    """Which texts that scripts search for the errors of results, JSON and runners have."""
+    proto = onnx.load(lib.model)
+    proto.graph.node[0].op_type = "NoSuchOperator"
+
+    def infer():
+        with lib["backend.pluginref"].PluginRefRunner(lib["backend.onnx"].GsFromOnnx(proto)) as runner:
+            runner.infer({"x": np.ones((1, 1, 2, 2), np.float32)})
+
+    unknown = '{"polygraphy_class": "NoDecoder", "values": {}}'
+    calls = {
+        "does not have a reference implementation registered!": infer,
+        "JSON cannot be decoded into a RunResults": lambda: lib["comparator"].RunResults.from_json('{"a": 1}'),
+        "Could not decode serialized type: NoDecoder. This could be because a required module is missing.": (
+            lambda: lib["json"].from_json(unknown)
+        ),
+    }
+    found = []
+    for text, call in calls.items():
+        with pytest.raises(lib["exception"].PolygraphyException) as raised:
+            call()
+        found.append(text in str(raised.value))
+    return found
+
+
+IDIOMS = (overridden_loaders, overridden_runners, changed_shapes, loaded_results, helpers, error_texts)
 
 
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.__name__)

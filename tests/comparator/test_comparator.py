@@ -312,9 +312,11 @@ def test_other_kinds_of_files_are_refused(tmp_path):
     from trtops.json import save_json
 
     save_json([{"x": np.zeros(2)}], tmp_path / "inputs.json")
-    with pytest.raises(errors.FormatError, match=r"holds a list; expected RunResults\. It may hold inputs"):
+    with pytest.raises(
+        errors.FormatError, match=r"JSON cannot be decoded into a RunResults; it holds a list\. It may hold inputs"
+    ):
         RunResults.load(tmp_path / "inputs.json")
-    with pytest.raises(errors.FormatError, match="holds a RunResults; expected AccuracyResults"):
+    with pytest.raises(errors.FormatError, match="cannot be decoded into a AccuracyResults; it holds a RunResults"):
         AccuracyResults.from_json(RunResults().to_json())
     with pytest.raises(FileNotFoundError):
         RunResults.load(tmp_path / "none.json")

@@ -324,7 +324,9 @@ def _word_converter(flag: Flag) -> Callable[[str], Any]:
         except ValueError as exc:
             # Messages of int() and float() speak of Python's literals.
             python = str(exc).startswith(("invalid literal", "could not"))
-            raise argparse.ArgumentTypeError(f"{word!r} is not a number" if python else str(exc)) from None
+            raise argparse.ArgumentTypeError(
+                f"{word!r} could not be parsed as a number" if python else str(exc)
+            ) from None
         # argparse's own check of choices suggests nothing.
         if flag.choices is not None and value not in flag.choices:
             raise argparse.ArgumentTypeError(f"{word!r} is unknown. {near(word, map(str, flag.choices))}")

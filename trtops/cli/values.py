@@ -89,7 +89,8 @@ def value_range(text: str) -> tuple[str, tuple[float, float]]:
     name, bounds = ("", text) if text.startswith("[") else split_named(text, "[")
     words = bounds.strip("[]").split(",")
     if len(words) != 2 or not bounds.endswith("]"):
-        raise ValueError(f"{text!r} is not a range; expected something like [0,1] or name:[-1,1]")
+        found = f"expected to receive exactly 2 values, but received {len(words)}"
+        raise ValueError(f"{text!r}: {found}, in brackets as in [0,1] or name:[-1,1]")
     return name, (number(words[0].strip()), number(words[1].strip()))
 
 

@@ -191,7 +191,9 @@ class SavedList(UserList[T]):
         if isinstance(found, cls):
             return found
         hint = " It may hold inputs: load it with trtops.json.load_json." if isinstance(found, (list, dict)) else ""
-        raise errors.FormatError(f"{where} holds a {type(found).__name__}; expected {cls.__name__}.{hint}")
+        raise errors.FormatError(
+            f"{where}: JSON cannot be decoded into a {cls.__name__}; it holds a {type(found).__name__}.{hint}"
+        )
 
 
 class RunResults(SavedList[tuple[str, list[IterationResult]]]):

@@ -97,7 +97,8 @@ def decode_object(content: dict[str, Any], read_array: Callable[[Any], Array]) -
     except (TypeError, ValueError, AttributeError, IndexError, MemoryError, OverflowError) as exc:
         raise errors.FormatError(f"a {kind} in it is damaged: {exc}") from None
     hint = errors.near(kind, {*Decoder.registered, *HOMES, "ndarray", "Tensor"})
-    raise errors.FormatError(f"it holds an object of the unknown type {kind[:80]!r}. {hint}")
+    missing = "This could be because a required module is missing."
+    raise errors.FormatError(f"Could not decode serialized type: {kind[:80]}. {missing} {hint}")
 
 
 def _read_extended_array(bits: Any, dtype: object) -> Array:

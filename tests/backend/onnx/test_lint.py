@@ -1,8 +1,7 @@
 """Lint: every independent problem is found, and no node is blamed for another's."""
 
+import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,9 @@ from onnx import helper, numpy_helper
 
 from tests import models
 from tests.backend.onnx import fuzz
-from trtops.backend.onnx import Model, save_onnx
+from trtops.backend.onnx import Model
 from trtops.backend.onnx.lint import LintReport, lint
+from trtops.cli.main import main
 
 
 def messages(report: LintReport, level: str) -> str:
@@ -160,14 +160,36 @@ def test_unused_parts_are_warnings() -> None:
 
 
 @pytest.mark.parity
-def test_failures_in_polygraphy_are_failures_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["shapes", "no operator set", "unknown operator", "failing kernel"])
+def test_failures_in_polygraphy_are_failures_here(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    polygraphy = pytest.importorskip("polygraphy.tools._main")
     proto = models.transformer().proto
-    next(n for n in proto.graph.node if n.name == "mlp_in").input[1] = "w_out"
-    save_onnx(proto, tmp_path / "m.onnx")
-    code = "from polygraphy.tools import main; main()"
-    subprocess.run(
-        [sys.executable, "-c", code, "check", "lint", "m.onnx", "-o", "theirs.json"], cwd=tmp_path, capture_output=True
-    )
-    theirs = json.loads((tmp_path / "theirs.json").read_text())["summary"]["failing"]
+    node = next(n for n in proto.graph.node if n.name == "mlp_in")
+    if fault == "shapes":
+        node.input[1] = "w_out"
+    elif fault == "no operator set":
+        proto = models.identity().proto
+        proto.ir_version = 9
+        del proto.opset_import[:]
+        [node] = proto.graph.node
+        node.name = "only"
+        node.ClearField("domain")  # with it, Polygraphy takes operator set 1
+    elif fault == "unknown operator":
+        node.op_type = "Unknown"
+    else:
+        proto.graph.initializer.append(numpy_helper.from_array(np.array([7]), "seven"))
+        node.op_type, node.input[1] = "Reshape", "seven"
+    monkeypatch.chdir(tmp_path)
+    Path("m.onnx").write_bytes(proto.SerializeToString())
 
-    assert set(theirs) <= set(lint(proto).failing) and lint(proto).failing == ("mlp_in",)
+    reports = []
+    for call in (polygraphy.main, main):
+        with contextlib.suppress(SystemExit):
+            call(["check", "lint", "m.onnx", "-o", "report.json"])
+        reports.append(json.loads(Path("report.json").read_text()))
+
+    theirs, ours = reports
+    assert set(theirs["summary"]["failing"]) == {node.name} <= set(ours["summary"]["failing"])
+    assert [entry for entry in theirs["lint_entries"] if entry not in ours["lint_entries"]] == []

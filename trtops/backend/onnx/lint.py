@@ -372,14 +372,15 @@ def _with_inputs(model: onnx.ModelProto, weights: Collection[str]) -> onnx.Model
 
 _NOISE = re.compile(
     r"Load model from .*? failed:|This is an invalid model\. |Error: |Failed to load model with error: "
-    r"|Exception caught: |Exception during loading: |Node \(.*?\) Op \(.*?\) \[\w+InferenceError\] ?"
+    r"|Exception caught: |Exception during loading: |Node \(.*?\) Op \(.*?\) \[\w+InferenceError\]|In Node, .*, Error "
+    r"|.*Status Message: |\S+\.cc:\d+ onnxruntime::.*\)|\n"
 )
 
 
 def _short_message(text: str) -> str:
-    """An error message of ONNX Runtime in one line, without its usual prefixes."""
+    """An error message of ONNX Runtime without its usual prefixes, with the spaces that Polygraphy leaves."""
     without_status = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
-    return text if without_status == text else " ".join(_NOISE.sub("", without_status).replace('"', "`").split())
+    return text if without_status == text else _NOISE.sub("", without_status.replace('"', "`"))
 
 
 class _Run:

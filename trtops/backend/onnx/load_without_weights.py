@@ -43,7 +43,7 @@ class ModelWithoutWeights:
 
 def load_without_weights(path: str | Path) -> ModelWithoutWeights:
     """Read a model file without the values of large weights, and without large external data, which must exist."""
-    folder, model = Path(path).absolute().parent, read_proto(path)
+    folder, model = Path(path).absolute().parent, read_proto(path, need_opset=False)
     initializers = model.graph.initializer
     names = Counter(tensor.name for tensor in initializers)
     left_out: set[str] = set()

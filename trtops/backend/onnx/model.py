@@ -319,7 +319,7 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
     walk.execution_order(graph.node)
 
 
-def read_proto(path: str | Path) -> onnx.ModelProto:
+def read_proto(path: str | Path, *, need_opset: bool = True) -> onnx.ModelProto:
     """Parse a model file; external data is not loaded."""
     path = Path(path)
     if path.is_dir():
@@ -330,10 +330,10 @@ def read_proto(path: str | Path) -> onnx.ModelProto:
         raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.") from None
     except OSError as exc:
         raise errors.InvalidModelError(f"{path} cannot be read: {exc.strerror}.") from exc
-    return parse_proto(data, f"{path}: ")
+    return parse_proto(data, f"{path}: ", need_opset)
 
 
-def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
+def parse_proto(data: bytes, where: str = "", need_opset: bool = True) -> onnx.ModelProto:
     """Parse a serialized model; error messages begin with ``where``, such as ``"model.onnx: "``."""
     if not data:
         raise errors.InvalidModelError(f"{where}empty; expected an ONNX model.")
@@ -349,7 +349,7 @@ def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
         ) from None
     # Every reader of a file is protected here: all tools that follow may inline functions.
     check_inlined_size(model, where)
-    if not model.HasField("graph") or not model.opset_import:
+    if not model.HasField("graph") or (need_opset and not model.opset_import):
         missing = "operator set" if model.HasField("graph") else "graph"
         raise errors.InvalidModelError(f"{where}has no {missing}: not an ONNX model, or truncated ({len(data)} bytes).")
     try:

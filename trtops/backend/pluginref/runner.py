@@ -38,9 +38,8 @@ class PluginRefRunner(BaseRunner):
         try:
             self._evaluator = ReferenceEvaluator(model)
         except Exception as exc:  # of many kinds, some of them onnx's own without a base class
-            raise errors.UnsupportedFeatureError(
-                f"ONNX's reference implementation cannot run the model: {exc}. Use another runner."
-            ) from exc
+            found = f"The model does not have a reference implementation registered! ONNX reports: {exc}"
+            raise errors.UnsupportedFeatureError(f"{found}. Use another runner.") from exc
         weights = {tensor.name for tensor in model.graph.initializer}
         inputs = [value for value in model.graph.input if value.name not in weights]
         self._inputs = TensorMetadata.of(tensor_spec(value) for value in inputs)

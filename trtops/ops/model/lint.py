@@ -27,8 +27,7 @@ def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed
         else:
             bare = ModelWithoutWeights(model.proto() if isinstance(model, Model) else model)
     except errors.InvalidModelError as exc:
-        source: linting.Source = "onnx_checker" if "operator set" in str(exc) else "onnx_loader"
-        entry = LintEntry(level="exception", source=source, message=str(exc))
+        entry = LintEntry(level="exception", source="onnx_loader", message=str(exc))
         return LintReport(passing=(), failing=(), unchecked=(), entries=(entry,))
     if input_shapes and feed is None:
         from trtops.ops.evaluation.data import open_feeds  # slow to import, and rarely needed
