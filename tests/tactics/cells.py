@@ -28,6 +28,7 @@ from trtops.verdict import Verdict
 
 Kind = Literal[
     "one",
+    "common",
     "sum",
     "product",
     "maximum",
@@ -45,10 +46,11 @@ Kind = Literal[
 ]
 """``layer``: several choices of one layer are bad, each alone; ``format``: all choices of a layer in one format;
 ``neighbours``: two layers in a row in different formats; ``maximum``: either of two is bad alone, and the larger error
-counts; other kinds plant one choice of a layer."""
+counts; ``common``: builds seldom lack the choice; other kinds plant one choice of a layer."""
 Clause: TypeAlias = "tuple[tuple[int, int], ...]"
 """Layers and what they got, which make builds bad together."""
 LIMIT = 200
+COMMON = 0.85  # share of builds with a culprit that builds seldom lack
 SMALL = 0.05  # the most that choices add to the error which are no culprits
 
 
@@ -78,6 +80,10 @@ class World:
                 self._copied[layer] = rng.choice(others)
                 tactics[layer] = tactics[self._copied[layer]]
             self._frequencies.append(rng.dirichlet(np.full(tactics[layer], 0.8)))
+        if self.kind == "common":
+            layer = int(np.flatnonzero(self._copied < 0)[-1])
+            self._frequencies[layer] = np.array([COMMON, *(1 - COMMON) * rng.dirichlet(np.full(3, 0.8))])
+            self.culprits = (((layer, 0),),)
         # As ``Generator.choice`` draws, for all layers at once.
         self._cumulated = np.full((self.layers, TACTICS), np.inf)
         for row, frequencies in zip(self._cumulated, self._frequencies):
@@ -92,12 +98,14 @@ class World:
             return
         if self.kind in ("format", "neighbours"):
             self._missing[:] = 0
+        for (layer, _), *_ in self.culprits:
+            self._missing[layer] = 0
         drawn = np.array([self.draw() for _ in range(200)])
         self._small = self._rng.normal(
             0, SMALL / 5, (self.layers, TACTICS + 1)
         )  # the last one where a layer is missing
-        if self.kind in ("format", "neighbours"):
-            self.culprits = self._of_formats(drawn)
+        if self.kind in ("format", "neighbours", "common"):
+            self.culprits = self.culprits or self._of_formats(drawn)
             return
         size = 2 if self.kind in ("together", "two of four") else 1
         shares = shares_of(drawn, np.flatnonzero((self._copied < 0) & (self._missing == 0)))
@@ -126,9 +134,18 @@ class World:
         codes = [(first, second) for first in range(TACTICS) for second in range(TACTICS) if (first + second) % 2]
         return tuple(((layer, first), (layer + 1, second)) for first, second in codes)
 
-    def draw(self, without: Iterable[tuple[int, int]] = ()) -> np.ndarray:
-        """What a build chooses by itself, without some layers' choices; -1 where it has no such layer."""
-        codes = (self._cumulated <= self._rng.random((self.layers, 1))).sum(axis=1)
+    def draw(self, without: Iterable[tuple[int, int]] = (), halved: bool = False) -> np.ndarray:
+        """What a build chooses by itself, without some layers' choices; -1 where it has no such layer.
+
+        ``halved``: only half of each layer's tactics are offered, drawn at random.
+        """
+        cumulated = self._cumulated
+        if halved:
+            offered = [self._rng.permutation(len(each)) < (len(each) + 1) // 2 for each in self._frequencies]
+            cumulated = np.full_like(cumulated, np.inf)
+            for row, frequencies, has in zip(cumulated, self._frequencies, offered):
+                row[: len(has)] = (frequencies * has).cumsum() / (frequencies * has).sum()
+        codes = (cumulated <= self._rng.random((self.layers, 1))).sum(axis=1)
         follows = (self._copied >= 0) & (self._rng.random(self.layers) >= self._loose)
         codes[follows] = codes[self._copied[follows]]
         codes[self._rng.random(self.layers) < self._missing] = -1
@@ -207,7 +224,8 @@ def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
             planner.add(result, len(table))
             when = world.built if result.culprits else when
             continue
-        rows.append(world.draw(key_of(each.units[0]) for each in planner.culprits))
+        without = [key_of(each.units[0]) for each in planner.culprits]
+        rows.append(world.draw(without, halved=planner.draws(table)))
         bad.append(world.is_bad(rows[-1]))
     confirmed = planner.culprits
     clauses = frozenset(tuple(sorted(key_of(unit) for unit in each.units)) for each in confirmed)

@@ -30,6 +30,7 @@ _CHANCE_FACTOR = 5  # times the confidence that naming a unit needs
 _RESOLUTION = 0.02  # the least noise, as a share of the range of errors; its logarithm has a flat prior above
 SOUND_SPREAD = 2.0  # ratio of the largest to the smallest error up to which no choice is broken
 _GAP = 0.2  # share of the range of errors between good and bad builds, below which the limit lies inside it
+_CLEAR = 0.25  # share of the gap between good and bad builds that other units may use where one decides
 _NAMED = 0.1  # share of the range of errors from which a contribution is named
 _DRAWS = 64  # random mixtures from which the next one is chosen
 _SHARES = np.array((0.5, 0.25, 0.25))  # of the prior of steps: one unit, both of two, either of two
@@ -111,7 +112,12 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
     log_sum = np.logaddexp(scales[0].log_sum, scales[1].log_sum)
     log_step = np.logaddexp.reduce([each.log_step for each in scales])
     is_inside = is_limit_inside(error, bad)
-    decides = any(np.array_equal(taken[:, unit], bad) for unit in order[:1])
+    transformed = np.log(error) if RULES[best] == "product" else error
+    decides = any(
+        weights @ _decides(unit, taken, bad, transformed, found.values) >= confidence
+        for unit in order[:1]
+        if np.array_equal(taken[:, unit], bad)
+    )
     return ErrorSum(
         units=tuple(order),
         values=values[order],
@@ -216,6 +222,17 @@ def separating_mixture(taken: Bools, held: Bools, left: Bools, rng: np.random.Ge
     costs = [((common + np.outer(row, row)) ** 4).sum() for row in rows]
     best: Bools = drawn[int(np.argmin(costs))]
     return best
+
+
+def _decides(unit: int, taken: Bools, bad: Bools, error: Floats, added: Floats) -> Bools:
+    """Whether a unit makes builds bad whatever else they have, by each of some sums, of shape ``(sets, units)``."""
+    base = (error - added @ taken.T).mean(axis=1)
+    others = np.delete(added, unit, axis=1)
+    good, gap = error[~bad].max(), error[bad].min() - error[~bad].max()
+    with_it = base + added[:, unit] + others.clip(max=0).sum(axis=1)
+    without = base + others.clip(0).sum(axis=1)
+    decides: Bools = (with_it > good + (1 - _CLEAR) * gap) & (without < good + _CLEAR * gap)
+    return decides
 
 
 def is_limit_inside(error: Floats, bad: Bools) -> bool:

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from tests import models
 from tests.amounts import amount
 from tests.campaigns import config
 from tests.forking import ForkedProcess
@@ -23,9 +25,11 @@ from trtops.ops.campaign import iteration
 from trtops.ops.campaign.bisect import bisect, suspected_units
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult, Unit
 from trtops.ops.campaign.bisection_planner import merge_culprits
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.engines.deny import deny
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.spec import BuildConfig, BuildSpec, TensorRTOptions
 from trtops.tracking.base import StoredRun
@@ -110,6 +114,27 @@ def test_until_decided_takes_a_dozen_builds(model, data, seed):
     assert [c.describe() for c in first.culprits] == ["GeluApproximation=on"]
     assert 2 + len(first.trials) <= 12
     assert result.confirmed and all("GeluApproximation=on" in text for text in result.confirmed)
+
+
+def test_timed_builds_of_one_verdict_draw_others(tmp_path: Path):
+    # Blocked convolutions are always faster, and exact only to rounding.
+    weights = {f"w{n}": models.random(16, i, 3, 3, seed=n, scale=0.3) for n, i in enumerate((3, 16))}
+    proto = models.model(
+        """(float[1,3,24,24] x) => (float[1,16,24,24] y) {
+        c0 = Conv<pads = [1,1,1,1]>(x, w0)
+        r0 = Relu(c0)
+        y = Conv<pads = [1,1,1,1]>(r0, w1)
+    }""",
+        weights,
+    )
+    onnx.save(proto, tmp_path / "convolutions.onnx")
+    check = CheckConfig(tolerances=Tolerances(atol=1e-12, rtol=0), plots="never", latency_runs=0)
+    timed = DebugBuildConfig(check=check, max_iterations=20)
+
+    result = debug_build(tmp_path / "convolutions.onnx", timed, tracker=MemoryTracker())
+
+    assert result.confirmed == ("NchwcTransformer=on",)
+    assert result.iterations <= 3 and result.iterations + result.mixtures <= 10
 
 
 def test_culprit_can_be_denied_unless_good_too(bisected, campaign, tracker):

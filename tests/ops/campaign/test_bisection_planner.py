@@ -190,4 +190,20 @@ def test_culprits_are_denied_unless_builds_fail():
     assert [choice.layer for choice in entry.choices] == ["layer-0"]
     assert (entry.backend_version, entry.device_sha256) == ("1.20", "d")
     assert found.denied(tracker, table(["00", "11", "00"], "gbe")).entries == ()
-    assert planner().denied(tracker, table(["00"], "g")).entries == ()
+
+
+def test_one_verdict_calls_for_settings_not_built_yet():
+    tracker, first = MemoryTracker(), CampaignTable()
+    built = record({"GeluApproximation": "on", "NchwcTransformer": "on"})
+    run = tracker.start("e", "bad", kind="iteration")
+    run.log_json(built, schema.Artifact.TACTICS)
+    run.finish("bad")
+    first.append(run.id, "bad", built)
+
+    (entry,) = planner().denied(tracker, first).entries
+
+    assert planner().draws(first) and (entry.choices, entry.settings) == ((), built.settings)
+    first.append("other", "good", record({"GeluApproximation": "off", "NchwcTransformer": "on"}))
+    assert not planner().draws(first) and planner().denied(tracker, first).entries == ()
+    assert not Planner(DebugBuildConfig(until=5)).draws(first)
+    assert DebugBuildConfig(seed=1).build_of(1, draws=True) == DebugBuildConfig(seed=1, random_tactics=True).build_of(0)

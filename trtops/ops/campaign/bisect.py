@@ -52,7 +52,6 @@ _HISTORY = 50  # proofs and bisections of the store, the last ones, that suspect
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
 _MOST_OF_MISSING = 30  # mixtures after which missing units are reported as known then
 _MOST_OF_SUM, _LEAST_OF_SUM = 20, 5  # builds and mixtures after which a sum is reported as known then; least mixtures
-_MOST_OF_FEW, _FEW = 8, 10  # the same number of mixtures, if there are so few units and none is broken
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
@@ -313,8 +312,6 @@ class BisectSession:
             if (added := self._error_sum()) is not None and added.log_odds >= sure_odds:
                 found = SearchResult("contributions")
         if found.outcome == "contributions":
-            if added is not None and len(units) <= _FEW and added.high <= SOUND_SPREAD * added.low:
-                most_of_sum = _MOST_OF_FEW
             look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
         elif found.outcome == "units missing" and self.mixture.consequences:  # a layer that no replay sets may decide
             look_on(_MOST_OF_MISSING, lambda: not self._unreplayable(found))

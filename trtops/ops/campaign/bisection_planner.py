@@ -163,11 +163,30 @@ class Planner:
         doubt = 1 - self.config.confidence
         return 1 - doubt / 5 if self._unexplained_pairs else self.config.confidence
 
+    def draws(self, table: CampaignTable) -> bool:
+        """Whether timed builds are to draw tactics at random: where no good or no bad build is there to be mixed."""
+        if self.config.until != "decided" or not self.config.bisect or self.config.random_tactics or self.done:
+            return False
+        return bool(table.named(*PASSED)) != bool(table.named("bad"))
+
     def denied(self, tracker: Tracker, table: CampaignTable) -> DenyList:
-        """What the next builds must not choose: the culprits. Nothing, where a build has failed since."""
+        """What the next builds must not choose: the culprits; settings that were built, where builds draw them.
+
+        Nothing, where a build has failed since.
+        """
         if (table.verdicts[self.after :] == VERDICTS.index("error")).any():
             return DenyList()
         entries = []
+        if self.draws(table):
+            records = {name: load_record(tracker.load(name)) for name in table.names}
+            for name, record in records.items():
+                # ONNX Runtime offers few combinations. Not all can be denied, or nothing would be built.
+                if (
+                    record is not None
+                    and len(records) < 2 ** len(record.settings)
+                    and record.mechanism == "onnxruntime"
+                ):
+                    entries.append(DeniedTactic.of(record, {("setting", each) for each, _ in record.settings}, name))
         for culprit in self.culprits:
             record = load_record(tracker.load(culprit.bad_run))
             assert record is not None  # or there would have been nothing to mix

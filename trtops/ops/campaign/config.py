@@ -39,6 +39,7 @@ class DebugBuildConfig(Record):
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         random_tactics: Choose tactics at random and not by their time. It shows what each choice does to the outputs,
             including choices that timing seldom makes. The share of bad builds is then not the share in production.
+            With ``bisect``, builds after the first do so in any case until there are a good and a bad one to mix.
         until: When to stop; an unproven build counts as good.
         max_iterations: Maximum number of builds; with ``bisect``, of builds and mixtures.
         max_minutes: No build starts after this many minutes of one process; None for no limit.
@@ -93,12 +94,12 @@ class DebugBuildConfig(Record):
                 f"Raise that limit too: max_iterations={self.until} (--max-builds {self.until})."
             )
 
-    def build_of(self, number: int) -> BuildConfig:
-        """The build config of an iteration."""
-        if not self.random_tactics:
+    def build_of(self, number: int, draws: bool = False) -> BuildConfig:
+        """The build config of an iteration, whose tactics are drawn at random if the config says so or ``draws``."""
+        if not (self.random_tactics or draws):
             return self.build
         # Campaigns with other seeds share no draw. A repeated iteration draws the same again.
-        seed = self.seed * CAMPAIGN_SEEDS + number
+        seed = self.seed * CAMPAIGN_SEEDS + number - (not self.random_tactics)
         return replace(self.build, options=replace(self.build.options, tactic_seed=seed))
 
     @property
@@ -141,6 +142,7 @@ class Campaign(Record):
     tags: tuple[tuple[str, str], ...] = ()
     # Confirmed culprits: iterations without them show what else makes builds bad.
     denied: DenyList = field(default_factory=DenyList)
+    draws: bool = False  # whether iterations draw their tactics at random, since builds so far have one verdict
 
     def on(self, devices: Sequence[str]) -> "Campaign":
         """The same campaign on other devices; on its own if none are named."""

@@ -252,7 +252,8 @@ class _CampaignState:
                     break
                 # Without the culprits found so far, so that builds show what else is bad.
                 denied = self._planner.denied(self._tracker, self._table)
-                pending.add(submit(replace(self.campaign, denied=denied), number))
+                draws = self._planner.draws(self._table)
+                pending.add(submit(replace(self.campaign, denied=denied, draws=draws), number))
             if not pending:
                 return
             done, pending = wait(pending, return_when=FIRST_COMPLETED)

@@ -63,7 +63,7 @@ def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> CampaignBuild:
     """Run an iteration of a campaign, in any thread, process or machine that reaches store and model."""
-    request = BuildRequest(build=campaign.config.build_of(number))
+    request = BuildRequest(build=campaign.config.build_of(number, campaign.draws))
     tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number)}
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
