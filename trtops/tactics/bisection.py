@@ -378,8 +378,8 @@ class CulpritSearch:
                 ends[bool(wanted.all())].append(result)
                 if sum(not each.bad for each in ends[True]) == _MISSING:
                     return "units missing"
-                # With one unit there is no third mixture that could show that outputs follow the units.
-                end = self._next_end(ends, wanted) if len(places) > 1 else None
+                # With one or two units coins need no more builds, and no third mixture is likely to differ.
+                end = self._next_end(ends, wanted) if len(places) > 2 else None
             elif result.errors not in seen and all(self._repeats(ends, is_bad) for is_bad in ends):
                 bisection.exclude_chance()
         return decision
