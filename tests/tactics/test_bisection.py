@@ -10,6 +10,7 @@ import pytest
 
 from tests.amounts import amount
 from trtops.tactics.bisection import Bisection, CulpritSearch, SearchResult, TrialResult
+from trtops.tactics.contributions import find_sum
 
 SEEDS = amount(60, in_every_run=15)
 LIMIT = 80
@@ -231,3 +232,14 @@ def test_trials_that_stray_are_not_repeated():
     strayed = [tuple(taken) for taken in masks if taken[0] != taken[1]]
     assert found.explanation.clauses == ((4,),)
     assert len(set(strayed)) == len(strayed)
+
+
+@pytest.mark.parametrize(("factors", "decides"), [((1.0, 0.1, 0.05), True), ((1.0, 0.4, 0.3), False)])
+def test_choice_decides_if_others_stay_below_the_limit(factors, decides):
+    # All mixtures but the one of both others, which may be bad without the first.
+    taken = np.array([each for each in itertools.product((False, True), repeat=3) if each != (False, True, True)])
+
+    found = find_sum(taken, 10 * np.exp(taken @ np.array(factors)), taken[:, 0])
+
+    assert found is not None and found.rule == "product"
+    assert (found.log_odds <= -1000) == decides

@@ -79,8 +79,8 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
     ``taken`` has the shape ``(builds, units)``, ``error`` the shape ``(builds,)`` with positive, finite values, larger
     ones where ``bad``.
     """
+    is_alike = error.max() <= SOUND_SPREAD * error.min()
     if len(error) < MIN_BUILDS or not np.ptp(error) > 0:
-        is_alike = error.max() <= SOUND_SPREAD * error.min()
         return ErrorSum((), np.empty(0), np.empty(0)) if is_alike else None
     scales = [
         _weigh(taken, error, 0.0),
@@ -89,7 +89,7 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
     ]
     sure_odds = math.log(confidence / (1 - confidence))
     odds = np.array([np.logaddexp.reduce(each.log_odds) for each in scales])
-    if error.max() <= SOUND_SPREAD * error.min():  # a product and a sum are much the same
+    if is_alike:  # a product and a sum are much the same
         odds[RULES.index("product")] = -np.inf
     # The search stops at the first builds that suffice, so a unit's probability is often just above what is needed.
     needed = 1 - (1 - confidence) / _CHANCE_FACTOR
