@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def warm_worker() -> Iterator[Worker]:
+def warm_worker(idle: list[Worker] = _idle) -> Iterator[Worker]:
     """Yield a child process for exclusive use in the block; it stays alive for the next use in this process."""
     with _guard:
-        worker = _idle.pop() if _idle else Worker()
+        worker = idle.pop() if idle else Worker()
     try:
         yield worker
     finally:
         with _guard:
-            _idle.append(worker)
+            idle.append(worker)
 
 
 def call_once_in_child(function: Callable[..., object], *args: Any) -> None:

@@ -5,7 +5,6 @@ Users and passwords in URLs (``scheme://user:password@host``), values of environ
 """
 
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -50,9 +49,9 @@ def masked(text: str) -> str:
     if "://" in text:
         text = re.sub(_USERINFO, "", text)
     for hints, form in _TOKENS:
-        if any(hint in text for hint in hints):
+        if hints[0] in text or (len(hints) > 1 and any(hint in text for hint in hints)):
             text = re.sub(form, lambda found: (found[1] if found.lastindex else "") + "***", text)
-    for value in _secrets_in(tuple(os.environ.items())):
+    for value in _secrets():
         if value in text:
             whole = re.escape(value)
             # A short value may occur in a longer word by chance.
@@ -85,15 +84,22 @@ def mask_log_records() -> None:
     logging.setLogRecordFactory(masking)
 
 
-@functools.lru_cache(maxsize=4)
-def _secrets_in(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Secret values in an environment, long ones first."""
-    found: set[str] = set()
-    for name, value in environment:
-        if re.search(_SECRET_NAME, name) and not re.search(_PUBLIC_NAME, name) and not os.path.exists(value):
-            # PREFECT_API_AUTH_STRING is "user:password".
-            found.add(value.split(":", 1)[-1] if "AUTH_STRING" in name.upper() else value)
-        if "://" in value and (user := re.search(_USERINFO, value)) is not None:
-            found.add(user[0][:-1].partition(":")[2])
-    secret = (value for value in found if len(value) >= 6 and not value.isdecimal())
-    return tuple(sorted(secret, key=len, reverse=True))
+_known: tuple[dict[object, object], tuple[str, ...]] = {}, ()
+
+
+def _secrets() -> tuple[str, ...]:
+    """Secret values in the environment, long ones first."""
+    global _known
+    # Decoding all variables takes longer than the rest of a line of the log.
+    variables = os.environ._data  # type: ignore[attr-defined]
+    if _known[0] != variables:
+        found: set[str] = set()
+        for name, value in os.environ.items():
+            if re.search(_SECRET_NAME, name) and not re.search(_PUBLIC_NAME, name) and not os.path.exists(value):
+                # PREFECT_API_AUTH_STRING is "user:password".
+                found.add(value.split(":", 1)[-1] if "AUTH_STRING" in name.upper() else value)
+            if "://" in value and (user := re.search(_USERINFO, value)) is not None:
+                found.add(user[0][:-1].partition(":")[2])
+        secret = (value for value in found if len(value) >= 6 and not value.isdecimal())
+        _known = dict(variables), tuple(sorted(secret, key=len, reverse=True))
+    return _known[1]

@@ -11,6 +11,7 @@ import pytest
 from tests import models
 from tests.waiting import FOR_EVER, commands_time_out_when, is_gone, until
 from trtops import errors
+from trtops.ops.evaluation import command as command_checks
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.search.reduce import ReduceConfig, ReduceResult, reduce
 
@@ -104,6 +105,33 @@ def test_children_of_a_command_end_with_it(
 
     assert result.verdict == "good" and ("no answer within 1.5 s" in result.detail) == (limit is not None)
     until(lambda: is_gone(int(pid.read_text())))
+
+
+def test_commands_of_trtops_are_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, script, pid = models.identity().write(tmp_path), tmp_path / "data.py", tmp_path / "pid"
+    tool, start = (
+        str(Path(PYTHON).with_name("trtops")),
+        "import os, numpy, subprocess, sys, time\ndef load_data():\n    ",
+    )
+    child = f"open('pid', 'w').write(str(subprocess.Popen(['sleep', '{FOR_EVER}']).pid))"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command_checks, "_importers", workers := [])
+
+    def run(statement: str, limit: float | None = None) -> tuple[int | None, str]:
+        script.write_text(f"{start}{statement}\n    return [{{'x': numpy.zeros((1, 1, 2, 2), 'f')}}]\n")
+        return command_checks.run_group([tool, "run", str(model), "--onnxrt", "--data-loader-script", "data.py"], limit)
+
+    monkeypatch.setenv("A_MARK", "of this check")
+    code, printed = run(
+        f"{child}; print(os.environ['A_MARK'], sys.argv[1], 'trtops.comparator.compare' in sys.modules)"
+    )
+    assert code == 0 and "of this check run True\n" in printed and "Command: trtops run" in printed
+    until(lambda: is_gone(int(pid.read_text())))
+    assert run("time.sleep(60)", 0.5)[0] is None
+    code, printed = run("os.kill(os.getpid(), 11)")
+    assert code == 3 and "died of signal 11" in printed
+    assert run("sys.exit(7)")[0] == 7
+    assert [worker.starts for worker in workers] == [1]
 
 
 def test_a_timeout_can_be_the_failure():

@@ -1,11 +1,21 @@
 """External commands as checks: exit code and output give the verdict."""
 
+import atexit
 import contextlib
+import ctypes
+import importlib
+import logging
 import os
 import re
+import runpy
+import select
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +24,7 @@ from typing import Any
 from trtops import errors
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.submodel import SubModel
+from trtops.backend.worker import Worker, warm_worker
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
 from trtops.ops.evaluation.submodel import CheckOutcome, CheckVerdict
@@ -22,6 +33,15 @@ from trtops.system.allowed import check_command
 from trtops.system.processes import temporary_prefix
 
 _TAIL_CHARACTERS = 2000
+# Idle children that have imported what most commands of trtops need, which takes most of a short one's time.
+_importers: list[Worker] = []
+_IMPORTED = (
+    "numpy.random", "onnx", "psutil", "trtops.backend.onnx.model", "trtops.backend.onnxrt.inference",
+    "trtops.backend.onnxrt.loader", "trtops.backend.onnxrt.session", "trtops.cli.command_line",
+    "trtops.cli.commands.run", "trtops.comparator.accuracy", "trtops.comparator.compare",
+    "trtops.comparator.data_loader", "trtops.comparator.running", "trtops.ops.evaluation.run", "trtops.tracking.no_run",
+)  # fmt: skip
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,26 +136,78 @@ class CommandCheck(Record):
 def run_group(arguments: Sequence[str], timeout_seconds: float | None) -> tuple[int | None, str]:
     """Run a program in a process group of its own, and kill the group when the program ends.
 
-    Returns the exit code, negative for a signal and None if the time ran out, and what the program printed.
-    ConfigError if there is no such program, or the system or :mod:`trtops.system.allowed` does not allow it.
+    A command of this installation's ``trtops`` is a fork of a process that has done the imports. Returns the exit code,
+    negative for a signal and None if the time ran out, and what the program printed. ConfigError if there is no such
+    program, or the system or :mod:`trtops.system.allowed` does not allow it.
     """
     check_command(list(arguments))
-    with tempfile.TemporaryFile() as output:
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+    with tempfile.NamedTemporaryFile(prefix=temporary_prefix("output")) as output:
+        own = Path(sys.executable).with_name("trtops")
+        if hasattr(os, "pidfd_open") and own.exists() and shutil.which(arguments[0]) == str(own):
+            with warm_worker(_importers) as worker:
+                code = worker.run(
+                    _run_fork, list(arguments), os.getcwd(), dict(os.environ), output.name, timeout_seconds
+                )
+        else:
+            code = _run_program(arguments, output, timeout_seconds)
+        return code, Path(output.name).read_text(errors="replace")
+
+
+def _run_program(arguments: Sequence[str], output: Any, timeout_seconds: float | None) -> int | None:
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+    try:
+        process = subprocess.Popen(arguments, start_new_session=True, **streams)
+    except OSError as exc:
+        said = f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}."
+        raise errors.ConfigError(said) from exc
+    code = None
+    try:
+        code = process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        # The whole group: a child left running would hold the GPU, or write into the next sub-model's files.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return code
+
+
+def _run_fork(
+    words: list[str], folder: str, environment: dict[str, str], output: str, timeout_seconds: float | None
+) -> int | None:
+    """Run a command of trtops in a fork of this process; otherwise like :func:`_run_program`."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    if (pid := os.fork()) == 0:
+        code: Any = 1
         try:
-            process = subprocess.Popen(arguments, start_new_session=True, **streams)
-        except OSError as exc:
-            said = f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}."
-            raise errors.ConfigError(said) from exc
-        code = None
-        try:
-            code = process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            # The whole group: a child left running would hold the GPU, or write into the next sub-model's files.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        return code, output.read().decode(errors="replace")
+            os.setsid()
+            ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            logging.getLogger().handlers.clear()  # the worker's own, which a new process does not have
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environment)
+            for stream in (1, 2):
+                os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), stream)
+            sys.argv[:] = words
+            runpy.run_module("trtops.cli", run_name="__main__")
+        except SystemExit as exc:
+            code = exc.code
+        except BaseException:  # must not reach the worker's loop
+            traceback.print_exc()
+        # As Python ends, without the last garbage collection: it would copy all memory that this fork shares.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)
+    ended = os.pidfd_open(pid)
+    try:
+        in_time = bool(select.select([ended], [], [], timeout_seconds)[0])
+    finally:
+        os.close(ended)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code if in_time else None
