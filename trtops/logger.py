@@ -199,6 +199,22 @@ class Logger:
             self._logger.addHandler(_Console())
 
 
+def mask_log_records() -> None:
+    """Mask and escape the message and the traceback of every log record of this process, for all handlers."""
+    make = logging.getLogRecordFactory()
+
+    def masking(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        # A message that does not match its arguments is kept.
+        with contextlib.suppress(TypeError, ValueError, KeyError):
+            record.msg, record.args = escaped(masked(record.getMessage())), ()
+        if record.exc_info:
+            record.exc_text = escaped(masked(logging.Formatter().formatException(record.exc_info)))
+        return record
+
+    logging.setLogRecordFactory(masking)
+
+
 class _Lines(logging.Formatter):
     """Formats ``[I] (12:00:00) [logger.py:7] text``; attributes of :data:`G_LOGGER` select the parts."""
 

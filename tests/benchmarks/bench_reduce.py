@@ -82,7 +82,7 @@ def compare_outputs(right, other):
 
 def reduce_by_command(tool: str, model: Path, culprit: str, mode: str, folder: Path) -> int:
     """Reduce on the command line of ``trtops`` or ``polygraphy``; the check is a command of the same tool."""
-    script, output, program = f"{tool}.py", f"{tool}.onnx", str(Path(sys.executable).with_name(tool))
+    script, output, program = f"compare_{tool}.py", f"{tool}.onnx", str(Path(sys.executable).with_name(tool))
     (folder / script).write_text(COMPARE.format(culprit=culprit).replace("polygraphy", tool))
     check = [program, "run", f"{tool}_debug.onnx", "--onnxrt", "--onnxrt", "--compare-func-script", script]
     run_quietly([program, "debug", "reduce", str(model), "-o", output, "--mode", mode, "--check", *check], folder)

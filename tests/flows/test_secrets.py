@@ -13,9 +13,9 @@ from tests import models
 from tests.hostile import HostileServer, serving
 from trtops import errors
 from trtops.cli.main import main
+from trtops.logger import mask_log_records
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.system.masking import mask_log_records
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.store import open_tracker
 

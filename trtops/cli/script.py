@@ -58,6 +58,20 @@ class Unresolved:
         return load(self.value)
 
 
+class Shared:
+    """Holds a loader whose product a number of runners use: it is made for the first, and released with the last."""
+
+    def __init__(self, loader: Any, uses: int) -> None:
+        self.loader, self.uses, self.made = loader, uses, None
+
+    def __call__(self) -> Any:
+        """Return the product."""
+        made = load(self.loader) if self.made is None else self.made
+        self.uses -= 1
+        self.made = made if self.uses > 0 else None
+        return made
+
+
 def late(function: str, /, *args: Any, **kwargs: Any) -> Late:
     """Return a call to be made later, without the keyword arguments that are None or False."""
     return Late(function, args, given(**kwargs))

@@ -70,7 +70,8 @@ def _statistics(
     """
     key = names, limits.error_quantile, limits.atol, limits.rtol, inf
     if key not in cache:
-        levels = sorted({*metrics.QUANTILES, 0.95, limits.error_quantile})  # 0.95 is printed
+        printed = (0.95,) if _log.isEnabledFor(logging.INFO) else ()
+        levels = sorted({*metrics.QUANTILES, *printed, limits.error_quantile})
         options: dict[str, Any] = {"atol": limits.atol, "rtol": limits.rtol, "infinities_equal": inf}
         cache[key] = metrics.measure([(a, b)], quantiles=levels, metrics=("median_abs",), **options)
     return cache[key]

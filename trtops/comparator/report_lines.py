@@ -92,20 +92,36 @@ def statistics_text(array: Any) -> str:
         return "<Error while computing statistics>"
     if not array.size:
         return "no elements"
-    from trtops.comparator.metrics.quantiles import quantiles  # slow to import, and few commands need it
+    # Slow to import, and few commands need them.
+    from trtops.comparator.metrics.difference import BLOCK
+    from trtops.comparator.metrics.quantiles import quantiles
+    from trtops.comparator.metrics.totals import Errors
 
-    numbers = array.astype(np.float64).reshape(-1)
+    flat, total, magnitude, squares = array.reshape(-1), Errors(), 0.0, 0.0
+    total.max = -math.inf
+    # Blocks that fit into the cache: temporary arrays of the whole size would take most of the time.
+    blocks = [flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK)]
+    buffer = np.empty(blocks[0].size)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
-        mean, least, most = float(numbers.mean()), int(numbers.argmin()), int(numbers.argmax())
-        levels = (0.5, 0.9, 0.95, 0.99)
-        found = [math.nan for _ in levels] if math.isnan(mean) and np.isnan(numbers).any() else None
-        found = found or quantiles(array.reshape(-1) if array.dtype == np.float32 else numbers, levels)
-        ends = (float(numbers[least]), least), (float(numbers[most]), most)
-        magnitude = mean if ends[0][0] >= 0 else float(np.abs(numbers).mean())
-        numbers -= mean
-        variance = float(np.einsum("i,i->", numbers, numbers)) / numbers.size
-    return _statistics_line(mean, variance, ends, magnitude, found, array)
+        for number, block in enumerate(blocks):
+            x = buffer[: block.size]
+            x[:] = block
+            total.add(x, number * BLOCK)
+            magnitude += float(np.absolute(x, out=x).sum())
+        mean = total.sum / flat.size
+        for block in blocks:
+            x = buffer[: block.size]
+            x[:] = block
+            x -= mean
+            squares += float(np.einsum("i,i->", x, x))
+        if math.isnan(total.max):
+            total.min, total.min_at = total.max, total.max_at
+            found = [math.nan] * 4
+        else:
+            found = quantiles(flat if flat.dtype == np.float32 else flat.astype(np.float64), (0.5, 0.9, 0.95, 0.99))
+    ends = (total.min, total.min_at), (total.max, total.max_at)
+    return _statistics_line(mean, squares / flat.size, ends, magnitude / flat.size, found, array)
 
 
 def error_statistics_text(errors: Errors, found: OutputStatistics, kind: str, array: Any) -> str | None:

@@ -28,12 +28,13 @@ from prefect.utilities.urls import url_for
 from trtops import errors
 from trtops.flows.server import ensure_prefect_home
 from trtops.flows.slots import device_slot
+from trtops.logger import mask_log_records
 from trtops.ops.campaign.config import BuildPlace
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record, option_fields, with_options
 from trtops.spec import BackendName
 from trtops.system.activity import mark_op
-from trtops.system.masking import mask_log_records, masked, masked_json
+from trtops.system.masking import masked, masked_json
 from trtops.tracking import schema
 from trtops.tracking.check import reap
 from trtops.tracking.offline import OfflineTracker

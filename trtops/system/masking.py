@@ -4,13 +4,9 @@ Users and passwords in URLs (``scheme://user:password@host``), values of environ
 ``AWS_SECRET_ACCESS_KEY``, and tokens with the prefixes of well-known services are recognized; nothing else is.
 """
 
-import contextlib
-import logging
 import os
 import re
 from typing import Any
-
-from trtops.terminal import escaped
 
 _SECRET_NAME = (
     r"(?i)SECRET|TOKEN(?!S|IZ)|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL|AUTH_STRING"
@@ -66,22 +62,6 @@ def masked_json(value: Any) -> Any:
     if isinstance(value, list):
         return [masked_json(part) for part in value]
     return masked(value) if isinstance(value, str) else value
-
-
-def mask_log_records() -> None:
-    """Mask and escape the message and the traceback of every log record of this process, for all handlers."""
-    make = logging.getLogRecordFactory()
-
-    def masking(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = make(*args, **kwargs)
-        # A message that does not match its arguments is kept.
-        with contextlib.suppress(TypeError, ValueError, KeyError):
-            record.msg, record.args = escaped(masked(record.getMessage())), ()
-        if record.exc_info:
-            record.exc_text = escaped(masked(logging.Formatter().formatException(record.exc_info)))
-        return record
-
-    logging.setLogRecordFactory(masking)
 
 
 _known: tuple[dict[object, object], tuple[str, ...]] = {}, ()

@@ -16,7 +16,7 @@ from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say, say_ending
-from trtops.cli.script import Late, Name, Source, Unresolved, given, late, load, quoted, resolve
+from trtops.cli.script import Late, Name, Shared, Source, Unresolved, given, late, load, quoted, resolve
 from trtops.tables import counted
 
 if TYPE_CHECKING:
@@ -235,6 +235,10 @@ def _runner(args: Options, kind: str, word: str | None) -> Late:
     source: Any = args.model_file
     if found != "onnx" or loading.wants_onnx_changes(args):
         source = onnx.BytesFromOnnx(loading.onnx_model(args))
+        if not args.gen_script and not args.use_subprocess:
+            args.serialized = source = args.peek("serialized") or Shared(
+                source, sum(k == kind for k, _ in args.runners)
+            )
     session = given(
         providers=list(args.providers) if args.providers else None,
         graph_optimization_level=Name("onnxruntime", f"GraphOptimizationLevel.{level}") if level else None,

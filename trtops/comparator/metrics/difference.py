@@ -23,17 +23,22 @@ class Difference:
         self.infinities_equal, self.nans_equal = infinities_equal, nans_equal
         self.buffers = np.empty((4, 0))
 
+    def widened(self, a: Array) -> Array:
+        """A block in float64, in a buffer that the next call overwrites."""
+        if self.buffers.shape[1] < a.size:
+            self.buffers = np.empty((4, a.size))
+        x = self.buffers[0, : a.size]
+        x[:] = a
+        return x
+
     def __call__(self, a: Array, b: Array) -> tuple[Array, Array, Array]:
         """Both blocks and their distance, in buffers that the next call overwrites."""
-        n = a.size
-        if self.buffers.shape[1] < n:
-            self.buffers = np.empty((4, n))
-        x, y, d = self.buffers[0, :n], self.buffers[1, :n], self.buffers[2, :n]
+        x = self.widened(a != b if self.text else a)
+        y, d = self.buffers[1, : a.size], self.buffers[2, : a.size]
         if self.text:
-            d[:] = a != b
-            x[:], y[:] = d, 1
+            d[:], y[:] = x, 1
             return x, y, d
-        x[:], y[:] = a, b
+        y[:] = b
         if self.exact:
             d[:] = _integer_distance(a, b)
         else:
@@ -65,7 +70,7 @@ def difference_of(a: Array, b: Array, infinities_equal: bool, nans_equal: bool) 
         )
     if text and _holds_bytes(a) != _holds_bytes(b):
         raise errors.ComparisonError("The output and its reference are text with bytes; decode the bytes first.")
-    floating = not text and b.dtype.kind not in "biu" and b.dtype.name not in _SMALL_INTEGERS
+    floating = not text and (b.dtype.kind == "f" or (b.dtype.kind == "V" and b.dtype.name not in _SMALL_INTEGERS))
     wide = a.dtype.kind in "iu" and b.dtype.kind in "iu" and max(a.dtype.itemsize, b.dtype.itemsize) == 8
     return Difference(floating, wide, text, infinities_equal, nans_equal)
 

@@ -9,6 +9,7 @@ from trtops.comparator.metrics.frontier import Frontier
 
 # The variance over the squared mean, below which only the rounding of the sums is left.
 _CONSTANT = 1e-12
+_PART = 8192
 
 
 class Errors:
@@ -50,11 +51,11 @@ class Totals:
         self.rel: Errors = Errors()
         self.frontier = Frontier()
 
-    def add(self, a: Array, b: Array, d: Array, r: Array | None) -> None:
-        """Add a block of both arrays and both errors; ``r`` is None if all errors are 0."""
+    def add(self, a: Array, b: Array, d: Array | None, r: Array | None) -> None:
+        """Add a block of both arrays and both errors, which are None if they all are 0."""
         aa = bb = ab = _dot_product(a, a)
         sum_a = sum_b = float(a.sum())
-        if r is None:
+        if d is None or r is None:
             d = r = np.zeros(1)
         else:
             bb, ab, sum_b = _dot_product(b, b), _dot_product(a, b), float(b.sum())
@@ -140,8 +141,8 @@ def largest_finite(array: Array) -> float:
 
 
 def _dot_product(a: Array, b: Array) -> float:
-    # Not np.dot: BLAS starts threads for arrays of this size, which cost more than they save.
-    return float(np.einsum("i,i->", a, b))
+    # In parts, because BLAS starts threads for more than 10,000 elements, which cost more than they save.
+    return float(sum(np.dot(a[i : i + _PART], b[i : i + _PART]) for i in range(0, a.size, _PART)))
 
 
 def _at_most_1(value: float) -> float:
