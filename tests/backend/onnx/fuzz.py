@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 
 from tests import models
 from trtops import errors, ops
-from trtops.backend.onnx import load_without_weights
+from trtops.backend.onnx import lint as linting
 from trtops.backend.onnx.loader import infer_shapes, onnx_from_path
 from trtops.backend.onnx.model import Model, read_proto
 from trtops.backend.onnx.precision import convert_to_fp16, emulate_low_precision
@@ -141,10 +141,10 @@ def _shown(path: Path) -> None:
 
 
 def _linted(path: Path) -> None:
-    """Lint a model with its weights, and without them; the verdicts must be one."""
+    """Lint a model with its weights inside, and apart; the verdicts must be one."""
     whole = lint(path)
-    with patch.object(load_without_weights, "LARGE", 0):
-        assert lint(path) == whole, "another verdict without weights"
+    with patch.object(linting, "LARGE", 0):
+        assert lint(path) == whole, "another verdict with weights apart"
 
 
 def _inserted(path: Path) -> None:

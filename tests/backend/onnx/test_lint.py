@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tests import models
 from tests.backend.onnx import fuzz
+from trtops import errors
 from trtops.backend.onnx import Model
-from trtops.backend.onnx.lint import LintReport, lint
+from trtops.backend.onnx.lint import LintReport, _load_apart, lint
 from trtops.cli.main import main
 
 
@@ -193,3 +194,64 @@ def test_failures_in_polygraphy_are_failures_here(
     theirs, ours = reports
     assert set(theirs["summary"]["failing"]) == {node.name} <= set(ours["summary"]["failing"])
     assert [entry for entry in theirs["lint_entries"] if entry not in ours["lint_entries"]] == []
+
+
+@pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)
+def test_only_weights_are_kept_apart(make: Callable[[], models.Case], tmp_path: Path) -> None:
+    case = make()
+    found, kept = _load_apart(case.write(tmp_path), 0)
+
+    values = {tensor.name: tensor for tensor in case.proto.graph.initializer}
+    for tensor in found.graph.initializer:
+        if tensor.name in kept:
+            assert not tensor.raw_data and tensor.data_location == TensorProto.EXTERNAL
+            assert tensor.data_type != TensorProto.INT64
+            np.testing.assert_array_equal(kept[tensor.name], numpy_helper.to_array(values[tensor.name]))
+            tensor.CopyFrom(values[tensor.name])
+    assert found == case.proto
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda t: t.__setattr__("raw_data", t.raw_data[:-1]),
+        lambda t: t.dims.append(2),
+        lambda t: t.dims.extend((-1, -1)),
+        lambda t: t.float_data.append(1),
+        lambda t: t.__setattr__("name", "w1"),
+        lambda t: t.__setattr__("data_type", TensorProto.INT32),
+        lambda t: t.__setattr__("data_type", 99),
+    ],
+    ids=["short", "shape", "negative", "values twice", "name twice", "integers", "unknown type"],
+)
+def test_damaged_weights_are_not_kept_apart(damage: Callable[[TensorProto], None], tmp_path: Path) -> None:
+    proto = models.conv_net().proto
+    damage(proto.graph.initializer[0])
+    (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+
+    found, kept = _load_apart(tmp_path / "model.onnx", 0)
+
+    assert found.graph.initializer[0] == proto.graph.initializer[0]
+    assert "w0" not in kept and "w2" in kept
+
+
+def test_external_data_is_mapped_and_checked(tmp_path: Path) -> None:
+    path = models.write_external(models.conv_net(), tmp_path, threshold=0)
+    proto, data = onnx.load(path), tmp_path / "weights.bin"
+    found, kept = _load_apart(path, 1000)
+    assert kept.keys() == {t.name for t in proto.graph.initializer if len(t.raw_data) > 1000} != set()
+    for tensor, original in zip(found.graph.initializer, proto.graph.initializer):
+        array = kept.get(tensor.name)
+        assert (tensor.raw_data if array is None else array.tobytes()) == original.raw_data
+
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-1])
+    with pytest.raises(errors.InvalidModelError, match="truncated"):
+        _load_apart(path, 1000)
+    data.unlink()
+    with pytest.raises(errors.InvalidModelError, match="does not exist"):
+        _load_apart(path, 1000)
+    (tmp_path.parent / "outside.bin").write_bytes(whole)
+    data.symlink_to(tmp_path.parent / "outside.bin")
+    with pytest.raises(errors.InvalidModelError, match="outside"):
+        _load_apart(path, 1000)

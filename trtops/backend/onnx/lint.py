@@ -16,11 +16,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import external, shapes, walk, with_onnxruntime, zero_weights
-from trtops.backend.onnx.load_without_weights import ModelWithoutWeights, load_without_weights
-from trtops.backend.onnx.loader import onnx_from_path
-from trtops.backend.onnx.model import Model, bad_divisors, can_propagate_values, data_type, raw_bytes
-from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
+from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
+from trtops.backend.onnx.model import Model, bad_divisors, can_propagate_values, data_type, raw_bytes, read_proto
+from trtops.backend.onnx.save import PROTOBUF_LIMIT
 from trtops.backend.onnx.walk import add_copy, copy_of, message_bytes, set_shape
 from trtops.backend.worker import warm_worker
 from trtops.record import JSONValue, Record
@@ -31,6 +29,10 @@ from trtops.tables import table
 log = logging.getLogger(__name__)
 
 _SHAPE_BYTES = 1024
+LARGE = 16 << 10  # weights with more bytes are kept apart
+# Shape inference and the checks of nodes may need the values of integers.
+_WEIGHT_TYPES = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE))
+_PLAIN_FIELDS = frozenset(("dims", "data_type", "name", "doc_string", "raw_data", "external_data", "data_location"))
 # Larger random inputs are not made: a hostile model may declare any shape.
 _MAX_ELEMENTS = 1 << 26
 # The first IR version in which weights need not be declared as inputs too.
@@ -128,38 +130,29 @@ class LintReport(Record):
         }
 
 
-def lint(
-    model: onnx.ModelProto | Model | ModelWithoutWeights,
-    feed: Mapping[str, Any] | None = None,
-    *,
-    path: str | Path | None = None,
-) -> LintReport:
-    """Check a model, which need not be valid and is not changed.
+def lint(model: onnx.ModelProto | Model | str | Path, feed: Mapping[str, Any] | None = None) -> LintReport:
+    """Check a model or a model file, which need not be valid and is not changed.
 
     ONNX and ONNX Runtime run in a child process; a node on which they crash is a finding. Half of the time limit is for
-    the whole model, and half for its nodes. Weights may be missing if their values cannot affect the findings
-    (:func:`trtops.backend.onnx.zero_weights.can_run_on_zero_weights`). Inputs without arrays in ``feed`` get random
-    numbers in [0, 1), ones or True, with 1 for each dynamic dimension. ONNX Runtime reads the model's file by itself if
-    its path is given; this is faster, and allows models above 2 GiB.
+    the whole model, and half for its nodes. Inputs without arrays in ``feed`` get random numbers in [0, 1), ones or
+    True, with 1 for each dynamic dimension. A file that is not a model, or whose external data is missing, is a finding
+    as well.
     """
-    if not isinstance(model, ModelWithoutWeights):
-        model = ModelWithoutWeights(model.proto() if isinstance(model, Model) else model)
-    graph = model.model.graph
-    if not graph.node:
-        empty = LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")
-        return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
-    # A warm child may have another working folder.
-    file = None if path is None else Path(path).absolute()
-    arguments, seconds = (_cast(dict(feed or {}), graph), file), time_limit()
-    if message_bytes(model.model) >= PROTOBUF_LIMIT:
+    source: onnx.ModelProto | Path
+    if isinstance(model, (str, Path)):
+        source = Path(model).absolute()  # a warm child may have another working folder
+    else:
+        source = model.proto() if isinstance(model, Model) else model
+    arguments, seconds = (dict(feed or {}), LARGE), time_limit()
+    if not isinstance(source, Path) and message_bytes(source) >= PROTOBUF_LIMIT:
         # No message to another process can hold it.
-        return _lint(ModelWithoutWeights(copy_of(model.model), model.left_out), *arguments, seconds, {})
+        return _lint(copy_of(source), *arguments, seconds, {})
     deaths: dict[str, str] = {}
     with warm_worker() as worker:
         while True:
             started = time.monotonic()
             try:
-                return worker.run(_lint, model, *arguments, seconds, deaths)
+                return worker.run(_lint, source, *arguments, seconds, deaths)
             except errors.WorkerError as exc:
                 if not exc.doing or exc.doing in deaths:
                     raise
@@ -171,44 +164,73 @@ def lint(
                 deaths[exc.doing] = f"ONNX Runtime {how}."
 
 
-def load_for_lint(path: str | Path) -> ModelWithoutWeights:
-    """Read a model file without the large weights whose values cannot affect the findings."""
-    bare = load_without_weights(path)
-    try:
-        is_enough = not bare.left_out or zero_weights.can_run_on_zero_weights(bare.model, bare.left_out)
-    except errors.InvalidModelError:  # its nodes form a cycle, so nothing is run
-        is_enough = True
-    return bare if is_enough else ModelWithoutWeights(onnx_from_path(path))
-
-
 def failing_nodes(path: str | Path, seconds: float = 20.0) -> Iterator[str]:
     """Describe the nodes of a model file that fail by themselves; each computation is limited to some seconds."""
     with limited_time(seconds):
-        found = lint(load_for_lint(path), path=path).entries
+        found = lint(path).entries
     for entry in found:
         if entry.level != "warning":
             where = f"{', '.join(entry.nodes[:3]) or path}{entry.op and f' ({entry.op})'}"
             yield f"{where}: {' '.join(entry.message.split())}"
 
 
+def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """Read a model file, and the arrays of its large weights, which the model has without values.
+
+    No copy of the model, or of a node, then copies weights. Those in other files are mapped into memory.
+    """
+    model = read_proto(path, need_opset=False)
+    names = Counter(tensor.name for tensor in model.graph.initializer)
+    names.update(value.name for value in model.graph.input)  # which may declare another shape
+    weights: dict[str, Any] = {}
+    for i, tensor in enumerate(walk.tensors(model)):  # initializers first
+        size, kind = external.expected_bytes(tensor) or 0, data_type(tensor.data_type)
+        if (
+            i < len(model.graph.initializer)
+            and (tensor.name and names[tensor.name] == 1 and tensor.data_type in _WEIGHT_TYPES and kind)
+            and (size > large and min(tensor.dims, default=0) > 0)
+            and {field.name for field, _ in tensor.ListFields()} <= _PLAIN_FIELDS
+            and (external.is_external(tensor) or len(tensor.raw_data) == size)
+        ):
+            if external.is_external(tensor):
+                place = external.locate(tensor, path.parent)
+                next(place.blocks(at_most=1))  # the file can be read
+                dims = tuple(tensor.dims)
+                weights[tensor.name] = np.memmap(place.path, kind.numpy(), "r", place.offset, dims)
+            else:
+                weights[tensor.name] = numpy_helper.to_array(tensor)
+                tensor.ClearField("raw_data")
+            external.mark_left_out(tensor)
+        elif external.is_external(tensor):
+            external.load(tensor, path.parent)
+    return model, weights
+
+
 def _lint(
-    model: ModelWithoutWeights,
-    feed: dict[str, Any],
-    path: str | Path | None,
-    seconds: float,
-    deaths: Mapping[str, str],
+    source: onnx.ModelProto | Path, feed: dict[str, Any], large: int, seconds: float, deaths: Mapping[str, str]
 ) -> LintReport:
-    """Check a model in this process within a time; what is in ``deaths`` is not run, since a process died of it."""
-    graph = model.model.graph
+    """Check a model in this process within a time; what is in ``deaths`` is not run, since a process died of it.
+
+    A message is changed.
+    """
+    try:
+        model, weights = _load_apart(source, large) if isinstance(source, Path) else (source, {})
+    except errors.InvalidModelError as exc:
+        entry = LintEntry(level="exception", source="onnx_loader", message=str(exc))
+        return LintReport(passing=(), failing=(), unchecked=(), entries=(entry,))
+    graph = model.graph
+    if not graph.node:
+        empty = LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")
+        return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
     names = [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
     unnamed = {name: i for i, (name, node) in enumerate(zip(names, graph.node)) if not node.name}
-    fatal = list(_weight_entries(model))
+    fatal = list(_weight_entries(model, weights))
     try:
         walk.execution_order(graph.node)
     # Nodes form a cycle.
     except errors.InvalidModelError as exc:
         fatal.insert(0, _graph_entry("error", str(exc)))
-    named = [*_name_entries(graph, names), *_unused_entries(graph, names, model.model.ir_version)]
+    named = [*_name_entries(graph, names), *_unused_entries(graph, names, model.ir_version)]
     for name, node in zip(names, graph.node):
         inside = (inner for body in walk.subgraphs(node) for part in walk.graphs(body) for inner in part.node)
         for attribute, message in bad_divisors((node, *inside)):
@@ -216,12 +238,12 @@ def _lint(
                 LintEntry(level="error", source="onnx_checker", message=message, nodes=(name,), op=node.op_type)
             )
             attribute.i = 1  # in this process' copy: the node is not run, and checks of the whole model do not crash
-    whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model, deaths))]
+    whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model, weights, deaths))]
     entries = [*fatal, *whole, *named]
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries), unnamed=unnamed)
     broken = {name for entry in named if entry.level == "error" for name in entry.nodes}
-    run = _Run(model, feed, names, path, time.monotonic() + seconds, deaths)
+    run = _Run(model, weights, _cast(feed, graph), names, time.monotonic() + seconds, deaths)
     # If ONNX's checker accepts a model and ONNX Runtime loads and runs it, the model has no errors. Otherwise each node
     # is run by itself on the values that the nodes before it computed. Nodes after a failing node have no values to run
     # on: they are loaded where the types of their inputs are declared or can be inferred, and are reported as unchecked
@@ -248,8 +270,11 @@ def _graph_entry(level: Level, message: str, *nodes: str) -> LintEntry:
     return LintEntry(level=level, source="onnx_graphsurgeon", message=message, nodes=nodes)
 
 
-def _weight_entries(model: ModelWithoutWeights) -> Iterator[LintEntry]:
-    for tensor in model.tensors():
+def _weight_entries(model: onnx.ModelProto, weights: Collection[str]) -> Iterator[LintEntry]:
+    initializers = len(model.graph.initializer)
+    for i, tensor in enumerate(walk.tensors(model)):  # initializers first
+        if i < initializers and tensor.name in weights:
+            continue
         message = ""
         if external.is_external(tensor):
             message = f"Tensor {tensor.name!r} has its data in another file, which is not loaded."
@@ -281,16 +306,17 @@ def _cast(feed: dict[str, Any], graph: onnx.GraphProto) -> dict[str, Any]:
         given, element = feed.get(value.name), data_type(value.type.tensor_type.elem_type)
         dtype = getattr(given, "dtype", None)
         if given is not None and element and dtype and dtype.kind in "fiub" and dtype != element.numpy():
-            log.warning("Input %r is cast from %s to %s", value.name, dtype, element)
             feed[value.name] = given.astype(element.numpy())
     return feed
 
 
-def _checker_entries(model: ModelWithoutWeights, deaths: Mapping[str, str]) -> Iterator[LintEntry]:
+def _checker_entries(
+    model: onnx.ModelProto, weights: Collection[str], deaths: Mapping[str, str]
+) -> Iterator[LintEntry]:
     """What ONNX's checker reports about the whole model; its messages about single nodes come from their runs."""
-    if message_bytes(model.model) >= PROTOBUF_LIMIT:
+    if message_bytes(model) >= PROTOBUF_LIMIT:
         return
-    checked = _with_inputs(model.model, model.left_out)
+    checked = _with_inputs(model, weights)
     if checked.ir_version:
         checked.ir_version = max(checked.ir_version, _WEIGHTS_NEED_NO_INPUTS)
     for value in checked.graph.output:
@@ -388,23 +414,17 @@ class _Run:
 
     def __init__(
         self,
-        model: ModelWithoutWeights,
+        model: onnx.ModelProto,
+        weights: Mapping[str, Any],
         feed: dict[str, Any],
         names: list[str],
-        path: str | Path | None,
         end: float,
         deaths: Mapping[str, str],
     ) -> None:
-        self.model = model.model
-        self.left_out: Mapping[str, Any] = {}
-        self.fits = True  # whether there is memory for the weights
-        try:
-            self.left_out = zero_weights.zeros([t for t in self.model.graph.initializer if t.name in model.left_out])
-        except MemoryError:
-            self.fits = False
+        self.model = model
+        self.weights = weights  # which the model lacks
         self.feed = feed
         self.names = names
-        self.path = path
         self.end = end
         self.deaths = deaths
         self.entries: list[LintEntry] = []
@@ -420,15 +440,9 @@ class _Run:
         if death := self.deaths.get(f"running {_WHOLE}"):
             self.refusal = death
             return False
-        if not self.fits:
-            return False
-        source: onnx.ModelProto | str = self.model
         # ONNX Runtime would copy initializers, but not inputs.
-        if self.left_out:
-            source = _with_inputs(self.model, self.left_out)
-        elif self.path is not None:
-            source = str(self.path)
-        elif model_bytes(self.model) >= PROTOBUF_LIMIT:
+        source = _with_inputs(self.model, self.weights) if self.weights else self.model
+        if message_bytes(source) >= PROTOBUF_LIMIT:
             return False
         constants = walk.initializer_names(self.model.graph)
         inputs = {v.name: self._input_array(v) for v in self.model.graph.input if v.name not in constants}
@@ -436,7 +450,7 @@ class _Run:
             return False
         try:
             outputs, half = [v.name for v in self.model.graph.output], (self.end - time.monotonic()) / 2
-            with_onnxruntime.evaluate(source, outputs, {**inputs, **self.left_out}, half, _WHOLE)
+            with_onnxruntime.evaluate(source, outputs, {**inputs, **self.weights}, half, _WHOLE)
         except errors.InferenceError as exc:
             log.info("The model does not run as a whole: %s", exc)
             if "cannot load" in str(exc) or "did not finish" in str(exc):
@@ -448,9 +462,9 @@ class _Run:
         """Run each node by itself, except those that are known to be broken."""
         inferred = copy_of(self.model)
         graph = inferred.graph
-        values: dict[str, Any] = dict(self.left_out)
+        values: dict[str, Any] = dict(self.weights)
         for tensor in graph.initializer:
-            if tensor.name not in self.left_out and not external.is_external(tensor):
+            if tensor.name not in self.weights and not external.is_external(tensor):
                 with contextlib.suppress(ValueError, TypeError, KeyError):  # of a type that ONNX does not define
                     values[tensor.name] = numpy_helper.to_array(tensor)
         constants = walk.initializer_names(graph)
