@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import onnx
@@ -18,40 +17,23 @@ from trtops.backend.onnx import walk
 EightBits: TypeAlias = Literal["int8", "fp8"]
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule of placement. Model-Optimizer has it in ``modelopt/onnx/quantization/<source>``."""
-
-    name: str
-    effect: Literal["excludes", "adds", "joins"]  # products, inputs of other nodes, scales
-    reason: str
-    source: str
-
-
-_MATMULS, _CONVS = (f"graph_utils.py, find_nodes_from_{name}_to_exclude" for name in ("matmul", "convs"))
-_REMAINING = "partitioning.py, find_quantizable_nodes"
-RULES = (
-    Rule("attention", "excludes",
-         "no fused 8-bit attention: a computed mask is added to the unscaled product, over 512 positions "
-         "(INT8), or the head size is below 9 or above 256 (FP8)",
-         "partitioning.py, find_mha_partitions; graph_utils.py, find_nodes_from_mha_to_exclude"),
-    Rule("gemv", "excludes", "a product with one row or column does not use Tensor Cores", _MATMULS),
-    Rule("small_matmul", "excludes", "Tensor Cores need 16 columns and 16 summands", _MATMULS),
-    Rule("computed_kernel", "excludes", "the kernel of the convolution is not constant", _CONVS),
-    Rule("few_channels", "excludes", "no 8-bit kernel is efficient below 16 channels, with INT8 exceptions", _CONVS),
-    Rule("large_kernel", "excludes", "FP8 kernels take at most 32 positions", _CONVS),
-    Rule("residual_add", "adds", "the sum is fused into the product before it, and reads its other operand in 8 bits",
-         "graph_utils.py, build_non_residual_input_map"),
-    Rule("pointwise", "adds", "a sum or product of computed tensors reads the result of a chain in 8 bits",
-         "graph_utils.py, filter_quantizable_kgen_heads"),
-    Rule("layer_norm", "adds", "the chain before the normalization writes 8 bits (INT8)",
-         "graph_utils.py, find_conv_to_layernorm_nodes"),
-    Rule("pool", "adds", "pooling next to a quantized node moves 8 bits (INT8)", _REMAINING),
-    Rule("resize", "adds", "resizing the result of a chain moves 8 bits (INT8)", _REMAINING),
-    Rule("concat", "joins", "quantized inputs and output of Concat have one scale, so that nothing is quantized again",
-         "graph_utils.py, get_concat_eliminated_tensors"),
-)  # fmt: skip
-RULE_NAMES = tuple(rule.name for rule in RULES)
+# Rules exclude products, add inputs of other nodes, or join scales. Model-Optimizer has them in
+# ``modelopt/onnx/quantization``: graph_utils.py (``find_nodes_from_*_to_exclude`` and others) and partitioning.py.
+RULES = {
+    "attention": "excludes: there is no fused 8-bit attention with a computed mask added to the unscaled product, over "
+    "512 positions (INT8), or with heads below 9 or above 256 (FP8)",
+    "gemv": "excludes: a product with one row or column does not use Tensor Cores",
+    "small_matmul": "excludes: Tensor Cores need 16 columns and 16 summands",
+    "computed_kernel": "excludes: the kernel of the convolution is not constant",
+    "few_channels": "excludes: no 8-bit kernel is efficient below 16 channels, with INT8 exceptions",
+    "large_kernel": "excludes: FP8 kernels take at most 32 positions",
+    "residual_add": "adds: the sum is fused into the product before it, and reads its other operand in 8 bits",
+    "pointwise": "adds: a sum or product of computed tensors reads the result of a chain in 8 bits",
+    "layer_norm": "adds: the chain before the normalization writes 8 bits (INT8)",
+    "pool": "adds: pooling next to a quantized node moves 8 bits (INT8)",
+    "resize": "adds: resizing the result of a chain moves 8 bits (INT8)",
+    "concat": "joins: quantized inputs and output of Concat have one scale, so that nothing is quantized again",
+}
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _MOVING = frozenset((

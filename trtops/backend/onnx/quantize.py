@@ -257,10 +257,10 @@ def _plan_layers(model: onnx.ModelProto, config: BuildConfig) -> _Plan:
             kept[walk.node_name(node)] = None
         else:
             products[node.output[0]] = activations
-    rules = placement.RULE_NAMES if config.qdq_rules is None else config.qdq_rules
+    rules = tuple(placement.RULES) if config.qdq_rules is None else config.qdq_rules
     for rule in rules:
-        if rule not in placement.RULE_NAMES:
-            raise errors.ConfigError(f"Unknown placement rule {rule!r}. {errors.near(rule, placement.RULE_NAMES)}")
+        if rule not in placement.RULES:
+            raise errors.ConfigError(f"Unknown placement rule {rule!r}. {errors.near(rule, placement.RULES)}")
     if config.backend == "onnxruntime":
         rules = ()
     placed = placement.Placement(
