@@ -93,17 +93,15 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
         odds[RULES.index("product")] = -np.inf
     # The search stops at the first builds that suffice, so a unit's probability is often just above what is needed.
     needed = 1 - (1 - confidence) / _CHANCE_FACTOR
-    for best in (int(odds.argmax()), 0):
-        found = scales[best]
-        weights = np.exp(found.log_odds - np.logaddexp.reduce(found.log_odds))
-        is_in = found.values != 0
-        inclusion = weights @ is_in
-        values = weights @ found.values / np.maximum(inclusion, 1e-12)
-        spread = weights @ (is_in * (found.variances + (found.values - values) ** 2)) / np.maximum(inclusion, 1e-12)
-        p_large = weights @ (np.abs(found.values) > _NAMED * found.reach)
-        sure = p_large >= needed
-        if RULES[best] != "maximum" or sure.sum() != 1 or odds[0] < odds.max() - sure_odds:
-            break  # else a sum says the same of one unit
+    best = int(odds.argmax())
+    found = scales[best]
+    weights = np.exp(found.log_odds - np.logaddexp.reduce(found.log_odds))
+    is_in = found.values != 0
+    inclusion = weights @ is_in
+    values = weights @ found.values / np.maximum(inclusion, 1e-12)
+    spread = weights @ (is_in * (found.variances + (found.values - values) ** 2)) / np.maximum(inclusion, 1e-12)
+    p_large = weights @ (np.abs(found.values) > _NAMED * found.reach)
+    sure = p_large >= needed
     is_open = ((p_large > 1 - confidence) & ~sure).any()
     is_rule_clear = sure.sum() == 1 or np.ptp(np.sort(odds)[1:]) >= sure_odds
     settled = bool(sure.any() and not is_open and is_rule_clear and (taken == ~sure).all(axis=1).any())
@@ -111,7 +109,9 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
     order = [unit for unit in np.argsort(-np.abs(values), kind="stable").tolist() if inclusion[unit] >= 0.5]
     log_sum = np.logaddexp(scales[0].log_sum, scales[1].log_sum)
     log_step = np.logaddexp.reduce([each.log_step for each in scales])
-    is_inside = is_limit_inside(error, bad)
+    # No step parts good builds from bad ones, on either scale.
+    gaps = [(v[bad].min() - v[~bad].max()) / np.ptp(v) for v in (error, np.log(error))]
+    is_inside = is_alike or max(gaps) < _GAP
     transformed = np.log(error) if RULES[best] == "product" else error
     decides = any(
         weights @ _decides(unit, taken, bad, transformed, found.values) >= confidence
@@ -225,7 +225,7 @@ def separating_mixture(taken: Bools, held: Bools, left: Bools, rng: np.random.Ge
 
 
 def _decides(unit: int, taken: Bools, bad: Bools, error: Floats, added: Floats) -> Bools:
-    """Whether a unit makes builds bad whatever else they have, by each of some sums, of shape ``(sets, units)``."""
+    """Whether a unit makes builds bad whatever else they have, by each row of ``added``, of shape ``(sets, units)``."""
     base = (error - added @ taken.T).mean(axis=1)
     others = np.delete(added, unit, axis=1)
     good, gap = error[~bad].max(), error[bad].min() - error[~bad].max()
@@ -233,15 +233,3 @@ def _decides(unit: int, taken: Bools, bad: Bools, error: Floats, added: Floats) 
     without = base + others.clip(0).sum(axis=1)
     decides: Bools = (with_it > good + (1 - _CLEAR) * gap) & (without < good + _CLEAR * gap)
     return decides
-
-
-def is_limit_inside(error: Floats, bad: Bools) -> bool:
-    """Whether no step parts good builds from bad ones.
-
-    Either all errors are alike, or the largest of good builds is near to the smallest of bad builds: compared with the
-    range of all errors, and of their logarithms.
-    """
-    if error.max() <= SOUND_SPREAD * error.min():
-        return True
-    gaps = [values[bad].min() - values[~bad].max() for values in (error, np.log(error))]
-    return all(gap < _GAP * np.ptp(values) for gap, values in zip(gaps, (error, np.log(error))))
