@@ -4,7 +4,6 @@ The folders are those that Polygraphy's ``debug build`` sorts into: ``good/`` an
 them. Files do not say in which order builds were made, so the table has none.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,21 +16,18 @@ Skipped: TypeAlias = tuple[tuple[str, str], ...]
 """Files that hold no tactics, as ``(path, why)``."""
 
 
-def load_replays(good: str | Path, bad: str | Path) -> tuple[CampaignTable, Skipped]:
-    """Read good and bad tactic records, from a file or a folder each. Builds are named by their files."""
-    return _load_places({"good": Path(good), "bad": Path(bad)})
-
-
 def load_replay_folder(folder: str | Path) -> tuple[CampaignTable, Skipped]:
     """Read ``good/`` and ``bad/`` in a folder; one of the two may be missing, if no build is bad."""
-    good, bad = Path(folder) / "good", Path(folder) / "bad"
-    if not (good.is_dir() or bad.is_dir()):
+    found = [verdict for verdict in ("good", "bad") if Path(folder, verdict).is_dir()]
+    if not found:
         raise errors.ConfigError(f"{folder}: expected folders good/ and bad/ in it, found neither.")
-    places: dict[Verdict, Path] = {"good": good, "bad": bad}
-    return _load_places({verdict: place for verdict, place in places.items() if place.is_dir()})
+    return load_replays(**{verdict: Path(folder, verdict) for verdict in found})
 
 
-def _load_places(places: Mapping[Verdict, Path]) -> tuple[CampaignTable, Skipped]:
+def load_replays(good: str | Path | None = None, bad: str | Path | None = None) -> tuple[CampaignTable, Skipped]:
+    """Read good and bad tactic records, from a file or a folder each. Builds are named by their files."""
+    places: dict[Verdict, Path] = {"good": Path(good)} if good is not None else {}
+    places |= {"bad": Path(bad)} if bad is not None else {}
     table, skipped = CampaignTable(ordered=False), []
     for verdict, place in places.items():
         if not place.exists():
