@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trtops.record import Record
-from trtops.tables import markdown_table
+from trtops.tables import counted, markdown_table
 from trtops.tactics.record import TacticOption
 from trtops.tactics.table import By
 
@@ -130,9 +130,9 @@ class TacticDiff(Record):
     @property
     def summary(self) -> str:
         """The outcome in sentences."""
-        counts = f"{_count_text(self.bad, 'bad build')} among {self.good + self.bad}"
+        counts = f"{counted(self.bad, 'bad build')} among {self.good + self.bad}"
         if self.conclusion == "no builds":
-            return f"No build has a verdict; {_count_text(len(self.errors), 'build')} crashed or hung."
+            return f"No build has a verdict; {counted(len(self.errors), 'build')} crashed or hung."
         if self.conclusion == "no bad builds":
             # At this rate of bad builds, as many good ones in a row have a probability of 1 - confidence.
             rate = 1 - (1 - self.confidence) ** (1 / self.good)
@@ -157,11 +157,11 @@ class TacticDiff(Record):
         fit = self.explanation
         assert fit is not None
         # The evidence may confirm one of two choices, and leave open which the other one is.
-        against = f", against {_count_text(fit.good_against, 'good build')} with it" if fit.good_against else ""
+        against = f", against {counted(fit.good_against, 'good build')} with it" if fit.good_against else ""
         certain = all(self.suspects[i].probability >= self.confidence for i in self._explained)
         named = leading if certain else f"{'; '.join(s.describe() for s in self.confirmed)}. Fits best: {leading}"
         return (
-            f"Culprit: {named}. It explains {fit.bad_explained} of {_count_text(self.bad, 'bad build')}{against}. "
+            f"Culprit: {named}. It explains {fit.bad_explained} of {counted(self.bad, 'bad build')}{against}. "
             "Builds do not show what else it needs: prove it by a swap."
         )
 
@@ -224,7 +224,3 @@ def _probability_text(probability: float) -> str:
     if probability < 0.001:
         return "under 0.1 %"
     return "over 99.9 %" if probability > 0.999 else _percent_text(probability)
-
-
-def _count_text(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

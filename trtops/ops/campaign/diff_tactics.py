@@ -7,6 +7,7 @@ from pathlib import Path
 from trtops import errors
 from trtops.ops.result import OpResult, finish_with, op_run, run_step, tracker_or_default
 from trtops.record import Record
+from trtops.tables import listed
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
 from trtops.tactics.record import algorithm_text
@@ -90,9 +91,7 @@ class DiffTacticsResult(OpResult):
         yield from diff_body(self.found)
         if self.skipped:
             yield from ("", f"{len(self.skipped)} runs or files were skipped:", "")
-            yield from (f"- `{name}`: {why}" for name, why in self.skipped[:_SHOWN])
-        if len(self.skipped) > _SHOWN:
-            yield f"- and {len(self.skipped) - _SHOWN} more"
+            yield listed([f"- `{name}`: {why}" for name, why in self.skipped], _SHOWN, "\n")
 
 
 def diff_tactics(
