@@ -194,7 +194,7 @@ def _run_fork(
             sys.argv[:] = words
             runpy.run_module("trtops.cli", run_name="__main__")
         except SystemExit as exc:
-            code = exc.code
+            code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
         except BaseException:  # must not reach the worker's loop
             traceback.print_exc()
         # As Python ends, without the last garbage collection: it would copy all memory that this fork shares.
