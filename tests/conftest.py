@@ -59,30 +59,41 @@ def prefect_database(shared_folder: Path) -> Path:
     home = shared_folder / "prefect"
     with locked(f"{home}.lock"):
         if not (home / ".trtops-ready").exists():
-            make = "from trtops.flows.server import ensure_prefect_home; ensure_prefect_home()"
+            # Without a part that imports Prefect's server, which takes four seconds.
+            make = "from trtops.flows import server; server.isolate_server = lambda: None; server.ensure_prefect_home()"
             environment = {**os.environ, "PREFECT_HOME": str(home), "TRTOPS_HOME": str(home / "store")}
             subprocess.run([sys.executable, "-c", make], env=environment, check=True)
     return home
 
 
 @pytest.fixture(scope="session", autouse=True)
-def copied_stores(tmp_path_factory: pytest.TempPathFactory) -> None:
+def copied_stores(shared_folder: Path) -> None:
     """Make new embedded stores by copying the first one, except in tests of stores: making one takes a second."""
     from trtops.tracking.location import Store
     from trtops.tracking.mlflow import embedded
 
-    create, root = embedded._create_store, tmp_path_factory.mktemp("first") / "mlruns"
-    first = Store(database=root / "mlflow.db")
+    # Nothing here survives a power failure, so SQLite need not wait for the disk at each commit.
+    sqlalchemy = importlib.import_module("sqlalchemy")
+    sqlalchemy.event.listen(
+        sqlalchemy.engine.Engine,
+        "connect",
+        lambda connection, _: (
+            isinstance(connection, sqlite3.Connection) and connection.execute("PRAGMA synchronous = OFF")
+        ),
+    )
+    create, first = embedded._create_store, Store(database=shared_folder / "first" / "mlflow.db")
 
     def copy(store: Store) -> None:
         if os.environ.get("PYTEST_CURRENT_TEST", "").startswith("tests/tracking/") or not os.access(
             store.root, os.W_OK
         ):
             return create(store)
-        if not first.database.exists():
-            root.mkdir(exist_ok=True)
-            create(first)
-            utils = importlib.import_module("mlflow.store.db.utils")  # which reads all its migrations for each store
+        with locked(f"{first.root}.lock"):
+            if not first.database.exists():
+                first.root.mkdir()
+                create(first)
+        utils = importlib.import_module("mlflow.store.db.utils")  # which reads all its migrations for each store
+        if not hasattr(utils._get_latest_schema_revision, "cache_info"):
             utils._get_latest_schema_revision = functools.cache(utils._get_latest_schema_revision)
         with locked(store.root / ".init.lock"):
             if not store.database.exists():
@@ -96,22 +107,29 @@ def copied_stores(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_children() -> None:
-    """Let children of workers start at once, except in tests of child processes."""
-    if importlib.util.find_spec("tensorrt") is None:  # which belongs to none of them
-        from tests.warm_children import install
+def calls_in_process() -> None:
+    """Run the calls of workers in the test's process where tests/children.py lists the folder."""
+    from tests.children import run_calls_here
 
-        install()
+    if importlib.util.find_spec("tensorrt") is None:
+        run_calls_here()
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start child processes during the test."""
+    monkeypatch.setenv("TRTOPS_TEST_CHILDREN", "1")
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(shared_folder: Path) -> Path:
     """The root of an empty embedded store; making one takes seconds, copying it milliseconds."""
-    from trtops.tracking.mlflow import MlflowTracker, embedded
+    from trtops.tracking.mlflow import MlflowTracker
 
-    root = tmp_path_factory.mktemp("template") / "mlruns"
-    embedded.ensure_store(root)
-    MlflowTracker(root).log._make()
+    root = shared_folder / "template" / "mlruns"
+    with locked(f"{root.parent}.lock"):
+        if not root.exists():
+            MlflowTracker(root).log._make()
     return root
 
 
@@ -179,14 +197,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def together(nodeid: str) -> str:
     """The group of tests that run in the same process.
 
-    Flows share two Prefect servers, and tests of a file with a module fixture share what it makes. The GPU test that
+    Flows share a Prefect server, and tests of a file with a module fixture share what it makes. The GPU test that
     takes ten minutes has a few short ones with it: a process with only one test left waits for more.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith("tests/flows/"):
-        # Two servers: all flows one after the other take longer than everything else.
-        others = ("dask", "documents", "shapes", "secrets", "hostile")
-        return "more flows" if any(word in file for word in others) else "flows"
+        return "flows"
     if "gpu" in file:
         if "campaign" in file or "checks" in file:
             return _LONGEST

@@ -1,18 +1,16 @@
 """Modules in a working folder, as next to a downloaded model, are not imported by what we start there."""
 
 import os
-import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests import models
 from tests.hostile import plant_modules
-from tests.waiting import is_gone, until
 from trtops import errors
 from trtops.backend.onnx.from_tensorflow import OnnxFromTensorFlow
 from trtops.system.worker import Worker
@@ -58,26 +56,17 @@ def test_commands_ignore_planted_modules(place: Path, words: tuple[str, ...]) ->
     assert done.returncode in (0, 1), done.stderr
 
 
-def test_flow_and_server_ignore_planted_modules(place: Path, tmp_path: Path, prefect_database: Path) -> None:
-    """The flow, and Prefect's server that it starts, which also ends with a process that is killed."""
-    home = shutil.copytree(prefect_database, tmp_path / "prefect")
-    environment = {**os.environ, "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "900", "PREFECT_HOME": str(home)}
-    script = tmp_path / "flow.py"
-    script.write_text(
-        "import time\nfrom trtops.flows import convert\n"
-        "print(convert('conv_net.onnx', precision='fp16', latency_runs=0, plots='never').verdict, flush=True)\n"
-        "time.sleep(3600)"
-    )
-    environment.pop("PYTHONPATH", None)
-    with subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == "good\n"
-            started = psutil.Process(process.pid).children(recursive=True)
-            servers = [child.pid for child in started if Path(child.cwd()) == home]
-        finally:
-            process.kill()
-    assert servers
-    until(lambda: all(map(is_gone, servers)))
+def test_prefects_server_ends_with_its_process(tmp_path: Path) -> None:
+    from trtops.flows import server
+
+    (tmp_path / "uvicorn.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(3600)\n")
+    theirs, ours = os.pipe()
+    command = [sys.executable, "-c", server._PROGRAM.format(fd=theirs)]
+    with subprocess.Popen(command, cwd=tmp_path, pass_fds=[theirs], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        os.close(ours)  # as the kernel does when the process of the flow is killed
+        assert process.wait() == -signal.SIGTERM
+    os.close(theirs)
 
 
 def test_worker_uses_search_path_of_parent(place: Path, monkeypatch) -> None:

@@ -39,8 +39,8 @@ KEEPS_ERF = (
 )
 SEARCH = "debug precision transformer.onnx"
 HAS_ERF = (
-    f"{COUNTED}import onnx,sys; print('seen', len(sys.argv)); sys.exit('erf' in [n.name for n in "
-    "onnx.load('trtops_debug.onnx').graph.node])"
+    f"{COUNTED}import sys; print('seen', len(sys.argv)); "
+    "sys.exit(b'Erf' in open('trtops_debug.onnx', 'rb').read())"  # without onnx, which takes a quarter of a second
 )
 REDUCE = "debug reduce transformer.onnx -o small.onnx"
 

@@ -218,6 +218,22 @@ class TrackerContract:
                 with pytest.raises(errors.LogError, match="has ended"):
                     log(values)  # type: ignore[operator]
 
+    def test_dropped_files_stay_in_the_manifest(self, tracker: Tracker):
+        run = start(tracker)
+        run.log_bytes(b"plan", "engine/x.plan")
+        run.log_bytes(b"kept", "kept.bin")
+        run.finish("good")
+        run_id = run.id
+        del run  # an offline tracker keeps the files of a live run object
+        tracker.drop(run_id, ["engine/x.plan"])
+
+        stored = tracker.load(run_id)
+        assert tracker.peek(run_id, "engine/x.plan") is None
+        assert [entry.path for entry in stored.manifest.dropped] == ["engine/x.plan"]
+        with pytest.raises(errors.IncompleteRunError, match="runs prune"):
+            stored.read_bytes("engine/x.plan")
+        assert stored.read_bytes("kept.bin") == b"kept"
+
     def test_changed_files_are_noticed(self, tracker: Tracker, tamper):
         run = start(tracker)
         run.log_bytes(b"engine", "engine/x.plan")

@@ -24,8 +24,26 @@ def prefect_home(prefect_database: Path) -> Path:
     return Path(_HOME.name)
 
 
+@pytest.fixture(scope="session")
+def server(prefect_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Prefect's server, started from a folder whose modules must not be imported."""
+    import prefect
+
+    from tests.hostile import plant_modules
+    from trtops.flows.server import ensure_prefect_home
+
+    folder = tmp_path_factory.mktemp("downloads")
+    plant_modules(folder, folder / "imported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        ensure_prefect_home()
+        prefect.flow(name="first")(lambda: None)()
+    yield
+    assert not (folder / "imported").exists(), (folder / "imported").read_text()
+
+
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def store(server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A store of the test's own, where flows log by default."""
     root = tmp_path / "mlruns"
     monkeypatch.setenv("TRTOPS_HOME", str(root))

@@ -1,5 +1,6 @@
 """A campaign on Dask: a worker is killed half-way, and every iteration is stored once."""
 
+import importlib.util
 import os
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,9 +22,7 @@ from trtops.tracking.owner import Owner
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
 
-pytest.importorskip("prefect_dask")
-import dask
-from distributed import Client, LocalCluster
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("prefect_dask") is None, reason="needs prefect-dask")
 
 KILLS = os.environ.get("TRTOPS_TEST_KILLS") == "1"
 BUILDS = 40
@@ -51,6 +50,8 @@ def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
 
 
 def test_iterations_run_on_the_cluster(store: Path, case) -> None:
+    from distributed import LocalCluster
+
     model, campaign = case
     campaign = replace(campaign, check=replace(campaign.check, data=None), until=2)  # no process is killed
     with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
@@ -64,8 +65,9 @@ def test_iterations_run_on_the_cluster(store: Path, case) -> None:
 
 @pytest.mark.skipif(not KILLS, reason="TRTOPS_TEST_KILLS=1 runs it")
 def test_campaign_survives_killed_worker_of_local_cluster(store: Path, case, tmp_path: Path) -> None:
-    model, campaign = case
+    from distributed import Client, LocalCluster
 
+    model, campaign = case
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         result = debug_build(model, campaign, dask=cluster.scheduler_address)
         with Client(cluster) as client:
@@ -109,6 +111,8 @@ def test_repeated_iteration_is_made_once(case) -> None:
 
 
 def test_unusable_cluster_fails_the_flow(store: Path, case) -> None:
+    import dask
+
     model, campaign = case
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),

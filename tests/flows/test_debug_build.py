@@ -62,6 +62,7 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
         assert words in pages
 
 
+@pytest.mark.usefixtures("children")
 def test_threads_build_in_children_of_their_own(store: Path, case, tmp_path: Path) -> None:
     model, campaign = case
     calls, script = tmp_path / "calls", tmp_path / "slow.py"
@@ -151,8 +152,8 @@ def test_device_is_held_by_one_builder(monkeypatch: pytest.MonkeyPatch) -> None:
             came_when_free.append(free.is_set())
 
     with warm_backend("tensorrt", ("test-7",)) as first, warm_backend("tensorrt", ("test-7", "test-8")) as second:
-        assert first.worker.run(_visible) == "test-7"
-        assert second.worker.run(_visible) == "test-8"
+        assert first.worker.run(os.getenv, "CUDA_VISIBLE_DEVICES") == "test-7"
+        assert second.worker.run(os.getenv, "CUDA_VISIBLE_DEVICES") == "test-8"
         thread = threading.Thread(target=wait)
         thread.start()
         time.sleep(0.4)
@@ -161,7 +162,3 @@ def test_device_is_held_by_one_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert came_when_free == [True]
     assert devices_of("onnxruntime", ("0",)) == () and devices_of("tensorrt", ("1", "2")) == ("1", "2")
     close_workers()
-
-
-def _visible() -> str:
-    return os.environ["CUDA_VISIBLE_DEVICES"]

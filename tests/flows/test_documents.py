@@ -44,7 +44,7 @@ FEWER = {
 }
 """Replacements of what would take a minute, with fewer builds; by the example's policy, latency is not measured."""
 
-ONLY_PARSED = () if LONG else ("audit", "prove", "bisect")
+ONLY_PARSED = () if LONG else ("audit", "prove", "bisect", "debug_build")
 """Pages whose commands take long and have tests of their own: they run with ``TRTOPS_TEST_LONG=1``."""
 
 DOCUMENTS = sorted(

@@ -1,6 +1,7 @@
 """Trackers over MLflow keep the contract, over an embedded store and over a server, and what is MLflow's own."""
 
 import gc
+import itertools
 import os
 import pickle
 import sqlite3
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +19,8 @@ import pytest
 from tests.amounts import amount
 from tests.contracts.tracker import TrackerContract
 from tests.forking import ForkedProcess, run_in_children
+from tests.servers import MlflowServer
+from tests.stores import copy_store
 from trtops import errors
 from trtops.record import sha256
 from trtops.tracking import location
@@ -24,12 +28,29 @@ from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker, installed
 from trtops.tracking.records import EngineQuery
 from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.store_log import Entry, grown
 from trtops.verdict import VERDICTS
 
 
 @pytest.fixture
 def embedded(new_store, tmp_path: Path) -> MlflowTracker:
     return MlflowTracker(new_store(tmp_path / "mlruns"))
+
+
+@pytest.fixture(scope="module")
+def server_root(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server keeps its database and artifacts."""
+    root = copy_store(template, tmp_path_factory.mktemp("server") / "mlruns")
+    for module in ("fastapi", "mlflow", "sqlalchemy"):  # modules in a store are never imported
+        (root / f"{module}.py").write_text("raise SystemExit('a module of the store was imported')\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(server_root: Path) -> Iterator[str]:
+    """The address of an MLflow server that ends with the tests."""
+    with MlflowServer(server_root, by_command=True) as server:
+        yield server.address
 
 
 def overwrite(file: Path, data: bytes | None) -> None:
@@ -282,10 +303,10 @@ def test_only_good_runs_are_shown_as_finished(embedded: MlflowTracker) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["server", "embedded"])
-def test_eight_processes_log_builds_at_once(place: str, request, server_root: Path, new_store, tmp_path: Path):
+def test_many_processes_log_builds_at_once(place: str, request, server_root: Path, new_store, tmp_path: Path):
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - the children have it ready and so really meet
 
-    builds = amount(50, in_every_run=5)
+    processes, builds = amount(8, in_every_run=4), amount(50, in_every_run=4)
     root = server_root if place == "server" else new_store(tmp_path / "mlruns")
     address = request.getfixturevalue("server") if place == "server" else root
 
@@ -298,11 +319,11 @@ def test_eight_processes_log_builds_at_once(place: str, request, server_root: Pa
                 run.log_bytes(b"%d of %d" % (build, process), "engine/engine.ort")
                 run.finish("good" if build % 2 else "bad")
 
-    run_in_children(work, range(8))
+    run_in_children(work, range(processes))
 
     tracker = MlflowTracker(root)  # each file through a server would take a request
     runs = tracker.find("crowd", status="finished")
-    assert sorted(info.name for info in runs) == sorted(f"{p} {b}" for p in range(8) for b in range(builds))
+    assert sorted(info.name for info in runs) == sorted(f"{p} {b}" for p in range(processes) for b in range(builds))
     for info in runs:
         process, build = map(int, info.name.split())
         assert info.params == {"process": str(process), "build": str(build)}
@@ -311,6 +332,12 @@ def test_eight_processes_log_builds_at_once(place: str, request, server_root: Pa
         stored = tracker.load(info.id)
         assert [entry.sha256 for entry in stored.manifest.artifacts] == [sha256(b"%d of %d" % (build, process))]
         assert stored.read_bytes("engine/engine.ort") == b"%d of %d" % (build, process)
+    # No entry of the log is lost.
+    texts = tracker.log_entries()[0]
+    entries = [Entry.read(number, text) for number, text in sorted(texts.items())]
+    assert sorted(texts) == list(range(len(texts))) and {info.id for info in runs} <= {entry.run for entry in entries}
+    for size, (before, entry) in enumerate(itertools.pairwise(entries)):
+        assert entry.tree == grown(before.tree, size, texts[size])
 
 
 class TestEngines:

@@ -68,6 +68,7 @@ CHANGED = {
 """What is changed, what must be named, and the way in which the build cannot be made then."""
 
 
+@pytest.mark.usefixtures("children")
 @pytest.mark.parametrize("name", CHANGED)
 def test_changed_environment_is_named(
     name: str, pristine: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

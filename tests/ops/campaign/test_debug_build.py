@@ -40,7 +40,12 @@ from trtops.tracking.schema import Artifact, Tag
 
 
 @pytest.fixture(scope="module")
-def decided(model: Path, data: Path, tracker: MlflowTracker) -> tuple[DebugBuildResult, list[CampaignProgress]]:
+def tracker() -> MemoryTracker:
+    return MemoryTracker()
+
+
+@pytest.fixture(scope="module")
+def decided(model: Path, data: Path, tracker: MemoryTracker) -> tuple[DebugBuildResult, list[CampaignProgress]]:
     """A campaign that ran until it was decided, and its progress."""
     said: list[CampaignProgress] = []
     return debug_build(model, config(data, bisect=False), tracker=tracker, progress=said.append), said
@@ -106,9 +111,9 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
     assert proved.backend == "onnxruntime" and proved.denied
     entry = tracker.info(proved.deny_run)
     assert entry.tags[Tag.EVIDENCE] == proved.run_id
-    again_config = config(data, until=10, use_deny_list=True)
+    again_config = config(data, until=5, use_deny_list=True)
     again = debug_build(model, again_config, tracker=tracker, experiment="avoided")
-    assert (again.good, again.bad) == (10, 0)
+    assert (again.good, again.bad) == (5, 0)
     logs = [
         tracker.load(info.id).read_bytes(Artifact.BUILD_LOG).decode()
         for info in tracker.find("avoided", tags={Tag.KIND: "iteration"})
@@ -209,6 +214,7 @@ def test_last_build_starts_within_the_time_limit(model, data, monkeypatch: pytes
     assert result.mixtures and result.iterations + result.mixtures == 7
 
 
+@pytest.mark.usefixtures("children")
 def test_crash_and_hang_are_error_verdicts(model, data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The data script runs in the child that builds; golden outputs are made here, where it does nothing.
     script = tmp_path / "loader.py"
@@ -368,7 +374,8 @@ def live(
     debug_build(None if resume else model, campaign, tracker=tracker, experiment=experiment, resume=resume)
 
 
-def test_campaign_killed_at_random_gives_same_result(model, data, tracker) -> None:
+def test_campaign_killed_at_random_gives_same_result(model, data, tmp_path: Path) -> None:
+    tracker = MlflowTracker(tmp_path / "mlruns")
     kills = amount(20, in_every_run=1)
     campaign = config(data, until=2 * kills + 5, keep_model=False)
     undisturbed = debug_build(model, campaign, tracker=MemoryTracker(), experiment="killed")
@@ -396,8 +403,9 @@ def test_campaign_killed_at_random_gives_same_result(model, data, tracker) -> No
     assert set(table.names) == {info.id for info in whole}
 
 
-def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path, tracker) -> None:
+def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path) -> None:
     """As a container is killed, and the next one has another host name."""
+    tracker = MlflowTracker(tmp_path / "mlruns")
     model = models.identity().write(tmp_path)
 
     def live_and_die() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests import models
+from tests.amounts import amount
 from trtops import errors
 from trtops.ops.engines.board import board
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, BuildOutcome, build_list
@@ -246,13 +247,13 @@ class Nights:
 
 @pytest.mark.parametrize("only_new", [True, False])
 def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: MemoryTracker, clock: Clock, monkeypatch):
-    """A hundred nights: models break, are repaired, reverted and copied, and builds fail for transient reasons."""
+    """Many nights: models break, are repaired, reverted and copied, and builds fail for transient reasons."""
     monkeypatch.setattr("trtops.backend.environment.git_commit", lambda: None)  # takes half of the time
     random, nights = np.random.default_rng(only_new), Nights(tmp_path, tracker, clock)
     for name in nights.seen:
         nights.write(name, "good")
     verdicts = Counter[str]()
-    for clock.days in range(100):
+    for clock.days in range(amount(100, in_every_run=40)):
         for name in random.choice([*nights.seen], 2, replace=False):
             change = random.integers(6)
             if change < 4:

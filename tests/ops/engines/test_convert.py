@@ -245,6 +245,7 @@ def test_unsuitable_timing_caches_are_refused(tracker: MemoryTracker, conv_net: 
     assert elsewhere.device_key in str(caught.value)
 
 
+@pytest.mark.usefixtures("children")
 def test_isolated_builds_equal_others_or_time_out(tracker: MemoryTracker, conv_net: Path) -> None:
     config = ConvertConfig(check=QUICK, isolated=True, timeout_seconds=600)
     here = convert(conv_net, ConvertConfig(check=QUICK), tracker=MemoryTracker())

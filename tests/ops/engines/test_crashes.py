@@ -57,7 +57,7 @@ def block(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def dies_of(monkeypatch: pytest.MonkeyPatch):
+def dies_of(monkeypatch: pytest.MonkeyPatch, children: None):
     monkeypatch.setattr(converting, "IsolatedBackend", Dying)
     return lambda *settings: monkeypatch.setenv(DEADLY, ",".join(settings))
 

@@ -1,6 +1,7 @@
 """Self-checks find faults that a comparison at batch 1 misses, and raise no false alarm on sound engines."""
 
 import contextlib
+import itertools
 import threading
 import tracemalloc
 from collections import Counter
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests import models, sound, zoo
+from tests.amounts import LONG, amount
 from tests.models import Case
 from trtops import errors
 from trtops.backend.engines import reference_runner
@@ -374,14 +376,15 @@ def test_enough_faults_are_planted() -> None:
 def test_sound_engines_raise_no_alarm() -> None:
     counts: Counter[str] = Counter()
     alarms = {}
-    for name, case, precision, make, number in sound.sound_engines():
+    engines = itertools.islice(sound.sound_engines(), 0, None, 1 if LONG else 3)
+    for name, case, precision, make, number in engines:
         found = checked(case, make(), sound.feeds_of(case, number), precision)
         counts.update(relation.name for relation in found.relations if relation.outcome == "held")
         counts["engines"] += 1
         if found.reasons:
             alarms[name] = found.reasons
     assert not alarms
-    assert counts["engines"] >= 200
+    assert counts["engines"] >= amount(200, in_every_run=60)
     # Most models keep every relation. A check that skips them would raise no alarm either.
     assert min(counts[name] for name in RELATIONS) > counts["engines"] / 2
 

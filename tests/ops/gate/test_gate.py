@@ -170,6 +170,7 @@ def test_other_inputs_are_refused_by_interface(accepted, folder, tracker) -> Non
     assert "does not run on the candidate's inputs" in result.reasons[0]
 
 
+@pytest.mark.usefixtures("children")
 def test_gate_ends_within_its_budget(heads, accepted, tracker, monkeypatch) -> None:
     """Steps that do not finish in time leave the candidate undecided; nothing is registered."""
     begin = time.monotonic()
@@ -239,6 +240,7 @@ def test_engine_of_another_model_is_refused(heads, accepted, tracker, folder) ->
     assert result.holder == planted
 
 
+@pytest.mark.usefixtures("children")
 def test_slower_settings_are_refused_for_latency(folder, tracker) -> None:
     path = gates.write(gates.convolutions(), folder, "convolutions")
     usual = replace(FP32, options=OnnxRuntimeOptions(intra_op_threads=1))
@@ -464,6 +466,7 @@ def test_share_stays_open_without_time(heads, accepted, tracker) -> None:
         gate_all((heads,), trial(distribution=BuildShare(builds=2), candidate=result.run_id), tracker=tracker)
 
 
+@pytest.mark.usefixtures("children")
 def test_budget_that_ends_before_the_accepted_engine_is_open(heads, accepted, tracker, monkeypatch) -> None:
     open_accepted = Measurement._open_accepted
 
