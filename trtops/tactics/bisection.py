@@ -74,11 +74,10 @@ _COMBINATION_TRIALS = 40  # trials after which evidence without a probable expla
 
 @dataclass(frozen=True)
 class BestExplanation:
-    """The most probable explanation, its probability, the evidence against chance, and the number of trials so far."""
+    """The most probable explanation, its probability, and the number of trials so far."""
 
     clauses: Clauses
     probability: float
-    log_e_value: float
     trials: int
 
     @property
@@ -195,7 +194,7 @@ class Bisection:
         probability = float(self._single[one])
         if self._pair.flat[pair] > probability:
             probability, clauses = float(self._pair.flat[pair]), clauses_of_pair(pair, self._paired)
-        return BestExplanation(clauses, probability, self.log_e_value, self.trials)
+        return BestExplanation(clauses, probability, self.trials)
 
     def decided(self) -> BisectionDecision | None:
         """The conclusion; None if more trials are needed. Valid after every trial."""
