@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests import defects, models, zoo
+from tests.amounts import LONG
 from tests.defects import Defect, Sound
 from tests.gates import with_wrong_weight
 from tests.models import Case
@@ -72,7 +73,8 @@ def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
     missed, above, within, false_alarms, count = [], 0, [], [], 0
-    for make in defects.MODELS:
+    step = 1 if LONG or precision == "fp16" else 3
+    for make in defects.MODELS[::step]:
         sound = make()
         model = sound.model()
         golden = golden_outputs(model, sound.feeds, None)
@@ -93,7 +95,7 @@ def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
             elif report:
                 within.append(f"{sound.name}: {defect.kind}")
     print(f"{precision}: {count} pairs, {above} above twice the noise, missed {missed}, within {within}")
-    assert count >= 53 and above >= 50
+    assert count >= 53 / step and above >= 50 / step
     assert false_alarms == []
     assert len(missed) <= 0.05 * above, missed
 
