@@ -29,6 +29,8 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "
 
 # Threads of OpenBLAS spin for a tenth of a second in each of the hundreds of processes that tests start.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
+# Tests run in as many processes as there are cores: a second thread for a product of matrices only waits.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Scripts start background processes with SIGINT ignored, and nohup ignores SIGHUP. Child processes of tests would
 # inherit that, and tests that interrupt them would wait for ever.
