@@ -99,10 +99,13 @@ def reduce_in_process(model: Path, culprit: str, mode: str, folder: Path) -> int
 
 def reduce_here(model: str, culprit: str, mode: str, output: str) -> None:
     """Reduce as a user of ours does."""
+    from trtops.comparator.report import Tolerances
     from trtops.ops.evaluation.submodel import ComparisonCheck, onnxruntime_runner
     from trtops.ops.search.reduce import ReduceConfig, reduce
 
-    check = ComparisonCheck(runner=lambda part: onnxruntime_runner(with_error(part, culprit)))
+    # Rounding differs between an optimized and a plain session, which theirs does not compare.
+    tolerances = Tolerances(atol=1e-3, rtol=1e-3)
+    check = ComparisonCheck(runner=lambda part: onnxruntime_runner(with_error(part, culprit)), tolerances=tolerances)
     result = reduce(model, check, ReduceConfig(mode=mode, output=output))  # type: ignore[arg-type]
     assert [node.name for node in result.culprit.nodes] == [culprit], result
 

@@ -72,9 +72,16 @@ def in_turns(
 
 
 def run_quietly(command: list[str], folder: str | Path, **changes: str) -> str:
-    """Run a command, and return what it wrote to stdout. Modules are compiled once, as after an installation."""
+    """Run a command, and return what it wrote to stdout. Modules are compiled once, as after an installation.
+
+    Temporary folders of other processes, which commands inspect when they start, are out of sight.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment |= {"PYTHONPYCACHEPREFIX": f"{folder}/pycache", "PYTHONPATH": str(ROOT), **changes}
+    environment |= {
+        "PYTHONPYCACHEPREFIX": f"{folder}/pycache",
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(folder),
+    } | changes
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{command} failed: {done.stderr[-2000:]}")
