@@ -67,7 +67,7 @@ class Bench:
         """Compare whole processes; without ``imports`` what each takes beyond importing onnx and onnxruntime.
 
         The latter where these imports alone take longer than the limit allows. Where a ``floor`` (code and its
-        arguments) does, 1.6 times its time is allowed.
+        arguments) does, twice its time is allowed.
         """
         sides = {
             "ours": (our_code, command if ours is None else ours),
@@ -80,7 +80,7 @@ class Bench:
         base = 0.0 if imports else least
         note = f"{mine:.2f} s and {memory:.0f} MiB, Polygraphy {other:.2f} s and {their_memory:.0f} MiB"
         if floor:
-            limit, note = max(limit, 1.6 * least / other), f"{note}, bare sessions {least:.2f} s"
+            limit, note = max(limit, 2 * least / other), f"{note}, bare sessions {least:.2f} s"
         self.goals.at_most(title, (mine - base) / (other - base), limit, "times", note)
 
     def sanitize(self, title: str, model: onnx.ModelProto, limit: float = 0.25, *, imports: bool = True) -> None:
