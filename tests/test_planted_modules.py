@@ -63,9 +63,12 @@ def test_prefects_server_ends_with_its_process(tmp_path: Path) -> None:
     theirs, ours = os.pipe()
     command = [sys.executable, "-c", server._PROGRAM.format(fd=theirs)]
     with subprocess.Popen(command, cwd=tmp_path, pass_fds=[theirs], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "up\n"
-        os.close(ours)  # as the kernel does when the process of the flow is killed
-        assert process.wait() == -signal.SIGTERM
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "up\n"
+            os.close(ours)  # as the kernel does when the process of the flow is killed
+            assert process.wait(120) == -signal.SIGTERM
+        finally:
+            process.kill()
     os.close(theirs)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.keys import new_key
 from tests.ops.audit.conftest import Logged
+from trtops import errors
 from trtops.comparator.results import RunResults
 from trtops.json import from_json, to_json
 from trtops.ops.auditing.integrity import SharedReads, check_integrity
@@ -354,6 +355,8 @@ def test_forged_data_runs_no_script_and_fills_no_memory(victim: Logged, tmp_path
             file.truncate(1 << 25)
         victim.rewrite_manifest(run)
         assert path in texts(victim, run)
+        with pytest.raises(errors.IncompleteRunError, match="trtops writes at most 16777216"):
+            victim.tracker.load(victim.runs[run]).read_bytes(path)
 
 
 def test_page_of_another_release_is_not_verified(victim: Logged) -> None:
