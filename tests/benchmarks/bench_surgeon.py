@@ -91,7 +91,8 @@ class Bench:
         self.goals.at_most(f"{title}: result", left, their_left, "nodes", f"of {len(model.graph.node)}")
 
     def lint(self, title: str, model: onnx.ModelProto) -> None:
-        self.compare(title, 0.15, ["check", "lint", self.save(model)], imports=False)
+        # Most of it is the start of the child process, which a crash of ONNX Runtime ends instead of the command.
+        self.compare(title, 0.5, ["check", "lint", self.save(model)], imports=False)
 
 
 def with_faults(model: onnx.ModelProto) -> onnx.ModelProto:

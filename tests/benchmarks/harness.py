@@ -89,7 +89,7 @@ def run_quietly(command: list[str], folder: str | Path, **changes: str) -> str:
 
 
 def measured_child(folder: str | Path, code: str, *arguments: str) -> dict[str, Any]:
-    """Run code in a new process: ``seconds`` of CPU with imports, ``peak`` in MiB, and the ``value`` it assigned."""
+    """Run code in a new process: ``seconds`` of CPU with imports and children, ``peak`` in MiB, and the ``value`` it assigned."""
     whole = f"import sys\nvalue = None\n{code}\n{_TAIL}"
     output = run_quietly([sys.executable, "-W", "ignore", "-c", whole, *arguments], folder)
     return dict(json.loads(output.splitlines()[-1]))
@@ -98,8 +98,11 @@ def measured_child(folder: str | Path, code: str, *arguments: str) -> dict[str, 
 # The peak of getrusage includes what the parent held when it started this process.
 _TAIL = """
 import json, resource
-usage = resource.getrusage(resource.RUSAGE_SELF)
+used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+import psutil
+alive = [child.cpu_times()[:4] for child in psutil.Process().children(recursive=True)]
+seconds = sum(each.ru_utime + each.ru_stime for each in used) + sum(map(sum, alive))
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print()
-print(json.dumps({"seconds": usage.ru_utime + usage.ru_stime, "peak": int(peak) / 1024, "value": value}))
+print(json.dumps({"seconds": seconds, "peak": int(peak) / 1024, "value": value}))
 """
