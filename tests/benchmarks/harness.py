@@ -89,7 +89,7 @@ def run_quietly(command: list[str], folder: str | Path, **changes: str) -> str:
 
 
 def measured_child(folder: str | Path, code: str, *arguments: str) -> dict[str, Any]:
-    """Run code in a new process: ``seconds`` of CPU with imports and children, ``peak`` in MiB, and the ``value`` it assigned."""
+    """Run code in a process: ``seconds`` of CPU with its children, ``peak`` in MiB, and the ``value`` it assigned."""
     whole = f"import sys\nvalue = None\n{code}\n{_TAIL}"
     output = run_quietly([sys.executable, "-W", "ignore", "-c", whole, *arguments], folder)
     return dict(json.loads(output.splitlines()[-1]))
