@@ -20,6 +20,7 @@ from trtops.comparator import (
 )
 from trtops.comparator import metrics as metrics_module
 from trtops.comparator.metric_results import LpipsThreshold
+from trtops.comparator.report_lines import statistics_text
 
 
 def pair(a, b):
@@ -190,6 +191,13 @@ def test_logged_error_statistics_are_those_of_arrays(noise, caplog):
         ) in caplog.text
         assert f"max={errors_of.max():.5g} at {most}, avg-magnitude={errors_of.mean():.5g}, p90=" in caplog.text
         assert f"p95={p95:.5g}, p99={p99:.5g}" in caplog.text
+    b[2, 5], b[2, 9] = 9, -9  # behind the first block
+    c = b.astype(np.float64)
+    p50, p90, p95, p99 = np.quantile(c, (0.5, 0.9, 0.95, 0.99))
+    assert statistics_text(b) == (
+        f"mean={c.mean():.5g}, std-dev={c.std():.5g}, var={c.var():.5g}, median={p50:.5g}, min=-9 at (2, 9), "
+        f"max=9 at (2, 5), avg-magnitude={np.abs(c).mean():.5g}, p90={p90:.5g}, p95={p95:.5g}, p99={p99:.5g}"
+    )
 
 
 def test_errors_and_tolerances_are_logged(caplog):
