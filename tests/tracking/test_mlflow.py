@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import json
 import os
 import pickle
 import sqlite3
@@ -108,8 +109,15 @@ def test_server_shows_directly_logged_runs(server: str, server_root: Path):
 
     with urllib.request.urlopen(f"{server}/get-artifact?path=engine/x.plan&run_uuid={run.id}") as answer:
         assert answer.read() == b"plan"
-    info = MlflowTracker(server).info(run.id)
-    assert info.name == "r" and info.url.startswith(f"{server}/#/experiments/") and f"/runs/{run.id}?" in info.url
+    tracker = MlflowTracker(server)
+    MlflowTracker(server_root).register("shown", run.id, "engine/x.plan", alias="a")
+    [(info, _)] = tracker.engines(EngineQuery(accepted=True), experiment="direct")
+    assert (
+        info.id == run.id
+        and info.name == "r"
+        and info.url.startswith(f"{server}/#/experiments/")
+        and f"/runs/{run.id}?" in info.url
+    )
 
 
 def test_downloads_are_shared_by_threads(server: str):
@@ -398,6 +406,17 @@ class TestEngines:
         assert {*search(kernel="gemm")} == {two, one, elsewhere, other} and search(kernel="b 'q") == [bad]
         assert search(kernel="gemm", above=(("error/max_abs", 0.75),), accepted=True) == [two]
         assert search(accepted=True, above=(("error/max_abs", 3.0),)) == []
+        embedded.register("m", one, "engine/engine.ort", alias="a")
+        embedded.register("n", one, "engine/engine.ort", alias="b")
+        embedded._client.set_registered_model_alias("n", "c", "1")
+        assert search(accepted=True) == [one]
+        [tags] = [
+            m.tags for m in embedded._client.search_logged_models(embedded._all_experiments()) if m.source_run_id == one
+        ]
+        assert json.loads(tags["mlflow.modelVersions"]) == [
+            {"name": "m", "version": "2"},
+            {"name": "n", "version": "1"},
+        ]
         with pytest.raises(errors.ConfigError, match="quote"):
             search(device="'")
 

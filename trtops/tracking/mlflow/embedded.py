@@ -6,6 +6,7 @@ database is made here, under a lock, and appears whole; and its version is check
 
 import functools
 import importlib.util
+import logging
 import math
 import os
 import re
@@ -26,6 +27,8 @@ from trtops.system.locks import locked
 from trtops.system.processes import temporary_prefix
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow.installed import SETTINGS, library, translated
+
+log = logging.getLogger(__name__)
 
 # Free bytes below which a disk is taken to be full.
 _LITTLE = 1 << 16
@@ -57,6 +60,7 @@ def _create_store(store: Store) -> None:
         with locked(store.root / ".init.lock"):
             if store.database.exists():
                 return
+            log.info("Making the store in %s, which takes a while and is done once.", store.root)
             for leftover in store.root.glob(f".{store.database.name}.*"):
                 leftover.unlink()
             building = store.root / f".{store.database.name}.{os.getpid()}"

@@ -7,7 +7,6 @@ with name and digest of their data. The models are an index for searches: what a
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import math
@@ -26,7 +25,7 @@ from trtops.verdict import MARKS
 if TYPE_CHECKING:
     from trtops.tracking.mlflow.artifacts import Files
 
-_MAX_IN = 1000  # ids in a query
+VERSIONS = "mlflow.modelVersions"  # the tag by which MLflow's pages show where a logged model is registered
 
 log = logging.getLogger(__name__)
 
@@ -93,56 +92,61 @@ class Engines:
             return {}
         return {"model_id": model, **_data_of(self._call(self._connection.client.get_run, run_id))}
 
+    def add_version(self, run_id: str, name: str, version: str) -> None:
+        """Link a registered version to the logged model of a run's engine, if it has one."""
+        client = self._connection.client
+        if (model := _model_of(self._call(client.get_run, run_id))) is not None:
+            versions = {*_versions_of(self._call(client.get_logged_model, model)), (name, version)}
+            listed = [{"name": name, "version": version} for name, version in sorted(versions)]
+            self._call(client.set_logged_model_tags, model, {VERSIONS: json.dumps(listed)})
+
     def search(
         self,
         experiments: list[str],
         query: EngineQuery,
         verdict: str | None,
-        runs: Collection[str] | None,
+        versions: Collection[tuple[str, str]] | None,
         limit: int | None,
     ) -> list[tuple[str, float | None]]:
-        """Runs whose engines match, and the value of ``query.best``, which they are sorted by; only some ``runs``."""
+        """Runs whose engines match, and the value of ``query.best``, which they are sorted by.
+
+        With ``versions``, as name and version, only engines that are registered as one of them.
+        """
         conditions = [] if verdict is None else [f"tags.`{Tag.VERDICT}` = {_quoted(verdict)}"]
+        if versions is not None:
+            conditions.append(f"tags.`{VERSIONS}` != ''")
         if query.kernel:
             conditions.append(f"tags.`{kernel_tag(query.kernel)}` != ''")
         if query.device:
             conditions.append(f"params.`env.device` = {_quoted(query.device)}")
         for metric, value in query.above:
             conditions.append(f"metrics.`{metric}` > {value!r}")
-        ids = sorted(runs or ())
-        parts = [
-            f"source_run_id IN ({', '.join(map(_quoted, ids[start : start + _MAX_IN]))})"
-            for start in range(0, len(ids), _MAX_IN)
-        ]
-        found: list[tuple[str, float | None]] = []
-        for part in parts if runs is not None else [""]:
-            filters = " and ".join(filter(None, (*conditions, part)))
-            found += itertools.islice(self._search(experiments, query, filters, min(limit or 100, 100)), limit)
-        return sorted(found, key=lambda each: each[1] or 0.0)[:limit]
-
-    def _search(
-        self, experiments: list[str], query: EngineQuery, filters: str, size: int
-    ) -> Iterator[tuple[str, float | None]]:
         name, _, digest = query.data.rpartition("@") if "@" in query.data else (query.data, "", "")
         data = {"dataset_name": name} if name else {}
         data |= {"dataset_digest": digest} if digest else {}
         order = [{"field_name": f"metrics.{query.best}", "ascending": True, **data}] if query.best else None
         # MLflow's server takes a missing digest for an empty one. The best come first anyway.
         datasets = [data] if not order and (digest or (name and self._connection.store)) else None
+        found: list[tuple[str, float | None]] = []
         for model in self._pages(
-            self._connection.client.search_logged_models,
-            experiments, filter_string=filters, datasets=datasets, order_by=order, size=size,
+            self._connection.client.search_logged_models, experiments, filter_string=" and ".join(conditions),
+            datasets=datasets, order_by=order, size=min(limit or 100, 100),
         ):  # fmt: skip
             numbers = [
                 m for m in model.metrics or () if name in ("", m.dataset_name) and digest in ("", m.dataset_digest)
             ]
             best = max((m for m in numbers if m.key == query.best), key=lambda each: each.timestamp, default=None)
             if query.best and best is None:  # engines without a value are last
-                return
-            if (numbers or not name) and all(
-                any(m.key == key and m.value > limit for m in numbers) for key, limit in query.above
+                break
+            if (
+                (numbers or not name)
+                and all(any(m.key == key and m.value > above for m in numbers) for key, above in query.above)
+                and (versions is None or not _versions_of(model).isdisjoint(versions))
             ):
-                yield str(model.source_run_id), best and best.value
+                found.append((str(model.source_run_id), best and best.value))
+            if len(found) == limit:
+                break
+        return found
 
 
 def _quoted(text: str) -> str:
@@ -155,6 +159,13 @@ def _quoted(text: str) -> str:
 def kernel_tag(kernel: str) -> str:
     """The tag of a logged model for a kernel; its value is the number of layers that use it."""
     return schema.metric_key(schema.fitting(("kernel", kernel)))
+
+
+def _versions_of(model: Any) -> set[tuple[str, str]]:
+    """Name and version of each registered version of a logged model; none if its tag is damaged."""
+    with contextlib.suppress(ValueError, TypeError, LookupError):
+        return {(str(each["name"]), str(each["version"])) for each in json.loads(model.tags.get(VERSIONS, "[]"))}
+    return set()
 
 
 def _model_of(run: Any) -> str | None:

@@ -288,6 +288,7 @@ class MlflowTracker:
             description=f"{info.params.get('precision', '').upper()} engine for {place}",
             await_creation_for=0,  # it is ready; waiting would print a line
         )
+        self.linked_engines.add_version(run_id, name, str(version.version))
         self._call(self._client.set_registered_model_alias, name, alias, version.version)
         facts = {"name": name, "alias": alias, "version": str(version.version), "account": account}
         self.log.append("registered", run_id, facts)
@@ -325,12 +326,15 @@ class MlflowTracker:
         self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
     ) -> list[tuple[RunInfo, float | None]]:
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
-        runs = None
-        if query.accepted:
-            runs = {version.run_id for _, version in self.accepted()}
-        if not ids or runs == set():
+        versions: set[tuple[str, str]] | None = None
+        if query.accepted and self.store is not None:
+            versions = {(each.name, str(each.version)) for _, each in accepted_versions(self.store)}
+        elif query.accepted:
+            models = self._pages(self._client.search_registered_models)
+            versions = {(model.name, str(number)) for model in models for number in model.aliases.values()}
+        if not ids or versions == set():
             return []
-        found = dict(self.linked_engines.search(ids, query, verdict, runs, limit))
+        found = dict(self.linked_engines.search(ids, query, verdict, versions, limit))
         infos: dict[str, RunInfo] = {}
         for start in range(0, len(found), 500):
             query_runs = f"attributes.run_id IN ({', '.join(map(repr, [*found][start : start + 500]))})"
