@@ -142,6 +142,7 @@ def test_fp16_overflow_is_found_by_emulation(tmp_path: Path) -> None:
     assert result.evaluation.report.verdict == "good"
     assert result.verdict == tracker.info(result.run_id).verdict == "bad"
     assert result.reasons[0] == "in FP16 as a GPU rounds it: 'h' overflows, 79,488 > 65,504"
+    assert tracker.info(result.run_id).metrics["error", "of_limit"] > 1
 
 
 def test_overflow_hidden_from_outputs_is_found(tmp_path: Path) -> None:
