@@ -1,6 +1,7 @@
 """Promises of the package as a whole: what importing it loads, and who may import whom."""
 
 import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from setuptools import find_packages
+
+import trtops
+from trtops.cli import registry
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,6 +63,27 @@ def test_public_names_resolve(package: str) -> None:
     assert {*module.__all__} <= {*dir(module)}
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Comparater'"):
         module.Comparater  # noqa: B018
+
+
+# Commands whose function has another name, and those that only start or maintain servers, stores and files.
+NAMES = {
+    "run": "run_models", "inspect diff": "compare", "check compatibility": "capability", "check accuracy": "reevaluate",
+    "surgeon weight-strip": "strip_weights", "surgeon weight-reconstruct": "reconstruct_weights",
+    "data to-input": "merge", "plugin match": "match_plugins", "plugin list": "match_plugins",
+    "plugin replace": "replace_plugins", "runs list": "list_runs",
+    "runs show": "inspect_run", "runs compare": "side_by_side",
+    "runs evaluate": "reevaluate", "runs prune": "prune_runs",
+}  # fmt: skip
+NO_FUNCTION = ("template", "store", "team", "runs close", "doctor")
+
+
+def test_every_command_has_a_function_at_the_top() -> None:
+    for words in registry.COMMANDS:
+        line = " ".join(words)
+        names = (NAMES.get(line), "_".join(words).replace("-", "_"), words[-1].replace("-", "_"))
+        found = next((getattr(trtops, name) for name in names if name in trtops.__all__), None)
+        assert callable(found) or line.startswith(NO_FUNCTION), line
+    assert inspect.signature(trtops.gate).parameters["config"].annotation == trtops.GateConfig
 
 
 def test_star_import_of_lazy_packages() -> None:

@@ -1,8 +1,8 @@
 """trtops: build, evaluate and explain TensorRT and ONNX Runtime engines, and record every build in MLflow.
 
 Begin with :func:`convert`: it builds an engine from an ONNX file, compares it with the model and logs a run. The names
-below are imported on first use, so ``import trtops`` loads no back end, no MLflow and no Prefect. All ops are in
-:mod:`trtops.ops` and all flows in :mod:`trtops.flows`; loaders, runners and comparisons under Polygraphy's names are in
+below, with all of :mod:`trtops.ops`, are imported on first use, so that ``import trtops`` loads no back end, no MLflow
+and no Prefect. All flows are in :mod:`trtops.flows`; loaders, runners and comparisons under Polygraphy's names are in
 :mod:`trtops.backend.onnx`, :mod:`trtops.backend.onnxrt`, :mod:`trtops.backend.trt` and :mod:`trtops.comparator`.
 """
 
@@ -30,20 +30,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     # Build an engine, and evaluate it
     from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
-    from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
-    from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
-    from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
-    from trtops.ops.evaluation.check import CheckConfig
-    from trtops.ops.evaluation.compare import compare
-
-    # Find the tactic that makes an engine wrong, and accept one that is right
-    from trtops.ops.campaign.bisect import bisect
-    from trtops.ops.campaign.bisect_result import BisectConfig
-    from trtops.ops.campaign.config import DebugBuildConfig
-    from trtops.ops.campaign.debug_build import debug_build
-    from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
-    from trtops.ops.campaign.promote import promote
-    from trtops.ops.campaign.prove import prove
+    from trtops.ops import *
+    from trtops.ops.gate.op import gate
 
     # Describe a build
     from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, TensorRTOptions

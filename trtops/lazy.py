@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 # A package imports its names for type checkers under `if TYPE_CHECKING:`. The same lines are read here, so that each
-# name is listed once.
+# name is listed once. `*` stands for the names of another such package.
 _IMPORT = re.compile(r"^    from ([\w.]+) import (\([^)]*\)|.+)$", re.MULTILINE)
 
 
@@ -22,7 +22,11 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
     def homes() -> dict[str, str]:
         source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
         more = importlib.import_module(table).MORE_EXPORTS if table else {}
-        listed = {name: module for module, names in _IMPORT.findall(source) for name in re.findall(r"\w+", names)}
+        listed = {
+            name: module
+            for module, names in _IMPORT.findall(source)
+            for name in (importlib.import_module(module).__all__ if names == "*" else re.findall(r"\w+", names))
+        }
         return {**listed, **more}
 
     def get(name: str) -> Any:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, DiffTacticsResult, diff_tactics
     from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, promote, resolve
     from trtops.ops.campaign.prove import ProveConfig, ProveResult, prove
-    from trtops.ops.campaign.workers import close_workers
     from trtops.ops.engines.board import board
     from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
     from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult, calibrate

@@ -251,16 +251,7 @@ def bundle(args: Options) -> Job:
 )
 def promote(args: Options) -> Job:
     """Accept a good run's engine for all users: rebuilt from its tactics on this machine, verified, and registered."""
-    promoting = op_job(args, "promote", args.run, configs.make(args, "PromoteConfig"), store="reads")
-
-    def run() -> int:
-        try:
-            return promoting()
-        finally:
-            # The warm child process that built would otherwise wait for another build.
-            ops.close_workers()
-
-    return run
+    return op_job(args, "promote", args.run, configs.make(args, "PromoteConfig"), store="reads")
 
 
 @direct_command(
