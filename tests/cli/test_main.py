@@ -240,12 +240,13 @@ def test_doctor_says_what_to_do(tmp_path, monkeypatch, capsys):
 
 
 def test_long_step_is_named_while_it_runs(monkeypatch, caplog):
-    monkeypatch.setattr(jobs, "_FIRST_LINE", 0.01)
+    monkeypatch.setattr(jobs, "_SILENT", 0.01)
     caplog.set_level("INFO", "trtops.cli.jobs")
 
     with jobs.announcing("Convert"):
         until(lambda: caplog.messages)
         assert (
-            jobs._announced("build", lambda: until(lambda: "Step 'build'" in caplog.messages[-1]) or "made") == "made"
+            jobs._announced("build", lambda: until(lambda: "; step 'build': " in caplog.messages[-1]) or "made")
+            == "made"
         )
-        until(lambda: caplog.messages[-1].startswith("Convert has taken "))
+        until(lambda: caplog.messages[-1].endswith(" s so far"))

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from trtops.cli.script import resolve
 
 log = logging.getLogger(__name__)
 
-_FIRST_LINE = 5.0  # seconds after which a command logs which step runs
+_SILENT = 4.0  # seconds after which a command logs which step runs: nothing is silent for 5 s
 _steps: list[tuple[str, float]] = []  # names and starts of the steps that run; a process runs one command at a time
 
 Job: TypeAlias = Callable[[], int]
@@ -132,16 +133,17 @@ def op_job(
 def announcing(work: str) -> Iterator[None]:
     """Log during the block what takes long: the work, or the step of it that runs.
 
-    A line comes after 5 s, and then whenever 5 s, or a tenth of the time so far, have passed.
+    In a file or a pipe, lines become rarer: the next comes after a tenth of the time so far.
     """
     ended, start = threading.Event(), time.monotonic()
 
     def announce() -> None:
-        pause = _FIRST_LINE
+        pause, is_file = _SILENT, not sys.stderr.isatty()
         while not ended.wait(pause):
-            name, since = _steps[-1] if _steps else (work, start)
-            log.info("%s has taken %.0f s so far", name, time.monotonic() - since)
-            pause = max(_FIRST_LINE, (time.monotonic() - start) / 10)
+            now = time.monotonic()
+            step = "".join(f"; step {name!r}: {now - since:.0f} s" for name, since in _steps[-1:])
+            log.info("%s has taken %.0f s so far%s", work, now - start, step)
+            pause = max(_SILENT, is_file * (now - start) / 10)
 
     threading.Thread(target=announce, daemon=True).start()
     try:
@@ -151,7 +153,7 @@ def announcing(work: str) -> Iterator[None]:
 
 
 def _announced(name: str, step: Callable[[], Any]) -> Any:
-    _steps.append((f"Step {name!r}", time.monotonic()))
+    _steps.append((name, time.monotonic()))
     try:
         return step()
     finally:

@@ -35,6 +35,7 @@ from trtops.record import OptionField, Record, option_fields, with_options
 from trtops.spec import BackendName
 from trtops.system.activity import mark_op
 from trtops.system.masking import masked, masked_json
+from trtops.tables import listed
 from trtops.tracking import schema
 from trtops.tracking.check import reap
 from trtops.tracking.offline import OfflineTracker
@@ -324,7 +325,7 @@ def state_of(verdict: Verdict, reason: str, message: str, data: Any = None) -> S
 def _ended(result: OpResult) -> State[Any]:
     """Show a result as an artifact of the flow run, and return the state of the run, named after the verdict."""
     reasons = getattr(result, "reasons", ())
-    message = "; ".join(reasons) or result.headline
+    message = listed(reasons, 10, "; ") or result.headline
     message = masked(f"{message} ({result.evidence})" if result.evidence else message)
     reason = result.headline if result.headline != result.verdict else next(iter(reasons), "")
     state = state_of(result.verdict, reason, message, result if result.verdict == "good" else VerdictError(result))

@@ -78,26 +78,18 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
         if unused := [name for name, value in filters.items() if value]:
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
         found = tracker.engines(engines, verdict=verdict, **own)
-    return [
-        Row(
-            id=info.id,
-            experiment=info.experiment,
-            kind=info.kind or "",
-            name=info.name,
-            status=info.status,
-            verdict=info.verdict or "",
-            start_time=info.start_time,
-            parent=info.parent or "",
-            value=value,
-        )
-        for info, value in found
-    ]
+
+    def row(info: RunInfo, value: float | None) -> Row:
+        same: dict[str, Any] = {name: getattr(info, name) for name in ("id", "experiment", "name", "status")}
+        own = {"kind": info.kind or "", "verdict": info.verdict or "", "parent": info.parent or ""}
+        return Row(**same, **own, start_time=info.start_time, value=value)
+
+    return [row(*each) for each in found]
 
 
 def runs_csv(tracker: Tracker, **filters: Any) -> str:
     """Runs that match all filters of :func:`runs` as CSV, with a column for each param and metric."""
-    text: str = runs(tracker=tracker, **filters).to_frame().to_csv()
-    return text
+    return str(runs(tracker=tracker, **filters).to_frame().to_csv())
 
 
 def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
@@ -112,13 +104,8 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
         whole = False
     metrics = {"/".join(name): value for name, value in info.metrics.items()}
     record: dict[str, JSONValue] = {
-        "id": info.id,
-        "experiment": info.experiment,
-        "name": info.name,
-        "status": info.status,
-        "verdict": info.verdict,
+        **{name: getattr(info, name) for name in ("id", "experiment", "name", "status", "verdict", "url")},
         "whole": whole,
-        "url": info.url,
         "tags": dict(info.tags),
         "params": dict(info.params),
         "metrics": dict(metrics),

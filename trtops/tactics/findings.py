@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trtops.record import Record
-from trtops.tables import counted, markdown_table
+from trtops.tables import counted, listed, markdown_table
 from trtops.tactics.record import TacticOption
 from trtops.tactics.table import By
 
@@ -46,12 +46,11 @@ class Suspect(Record):
 
     def describe(self) -> str:
         """The suspect in words, with at most four layers."""
-        layers = [f"{c.layer}: {c.choice or 'layer absent'}" for c in self.choices]
-        shown = "; ".join(layers[:4]) + (f" and {len(layers) - 4} more layers" if len(layers) > 4 else "")
+        shown = listed((f"{c.layer}: {c.choice or 'layer absent'}" for c in self.choices), 4, "; ")
         if not self.settings:
             return shown
         setting = ", ".join(f"{name}={value}" for name, value in self.settings)
-        return f"{setting} ({shown})" if layers else setting
+        return f"{setting} ({shown})" if shown else setting
 
 
 @dataclass(frozen=True, kw_only=True)

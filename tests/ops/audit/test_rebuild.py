@@ -166,6 +166,8 @@ def test_bad_runs_do_not_end_an_audit(logged: Logged) -> None:
     assert "manifest.json" in half.contradictions[0].text()
     assert fine.passes("tactics")
     assert result.verdict == "bad" and result.headline == "1 of 5 runs pass"
+    assert len(result.reasons) == 4 and all("fp16" not in reason for reason in result.reasons)
+    assert f" {half.id[:8]}: manifest.json" in result.reasons[2]
 
 
 def test_damaged_engine_is_rebuilt(logged: Logged) -> None:

@@ -32,6 +32,7 @@ from trtops.backend.trt.library import device as gpu
 from trtops.calibration.cache import read_cache
 from trtops.metadata import is_dynamic
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
+from trtops.tables import listed
 from trtops.tactics.record import CarriedOver, TacticRecord
 
 
@@ -302,10 +303,9 @@ def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
         return
     theirs = {choice.layer: choice.tactic for choice in wanted.choices}
     ours = {choice.layer: choice.tactic for choice in got.choices}
-    shown = [f"{n!r}: {theirs.get(n, 'no such layer')} became {ours.get(n, 'no layer')}" for n in differing[:5]]
-    more = f", and {len(differing) - 5} more" if len(differing) > 5 else ""
+    changes = (f"{n!r}: {theirs.get(n, 'no such layer')} became {ours.get(n, 'no layer')}" for n in differing)
     raise errors.TacticMismatchError(
-        f"The tactic record was not followed in {len(differing)} of {len(theirs)} layers: {'; '.join(shown)}{more}. "
+        f"The tactic record was not followed in {len(differing)} of {len(theirs)} layers: {listed(changes, 5, '; ')}. "
         "Was it recorded from this model, in this precision?",
         layers=differing,
     )

@@ -28,7 +28,7 @@ from trtops.ops.auditing.result import (
     reaches,
 )
 from trtops.ops.campaign.workers import close_workers, warm_backend
-from trtops.ops.result import OnProgress, finish_with, op_run, tracker_or_default
+from trtops.ops.result import OnProgress, finish_with, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.system import signing
 from trtops.tracking import builds, owner, schema
@@ -124,8 +124,6 @@ def audit(
             seconds=time.perf_counter() - begin,
             log=shared.log.check_store(logged, rows, run_ids, shared.accepted),
         ).kept_in(run, experiment)
-        run.log_json(result, schema.Artifact.AUDIT_RESULT)
-        run.log_text(result.page(), schema.Artifact.AUDIT_PAGE)
         numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
         numbers |= {grade.replace(" ", "_"): count for grade, count in result.grades.items()}
         for each in result.runs:
@@ -133,7 +131,8 @@ def audit(
                 run.log_metrics(schema.family(schema.Metric.AUDIT, passed=each.passes(config.at_least)), engine=each.id)
         numbers |= {"passed": not result.failed}  # of an engine above, and of all here
         run.log_metrics({(schema.Metric.AUDIT, name): float(value) for name, value in numbers.items()})
-        finish_with(run, result, tracker)
+        artifact, page = schema.Artifact.AUDIT_RESULT, schema.Artifact.AUDIT_PAGE
+        run_step("log", finish_with, run, result, tracker, artifact=artifact, page=page)
     return result
 
 
@@ -231,7 +230,7 @@ def _rebuild_run(
             then, here = logged.build.engine.environment, backend.environment(build)
             differences = environment_differences(then, here, logged.state, backend.device_state(build))
             problems, unverified = check_engine_again(logged, backend)
-            made = tuple(rebuild(way, logged, backend) for way in config.ways)
+            made = tuple(run_step("rebuild", rebuild, way, logged, backend) for way in config.ways)
     except errors.BackendError as exc:  # the back end or the device is not available here
         why = f"{type(exc).__name__}: {exc}"
         return replace(audited, grade="cannot be rebuilt", explanation=why, missing=logged.missing)

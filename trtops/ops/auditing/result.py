@@ -199,6 +199,13 @@ class AuditResult(OpResult):
         unsigned = "; the given head is not signed" if self.log.unverified else ""
         return f"{len(self.runs) - len(self.failed)} of {len(self.runs)} runs pass{wrong}{unsigned}"
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Contradictions with the log, and each run that is not verified, with what was found first."""
+        failed = ((run, next(iter(run.details()), run.headline(self.at_least))) for run in self.failed)
+        found = (f"{run.name} {run.id[:8]}: {first}".strip() for run, first in failed)
+        return (*(each.text() for each in self.log.contradictions), *self.log.unverified, *found)
+
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""
         rows = tuple(

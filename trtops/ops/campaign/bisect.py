@@ -108,14 +108,13 @@ def bisect(
         campaign = replace(campaign.on(plan.config.devices), tags=tuple((tags or {}).items()))
         session = BisectSession(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)
         result = session.run().kept_in(parent, campaign.experiment)
-        parent.log_json(result, schema.Artifact.BISECTION)
         if (entry := _denied(result, mixture, campaigns.load_table(tracker, campaign.run_id))) is not None:
             parent.log_json(entry, schema.Artifact.DENIED)
             # As of a proof, so that the deny-list takes it.
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}
         parent.log_metrics({(schema.Metric.BISECT, name): count for name, count in counts.items()})
-        finish_with(parent, result, tracker, evaluated=False)
+        finish_with(parent, result, tracker, artifact=schema.Artifact.BISECTION, evaluated=False)
     except BaseException as exc:
         parent.fail(exc)
         raise

@@ -176,7 +176,7 @@ def debug_build(
         else:
             if model is None:
                 raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to resume.")
-            loaded = Model.load(Path(model).absolute())
+            loaded = run_step("load", Model.load, Path(model).absolute())
             config = _profiled(config or DebugBuildConfig(), loaded, evaluate)
             experiment = experiment or loaded.name
             name = f"debug build {loaded.name} {config.build.precision} {config.build.backend}"[:LONGEST_NAME]

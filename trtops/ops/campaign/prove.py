@@ -184,7 +184,6 @@ def prove(
                 bad_run=mixture.bad.info.id,
                 trials=tuple(trials),
             ).kept_in(run, campaign.experiment)
-            run.log_json(result, schema.Artifact.PROOF)
             # The deny-list takes each layer by itself, and of layers that fail only together none fails by itself.
             # Settings it takes together.
             if suspect.settings or not together:
@@ -192,7 +191,7 @@ def prove(
                 entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id)
                 run.log_json(entry, schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome})
-            finish_with(run, result, tracker, title=name, evaluated=False)
+            finish_with(run, result, tracker, artifact=schema.Artifact.PROOF, title=name, evaluated=False)
     finally:
         close_workers()
     if outcome == "confirmed" and config.deny and entry is not None:

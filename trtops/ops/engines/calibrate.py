@@ -141,7 +141,7 @@ def calibrate(
     name = f"{path.stem} calibrate {config.algorithm}"
     if config.data is None and data is None:
         raise errors.ConfigError("No calibration data is given; expected a source of real inputs (data=...).")
-    loaded = Model.load(path)
+    loaded = run_step("load", Model.load, path)
     with (
         op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as run,
         tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder,

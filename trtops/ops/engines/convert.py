@@ -232,7 +232,7 @@ def convert(
     """
     tracker = tracker_or_default(tracker)
     path = Path(model)
-    loaded = Model.load(model_file(path))
+    loaded = run_step("load", Model.load, model_file(path))
     # Data and back end are checked before a run starts, so that a mistake leaves no run.
     inputs = TensorMetadata.of(loaded.info.inputs)
     feeds = config.check.open_for(loaded, profiles=config.build.profiles)
@@ -335,7 +335,7 @@ def _build_and_evaluate(
     if check.plots == "always" or (check.plots == "bad" and evaluation.verdict == "bad"):
         from trtops.comparator.plot import error_figures
 
-        for path, figure in error_figures(outputs, golden):
+        for path, figure in run_step("plot errors", lambda: [*error_figures(outputs, golden)]):
             run.log_bytes(figure, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
     verdict, reasons, allowed = evaluation.verdict, evaluation.reasons, config.max_engine_bytes
     if allowed is not None and len(build.engine.plan) > allowed:
@@ -401,8 +401,9 @@ def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, 
         given = config.calibration_data
         feeds = config.check.open_for(model) if given is None else open_feeds(given, inputs)
         try:
-            found = collect(
-                proto, feeds, inputs=inputs, max_feeds=build.calibration_samples, min_samples=1, counted=False
+            most = build.calibration_samples
+            found = run_step(
+                "measure ranges", collect, proto, feeds, inputs=inputs, max_feeds=most, min_samples=1, counted=False
             ).cache()
         except errors.TrtopsError as exc:
             return config, f"Ranges were not measured, so that values may not fit {called}: {exc}"

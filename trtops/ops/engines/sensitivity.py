@@ -18,7 +18,7 @@ from trtops.calibration.choice import relative_error
 from trtops.calibration.data import batches
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.options import check_options
-from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run, tracker_or_default
+from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.spec import BackendName, BuildConfig, OptimizationProfile
 from trtops.tables import markdown_table
@@ -125,10 +125,10 @@ def sensitivity(
     name = f"{path.stem} sensitivity"
     with op_run(tracker, experiment, name, kind="sensitivity", model=path, tags=tags, parent=parent) as run:
         run.log_params(config)
-        loaded = Model.load(path)
+        loaded = run_step("load", Model.load, path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
-        result = _measure(loaded, cache, config, data, progress)
+        result = run_step("measure layers", _measure, loaded, cache, config, data, progress)
         options = "" if config.data is None else check_options(config)
         named = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=options)
         result = named.kept_in(run, experiment)

@@ -34,6 +34,7 @@ from trtops.ops.gate.policy import AccuracyLimit
 from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import EngineFacts, Finding, Measured, latency_finding
+from trtops.ops.result import run_step
 from trtops.record import JSONValue, digest
 from trtops.spec import Environment
 from trtops.system.locks import locked, machine_folder
@@ -91,23 +92,23 @@ class Measurement:
             with self._ending("device"):
                 device = stack.enter_context(free_device(config.build.backend, config.devices, self._end))
             backend = self._open_release(config.release, device, stack)
-            build, accepted = self._candidate(backend, feeds)
+            build, accepted = run_step("build", self._candidate, backend, feeds)
             with self._ending("build"):
                 metrics, deciding = _metrics(config.metric, build.engine)
                 process = EngineProcess(backend, build.engine, file, metrics)
-                outputs = process.outputs()
+                outputs = run_step("run", process.outputs)
             with reference_runner(model) as runner:
-                plain = collect(runner, feeds)
+                plain = run_step("run reference", collect, runner, feeds)
             golden = plain if config.check.golden is None else RunResults.load(config.check.golden)
             calibration = build.calibration_cache
             right = RightModel(model=model, build=build.spec.config, feeds=feeds, golden=plain, calibration=calibration)
             tolerances = right.tolerances(check.tolerances)
-            evaluation = assess(outputs, golden, None, check, tolerances, source, seen, right)
+            evaluation = run_step("compare", assess, outputs, golden, None, check, tolerances, source, seen, right)
             evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances)
             if check.self_check is not False:
                 with self._ending("build"), ProcessRunner(process) as candidate:
                     given = iterations_of(outputs, "actual")
-                    checked = check_engine(candidate, model, feeds, given, config.build)
+                    checked = run_step("self-check", check_engine, candidate, model, feeds, given, config.build)
                 evaluation = replace(evaluation, self_check=checked)
             facts = _facts(self.holder, build, process, outputs)
             self.measured = measured = Measured(candidate=facts, evaluation=evaluation)
@@ -121,7 +122,7 @@ class Measurement:
                     text = f"the accepted engine does not run on the candidate's inputs: {exc}"
                     raise NotMeasuredError(Finding("interface", "refuse", text)) from exc
                 # Twice, because the difference from run to run is part of the noise.
-                theirs, again = other_process.outputs(), other_process.outputs()
+                theirs, again = (run_step("run accepted", other_process.outputs) for _ in range(2))
             same_model = other.spec.model_sha256 == model.info.sha256
             other_facts = _facts(accepted.id, other, other_process, theirs)
             self.measured = measured = replace(
@@ -139,7 +140,9 @@ class Measurement:
                     threads = build.engine.options.get("intra_op_threads")
                     if config.metric == "auto" and threads != other.engine.options.get("intra_op_threads"):
                         deciding = ("wall",)  # more threads may use more CPU time in less time
-                    rounds = measure_rounds(
+                    rounds = run_step(
+                        "time",
+                        measure_rounds,
                         process,
                         other_process,
                         self._limits.latency,

@@ -17,7 +17,7 @@ from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
-from trtops.ops.result import finish_with, model_file, op_run, tracker_or_default
+from trtops.ops.result import finish_with, model_file, op_run, run_step, tracker_or_default
 from trtops.system.counters import count_instructions
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tags, Tracker
@@ -100,7 +100,7 @@ def gate(
     precision, release = config.build.precision, name_of(config.release)
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as run:
-        loaded = Model.load(path)
+        loaded = run_step("load", Model.load, path)
         config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
         devices = ",".join(config.devices)
         limits = {"policy": config.policy.digest, "minutes": config.minutes, "metric": config.metric}
@@ -133,7 +133,7 @@ def gate(
             log_evaluation(run, measured.evaluation, engine=engine)
             if measured.rounds is not None:
                 run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms}, engine=engine)
-        end_gate(run, result, tracker)
+        run_step("log", end_gate, run, result, tracker)
     return registered(result, config, tracker)
 
 

@@ -32,7 +32,7 @@ from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.evaluation.options import check_options, engine_options
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, finish_with, op_run, run_step
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
 from trtops.spec import BackendName, BuildConfig, Precision
@@ -263,7 +263,7 @@ def accuracy(
         options = check_options(config, config.tolerances)
     name = f"{subject.name} accuracy {side}"
     with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
-        opened = open_model(model)
+        opened = run_step("load", open_model, model)
         profiles = actual.profiles if isinstance(actual, BuildConfig) else ()
         given = [dict(feed) for feed in config.open_for(opened, feeds, profiles=profiles)]
         tolerances = tolerances_for(tested, config.tolerances, opened)
@@ -272,7 +272,8 @@ def accuracy(
             tolerances = replace(tolerances, clamped_equal=True)
         timing_feed = {name: np.asarray(array) for name, array in given[0].items()}
         make = Built(actual, timing_feed) if isinstance(actual, BuildConfig) else actual
-        found = _Comparison(opened.proto(lean=True), make, given, tolerances, config.tolerances is not None).run()
+        comparison = _Comparison(opened.proto(lean=True), make, given, tolerances, config.tolerances is not None)
+        found = run_step("compare", comparison.run)
         seconds = time.perf_counter() - started
         subject_file = str(subject.file or "")
         found = replace(
@@ -294,7 +295,7 @@ def accuracy(
         run.log_metrics(schema.family(schema.Metric.ACCURACY, seconds=result.seconds, **numbers))
         run.log_table(schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
         run.log_text(result.text(), schema.Artifact.ACCURACY_FINDINGS)
-        finish_with(run, result, tracker, artifact=schema.Artifact.ACCURACY_RESULT)
+        run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.ACCURACY_RESULT)
         return result
 
 

@@ -35,7 +35,7 @@ from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.options import check_options
 from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, finish_with, op_run, run_step
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
 from trtops.reports.document import Chart, Point, Section
@@ -257,11 +257,11 @@ def precision(
     name = f"{subject.name} precision"
     with op_run(tracker, experiment, name, kind="precision", model=subject.file, tags=tags, parent=parent) as run:
         started = time.perf_counter()
-        opened = open_model(model)
+        opened = run_step("load", open_model, model)
         if config.output is not None and Path(config.output).resolve() in {path.resolve() for path in opened.files()}:
             raise errors.ConfigError(f"output is {config.output!r}, which is the model itself. Use another path.")
         search = _PrecisionSearch(opened, config, feeds, runner, evaluate, progress)
-        found, candidate = search.run()
+        found, candidate = run_step("search", search.run)
         seconds = time.perf_counter() - started
         found = replace(found, title=f"precision {subject}", subject=str(subject.file or ""), seconds=seconds)
         result = found.kept_in(run, experiment)
@@ -271,7 +271,7 @@ def precision(
         numbers = {name: getattr(result, name) or 0.0 for name in ("nodes", "checks", "seconds", "excess")}
         run.log_metrics(schema.family(schema.Metric.PRECISION, kept=len(result.keep), **numbers))
         run.log_text("".join(f"{name}\n" for name in result.keep), schema.Artifact.PRECISION_KEPT)
-        finish_with(run, result, tracker, artifact=schema.Artifact.PRECISION_RESULT)
+        run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.PRECISION_RESULT)
         return result
 
 

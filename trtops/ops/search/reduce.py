@@ -195,13 +195,13 @@ def reduce(
     experiment = experiment or subject.name
     name = f"{subject.name} reduce"
     with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
-        opened = open_model(model)
+        opened = run_step("load", open_model, model)
         found, steps = run_step("search", _find_culprit, opened, check, config, feeds, progress)
         result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
             _log_result(run, result, steps)
-        run_step("log", finish_with, run, result, tracker)
+        run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.REDUCE_RESULT)
         return result
 
 
@@ -422,7 +422,6 @@ def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
     """Log numbers, every step, and the culprit as a model."""
     culprit, numbers = result.culprit, {name: getattr(result, name) for name in ("nodes", "checks", "seconds")}
     run.log_metrics(schema.family(schema.Metric.REDUCE, culprit_nodes=len(culprit.nodes) if culprit else 0, **numbers))
-    run.log_json(result, schema.Artifact.REDUCE_RESULT)
     run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), schema.Artifact.REDUCE_STEPS)
     if culprit is None:
         return
