@@ -18,7 +18,7 @@ from trtops.cli.script import resolve
 
 log = logging.getLogger(__name__)
 
-_SILENT = 4.0  # seconds after which a command logs which step runs: nothing is silent for 5 s
+_SILENT = 3.0  # seconds after which a command logs which step runs; imports may take 2 s before
 _steps: list[tuple[str, float]] = []  # names and starts of the steps that run; a process runs one command at a time
 
 Job: TypeAlias = Callable[[], int]
