@@ -202,9 +202,8 @@ class AuditResult(OpResult):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Contradictions with the log, and each run that is not verified, with what was found first."""
-        failed = ((run, next(iter(run.details()), run.headline(self.at_least))) for run in self.failed)
-        found = (f"{run.name} {run.id[:8]}: {first}".strip() for run, first in failed)
-        return (*(each.text() for each in self.log.contradictions), *self.log.unverified, *found)
+        found = (f"{r.name} {r.id[:8]}: {next(iter(r.details()), r.headline(self.at_least))}" for r in self.failed)
+        return (*(each.text() for each in self.log.contradictions), *self.log.unverified, *map(str.strip, found))
 
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""
