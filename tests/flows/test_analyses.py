@@ -48,7 +48,7 @@ def test_accuracy_finds_overflow(overflowing: Path) -> None:
     [info] = default_tracker().find(tags={Tag.KIND: "accuracy"})
     stored = default_tracker().load(info.id)
     assert info.verdict == "bad"
-    assert {"accuracy/findings.txt", "accuracy/tensors.json"} <= {a.path for a in stored.manifest.artifacts}
+    assert "accuracy/tensors.json" in {a.path for a in stored.manifest.artifacts}
 
 
 def test_precision_keeps_what_overflows(overflowing: Path, tmp_path: Path) -> None:

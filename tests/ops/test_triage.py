@@ -62,7 +62,7 @@ def test_overflow_is_kept_with_its_smallest_case(tmp_path: Path) -> None:
     steps = {step.question: step.run_id for step in result.steps}
     assert {info.kind for info in tracker.find(parent=steps["keep"])} == {"precision"}
     stored = tracker.load(result.run_id)
-    assert {"triage/page.md", "triage/bundle.zip", "triage/minimal.onnx"} <= {a.path for a in stored.manifest.artifacts}
+    assert {"triage/bundle.zip", "triage/minimal.onnx"} <= {a.path for a in stored.manifest.artifacts}
     assert len(onnx.load(tmp_path / "found" / "minimal.onnx").graph.node) < len(onnx.load(path).graph.node)
     assert "Which nodes must stay in FP32?" in stored.read_bytes(Artifact.REPORT).decode()
     assert "1. Is the data usable? **usable**" in result.page()

@@ -141,8 +141,8 @@ def test_schedule_builds_list_on_the_workers_server(deployed: RunningTeam):
     assert deployed.tracker().load(build.id).manifest.artifacts  # through the server, whole
     (summary,) = deployed.tracker().find("list", tags={schema.Tag.PREFECT_FLOW_RUN: flow_run})
     assert (summary.verdict, summary.metrics["builds", "good"]) == ("bad", 1)
-    page = deployed.tracker().load(summary.id).read_bytes("build_list.md").decode()
-    assert "**conv_nett.onnx" in page
+    page = deployed.tracker().load(summary.id).read_bytes("report/report.html").decode()
+    assert "conv_nett.onnx" in page
     assert not (deployed.folder.parent / "mlflow.db").exists()  # nothing went to a local store
 
 

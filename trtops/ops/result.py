@@ -194,19 +194,16 @@ def finish_with(
     tracker: Tracker | None,
     *,
     artifact: str = "",
-    page: str = "",
     title: str = "",
     evaluated: bool = True,
 ) -> None:
-    """End a run: log the result, its page, the report, the verdict and the manifest.
+    """End a run: log the result, the report, the verdict and the manifest.
 
-    ``artifact`` and ``page`` are the paths of the result and its page, which are not logged without one. ``title`` is
-    the report's, if it is not the result's. The verdict becomes the run's own if the op has ``evaluated`` something.
+    ``artifact`` is the path of the result, which is not logged without one. ``title`` is the report's, if it is not the
+    result's. The verdict becomes the run's own if the op has ``evaluated`` something.
     """
     if artifact:
         run.log_json(result, artifact)
-    if page:
-        run.log_text(result.page(), page)
     if tracker is not None and run.id:
         from trtops.reports.present import present  # imports templates and Markdown
 

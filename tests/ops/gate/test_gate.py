@@ -115,9 +115,12 @@ def test_run_stores_the_numbers_behind_the_verdict(again, tracker) -> None:
     assert evaluate_measured(kept_result.measured, kept_result.policy) == again.findings
     assert stored.info.tags[Tag.GATE] == "accept" and stored.info.verdict == "good"
     assert stored.info.metrics["gate", "size_ratio"] == pytest.approx(1)
-    assert again.headline in stored.read_bytes(Artifact.GATE_PAGE).decode()
     report = stored.read_bytes(Artifact.REPORT).decode()
-    assert "Latency of the candidate relative to the accepted engine" in report and "round 1: " in report
+    assert (
+        again.headline in report
+        and "Latency of the candidate relative to the accepted engine" in report
+        and "round 1: " in report
+    )
     assert "distance in widths" in report and "<svg" in report
     strict = replace(kept_result.policy, limits=Limits(latency=LatencyLimit(ratio=0.05)))
     assert decide(evaluate_measured(kept_result.measured, strict)) == "refuse"
@@ -524,7 +527,7 @@ def test_later_release_that_breaks_is_explained(folder, monkeypatch) -> None:
     assert found.first_bad_version.startswith("bad (onnxruntime 99.1); accept with older (onnxruntime 1.")
     assert found.smallest_model.startswith("1 of 3 nodes (Tanh 'b')")
     assert found.workaround == "build in FP32"
-    page = tracker.load(result.run_id).read_bytes(Artifact.GATE_PAGE).decode()
+    page = result.page()
     for answer in ("what broke: ", "first bad version: bad", "smallest model: 1 of 3", "workaround: build in FP32"):
         assert f"- {answer}" in page
     assert tracker.find(parent=result.run_id, tags={Tag.KIND: "reduce"})

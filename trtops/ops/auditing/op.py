@@ -131,8 +131,7 @@ def audit(
                 run.log_metrics(schema.family(schema.Metric.AUDIT, passed=each.passes(config.at_least)), engine=each.id)
         numbers |= {"passed": not result.failed}  # of an engine above, and of all here
         run.log_metrics({(schema.Metric.AUDIT, name): float(value) for name, value in numbers.items()})
-        artifact, page = schema.Artifact.AUDIT_RESULT, schema.Artifact.AUDIT_PAGE
-        run_step("log", finish_with, run, result, tracker, artifact=artifact, page=page)
+        run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.AUDIT_RESULT)
     return result
 
 

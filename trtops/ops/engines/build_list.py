@@ -201,7 +201,7 @@ def build_list(
         counts = Counter(build.outcome for build in result.builds)
         by_outcome = {outcome: counts[outcome] for outcome in OUTCOMES}
         run.log_metrics(schema.family("builds", failed=len(result.failed), **by_outcome))
-        finish_with(run, result, tracker, artifact=schema.Artifact.BUILD_LIST, page=schema.Artifact.BUILD_LIST_PAGE)
+        finish_with(run, result, tracker, artifact=schema.Artifact.BUILD_LIST)
         return result
 
 

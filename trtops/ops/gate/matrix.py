@@ -153,5 +153,5 @@ def gate_all(
         run.log_table(schema.Artifact.GATE_TABLE, _COLUMNS, (list(row) for row in matrix.rows()))
         counts = Counter(result.decision for result in cells)
         run.log_metrics({(schema.Metric.GATE, decision): float(count) for decision, count in counts.items()})
-        finish_with(run, matrix, tracker, artifact=schema.Artifact.GATE, page=schema.Artifact.GATE_PAGE)
+        finish_with(run, matrix, tracker, artifact=schema.Artifact.GATE)
     return matrix

@@ -169,7 +169,7 @@ def end_gate(run: Run, result: GateResult, tracker: Tracker) -> None:
     """Log the decision with all numbers, and end the run."""
     run.log_metrics(result.metrics(), engine=result.holder)
     run.set_tags({schema.Tag.GATE: result.decision})
-    finish_with(run, result, tracker, artifact=schema.Artifact.GATE, page=schema.Artifact.GATE_PAGE)
+    finish_with(run, result, tracker, artifact=schema.Artifact.GATE)
 
 
 def registered(result: R, config: GateConfig, tracker: Tracker) -> R:

@@ -294,7 +294,6 @@ def accuracy(
         }
         run.log_metrics(schema.family(schema.Metric.ACCURACY, seconds=result.seconds, **numbers))
         run.log_table(schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
-        run.log_text(result.text(), schema.Artifact.ACCURACY_FINDINGS)
         run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.ACCURACY_RESULT)
         return result
 

@@ -137,7 +137,7 @@ def triage(
             seconds = time.perf_counter() - began
             run.log_metrics({("triage", "builds"): float(result.builds), ("triage", "seconds"): seconds})
             run.set_tags({schema.Tag.FAULT: result.kind})
-            finish_with(run, result, store, page=schema.Artifact.TRIAGE_PAGE)
+            finish_with(run, result, store)
             return result
     finally:
         close_workers()
