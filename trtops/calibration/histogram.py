@@ -74,20 +74,16 @@ class Histogram:
         self.size += block.size
         if not counted:
             return
-        self._grow(max(abs(low), abs(high)))
+        amax = max(abs(low), abs(high))
+        if amax >= self.limit and amax:
+            limit = math.ldexp(1.0, max(math.frexp(amax)[1], -100))
+            self.counts, self.limit = self._counts_up_to(limit), limit
         if self.limit:
             # Scaling by a power of two is exact, so a value's bin does not depend on earlier values.
             bins = (np.abs(block) * block.dtype.type(BINS / self.limit)).astype(np.intp)
             counts = np.bincount(bins, minlength=BINS)
             counts[0] -= block.size - np.count_nonzero(block)
             self.counts += counts
-
-    def _grow(self, amax: float) -> None:
-        if amax < self.limit or amax == 0:
-            return
-        limit = math.ldexp(1.0, max(math.frexp(amax)[1], -100))
-        self.counts = self._counts_up_to(limit)
-        self.limit = limit
 
     def _counts_up_to(self, limit: float) -> NDArray[np.int64]:
         """The counts in bins up to a limit that is not smaller than this histogram's."""

@@ -100,7 +100,7 @@ PRECISIONS = Group(
 
 TRT_TACTICS = Group(
     "TensorRT tactics and timing",
-    flag("--load-timing-cache FILE", "timing cache to build with; with --experiment also run:ID, accepted or shared"),
+    flag("--load-timing-cache FILE", "timing cache to build with; with --experiment also run:ID"),
     flag("--save-timing-cache FILE", "timing cache to write, merged with an existing file"),
     flag("--timing-cache FILE", "timing cache to build with and to write"),
     flag("--error-on-timing-cache-miss", "fail rather than time a tactic"),
