@@ -104,7 +104,7 @@ def reduce_here(model: str, culprit: str, mode: str, output: str) -> None:
     from trtops.ops.search.reduce import ReduceConfig, reduce
 
     # Rounding differs between an optimized and a plain session, which theirs does not compare.
-    tolerances = Tolerances(atol=1e-3, rtol=1e-3)
+    tolerances = Tolerances(atol=5e-5, rtol=5e-5)
     check = ComparisonCheck(runner=lambda part: onnxruntime_runner(with_error(part, culprit)), tolerances=tolerances)
     result = reduce(model, check, ReduceConfig(mode=mode, output=output))  # type: ignore[arg-type]
     assert [node.name for node in result.culprit.nodes] == [culprit], result
