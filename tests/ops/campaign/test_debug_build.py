@@ -96,6 +96,15 @@ def test_iterations_are_complete_runs(decided, tracker) -> None:
     }
 
 
+def test_builds_that_drew_tactics_are_counted(model, data) -> None:
+    own = MemoryTracker()
+    result = debug_build(model, config(data, random_tactics=False, max_iterations=2), tracker=own)
+
+    runs = own.find("blocks", parent=result.run_id, tags={Tag.KIND: "iteration"})
+    assert [info.params.get("options.tactic_seed") is None for info in runs].count(False) == result.drawn == 1
+    assert "Tactics of 1 were drawn at random; timing may never choose them." in result.page()
+
+
 def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) -> None:
     result, _ = decided
 

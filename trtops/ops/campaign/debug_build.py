@@ -74,6 +74,7 @@ class DebugBuildResult(OpResult):
     bad: int
     errors: int  # number of builds that crashed, hung or failed
     unproven: int = 0  # number of builds that showed no deviation on data that proves nothing
+    drawn: int = 0  # number of builds with tactics drawn at random, in a campaign that starts with timed ones
     interrupted: tuple[str, ...] = ()  # runs of iterations that were cut short and retried
     bisections: tuple[BisectResult, ...] = ()  # results of mixing good and bad builds, if the campaign did
     confirmed: tuple[str, ...] = ()  # the culprits that these confirm, in words
@@ -106,6 +107,8 @@ class DebugBuildResult(OpResult):
         mixed = f" In addition {self.mixtures} mixtures of a good and a bad one." if self.bisections else ""
         unproven = f", {self.unproven} unproven (they count as good here)" if self.unproven else ""
         counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung{unproven}."
+        if self.drawn:
+            counted += f" Tactics of {self.drawn} were drawn at random; timing may never choose them."
         yield from (f"{self.iterations} builds: {counted}{mixed}", "")
         for text in self.confirmed:
             yield f"**Culprit**: {text}"
@@ -235,6 +238,8 @@ class _CampaignState:
         # Where builds are bad on one machine only, the tactics that it prefers are no culprits.
         self._made_on = {info.id: campaigns.made_on(info) for info in found.whole.values()}
         self._planner = Planner.read(tracker, info, campaign.config, found.whole.values())
+        drawn = (number for number, each in found.whole.items() if each.params.get("options.tactic_seed"))
+        self._drawn = set() if campaign.config.random_tactics else set(drawn)
         taken = found.whole.keys() | found.running
         # Numbers of the iterations to make. Each is given out once.
         self._missing = iter([number for number in range(campaign.config.limit) if number not in taken])
@@ -253,6 +258,7 @@ class _CampaignState:
                 # Without the culprits found so far, so that builds show what else is bad.
                 denied = self._planner.denied(self._tracker, self._table)
                 draws = self._planner.draws(self._table)
+                self._drawn.update({number} if draws else ())
                 pending.add(submit(replace(self.campaign, denied=denied, draws=draws), number))
             if not pending:
                 return
@@ -367,6 +373,7 @@ class _CampaignState:
             bad=counts["bad"],
             errors=counts["error"],
             unproven=counts["unproven"],
+            drawn=len(self._drawn),
             interrupted=tuple(info.id for info in self._interrupted),
             bisections=tuple(self._planner.done),
             confirmed=tuple(each.describe() for each in self._planner.culprits),
