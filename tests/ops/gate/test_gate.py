@@ -439,6 +439,7 @@ def test_builds_without_fault_are_accepted(heads, planted_builds, tracker) -> No
     assert resolve(heads, tracker=tracker, name="quantized heads").run_id == result.holder
 
 
+@pytest.mark.usefixtures("children")  # latency decides too, which a process of its own shows
 @pytest.mark.parametrize(("largest", "decision"), [(15, "accept"), (30, "refuse")])
 def test_size_limit_counts_from_largest_accepted_build(
     largest: int, decision: str, heads, planted_builds, tracker, monkeypatch
