@@ -66,8 +66,8 @@ class Bench:
     ) -> None:
         """Compare whole processes; without ``imports`` what each takes beyond importing onnx and onnxruntime.
 
-        The latter where these imports alone take longer than the limit allows. Where a ``floor`` (code and its
-        arguments) does, twice its time is allowed.
+        The latter where these imports alone take longer than the limit allows. ``floor`` is code with its
+        arguments whose time is printed as well.
         """
         sides = {
             "ours": (our_code, command if ours is None else ours),
@@ -80,7 +80,7 @@ class Bench:
         base = 0.0 if imports else least
         note = f"{mine:.2f} s and {memory:.0f} MiB, Polygraphy {other:.2f} s and {their_memory:.0f} MiB"
         if floor:
-            limit, note = max(limit, 2 * least / other), f"{note}, bare sessions {least:.2f} s"
+            note += f", bare sessions {least:.2f} s"
         self.goals.at_most(title, (mine - base) / (other - base), limit, "times", note)
 
     def sanitize(self, title: str, model: onnx.ModelProto, limit: float = 0.25, *, imports: bool = True) -> None:
@@ -107,10 +107,10 @@ def main() -> None:
     with benchmark() as (goals, folder):
         bench = Bench(folder, goals)
         # The imports alone take 0.22, 0.13 and 0.04 of Polygraphy's time.
-        for nodes, limit in ((500, 0.4), (2000, 0.35), (7000, 0.25)):
-            bench.sanitize(f"sanitize transformer {nodes}", exported_transformer(nodes), limit)
-        bench.sanitize("sanitize shape chain 1000", shape_chain(1000), 0.15, imports=False)
-        bench.sanitize("sanitize static transformer 2000", exported_transformer(2000, dynamic=False), 0.3)
+        for nodes in (500, 2000, 7000):
+            bench.sanitize(f"sanitize transformer {nodes}", exported_transformer(nodes))
+        bench.sanitize("sanitize shape chain 1000", shape_chain(1000), 0.1, imports=False)
+        bench.sanitize("sanitize static transformer 2000", exported_transformer(2000, dynamic=False))
         bench.sanitize("sanitize 200 MiB of weights", exported_transformer(600, width=1024))
         bench.lint("lint ResNet-50", resnet50())
         bench.lint("lint ResNet-50 with two faults", with_faults(resnet50()))

@@ -265,7 +265,7 @@ def measure_ops(goals: Goals, folder: Path) -> None:
 
     for title in ("Polygraphy's build, first", "Polygraphy's build"):
         timed(title, theirs)
-    backend, model, fp16 = TensorRTBackend(), Model.load(path), BuildConfig(precision="fp16")
+    backend, model, fp16 = TensorRTBackend(), Model.load(path), BuildConfig(precision="fp16", options=TensorRTOptions())
     unrecorded = replace(fp16, options=TensorRTOptions(record_tactics=False))
     for title, config in (("build without a record", unrecorded), ("build with a record", fp16)):
         timed(title, lambda config=config: backend.build(model, config))

@@ -171,7 +171,7 @@ def test_calibration_data_may_lie_on_the_device():
 
 def test_int8_from_data_uses_ranges_of_best_algorithm():
     case, data = costly_net(), batches(4, costly_net().feed["x"].shape)
-    model, config = Model.from_proto(case.proto, case.name), BuildConfig(precision="int8")
+    model, config = Model.from_proto(case.proto, case.name), BuildConfig(precision="int8", options=TensorRTOptions())
     best = best_ranges_of(model, config, data, model.proto(lean=True))
 
     build = back.TensorRTBackend().build(model, config, calibration_data=data)
