@@ -71,6 +71,12 @@ class Shared:
         self.made = made if self.uses > 0 else None
         return made
 
+    def __eq__(self, other: object) -> bool:
+        """Jobs of the same options are equal."""
+        return isinstance(other, Shared) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 def late(function: str, /, *args: Any, **kwargs: Any) -> Late:
     """Return a call to be made later, without the keyword arguments that are None or False."""
