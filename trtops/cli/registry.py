@@ -99,7 +99,8 @@ OTHER_WORDS: dict[Path, Path] = {
     ("data", "to-input"): ("data", "merge"),
 }
 
-# Commands that log start and end as Polygraphy does (`PASSED` or `FAILED`, the time, the line): scripts search for it.
+# Commands that log start and end as Polygraphy does (`PASSED`, `FINISHED` or `FAILED`, time and line): scripts search
+# for it.
 REPORTED = frozenset(
     tuple(words.split())
     for words in (

@@ -98,7 +98,8 @@ class DebugBuildConfig(Record):
         """The build config of an iteration, whose tactics are drawn at random if the config says so or ``draws``."""
         if not (self.random_tactics or draws):
             return self.build
-        # Campaigns with other seeds share no draw. A repeated iteration draws the same again.
+        # Campaigns with other seeds share no draw. A repeated iteration draws the same again. After a timed first
+        # build, iteration 1 makes the first draw.
         seed = self.seed * CAMPAIGN_SEEDS + number - (not self.random_tactics)
         return replace(self.build, options=replace(self.build.options, tactic_seed=seed))
 

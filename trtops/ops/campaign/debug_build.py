@@ -258,7 +258,8 @@ class _CampaignState:
                 # Without the culprits found so far, so that builds show what else is bad.
                 denied = self._planner.denied(self._tracker, self._table)
                 draws = self._planner.draws(self._table)
-                self._drawn.update({number} if draws else ())
+                if draws:
+                    self._drawn.add(number)
                 pending.add(submit(replace(self.campaign, denied=denied, draws=draws), number))
             if not pending:
                 return

@@ -141,23 +141,26 @@ class Evaluation(Record):
 
         ``unproven`` also if rounding alone explains every fault, on random data of assumed shapes.
         """
-        if (self._faults or not self.report) and not self._sensitive:
+        if self._rounding_explains:
+            return "unproven"
+        if self._faults or not self.report:
             return "bad"
         return "unproven" if self._unproven else "good"
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is not good, one sentence each."""
-        first = (self._unproven,) if self._unproven and (self.report or self._sensitive) else ()
-        return (*first, *self._faults) if self._sensitive else self._faults or first
+        if self._rounding_explains:
+            return (self._unproven, *self._faults)
+        return self._faults or ((self._unproven,) if self.report and self._unproven else ())
 
     @property
     def _unproven(self) -> str:
         return "" if self.evidence is None else self.evidence.missing
 
     @property
-    def _sensitive(self) -> bool:
-        """Whether rounding alone has all the faults, which on random data of assumed shapes says nothing."""
+    def _rounding_explains(self) -> bool:
+        """Whether rounding alone explains all faults, on random data of assumed shapes: such data proves nothing."""
         if self.noise is None or self.evidence is None or not self.evidence.assumed or self._lacks_precision:
             return False
         bad = {output.name for output in self.report.outputs if output.verdict == "bad"}
@@ -187,7 +190,7 @@ class Evaluation(Record):
     @property
     def bad_in(self) -> tuple[BadIn, ...]:
         """Which parts are bad; empty if it is not bad."""
-        if self._sensitive:
+        if self._rounding_explains:
             return ()
         bad_shapes = self.evidence is not None and any(entry.verdict == "bad" for entry in self.evidence.shapes)
         bad_emulation = self.emulated is not None and self.emulated.verdict == "bad"

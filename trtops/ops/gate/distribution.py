@@ -160,8 +160,9 @@ def gate_builds(
             timings = [(1.0 if r.ratio is None else r.ratio.ratio, r.holder) for r in sound]
             if timings:
                 reference = sorted(timings)[len(timings) // 2][1]
+                # Builds of one network differ in size, so the limit counts from the largest.
                 sizes = {r.holder: r.measured.candidate.engine_bytes for r in sound if r.measured}
-                policy = _allowing(max(sizes.values()) / sizes[reference], config)
+                policy = _with_larger_size(config, max(sizes.values()) / sizes[reference])
         fixed = replace(config, accepted=reference, others=releases, policy=policy)
         holder, outside, unclear = "", 0, 0
         decision: ShareDecision = "open"
@@ -201,8 +202,8 @@ def gate_builds(
     return registered(result, config, tracker)
 
 
-def _allowing(factor: float, config: GateConfig) -> Policy:
-    """The policy of a gate, with the size limit of its precision multiplied: the accepted engine's builds differ."""
+def _with_larger_size(config: GateConfig, factor: float) -> Policy:
+    """The policy of a gate, whose size limit for the candidate's precision is multiplied by a factor."""
     limits = config.policy.of(config.build.precision)
     if limits.size is None:
         return config.policy
