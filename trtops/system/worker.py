@@ -57,14 +57,15 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 ``if __name__ == "__main__":``. Its output goes to the parent's output.
             name: Owner of the work, for messages.
             python: Interpreter of another environment, which gets only this package of this one.
-            until: Time of ``time.monotonic()`` at which a call is ended, as if its timeout had passed.
+            until: Time of ``time.monotonic()`` at which a call is ended, as if its timeout had passed. An attribute,
+                which may be changed between calls.
         """
         self.starts = 0  # number of children started
         self._environment = environment or {}
         self._script = script
         self._name = name
         self._python = python
-        self._until = until
+        self.until = until
         self._lock = threading.Lock()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -96,7 +97,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             ) from None
         with self._lock:
             try:
-                left = min(math.inf if timeout is None else timeout, self._until - time.monotonic())
+                left = min(math.inf if timeout is None else timeout, self.until - time.monotonic())
                 returned, answer = self._answer_to(call, max(0.0, left))
             except BaseException:  # after Ctrl-C, the child would answer the next call with this result
                 self.close(0)

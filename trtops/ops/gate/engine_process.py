@@ -63,14 +63,18 @@ class EngineProcess:
         self._start()  # in the process that may have built it: starting another takes most of an untimed gate
 
     def reopen(self) -> None:
-        """Open the engine in a fresh process."""
-        self._backend.worker.close()
+        """Open the engine again: on the CPU in a fresh process, on a GPU with new memory on the device."""
+        # Memory layout and thread placement of the host stay the same while a process lives. Neither is part of a GPU's
+        # own time, and starting a process there takes seconds.
+        if not self._is_on_device:
+            self._backend.worker.close()
         self._start()
 
     def _start(self) -> None:
         begin = time.monotonic()
         run, timeout = self._backend.worker.run, self._backend.timeout
-        self.seconds: float = run(_open_engine, self._engine, self._feeds, self.metrics, timeout=timeout)
+        found = run(_open_engine, self._engine, self._feeds, self.metrics, timeout=timeout)
+        self.seconds, self._is_on_device = found
         self.opening_seconds = time.monotonic() - begin
 
     def outputs(self) -> RunResults:
@@ -135,9 +139,9 @@ def measure_rounds(
 ) -> Rounds:
     """Time two open engines alternately until one of the ``deciding`` metrics decides, or until the budget ends.
 
-    Each look uses fresh processes, which are measured for at least as long as it took to open them. In a round, both
-    run on the same one of the ``cores``; on any if it is empty. The rounds of a start are measured in a ``turn``, which
-    other gates take in between. The budget ends at ``until``, a time of ``time.monotonic()``.
+    Before each look, both are opened again, and measured for at least as long as that took. In a round, both run on the
+    same one of the ``cores``; on any if it is empty. The rounds of a start are measured in a ``turn``, which other
+    gates take in between. The budget ends at ``until``, a time of ``time.monotonic()``.
     """
     starts: list[list[list[float]]] = []  # by start, round and metric
     totals: list[list[float]] = [[], []]  # milliseconds of candidate and accepted engine
@@ -146,7 +150,6 @@ def measure_rounds(
     while True:
         rounds: list[list[float]] = []
         try:
-            # Memory layout and thread placement stay the same while a process lives.
             with ThreadPoolExecutor(2) as pool:  # at the same time, which takes half as long
                 list(pool.map(lambda each: each.reopen(), (candidate, accepted)))
             with turn():
@@ -206,7 +209,15 @@ _open: list[tuple[BaseRunner, list[Feed]]] = []
 _clocks: list[Callable[[], float]] = []
 
 
-def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> float:
+def close_engine() -> None:
+    """Close the engine that is open in this process, if any."""
+    while _open:
+        _open.pop()[0].deactivate()
+
+
+def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> tuple[float, bool]:
+    """Open an engine in place of another one; the seconds of an inference, and whether a GPU's clock measured them."""
+    close_engine()
     # Before the engine is open, since the counter includes only threads that start later.
     known: dict[Metric, Callable[[], float]] = {"wall": time.perf_counter, "cpu-time": time.process_time}
     _clocks[:] = [known.get(metric) or count_instructions() for metric in metrics]
@@ -216,7 +227,7 @@ def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> flo
     _open.append((runner, inputs))
     runner.infer(inputs[0])  # the first inference allocates, and says nothing about the others
     runner.infer(inputs[0])
-    return _last_seconds(runner)
+    return _last_seconds(runner), runner.last_device_time() is not None
 
 
 def _load_feeds(path: str) -> list[Feed]:
@@ -235,8 +246,8 @@ def _inputs() -> TensorMetadata:
 
 def _time_inferences(count: int, core: int | None) -> list[list[float]]:
     runner, feeds = _opened()
-    if core is not None:
-        os.sched_setaffinity(0, {core})
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores if core is None else {core})
     for _ in range(min(_WARM_UP, count)):  # again, since the other engine was running
         runner.infer(feeds[0], check_inputs=False)
     if not isinstance(runner, OnnxrtRunner):
@@ -249,6 +260,7 @@ def _time_inferences(count: int, core: int | None) -> list[list[float]]:
         runner.time_with(_clocks[place])
         measured[place].append(_measure(runner, feeds[0]) - reading[place])
     runner.time_with(time.perf_counter)
+    os.sched_setaffinity(0, cores)  # the process may build another engine
     return measured
 
 

@@ -28,7 +28,14 @@ from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.evaluation.self_check import check_engine
-from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, Rounds, measure_rounds, save_feeds
+from trtops.ops.gate.engine_process import (
+    EngineProcess,
+    ProcessRunner,
+    Rounds,
+    close_engine,
+    measure_rounds,
+    save_feeds,
+)
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
 from trtops.ops.gate.ratio import Metric
@@ -55,6 +62,27 @@ _USED, _GRACE = 0.88, 0.06
 Timed: TypeAlias = dict[tuple[str, str], Rounds]  # those that decided, by the digests of candidate and accepted engine
 
 
+class GateProcesses(contextlib.ExitStack):
+    """Child processes that the gates of one run share, and what these gates timed. On a GPU, a start takes seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timed: Timed = {}
+        self._workers: dict[tuple[str, str, str], Worker] = {}
+
+    def worker(self, engine: str, release: str, python: str | None, device: str) -> Worker:
+        """The process of the candidate's or the accepted engine, with no engine open."""
+        key = engine, release, device
+        if (worker := self._workers.get(key)) is None:
+            environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
+            worker = Worker(environment, python=python, name=f"Release {name_of(release)!r}")
+            self._workers[key] = self.enter_context(worker)
+        elif worker.pid is not None:
+            with contextlib.suppress(errors.WorkerError):  # the next call starts another process
+                worker.run(close_engine)
+        return worker
+
+
 class NotMeasuredError(Exception):
     """A step that failed or did not finish; caught by the gate, which reports the ``finding``."""
 
@@ -66,10 +94,10 @@ class NotMeasuredError(Exception):
 class Measurement:
     """The measurement of one candidate."""
 
-    def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker, timed: Timed) -> None:
+    def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker, processes: GateProcesses) -> None:
         self.holder = ""  # id of the run that holds it: the gate's own if it is built now
         self.measured: Measured | None = None  # as far as it is complete
-        self.timed = timed
+        self._processes = processes
         self._end = time.monotonic() + _USED * 60 * config.minutes
         self._model = model
         self._config = config
@@ -91,7 +119,7 @@ class Measurement:
             # Held to the end, so that no other build or gate changes the clock of this GPU in between.
             with self._ending("device"):
                 device = stack.enter_context(free_device(config.build.backend, config.devices, self._end))
-            backend = self._open_release(config.release, device, stack)
+            backend = self._open_release("candidate", config.release, device)
             build, accepted = run_step("build", self._candidate, backend, feeds)
             with self._ending("build"):
                 metrics, deciding = _metrics(config.metric, build.engine)
@@ -114,7 +142,7 @@ class Measurement:
             self.measured = measured = Measured(candidate=facts, evaluation=evaluation)
             if accepted is None:
                 return
-            other, other_backend = self._open_accepted(accepted, device, stack)
+            other, other_backend = self._open_accepted(accepted, device)
             with self._ending("accepted"):
                 try:
                     other_process = EngineProcess(other_backend, other.engine, file, metrics)
@@ -135,7 +163,7 @@ class Measurement:
             if self._limits.latency is None or measured.same_engine:
                 return
             pair = measured.candidate.speed_digest, other_facts.speed_digest
-            if (rounds := self.timed.get(pair)) is None:
+            if (rounds := self._processes.timed.get(pair)) is None:
                 with self._ending("latency"):
                     threads = build.engine.options.get("intra_op_threads")
                     if config.metric == "auto" and threads != other.engine.options.get("intra_op_threads"):
@@ -152,7 +180,7 @@ class Measurement:
                         until=self._end,
                     )
                 if latency_finding(rounds, self._limits.latency).outcome != "open":
-                    self.timed[pair] = rounds
+                    self._processes.timed[pair] = rounds
             self.measured = replace(measured, rounds=rounds)
 
     def _turn_on_cpu(self) -> contextlib.AbstractContextManager[None]:
@@ -179,15 +207,12 @@ class Measurement:
                 raise  # nothing can be built here, whatever the candidate
             raise NotMeasuredError(finding) from exc
 
-    def _open_release(self, release: str, device: str, stack: contextlib.ExitStack) -> IsolatedBackend:
-        """The back end of a release, in a child process that ends with the stack."""
+    def _open_release(self, engine: str, release: str, device: str) -> IsolatedBackend:
+        """The back end of a release, in the child process of one of the two engines."""
         with self._ending("release", errors.ConfigError):
             python = interpreter_of(release, self._config.build.backend)
-        environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
-        until = self._end + _GRACE * 60 * self._config.minutes
-        worker = stack.enter_context(
-            Worker(environment, python=python, name=f"Release {name_of(release)!r}", until=until)
-        )
+        worker = self._processes.worker(engine, release, python, device)
+        worker.until = self._end + _GRACE * 60 * self._config.minutes
         return IsolatedBackend(self._config.build.backend, self._config.timeout_seconds, worker)
 
     def _candidate(self, backend: IsolatedBackend, feeds: list[Feed]) -> tuple[Build, RunInfo | None]:
@@ -252,7 +277,7 @@ class Measurement:
                 found.append(((same_model, same_release, int(version.version)), info))
         return max(found, key=lambda each: each[0])[1] if found else None
 
-    def _open_accepted(self, info: RunInfo, device: str, stack: contextlib.ExitStack) -> tuple[Build, IsolatedBackend]:
+    def _open_accepted(self, info: RunInfo, device: str) -> tuple[Build, IsolatedBackend]:
         """The accepted engine, and a child process of the release that built it."""
         with self._ending("accepted", errors.IncompleteRunError, errors.RunNotFoundError):
             build = builds.load_build(self._tracker.load(info.id))
@@ -261,7 +286,7 @@ class Measurement:
             tried = []
             for release in dict.fromkeys((self._config.release, *self._config.others, HERE)):
                 try:
-                    backend = self._open_release(release, device, stack)
+                    backend = self._open_release("accepted", release, device)
                     found = backend.environment(build.spec.config)
                 except (NotMeasuredError, errors.BackendError) as exc:
                     if time.monotonic() >= self._end:  # no decision, whatever the next release would have been

@@ -1,5 +1,6 @@
 """The gate: compare a candidate with the accepted engine, and accept it, refuse it or leave it undecided."""
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
-from trtops.ops.gate.measurement import Measurement, NotMeasuredError, Timed
+from trtops.ops.gate.measurement import GateProcesses, Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, name_of
@@ -82,14 +83,14 @@ def gate(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
-    timed: Timed | None = None,
+    processes: GateProcesses | None = None,
 ) -> GateResult:
     """Build a candidate, compare it with the accepted engine, and decide by a policy.
 
     Both engines run in their own processes, each with its own release, on the same device. A release that cannot be
     installed, a missing device, a failed build and an engine that does not run are refusals. UnsupportedFeatureError if
-    the metric cannot be measured on this machine. Engines of ``timed`` are not
-    timed again; those of this gate are added.
+    the metric cannot be measured on this machine. ``processes``, if
+    given, serve the next gate as well, which does not time equal engines again.
     """
     tracker = tracker_or_default(tracker)
     begin = time.perf_counter()
@@ -105,14 +106,15 @@ def gate(
         devices = ",".join(config.devices)
         limits = {"policy": config.policy.digest, "minutes": config.minutes, "metric": config.metric}
         run.log_params({"release": release, "devices": devices, **limits})
-        measurement = Measurement(loaded, config, run, tracker, {} if timed is None else timed)
         findings: tuple[Finding, ...] = ()
-        try:
-            measurement.measure()
-        except NotMeasuredError as exc:
-            findings = (exc.finding,)
-        finally:
-            close_workers()
+        with contextlib.ExitStack() as stack:
+            stack.callback(close_workers)
+            processes = processes or stack.enter_context(GateProcesses())
+            measurement = Measurement(loaded, config, run, tracker, processes)
+            try:
+                measurement.measure()
+            except NotMeasuredError as exc:
+                findings = (exc.finding,)
         measured = measurement.measured
         if measured is not None:  # as far as it is complete: the subject that stopped has its reason already
             found = evaluate_measured(measured, config.policy, accept_unproven=config.accept_unproven)
