@@ -1,21 +1,18 @@
 """External commands as checks: exit code and output give the verdict."""
 
-import atexit
 import contextlib
 import ctypes
 import importlib
 import logging
+import multiprocessing
 import os
 import re
 import runpy
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +140,7 @@ def run_group(arguments: Sequence[str], timeout_seconds: float | None) -> tuple[
     check_command(list(arguments))
     with tempfile.NamedTemporaryFile(prefix=temporary_prefix("output")) as output:
         own = Path(sys.executable).with_name("trtops")
-        if hasattr(os, "pidfd_open") and own.exists() and shutil.which(arguments[0]) == str(own):
+        if own.exists() and shutil.which(arguments[0]) == str(own):
             with warm_worker(_importers) as worker:
                 code = worker.run(
                     _run_fork, list(arguments), os.getcwd(), dict(os.environ), output.name, timeout_seconds
@@ -179,35 +176,26 @@ def _run_fork(
     """Run a command of trtops in a fork of this process; otherwise like :func:`_run_program`."""
     for name in _IMPORTED:
         importlib.import_module(name)
-    if (pid := os.fork()) == 0:
-        code: Any = 1
-        try:
-            os.setsid()
-            ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            logging.getLogger().handlers.clear()  # the worker's own, which a new process does not have
-            os.chdir(folder)
-            os.environ.clear()
-            os.environ.update(environment)
-            for stream in (1, 2):
-                os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), stream)
-            sys.argv[:] = words
-            runpy.run_module("trtops.cli", run_name="__main__")
-        except SystemExit as exc:
-            code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-        except BaseException:  # must not reach the worker's loop
-            traceback.print_exc()
-        # As Python ends, without the last garbage collection: it would copy all memory that this fork shares.
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        os._exit(code)
-    ended = os.pidfd_open(pid)
-    try:
-        in_time = bool(select.select([ended], [], [], timeout_seconds)[0])
-    finally:
-        os.close(ended)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return code if in_time else None
+    fork = multiprocessing.get_context("fork").Process(target=_run_command, args=(words, folder, environment, output))
+    fork.start()
+    fork.join(timeout_seconds)
+    in_time = fork.exitcode is not None
+    fork.kill()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(fork.pid or 0, signal.SIGKILL)
+    fork.join()
+    return fork.exitcode if in_time else None
+
+
+def _run_command(words: list[str], folder: str, environment: dict[str, str], output: str) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger().handlers.clear()  # the worker's own, which a new process does not have
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), stream)
+    sys.argv[:] = words
+    runpy.run_module("trtops.cli", run_name="__main__")
