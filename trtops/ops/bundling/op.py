@@ -72,6 +72,7 @@ class BundleConfig(Record):
 class BundleResult(OpResult):
     """A bundle, with the verdict that it reproduces and the names of its members."""
 
+    verdict: Verdict = "good"  # always: a bundle that does not reproduce its verdict is not written
     repeats: Verdict
     path: str
     sha256: str  # of the zip file; equal cases give equal digests
@@ -79,11 +80,6 @@ class BundleResult(OpResult):
     files: tuple[str, ...]
     printed: str = ""  # by its script when it was tried; empty if the back end is not installed here
     missing: tuple[str, ...] = ()  # from the run, and what is used instead
-
-    @property
-    def verdict(self) -> Verdict:
-        """``good``: a bundle that does not reproduce its verdict is not written."""
-        return "good"
 
     @property
     def headline(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,18 +150,18 @@ def calibrate(
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
         inputs = _inputs(loaded, config)
-        given = None if data is None else _KeptFeeds(open_feeds(data, inputs))
+        source = open_feeds(config.data if data is None else data, inputs)
         has_check_data = config.check.data not in (None, config.data)
         hold_out = config.algorithm == "best" and not has_check_data
-        source = open_feeds(config.data, inputs) if given is None else given
         collected = run_step("collect ranges", _collect, loaded, config, source, inputs, run, progress, hold_out)
         seconds = time.perf_counter() - start
         check = config.check
         if check.data is None and check.golden is None:  # random data would leave the ranges of real data
             check = replace(check, data=config.data)
-            if given is not None:
+            if data is not None:
                 check = replace(check, data=f"{folder}/feeds.json")
-                save_json([dict(feed) for feed in given.first], f"{folder}/feeds.json", "the first calibration feeds")
+                first = [dict(feed) for feed in source.first(_EVALUATED_FEEDS)]
+                save_json(first, f"{folder}/feeds.json", "the first calibration feeds")
         if has_check_data:
             for feed in check.open_for(None, inputs=inputs).first(_EVALUATED_FEEDS):
                 check_feed(inputs, feed)
@@ -234,23 +234,6 @@ def calibrate(
         )
         run_step("log", finish_with, run, result, tracker)
         return result.kept_in(run, experiment)
-
-
-class _KeptFeeds:
-    """Feeds; the first ones are kept to evaluate engines with."""
-
-    # Data from Python may be a generator, which can be read only once, and be too large to keep.
-
-    def __init__(self, feeds: Iterable[Feed]) -> None:
-        self._feeds = feeds
-        self.first: list[Feed] = []
-
-    def __iter__(self) -> Iterator[Feed]:
-        self.first = []
-        for feed in self._feeds:
-            if len(self.first) < _EVALUATED_FEEDS:
-                self.first.append(feed)
-            yield feed
 
 
 def _inputs(model: Model, config: CalibrateConfig) -> TensorMetadata:

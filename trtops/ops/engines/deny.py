@@ -15,13 +15,9 @@ from trtops.tracking.records import run_id_of
 class DenyResult(OpResult):
     """A new entry of the deny-list, or the removal of one, which has a reason instead."""
 
+    verdict: Verdict = "good"  # always: an entry that cannot be added or removed is an error
     entry: DeniedTactic | None = None
     why: str = ""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Always ``good``: an entry that cannot be added or removed is an error."""
-        return "good"
 
     @property
     def headline(self) -> str:

@@ -83,9 +83,7 @@ class Feeds:
 
     def first(self, count: int) -> Feeds:
         """The first ``count`` feeds of the source."""
-        return replace(
-            self, source=f"{self.source} (first {count})", _open=lambda: itertools.islice(self._open(), count)
-        )
+        return replace(self, source=f"{self.source} (first {count})", _open=lambda: itertools.islice(self, count))
 
     def digest(self) -> str:
         """SHA-256 over names, dtypes, shapes and contents of all feeds in order."""

@@ -77,16 +77,12 @@ class InspectEnginesResult(OpResult):
     """The comparison of two engines; the page has at most ``shown`` boundaries and rows."""
 
     title: str = "engines"
+    verdict: Verdict = "good"  # always: engines are compared, not evaluated
     a: EngineSummary
     b: EngineSummary
     alignment: Alignment
     losing: tuple[str, ...] = ()  # nodes in 8 bits in the second engine, and no faster than in the first, in more
     shown: int = 20
-
-    @property
-    def verdict(self) -> Verdict:
-        """Always ``good``: engines are compared, not evaluated."""
-        return "good"
 
     @property
     def headline(self) -> str:
