@@ -15,6 +15,9 @@ from trtops.spec import Environment
 # Packages that may rewrite a model on its way to TensorRT, so their releases belong to a build's environment.
 REWRITERS = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes")
 
+# By CUDA's device number. Nothing of an environment changes while a process lives, and asking for it takes 0.1 s or more.
+_known: dict[int, Environment] = {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu(Record):
@@ -77,12 +80,19 @@ def environment() -> Environment:
             device_sha256=digest("none"),
             packages=REWRITERS,
         )
-    return environments.environment(
+    library.require_device(building=False)
+    index = int(memory.call("cudaGetDevice"))
+    if (known := _known.get(index)) is not None:
+        return known
+    found = environments.environment(
         backend="tensorrt-rtx" if library.uses_rtx() else "tensorrt",
         backend_version=line.version,
         packages=REWRITERS,
-        **identity(current_gpu()),
+        **identity(cuda_gpu()),
     )
+    if found.driver is not None:
+        _known[index] = found
+    return found
 
 
 def identity(gpu: Gpu) -> dict[str, Any]:
