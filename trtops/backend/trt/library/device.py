@@ -15,7 +15,7 @@ from trtops.spec import Environment
 # Packages that may rewrite a model on its way to TensorRT, so their releases belong to a build's environment.
 REWRITERS = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes")
 
-# By CUDA's device number. Nothing of an environment changes while a process lives, and asking for it takes 0.1 s or more.
+# By CUDA's device number. Nothing of an environment changes while a process lives, and asking for it takes 0.1 s.
 _known: dict[int, Environment] = {}
 
 
