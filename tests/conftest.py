@@ -135,6 +135,20 @@ def template(shared_folder: Path) -> Path:
     return root
 
 
+@pytest.fixture(scope="session")
+def digits(shared_folder: Path) -> Any:
+    """The demo's model and images: fitting the model takes seconds."""
+    from flows.digits import Digits, make_digits
+
+    folder = shared_folder / "digits"
+    names = ("digits.onnx", "held_out_images.npz", "held_out_labels.npy", "calibration_images.npz")
+    with locked(f"{folder}.lock"):
+        if not folder.exists():
+            make_digits(folder)
+    model, images, labels, calibration = (folder / name for name in names)
+    return Digits(model=model, images=images, labels=labels, calibration=calibration)
+
+
 @pytest.fixture
 def rtx(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT-RTX stands in for TensorRT during the test: it parses and builds without a GPU."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.digits import make_digits
+from flows.digits import Digits
 from tests.amounts import LONG
 from trtops.cli import registry
 from trtops.cli.command_line import load, parser_of
@@ -69,12 +69,13 @@ def lines(path: Path) -> list[tuple[str, set[int]]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory, digits: Digits) -> Iterator[Path]:
     """The demo's model and images, a store, and what the examples bring."""
     place = tmp_path_factory.mktemp("documents")
-    digits = make_digits(place)
-    np.savez(digits.images, image=np.load(digits.images)["image"][:HELD_OUT])
-    np.save(digits.labels, np.load(digits.labels)[:HELD_OUT])
+    for file in (digits.model, digits.calibration):
+        shutil.copy(file, place)
+    np.savez(place / digits.images.name, image=np.load(digits.images)["image"][:HELD_OUT])
+    np.save(place / digits.labels.name, np.load(digits.labels)[:HELD_OUT])
     for file in EXAMPLES.glob("*/*"):
         if file.suffix != ".md":
             shutil.copy(file, place)

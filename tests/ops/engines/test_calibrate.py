@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from flows.digits import Digits, make_digits
+from flows.digits import Digits
 from tests import models
 from trtops import errors
 from trtops.calibration import CalibrationCache
@@ -22,11 +22,6 @@ from trtops.tracking.memory import MemoryTracker
 
 QUICK = BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1))
 SMALL_CHECK = CheckConfig(latency_runs=0, plots="never")
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
-    return make_digits(tmp_path_factory.mktemp("digits"))
 
 
 def digits_config(digits: Digits, **changes) -> CalibrateConfig:
