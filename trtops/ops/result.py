@@ -160,6 +160,7 @@ class OpResult(Record):
             verdict=self.verdict,
             headline=self.headline,
             why=tuple(getattr(self, "reasons", ())),
+            next=one_line(self.next_step),
             sections=tuple(self.sections()),
         )
 

@@ -66,4 +66,5 @@ class Document(Record):
     verdict: str = ""
     headline: str = ""
     why: tuple[str, ...] = ()
+    next: str = ""  # the command that usually comes next
     sections: tuple[Section, ...] = ()

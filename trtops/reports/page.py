@@ -49,7 +49,7 @@ def page(
         verdicts=VERDICTS,
         place=engine_place(info) if info else "",
         facts=facts_of(info) if info else collections.defaultdict(tuple),
-        commands=list(next_commands(info, document.verdict)) if info else commands,
+        commands=list(next_commands(document, info.id)) if info else commands,
         sections=[*document.sections, *sections],
         pictures=[(path, found) for path, data in pictures.items() if (found := picture(data, path))],
         began=info and datetime.datetime.fromtimestamp(info.start_time, datetime.timezone.utc).strftime("%F %H:%M UTC"),

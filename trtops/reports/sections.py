@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
@@ -13,6 +12,7 @@ from trtops.reports.document import Chart, Document, Point, Section, Table, Tone
 from trtops.tables import size
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.owner import host_of
+from trtops.tracking.run import next_command
 from trtops.tracking.schema import Artifact, Metric, MetricName, Tag
 from trtops.verdict import Verdict
 
@@ -85,33 +85,13 @@ def engine_place(info: RunInfo) -> str:
     return "engine in artifact engine/" + (f" of run {holder[:8]}" if holder else "")
 
 
-def next_commands(info: RunInfo, verdict: str) -> Iterator[tuple[str, str]]:
-    """Commands for a shell, each with its purpose. The verdict need not be logged yet."""
-    model = shlex.quote(info.fact(Tag.MODEL_PATH) or "model.onnx")
-    precision = info.params.get("precision", "fp32")
-    engine = "--trt" if info.tags.get(Tag.BACKEND) == "tensorrt" else "--onnxrt"
-    engine += "" if precision == "fp32" else f" --{precision}"
-    run, is_build = info.id, info.kind in ("build", "iteration")
-    if is_build and verdict == "good":
-        yield f"trtops runs promote {run}", "accept this engine"
-    elif verdict == "unproven" and info.kind == "build":
-        target = engine.replace("--onnxrt", "ort").replace("--trt", "trt")
-        command = f"trtops convert {model} --convert-to {target} --experiment {shlex.quote(info.experiment)}"
-        yield f"{command} --load-inputs FILE", "evaluate it on real inputs; or give their shapes by --input-shapes"
-    elif verdict == "bad" and (is_build or info.kind == "gate"):
-        yield f"trtops debug accuracy {model} {engine}", "the first tensor that goes wrong"
-        if is_build:
-            command = f"trtops debug build {model} {engine} --until 40 --experiment {shlex.quote(info.experiment)}"
-            yield command, "find out whether a tactic is the cause"
-    elif verdict == "error" and info.kind == "debug_build":
-        yield f"trtops debug build --resume {run}", "resume it"
-    elif verdict == "bad" and info.kind == "debug_build":
-        yield f"trtops debug prove {run}", "swap the suspect in and out"
-        yield f"trtops debug bisect {run}", "mix good and bad builds until one choice is confirmed as the culprit"
-    elif info.kind == "proof" and info.tags.get(Tag.PROOF) == "confirmed":
-        yield f"trtops runs deny {run}", "keep later builds from this tactic"
+def next_commands(document: Document, run: str) -> Iterator[tuple[str, str]]:
+    """Commands for a shell, each with its purpose."""
+    inspect = f"trtops inspect run {run}"
+    if document.next not in ("", inspect):
+        yield document.next, "what usually comes next"
     yield f"trtops report {run}", "this page, from the store"
-    yield f"trtops inspect run {run}", "everything in the store about it"
+    yield inspect, "everything in the store about it"
 
 
 def stored_sections(tracker: Tracker, info: RunInfo, read: Read) -> Iterator[Section]:
@@ -143,7 +123,8 @@ def document_of(info: RunInfo, read: Read) -> Document:
     verdict = info.verdict or ("error" if info.status in ("failed", "killed") else "")
     headline = info.status if info.status != "finished" else ""
     why = (info.tags[Tag.ERROR],) if Tag.ERROR in info.tags else ()
-    return Document(title=info.name, verdict=verdict, headline=headline, why=why)
+    step = next_command(info.id, info.kind) if info.status in ("failed", "killed") else ""
+    return Document(title=info.name, verdict=verdict, headline=headline, why=why, next=step)
 
 
 def _outputs(report: ComparisonReport) -> Section:

@@ -231,9 +231,9 @@ def calibrate(
             seconds=seconds,
             engines=tuple(engines),
             options=check_options(DataConfig(data=config.data)),
-        )
+        ).kept_in(run, experiment)
         run_step("log", finish_with, run, result, tracker)
-        return result.kept_in(run, experiment)
+        return result
 
 
 def _inputs(model: Model, config: CalibrateConfig) -> TensorMetadata:

@@ -250,12 +250,12 @@ def convert(
         with _open_backend(config) as backend:
             result = _build_and_evaluate(backend, loaded, config, run, tracker, built, known_golden)
             device = backend.environment(config.build).device
-        result = replace(result, title=f"convert {path.name}", subject=str(path))
+        result = replace(result, title=f"convert {path.name}", subject=str(path)).kept_in(run, experiment)
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         device = device.partition(" ")[2] or device  # without the maker
         run.rename(run_name(path.stem, result.called, backend_name, device, verdict=result.verdict))
         run_step("log", finish_with, run, result, tracker, title=title)
-        return result.kept_in(run, experiment)
+        return result
 
 
 @contextlib.contextmanager

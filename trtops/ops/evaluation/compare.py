@@ -81,9 +81,10 @@ def compare(
         evaluation = _evaluate_sides(actual, golden, config, tracker)
         engine = run_id_of(actual, tracker) if actual.startswith(RUN_PREFIX) else ""
         log_evaluation(run, evaluation, engine=engine)
-        result = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
+        found = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
+        result = found.kept_in(run, experiment)
         finish_with(run, result, tracker, title=f"compare {name}")
-        return result.kept_in(run, experiment)
+        return result
 
 
 def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Evaluation:

@@ -118,7 +118,7 @@ def run_models(
             runners=tuple(results.keys()),
             iterations=tuple(len(iterations) for iterations in results.values()),
             mean_ms=tuple(1e3 * sum(times) / len(times) if times else None for times in runtimes),
-        )
+        ).kept_in(run, experiment)
         if run.id and accuracy is not None and len(accuracy[0]):
             # Half of the imports of `trtops run`, needed only for logging.
             from trtops.ops.evaluation.check import Evaluation, log_evaluation
@@ -127,7 +127,7 @@ def run_models(
             log_evaluation(run, Evaluation(report=report_of(accuracy, results)))
             run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
         finish_with(run, ended, tracker)
-        return ended.kept_in(run, experiment)
+        return ended
 
 
 def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:

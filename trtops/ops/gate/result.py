@@ -4,6 +4,7 @@ Measuring is left to other modules, so that any past run can be evaluated again 
 """
 
 import math
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from trtops.comparator.report import ComparisonReport
 from trtops.ops.evaluation.check import Accuracy, Evaluation
+from trtops.ops.evaluation.options import engine_options
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Policy
@@ -273,6 +275,15 @@ class GateResult(OpResult):
     def reasons(self) -> tuple[str, ...]:
         """Why it is not accepted."""
         return tuple(finding.line for finding in self.findings if finding.outcome in ("refuse", "error", "open"))
+
+    @property
+    def next_step(self) -> str:
+        """Find the first tensor that goes wrong in a candidate with wrong outputs."""
+        if self.measured is None or not any(f.subject == "reference" and f.outcome == "refuse" for f in self.findings):
+            return super().next_step
+        is_trt = self.measured.candidate.environment.backend != "onnxruntime"
+        options = engine_options("tensorrt" if is_trt else "onnxruntime", self.precision)
+        return f"trtops debug accuracy {shlex.quote(self.subject)}{options}"
 
     @property
     def evidence(self) -> str:
