@@ -137,7 +137,7 @@ class OpResult(Record):
         return f"verdict: {verdict}{run}" + (f"\nnext:    {step}{place}" if step else "")
 
     def body(self) -> Iterable[str]:
-        """Lines of Markdown below the heading; by default the :meth:`sections`, without charts."""
+        """Lines of Markdown below the reasons; by default the :meth:`sections`, without charts."""
         for section in self.sections():
             yield from ("", f"## {section.title}", "") if section.title else ()
             yield from (section.text, "") if section.text else ()
@@ -148,8 +148,7 @@ class OpResult(Record):
         """Sections of the report below the reasons; by default the :meth:`body`."""
         from trtops.reports.document import Section
 
-        reasons = {f"- {reason}" for reason in getattr(self, "reasons", ())}
-        return (Section(text="\n".join(line for line in self.body() if line not in reasons)),)
+        return (Section(text="\n".join(self.body())),)
 
     def document(self) -> Document:
         """The report of the run."""
@@ -165,8 +164,10 @@ class OpResult(Record):
         )
 
     def page(self) -> str:
-        """The result as a page of Markdown: heading, :meth:`body`, and a link to the run."""
-        lines = [f"# {self.title}: {self.headline}" if self.title else f"# {self.headline}", "", *self.body()]
+        """The result as a page of Markdown: heading, reasons, :meth:`body`, and a link to the run."""
+        lines = [f"# {self.title}: {self.headline}" if self.title else f"# {self.headline}", ""]
+        reasons = [f"- {reason}" for reason in getattr(self, "reasons", ())]
+        lines += [*reasons, *([""] if reasons else []), *self.body()]
         if self.url:
             run = f"[{self.run_id}]({self.url})" if self.url.startswith("http") else f"`{self.run_id}`"
             lines += ["", f"MLflow run {run} in experiment `{self.experiment}`."]

@@ -61,11 +61,6 @@ class BoardResult(OpResult):
         """Each list that did not finish, and each row that is not good, with its reasons."""
         return (*self.unfinished, *self._last.reasons)
 
-    def body(self) -> Iterable[str]:
-        """The reasons and the table."""
-        yield from (f"- {reason}" for reason in self.reasons)
-        yield from super().body()
-
     def sections(self) -> Iterable[Section]:
         """The table of all rows."""
         table = []

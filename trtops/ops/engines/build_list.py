@@ -137,8 +137,7 @@ class BuildListResult(OpResult):
         )
 
     def body(self) -> Iterable[str]:
-        """Failures with their reasons, and a table of all builds that were not skipped."""
-        yield from (f"- {reason}" for reason in self.reasons)
+        """A table of all builds that were not skipped, and why the others were."""
         made = [build for build in self.builds if build.outcome != "skipped"]
         if made:
             header = ("model", "back end", "precision", "verdict", "p50", "engine", "time", "run")
@@ -155,7 +154,7 @@ class BuildListResult(OpResult):
                 )
                 for build in made
             )
-            yield from ("", markdown_table(header, rows))
+            yield markdown_table(header, rows)
         why = Counter(reason for build in self.builds if build.outcome == "skipped" for reason in build.reasons)
         if why:
             yield ""

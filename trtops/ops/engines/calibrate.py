@@ -101,9 +101,7 @@ class CalibrateResult(OpResult):
         return super().next_step
 
     def body(self) -> Iterable[str]:
-        """Reasons, a summary of the ranges, and a row for each engine."""
-        yield from (f"- {reason}" for reason in self.reasons)
-        yield ""
+        """A summary of the ranges, and a row for each engine."""
         yield (
             f"Ranges of {self.tensors} tensors by {self.algorithm}, from {counted(self.samples, 'sample')} in "
             f"{self.seconds:.2f} s (data `{self.data_sha256[:12]}`, ranges `{self.cache_sha256[:12]}`)."

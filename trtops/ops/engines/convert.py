@@ -132,10 +132,9 @@ class ConvertResult(OpResult):
         return "" if self.evaluation.evidence is None else self.evaluation.evidence.sentence()
 
     def body(self) -> Iterable[str]:
-        """Reasons, the engine's origin, and the numbers."""
+        """The engine's origin, and the numbers."""
         made = f"reused from run `{self.reused_from}`" if self.reused_from else f"built in {self.build_seconds:.2f} s"
-        yield from (f"- {reason}" for reason in self.reasons)
-        yield from ("", f"{self.called} engine, {size(self.engine_bytes)}, {made}.", "")
+        yield from (f"{self.called} engine, {size(self.engine_bytes)}, {made}.", "")
         yield from (*self._left_out(), *describe(self.evaluation))
 
     def sections(self) -> Iterable[Section]:

@@ -43,8 +43,8 @@ class CompareResult(OpResult):
     evaluation: Evaluation
 
     def body(self) -> Iterable[str]:
-        """Reasons and numbers."""
-        return [*(f"- {reason}" for reason in self.reasons), "", *describe(self.evaluation)]
+        """The numbers."""
+        return describe(self.evaluation)
 
     def sections(self) -> Iterable[Section]:
         """The numbers that the report's table of outputs does not have."""

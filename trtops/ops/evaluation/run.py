@@ -51,10 +51,10 @@ class RunResult(OpResult):
     mean_ms: tuple[float | None, ...]  # of each, where it is known
 
     def body(self) -> Iterable[str]:
-        """Reasons, and a row for each runner."""
+        """A row for each runner."""
         means = ("-" if mean is None else f"{mean:.4g} ms" for mean in self.mean_ms)
         rows = zip((f"`{name}`" for name in self.runners), map(str, self.iterations), means)
-        return [*(f"- {reason}" for reason in self.reasons), "", markdown_table(("runner", "iterations", "mean"), rows)]
+        return [markdown_table(("runner", "iterations", "mean"), rows)]
 
 
 def run_models(

@@ -70,10 +70,6 @@ class MatrixResult(OpResult):
                 *(cell.seconds, cell.run_id),
             )
 
-    def body(self) -> Iterable[str]:
-        """The reasons, which a report shows at its top, and the sections."""
-        yield from (*(f"- {reason}" for reason in self.reasons), "", *super().body())
-
     def sections(self) -> Iterable[Section]:
         """What broke, and a table of all candidates."""
         for each in self.regressions:
