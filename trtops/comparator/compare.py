@@ -73,7 +73,7 @@ def _statistics(
         printed = (0.95,) if _log.isEnabledFor(logging.INFO) else ()
         levels = sorted({*metrics.QUANTILES, *printed, limits.error_quantile})
         options: dict[str, Any] = {"atol": limits.atol, "rtol": limits.rtol, "infinities_equal": inf}
-        cache[key] = metrics.measure([(a, b)], quantiles=levels, metrics=("median_abs",), **options)
+        cache[key] = metrics.measure([(a, b)], quantiles=levels, metrics=("median_abs", "frontier"), **options)
     return cache[key]
 
 

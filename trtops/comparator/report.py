@@ -234,8 +234,8 @@ def compare_outputs(
         actual: The run under test; arrays of any shape and dtype in host memory (or torch tensors).
         golden: The golden run, with as many iterations.
         tolerances: When an output counts as good.
-        only_limited: Whether metrics without a limit that take another pass are left out; for reports that are not
-            recorded.
+        only_limited: Whether only what decides the verdict is measured; for reports that are not recorded. Margins are
+            upper bounds then.
 
     Raises ComparisonError if the runs have different numbers of iterations or none, or results hold several runners.
     """
@@ -248,26 +248,18 @@ def compare_outputs(
         raise errors.ComparisonError("Both runs are empty: there is nothing to compare.")
     own = (o.error_quantile for o in tolerances.per_output.values() if o.error_quantile is not None)
     levels = sorted({*metrics.QUANTILES, tolerances.error_quantile, *own})
-    measured_metrics = _limited_metrics(tolerances) if only_limited else None
+    every: tuple[Any, ...] = (tolerances, *tolerances.per_output.values())
+    limited = {m.name for each in every for m in LIMITED if getattr(each, str(m.tolerance)) is not None}
+    if any(each.check_error_stat in ("median", "quantile") for each in every):
+        limited.add("median_abs")
     outputs = []
     for name in dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration):
         arrays = [i.get(name) for i in ours], [i.get(name) for i in theirs]
-        measured = _measure_output(name, *arrays, tolerances, levels, measured_metrics)
+        measured = _measure_output(name, *arrays, tolerances, levels, limited if only_limited else None)
         outputs.append(_evaluate_output(measured, tolerances))
     return ComparisonReport(
         verdict=_overall_verdict(outputs), outputs=tuple(outputs), tolerances=tolerances, iterations=len(ours)
     )
-
-
-def _limited_metrics(tolerances: Tolerances) -> set[str]:
-    """The metrics that tolerances limit, for any output."""
-    found: set[str] = set()
-    every: tuple[Any, ...] = (tolerances, *tolerances.per_output.values())
-    for each in every:
-        found.update(metric.name for metric in LIMITED if getattr(each, str(metric.tolerance)) is not None)
-        if each.check_error_stat in ("median", "quantile"):
-            found.add("median_abs")
-    return found
 
 
 def _overall_verdict(outputs: Iterable[OutputComparison]) -> Verdict:
@@ -405,7 +397,7 @@ def _checks(stats: OutputStatistics, own: Tolerances) -> Iterable[tuple[Margin, 
 def _check_errors(stats: OutputStatistics, own: Tolerances) -> Iterable[tuple[Margin, str]]:
     """The error that is closest to or beyond both tolerances, with the tolerance that it exceeds less."""
     stat, atol = own.check_error_stat, own.largest_abs(stats)
-    points: Iterable[tuple[float, float]] = stats.frontier
+    points: Iterable[tuple[float, float]] = stats.frontier or [(stats.max_abs, stats.max_rel)]
     names = "max abs", "max rel"
     if stat == "elemwise":
         counted = (stats.atol, stats.rtol) == (atol, own.rtol)
@@ -425,11 +417,8 @@ def _check_errors(stats: OutputStatistics, own: Tolerances) -> Iterable[tuple[Ma
     for point in points:
         both = [Margin(*parts, _share(*parts[1:])) for parts in zip(names, point, (atol, own.rtol))]
         shares.append(min(both, key=lambda margin: margin.used))
-    if not shares and math.isfinite(atol):  # no element has an error
-        shares.append(Margin(names[0], 0.0, atol, 0.0))
-    if shares:
-        exceeds = stats.exceeds(stat, atol, own.rtol, own.error_quantile)
-        yield max(shares, key=lambda margin: margin.used), text.format(limits) if exceeds else ""
+    exceeds = stats.exceeds(stat, atol, own.rtol, own.error_quantile)
+    yield max(shares, key=lambda margin: margin.used), text.format(limits) if exceeds else ""
 
 
 def _check_channels(measured: ChannelErrors, limits: ChannelErrors) -> Iterable[tuple[Margin, str]]:

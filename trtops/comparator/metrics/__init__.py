@@ -30,6 +30,7 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, dtype_name, holds_strings, most, to_numpy
 from trtops.comparator.metrics.difference import Difference, difference_of
+from trtops.comparator.metrics.frontier import Frontier
 from trtops.comparator.metrics.quantiles import measure_in_one_pass
 from trtops.comparator.metrics.rows import likely_axis
 from trtops.comparator.metrics.totals import Totals, largest_finite
@@ -118,6 +119,7 @@ class OutputStatistics(Record):
         """Whether any element violates tolerances; other ones than those counted with are read from the frontier."""
         if (atol, rtol) == (self.atol, self.rtol):
             return self.violations > 0
+        self.require("frontier")
         most_abs, most_rel = most(atol), most(rtol)
         return any(a > most_abs and r > most_rel for a, r in self.frontier)
 
@@ -190,8 +192,8 @@ def measure(
         class_axis: The axis of classes; by default the second of images and else the last longer than 1.
         channel_axis: The axis of channels whose errors are measured one by one; None measures none. All shapes must
             have as many channels.
-        metrics: Names of the metrics to measure among those that take another pass over the arrays, and ``median_abs``
-            for quantiles; by default all. Others are listed as ``unmeasured``.
+        metrics: Names of the metrics to measure among those that take another pass over the arrays, ``median_abs`` for
+            quantiles, and ``frontier``; by default all. Others are listed as ``unmeasured``.
 
     Raises ComparisonError if there is no iteration, shapes differ, dtypes change between iterations, or one side alone
     holds strings; ConfigError if a quantile level is not between 0 and 1.
@@ -220,10 +222,12 @@ def measure(
     if atol_of_scale:
         scales = [largest_finite(b.astype(np.float64)) for _, b in arrays if b.size and not holds_strings(b)]
         atol = max(atol, atol_of_scale * max(scales, default=0.0))
-    total = Totals(atol, rtol, differ.text)
+    frontier = Frontier() if metrics is None or "frontier" in metrics else None
+    total = Totals(atol, rtol, differ.text, frontier)
     with np.errstate(all="ignore"):
         flat = [(a.reshape(-1), b.reshape(-1)) for a, b in arrays]
-        left_out = [m.name for m in RECORDED if metrics is not None and m.from_arrays and m.name not in metrics]
+        left_out = ["frontier"] if frontier is None else []
+        left_out += [m.name for m in RECORDED if metrics is not None and m.from_arrays and m.name not in metrics]
         if metrics is not None and "median_abs" not in metrics:
             left_out += ["median_abs", "median_rel"]
             quantiles = ()
@@ -246,8 +250,8 @@ def measure(
         nan_errors=total.nan_d,
         atol=atol,
         rtol=rtol,
-        frontier=total.frontier.points(),
-        frontier_exact=total.frontier.exact,
+        frontier=() if frontier is None else frontier.points(),
+        frontier_exact=frontier is not None and frontier.exact,
         infinities_equal=infinities_equal,
         nans_equal=nans_equal,
         scale=None if differ.text else total.peak_b,

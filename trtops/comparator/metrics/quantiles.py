@@ -103,7 +103,7 @@ def _selections(
     _, y, d = differ(a, b)
     r = differ.relative(d, y)
     d[np.isnan(d)], r[np.isnan(r)] = np.inf, np.inf
-    if elements > BLOCK:  # otherwise the only block gives a better guess
+    if elements > BLOCK and total.frontier is not None:  # otherwise the only block gives a better guess
         total.frontier.aim(d, r)
     return Selection(levels, elements, d), Selection(levels, elements, r)
 

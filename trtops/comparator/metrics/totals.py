@@ -39,7 +39,7 @@ class Errors:
 class Totals:
     """What one pass over blocks adds up."""
 
-    def __init__(self, atol: float, rtol: float, text: bool) -> None:
+    def __init__(self, atol: float, rtol: float, text: bool, frontier: Frontier | None) -> None:
         self.atol, self.rtol = most(atol), most(rtol)
         self.text = text
         self.elements = self.violations = 0
@@ -49,7 +49,7 @@ class Totals:
         self.peak = -math.inf
         self.abs: Errors = Errors()
         self.rel: Errors = Errors()
-        self.frontier = Frontier()
+        self.frontier = frontier
 
     def add(self, a: Array, b: Array, d: Array | None, r: Array | None) -> None:
         """Add a block of both arrays and both errors, which are None if they all are 0."""
@@ -75,7 +75,8 @@ class Totals:
         self.sum_a, self.sum_b = self.sum_a + sum_a, self.sum_b + sum_b
         self.peak = float(np.maximum(self.peak, a.max()))  # NaN counts as larger
         self.peak_b = max(self.peak_b, largest_finite(b))
-        self.frontier.add(d, r, top_d, top_r)
+        if self.frontier is not None:
+            self.frontier.add(d, r, top_d, top_r)
 
     def mean(self, total: float) -> float:
         """A sum over the number of elements."""

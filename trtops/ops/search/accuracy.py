@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 _LONGEST_CHAIN = 12
 _SHOWN = 40  # tensors in the terminal
 _UNKNOWN_BYTES = 1 << 20
-# Of tensors observed at the same time. Both sides and the last window share a third of TRTOPS_MEMORY_LIMIT.
-_WINDOW_BYTES = 64 << 20
+# Of tensors observed at the same time. Both sides share a third of TRTOPS_MEMORY_LIMIT with the weights.
+_WINDOW_BYTES = 128 << 20
 
 MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
 """Makes a runner of a model with any tensors as outputs. The model is read at activation."""
@@ -338,17 +338,16 @@ class _Comparison:
         # are therefore compared twice, without and with observed tensors.
         unobserved = self._run(self.actual)  # first, since the layers of this build are those to report
         observed_differs = False
-        golden, tolerances = list[dict[str, Any]](), self.tolerances
         windows = self._windows() or [[]]
         for window in windows:
             actual, golden, tolerances = self._run_observing([name for name in window if name not in outputs])
-            compared = {
-                output.name: output for output in compare_outputs(actual, golden, tolerances, only_limited=True).outputs
-            }
+            report = compare_outputs(actual, golden, tolerances, only_limited=True)
+            compared = {output.name: output for output in report.outputs}
             observed_differs |= any(compared[name].verdict == "bad" for name in outputs)
             for name in window:
                 self.found[name] = self._tensor_error(compared[name], [arrays[name] for arrays in golden])
-        own = [{name: arrays[name] for name in outputs} for arrays in golden]
+            own = [{name: arrays[name] for name in outputs} for arrays in golden]
+            del actual, golden  # the next window is as large
         differs = compare_outputs(unobserved, own, tolerances, only_limited=True).verdict == "bad"
         tensors = tuple(self.found.values())
         first = next((t.name for t in tensors if t.verdict == "bad"), None)
