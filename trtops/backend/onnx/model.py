@@ -43,6 +43,7 @@ class Model:
     info: ModelInfo
     path: Path | None = None  # absolute; None for a model in memory
     _content: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+    _data_files: tuple[Path, ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
     def load(cls, path: str | Path) -> Model:
@@ -50,7 +51,8 @@ class Model:
         path = Path(path).absolute()
         content = read_proto(path)
         info = _model_info(content, path.stem, path.parent, f"{path}: ")
-        return cls(info, path, walk.copy_model(content, walk.put_small(_STRUCTURE_BYTES)))
+        data = {external.locate(t, path.parent).path for t in walk.tensors(content) if external.is_external(t)}
+        return cls(info, path, walk.copy_model(content, walk.put_small(_STRUCTURE_BYTES)), tuple(sorted(data)))
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
@@ -92,11 +94,7 @@ class Model:
 
     def files(self) -> tuple[Path, ...]:
         """The model file, then its data files sorted by name; empty for a model in memory."""
-        if self.path is None:
-            return ()
-        folder = self.path.parent
-        outside = (t for t in walk.tensors(read_proto(self.path)) if external.is_external(t))
-        return (self.path, *sorted({external.locate(tensor, folder).path for tensor in outside}))
+        return () if self.path is None else (self.path, *self._data_files)
 
 
 def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
@@ -519,13 +517,6 @@ def can_propagate_values(model: onnx.ModelProto) -> bool:
 
 def _largest_output(node: onnx.NodeProto, lengths: dict[str, int], ranks: dict[str, int]) -> tuple[int, int]:
     """Upper bounds of a node's outputs: the length (of vectors), and the rank."""
-    given = [lengths.get(name, 1) for name in node.input]
-    length = max(given, default=1)
-    rank = max((ranks.get(name, _ASSUMED_RANK) for name in node.input), default=_ASSUMED_RANK)
-    if node.op_type in _DATA:
-        return 1, rank
-    if node.op_type == "Concat":
-        return sum(given), rank
     if node.op_type == "Constant":
         for attribute in node.attribute:
             if attribute.name == "value":
@@ -534,6 +525,13 @@ def _largest_output(node: onnx.NodeProto, lengths: dict[str, int], ranks: dict[s
             if count := max(len(attribute.ints), len(attribute.floats), len(attribute.strings)):
                 return count, 1
         return 1, 0
+    given = [lengths.get(name, 1) for name in node.input]
+    length = max(given, default=1)
+    rank = max([ranks.get(name, _ASSUMED_RANK) for name in node.input], default=_ASSUMED_RANK)
+    if node.op_type in _DATA:
+        return 1, rank
+    if node.op_type == "Concat":
+        return sum(given), rank
     if node.op_type == "Shape":
         return rank, 1
     if node.op_type == "ConstantOfShape":

@@ -359,7 +359,8 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Rounding, *,
     import onnx
 
     from trtops.backend.onnx import walk
-    from trtops.backend.onnx.model import Model, is_large
+    from trtops.backend.onnx.model import is_large
+    from trtops.backend.onnxrt.runner import reference_outputs
 
     def moved(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if array.dtype.kind != "f" or not array.size:
@@ -379,8 +380,9 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Rounding, *,
             array = moved(onnx.numpy_helper.to_array(tensor))
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     inputs = [{name: moved(np.asarray(array)) for name, array in feed.items()} for feed in feeds]
-    with reference_runner(Model.from_proto(proto, model.name)) as runner:
-        return collect(runner, inputs)
+    results = RunResults()
+    results.add(reference_outputs(proto, inputs))
+    return results
 
 
 Overflows: TypeAlias = tuple[tuple[str, float], ...]
