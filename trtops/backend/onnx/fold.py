@@ -72,7 +72,7 @@ def fold_constants(
     slow = symbolic and passes is not None  # otherwise symbolic inference follows what folds without it
     while passes is None or done < passes:
         log.log(Logger.START, "Folding Constants | Pass %d", done + 1, extra=ON_STDOUT)
-        if fold_shapes and infer_shapes:
+        if fold_shapes and infer_shapes and not (done and shapes.has_all_sizes(model.graph)):
             try:
                 shapes.infer_shapes(model, symbolic=slow)
             except errors.InvalidModelError as exc:

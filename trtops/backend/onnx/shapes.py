@@ -59,6 +59,13 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     log.debug("Shape inference completed successfully")
 
 
+def has_all_sizes(graph: onnx.GraphProto) -> bool:
+    """Whether every tensor that a node makes is declared with all sizes; False for a graph with sub-graphs."""
+    kinds = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
+    known = {n for n, k in kinds.items() if k.HasField("shape") and all(d.HasField("dim_value") for d in k.shape.dim)}
+    return all(known.issuperset(filter(None, node.output)) and not any(walk.subgraphs(node)) for node in graph.node)
+
+
 def computed_dims(graph: onnx.GraphProto) -> set[str]:
     """Names of the dimensions that are new in the output of a node that computes sizes from others.
 
