@@ -68,6 +68,11 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self.until = until
         self._lock = threading.Lock()
 
+    def another(self) -> "Worker":
+        """A worker with the same settings, and a child of its own."""
+        settings: dict[str, Any] = {"script": self._script, "name": self._name, "python": self._python}
+        return Worker(self._environment, until=self.until, **settings)
+
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trtops.backend.base import Engine, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.runner import BaseRunner
-from trtops.backend.worker import IsolatedBackend
+from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.gate.policy import LatencyLimit
@@ -60,21 +60,25 @@ class EngineProcess:
         self._backend = backend
         self._engine = engine
         self._feeds = str(feeds)
+        self._fresh: Worker | None = None
         self._start()  # in the process that may have built it: starting another takes most of an untimed gate
 
     def reopen(self) -> None:
-        """Open the engine again: on the CPU in a fresh process, on a GPU with new memory on the device."""
-        # Memory layout and thread placement of the host stay the same while a process lives. Neither is part of a GPU's
-        # own time, and starting a process there takes seconds.
-        if not self._is_on_device:
-            self._backend.worker.close()
+        """Open the engine in a fresh process; the first one is left as it is, since it may build the next engine."""
+        self.close()
+        self._fresh = self._backend.worker.another()
+        self._backend = replace(self._backend, worker=self._fresh)
         self._start()
+
+    def close(self) -> None:
+        """End the process, unless it is the first one."""
+        if self._fresh is not None:
+            self._fresh.close()
 
     def _start(self) -> None:
         begin = time.monotonic()
         run, timeout = self._backend.worker.run, self._backend.timeout
-        found = run(_open_engine, self._engine, self._feeds, self.metrics, timeout=timeout)
-        self.seconds, self._is_on_device = found
+        self.seconds: float = run(_open_engine, self._engine, self._feeds, self.metrics, timeout=timeout)
         self.opening_seconds = time.monotonic() - begin
 
     def outputs(self) -> RunResults:
@@ -139,9 +143,9 @@ def measure_rounds(
 ) -> Rounds:
     """Time two open engines alternately until one of the ``deciding`` metrics decides, or until the budget ends.
 
-    Before each look, both are opened again, and measured for at least as long as that took. In a round, both run on the
-    same one of the ``cores``; on any if it is empty. The rounds of a start are measured in a ``turn``, which other
-    gates take in between. The budget ends at ``until``, a time of ``time.monotonic()``.
+    Each look uses fresh processes, which are measured for at least as long as it took to open them. In a round, both
+    run on the same one of the ``cores``; on any if it is empty. The rounds of a start are measured in a ``turn``, which
+    other gates take in between. The budget ends at ``until``, a time of ``time.monotonic()``.
     """
     starts: list[list[list[float]]] = []  # by start, round and metric
     totals: list[list[float]] = [[], []]  # milliseconds of candidate and accepted engine
@@ -150,6 +154,7 @@ def measure_rounds(
     while True:
         rounds: list[list[float]] = []
         try:
+            # Memory, on the host and on a GPU, and the placement of threads stay the same while a process lives.
             with ThreadPoolExecutor(2) as pool:  # at the same time, which takes half as long
                 list(pool.map(lambda each: each.reopen(), (candidate, accepted)))
             with turn():
@@ -215,8 +220,7 @@ def close_engine() -> None:
         _open.pop()[0].deactivate()
 
 
-def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> tuple[float, bool]:
-    """Open an engine in place of another one; the seconds of an inference, and whether a GPU's clock measured them."""
+def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> float:
     close_engine()
     # Before the engine is open, since the counter includes only threads that start later.
     known: dict[Metric, Callable[[], float]] = {"wall": time.perf_counter, "cpu-time": time.process_time}
@@ -227,7 +231,7 @@ def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> tup
     _open.append((runner, inputs))
     runner.infer(inputs[0])  # the first inference allocates, and says nothing about the others
     runner.infer(inputs[0])
-    return _last_seconds(runner), runner.last_device_time() is not None
+    return _last_seconds(runner)
 
 
 def _load_feeds(path: str) -> list[Feed]:
@@ -246,8 +250,8 @@ def _inputs() -> TensorMetadata:
 
 def _time_inferences(count: int, core: int | None) -> list[list[float]]:
     runner, feeds = _opened()
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores if core is None else {core})
+    if core is not None:
+        os.sched_setaffinity(0, {core})
     for _ in range(min(_WARM_UP, count)):  # again, since the other engine was running
         runner.infer(feeds[0], check_inputs=False)
     if not isinstance(runner, OnnxrtRunner):
@@ -260,7 +264,6 @@ def _time_inferences(count: int, core: int | None) -> list[list[float]]:
         runner.time_with(_clocks[place])
         measured[place].append(_measure(runner, feeds[0]) - reading[place])
     runner.time_with(time.perf_counter)
-    os.sched_setaffinity(0, cores)  # the process may build another engine
     return measured
 
 

@@ -124,6 +124,7 @@ class Measurement:
             with self._ending("build"):
                 metrics, deciding = _metrics(config.metric, build.engine)
                 process = EngineProcess(backend, build.engine, file, metrics)
+                stack.callback(process.close)
                 outputs = run_step("run", process.outputs)
             with reference_runner(model) as runner:
                 plain = run_step("run reference", collect, runner, feeds)
@@ -146,6 +147,7 @@ class Measurement:
             with self._ending("accepted"):
                 try:
                     other_process = EngineProcess(other_backend, other.engine, file, metrics)
+                    stack.callback(other_process.close)
                 except errors.InputError as exc:
                     text = f"the accepted engine does not run on the candidate's inputs: {exc}"
                     raise NotMeasuredError(Finding("interface", "refuse", text)) from exc

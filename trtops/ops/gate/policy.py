@@ -40,7 +40,7 @@ class LatencyLimit(Record):
 
     ratio: float = 1.05  # largest ratio of the candidate's latency to the accepted engine's
     confidence: float = 0.99  # that an engine whose true ratio is the limit is not decided wrongly, over all looks
-    rounds: int = 2  # least number before the engines are opened again
+    rounds: int = 2  # least number of one start of the processes
 
     def __post_init__(self) -> None:
         _check_bounds(self, ratio=0.01, rounds=2)

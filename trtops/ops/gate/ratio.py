@@ -13,7 +13,7 @@ Metric: TypeAlias = Literal["wall", "cpu-time", "instructions"]
 """What of an inference is compared: its latency, the CPU time of all threads, or their instructions."""
 
 Starts: TypeAlias = tuple[tuple[float, ...], ...]
-"""Logarithms of ratios, one row for each time that the engines were opened. One look was taken after each."""
+"""Logarithms of ratios, one row for each start of the processes. One look was taken after each start."""
 
 MIN_STARTS = 4
 """Starts before a decision: fewer do not show how much starts differ."""
@@ -39,8 +39,8 @@ def estimate(starts: Starts, limit: float, confidence: float, *, last: bool = Fa
     """
     from scipy import special
 
-    # Memory layout and thread placement are the same until the engines are opened again, so rounds are not independent:
-    # each start counts as one value. The median leaves out rounds in which one of the engines was disturbed.
+    # Memory layout and thread placement are the same in all rounds of a process, so rounds are not independent: each
+    # start counts as one value. The median leaves out rounds in which one of the engines was disturbed.
     values = np.sort([np.median(start) for start in starts])
     count, cut = len(values), len(values) // 8
     # The interval of Tukey and McLaughlin (Sankhya A 25, 1963), which is robust against disturbed starts: of eight or
