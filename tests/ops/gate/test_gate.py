@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -394,26 +395,32 @@ def test_release_is_one_constraints_file(folder, tracker) -> None:
         gate_all(("m",), releases=("a/x.txt", "b/x.txt"), tracker=tracker)
 
 
-@pytest.fixture
-def planted_builds(heads, tracker, monkeypatch) -> Callable[[Collection[int]], GateConfig]:
-    """Let some builds of a gate on builds compute in FP32 instead of INT8; returns the gate's config.
+DISTRIBUTION = trial(build=INT8, distribution=BuildShare(builds=20), minutes=60.0, name="quantized heads")
 
-    The engines are built and gated once, since without tactics they are the same every time.
+
+@pytest.fixture(scope="module")
+def sound_and_bad(heads, tracker) -> tuple[GateResult, GateResult]:
+    """Gates of an INT8 engine and of one that computes in FP32, which a gate on builds takes for its own.
+
+    Without tactics the engines are the same every time.
     """
-    config = trial(build=INT8, distribution=BuildShare(builds=20), minutes=60.0, name="quantized heads")
-    sound = gate(heads, replace(config, distribution=BuildShare(), use_deny_list=False), tracker=tracker)
-    planted = gates.claiming(gates.built(heads, FP32), INT8)
-    bad = gate(
-        heads, replace(config, accepted=sound.holder, candidate=gates.kept(tracker, heads, planted)), tracker=tracker
-    )
+    sound = gate(heads, replace(DISTRIBUTION, distribution=BuildShare(), use_deny_list=False), tracker=tracker)
+    planted = gates.kept(tracker, heads, gates.claiming(gates.built(heads, FP32), INT8))
+    return sound, gate(heads, replace(DISTRIBUTION, accepted=sound.holder, candidate=planted), tracker=tracker)
+
+
+@pytest.fixture
+def planted_builds(sound_and_bad, tracker, monkeypatch) -> Callable[[Collection[int]], GateConfig]:
+    """Let some builds of a gate on builds compute in FP32 instead of INT8; returns the gate's config."""
+    held = {found.decision: builds.load_build(tracker.load(found.holder)) for found in sound_and_bad}
 
     def plant(numbers: Collection[int]) -> GateConfig:
         made = itertools.count()
 
         def gate_one(model: Path, config: GateConfig, **logged: object) -> GateResult:
-            found = bad if next(made) in numbers else sound
+            found = sound_and_bad[next(made) in numbers]
             with tracked(tracker, "heads", "gate", kind="gate", parent=logged["parent"]) as run:
-                build = planted if found is bad else builds.load_build(tracker.load(sound.holder))
+                build = held[found.decision]
                 builds.log_spec(run, build.spec, build.engine.environment)
                 builds.log_build(run, build, ".ort")
                 run.set_tags({Tag.GATE: found.decision})
@@ -421,7 +428,7 @@ def planted_builds(heads, tracker, monkeypatch) -> Callable[[Collection[int]], G
             return replace(found, run_id=run.id, holder=run.id)
 
         monkeypatch.setattr(distribution, "gate", gate_one)
-        return config
+        return DISTRIBUTION
 
     return plant
 
@@ -449,12 +456,11 @@ def test_builds_without_fault_are_accepted(heads, planted_builds, tracker) -> No
     assert resolve(heads, tracker=tracker, name="quantized heads").run_id == result.holder
 
 
-@pytest.mark.usefixtures("children")  # latency decides too, which a process of its own shows
 @pytest.mark.parametrize(("largest", "decision"), [(15, "accept"), (30, "refuse")])
 def test_size_limit_counts_from_largest_accepted_build(
     largest: int, decision: str, heads, planted_builds, tracker, monkeypatch
 ) -> None:
-    config = replace(planted_builds(()), policy=Policy(limits=Limits(accuracy=None)))
+    config = replace(planted_builds(()), policy=Policy(limits=Limits(accuracy=None, latency=LatencyLimit(ratio=99.0))))
     plain, sizes = distribution.gate, itertools.chain([10, 10, 10, 14, 10, 10], itertools.cycle([10, largest]))
 
     def gate_one(model: Path, config: GateConfig, **logged: object) -> GateResult:
@@ -465,6 +471,9 @@ def test_size_limit_counts_from_largest_accepted_build(
         return replace(found, measured=measured, findings=evaluate_measured(measured, config.policy))
 
     monkeypatch.setattr(distribution, "gate", gate_one)
+    # The accepted build of median latency is the reference. Without latencies that is any of the five.
+    latency = property(lambda found: SimpleNamespace(ratio=found.measured.candidate.engine_bytes))
+    monkeypatch.setattr(GateResult, "ratio", latency)
     result = gate_all((heads,), config, tracker=tracker)
 
     assert result.decision == decision
