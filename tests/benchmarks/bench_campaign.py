@@ -1,4 +1,4 @@
-"""Campaigns in an embedded store: reading and diffing a finished one, and what an iteration adds to its build.
+"""Campaigns in an embedded store: reading and diffing a finished one.
 
 Goals: 1,000 iterations of 200 layers are read, compared and logged within 3 s of CPU time, 10,000 within 30 s.
 
@@ -6,11 +6,9 @@ A campaign of 400 iterations stays flat: over it an iteration takes at most a te
 by at most 2 kB per iteration; the lower end of each 95 % interval counts.
 """
 
-import itertools
 import json
 import math
 import os
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,18 +57,6 @@ def bench_diff(goals: Goals, tracker: MlflowTracker, builds: int) -> None:
     goals.at_most(f"diff of {builds} builds", found["whole"], LIMITS[builds], note=f"reading: {found['read']:.3f} s")
 
 
-def bench_iterations(tracker: MlflowTracker, folder: Path) -> None:
-    model, data = cases.two_blocks(folder)
-    times: list[float] = []
-    made = debug_build(
-        model, cases.config(data, until=30), tracker=tracker, progress=lambda now: times.append(time.perf_counter())
-    )
-    iteration = statistics.median(b - a for a, b in itertools.pairwise(times[5:]))
-    runs = tracker.find(made.experiment, parent=made.run_id)
-    build = statistics.median(info.metrics[schema.Metric.BUILD_SECONDS] for info in runs)
-    print(f"an iteration takes {iteration * 1e3:.0f} ms, its build {build * 1e3:.0f} ms of that")
-
-
 def slope(values: Sequence[float]) -> tuple[float, float]:
     """Least squares slope of values over their index, and half the width of its 95 % interval."""
     means = np.array(values[: len(values) // TOGETHER * TOGETHER]).reshape(-1, TOGETHER).mean(axis=1)
@@ -113,7 +99,6 @@ def main() -> None:
         tracker = MlflowTracker(folder / "mlruns")
         for builds in LIMITS:
             bench_diff(goals, tracker, builds)
-        bench_iterations(tracker, folder)
 
 
 if __name__ == "__main__":

@@ -43,13 +43,6 @@ def main() -> None:
         found = least(ours=[*OURS, *RUN], theirs=[*THEIRS, *RUN], bare=["-c", BARE])
         note = f"{found['ours']:.3f} s, Polygraphy {found['theirs']:.3f} s, a bare session {found['bare']:.3f} s"
         goals.at_most(" ".join(RUN), found["ours"] / found["theirs"], 0.6, "times", note)
-        found = least(
-            untracked=[*OURS, *RUN],
-            tracked=[*OURS, *RUN, "--experiment", "bench"],
-            store=["-c", "from trtops.tracking.store import open_tracker; open_tracker()"],
-        )
-        added = found["tracked"] - found["untracked"]
-        print(f"tracking adds {added:.2f} s to a run; opening the store alone takes {found['store']:.2f} s")
 
 
 if __name__ == "__main__":

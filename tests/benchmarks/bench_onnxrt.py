@@ -1,4 +1,4 @@
-"""What the ONNX Runtime runner adds to a bare session, what calibration costs next to ONNX Runtime's, and a build.
+"""What the ONNX Runtime runner adds to a bare session, and what calibration costs next to ONNX Runtime's.
 
 Goals: 8 us of CPU time per inference with one input, 60 us with twenty; 1.5 times the CPU time of static calibration by
 ``onnxruntime.quantization`` on the same data, and no more memory for more samples.
@@ -16,11 +16,7 @@ from polygraphy.backend.onnxrt import OnnxrtRunner as TheirRunner
 from tests import models
 from tests.benchmarks.harness import Goals, benchmark, in_turns, measured_child
 from tests.benchmarks.networks import densenet
-from trtops.backend.base import Caches
-from trtops.backend.engines import engine_backend
-from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt import OnnxrtRunner
-from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
 LIMITS_US = {1: 8.0, 20: 60.0}
 CALLS = 400
@@ -78,20 +74,6 @@ def bench_infer(goals: Goals, inputs: int) -> None:
     goals.at_most(f"infer, {inputs} inputs, added", mine - bare, LIMITS_US[inputs], "us", note)
 
 
-def bench_build() -> None:
-    """Print what a build of a small transformer costs: timed, with a timing cache, replayed."""
-    backend, model = engine_backend("onnxruntime"), Model.from_proto(models.transformer().proto)
-    config = BuildConfig(options=OnnxRuntimeOptions(allow_approximation=True))
-    first = backend.build(model, config)
-    ways = {
-        "timed": Caches(),
-        "timing cache": Caches(timing=first.timing_cache),
-        "replay": Caches(replay=first.tactics),
-    }
-    found = in_turns({name: lambda c=c: backend.build(model, config, caches=c) for name, c in ways.items()}, 7)
-    print("build:", ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found.items()))
-
-
 def bench_calibrate(goals: Goals, folder: Path) -> None:
     path, augmented = str(folder / "model.onnx"), str(folder / "augmented.onnx")
     onnx.save(densenet(), path)
@@ -111,7 +93,6 @@ def main() -> None:
         bench_calibrate(goals, folder)
         for inputs in LIMITS_US:
             bench_infer(goals, inputs)
-        bench_build()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The store as a team uses it, embedded and through a real MLflow server: runs per second, and finding an engine.
+"""An embedded store: logging, listing and resuming.
 
 Goals: ``runs list`` takes a second in a store of 10,000 runs. Logging a build (ten params, 200 metrics, six artifacts
 of 1 to 50 MB) takes 1.3 times the copying of the files, and 150 ms. A killed campaign that is resumed takes at most a
-second of CPU time more to its first iteration than a new one.
+second of CPU time more to its first iteration than a new one. A signature takes at most 50 ms of CPU time.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -19,50 +18,14 @@ from pathlib import Path
 from tests import campaigns as cases
 from tests import models
 from tests.benchmarks.harness import Goals, benchmark, in_turns, run_quietly, timed
-from tests.servers import MlflowServer
+from tests.keys import new_key
 from trtops.ops.campaign.debug_build import CampaignProgress, debug_build
-from trtops.ops.campaign.promote import promote, resolve
-from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.evaluation.check import CheckConfig
+from trtops.system import signing
 from trtops.tracking.base import tracked
-from trtops.tracking.mlflow import MlflowTracker, embedded
+from trtops.tracking.mlflow import MlflowTracker
 
-PROCESSES, RUNS = 4, 12
 MEGABYTES = (1, 2, 5, 10, 20, 50)
 fork = multiprocessing.get_context("fork")
-
-
-def log_runs(location: str, name: str) -> None:
-    tracker = MlflowTracker(location)
-    for number in range(RUNS):
-        with tracked(tracker, "bench", f"{name} {number}", kind="build") as run:
-            run.log_params({f"option_{i}": i for i in range(20)})
-            run.log_metrics({("error", f"output_{i}", "max_abs"): i * 0.5 for i in range(30)})
-            for path in ("engine/engine.ort", "tactics/replay.json", "build.log"):
-                run.log_bytes(b"x" * 2000, path)
-            run.finish("good")
-
-
-def log_in_processes(location: str) -> None:
-    children = [fork.Process(target=log_runs, args=(location, str(i))) for i in range(PROCESSES)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
-
-
-def bench_place(name: str, location: str, folder: Path) -> None:
-    alone, _ = timed(lambda: log_runs(location, "alone"), time.perf_counter)
-    together, _ = timed(lambda: log_in_processes(location), time.perf_counter)
-    tracker, model = MlflowTracker(location), models.conv_net().write(folder)
-    made = convert(model, ConvertConfig(check=CheckConfig(latency_runs=0, plots="never")), tracker=tracker)
-    promote(made.run_id, tracker=tracker)
-    found = [timed(lambda: resolve(model, tracker=tracker), time.perf_counter)[0] for _ in range(7)]
-    print(
-        f"{name}: {RUNS / alone:.1f} runs/s, {PROCESSES * RUNS / together:.1f} runs/s of {PROCESSES} processes; "
-        f"an accepted engine is found in {1e3 * statistics.median(found):.0f} ms",
-        flush=True,
-    )
 
 
 class Enough(Exception):
@@ -151,15 +114,20 @@ def list_runs(folder: Path, goals: Goals) -> None:
     goals.at_most("list 10,000 runs", seconds, 1.0)
 
 
+def sign(folder: Path) -> None:
+    """Sign a hundred builds of twenty files."""
+    new_key(folder / "key.pem", folder / "key.pub")
+    os.environ[signing.KEY_VARIABLE] = str(folder / "key.pem")
+    for _ in range(100):
+        signing.sign({f"file {n}": "0" * 64 for n in range(20)}, {"spec": {}})
+    del os.environ[signing.KEY_VARIABLE]
+
+
 def main() -> None:
     with benchmark() as (goals, folder):
+        goals.at_most("sign a build", timed(lambda: sign(folder))[0] * 10, 50.0, "ms")
         log_large_build(folder, goals)
         list_runs(folder, goals)
-        embedded.ensure_store(folder / "embedded")
-        embedded.ensure_store(folder / "server")
-        bench_place("embedded", str(folder / "embedded"), folder)
-        with MlflowServer(folder / "server") as server:
-            bench_place("server", server.address, folder)
         beginning, resuming = recovery(folder)
         goals.at_most("resume a killed campaign", resuming, beginning + 1.0, note=f"a new one takes {beginning:.2f} s")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.amounts import long_only
 from tests.campaigns import config, two_blocks
 from tests.servers import MlflowServer
 from trtops.cli.main import main
@@ -25,13 +24,13 @@ from trtops.tracking.spool import Spool
 BUILDS = 4
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DebugBuildConfig]:
-    model, data = two_blocks(tmp_path_factory.mktemp("outage"))
+@pytest.fixture
+def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
+    model, data = two_blocks(tmp_path)
     return model, config(data, until=BUILDS, keep_model=False)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def undisturbed(case: tuple[Path, DebugBuildConfig]) -> tuple[DebugBuildResult, object]:
     model, campaign = case
     memory = MemoryTracker()
@@ -39,9 +38,9 @@ def undisturbed(case: tuple[Path, DebugBuildConfig]) -> tuple[DebugBuildResult, 
     return result, what_is_kept(memory, result.run_id)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    root = tmp_path_factory.mktemp("server") / "mlruns"
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[MlflowServer]:
+    root = tmp_path / "server" / "mlruns"
     embedded.ensure_store(root)
     with MlflowServer(root) as server:
         yield server
@@ -49,8 +48,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
 
 @pytest.fixture
 def tracker(server: MlflowServer, tmp_path: Path) -> OfflineTracker:
-    if not server.is_up:
-        server.start()
     return OfflineTracker(MlflowTracker(server.address), Spool(tmp_path / "spool"))
 
 
@@ -75,35 +72,13 @@ def what_is_kept(tracker: Tracker, campaign: str) -> object:
     return parent.info.status, parent.info.verdict, [entry.path for entry in parent.manifest.artifacts], runs
 
 
-def test_short_outage_is_waited_for(
-    case, undisturbed, server: MlflowServer, tracker: OfflineTracker, monkeypatch: pytest.MonkeyPatch
+def test_outages_are_waited_for_or_spooled(
+    case, undisturbed, server: MlflowServer, tracker: OfflineTracker, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "3600")
-    model, campaign = case
-    back: list[threading.Thread] = []
-
-    def go_away(now: CampaignProgress) -> None:
-        if now.done == 2:
-            server.kill()
-            back.append(threading.Thread(target=server.start))
-            back[-1].start()
-
-    result = debug_build(model, campaign, tracker=tracker, experiment="waited", progress=go_away)
-    for thread in back:
-        thread.join()
-
-    assert len(back) == 1 and tracker.spool.runs() == []
-    assert what_is_kept(tracker.inner, result.run_id) == undisturbed[1]
-    assert (result.good, result.bad) == (undisturbed[0].good, undisturbed[0].bad)
-
-
-@pytest.mark.parametrize("moment", [long_only(0), 2])
-def test_long_outage_is_spooled_and_uploaded(
-    case, undisturbed, server: MlflowServer, tracker: OfflineTracker, moment: int, monkeypatch, capsys
-) -> None:
-    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
     monkeypatch.setenv("TRTOPS_SPOOL", str(tracker.spool.folder))
     model, campaign = case
+    restart = threading.Thread(target=server.start)
 
     def upload() -> tuple[int, str]:
         store._open_once.cache_clear()  # each command is a process of its own
@@ -111,13 +86,19 @@ def test_long_outage_is_spooled_and_uploaded(
         return main(["store", "upload", "--root", server.address]), capsys.readouterr().out
 
     def go_away(now: CampaignProgress) -> None:
-        if now.done == moment:
+        if now.done == 1:
+            server.kill()
+            restart.start()
+        if now.done == 2:
+            restart.join()
+            assert tracker.spool.runs() == []
+            monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
             server.kill()
 
-    result = debug_build(model, campaign, tracker=tracker, experiment=f"away at {moment}", progress=go_away)
+    result = debug_build(model, campaign, tracker=tracker, experiment="away", progress=go_away)
 
     kept = tracker.spool.runs()
-    assert len(kept) == 1 + (BUILDS - moment)  # the campaign, and each iteration that the server missed
+    assert len(kept) == 1 + (BUILDS - 2)  # the campaign, and each iteration that the server missed
     assert (result.good, result.bad) == (undisturbed[0].good, undisturbed[0].bad)
     assert upload()[0] == 3  # it is still away, and nothing is lost by asking
     assert len(tracker.spool.runs()) == len(kept)
