@@ -38,8 +38,10 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """A graph, then all graphs nested in it at any depth."""
     yield graph
     for node in graph.node:
-        if node.attribute:
-            for body in subgraphs(node):
+        for attribute in node.attribute:  # a call of `subgraphs` for each node would take as long as all the rest
+            if attribute.HasField("g"):
+                yield from graphs(attribute.g)
+            for body in attribute.graphs:
                 yield from graphs(body)
 
 
