@@ -5,6 +5,7 @@ Inputs are random numbers, saved inputs, folders of arrays, a script, or an iter
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -336,18 +337,24 @@ def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> R
     if golden is not None:
         return RunResults.load(golden)
     # Closed at once, because each session of a large model takes as much memory as it has weights.
-    with reference_runner(model) as reference:
-        try:
-            return collect(reference, feeds)
-        except errors.BackendError as exc:
-            assumed = feeds.assumed if isinstance(feeds, Feeds) else {}
-            if not assumed:
-                raise
-            shown = " ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in assumed.items())
-            raise errors.InputError(
-                f"{model.name} does not run on random data of the assumed shapes {shown}. Give shapes that it accepts "
-                f"with --input-shapes, or data. {exc}"
-            ) from None
+    with reference_runner(model) as reference, naming_assumed(model, feeds):
+        return collect(reference, feeds)
+
+
+@contextlib.contextmanager
+def naming_assumed(model: Model, feeds: Iterable[Feed]) -> Iterator[None]:
+    """Turn the error of an inference on random data of assumed shapes into an InputError that asks for shapes."""
+    try:
+        yield
+    except errors.InferenceError as exc:
+        assumed = feeds.assumed if isinstance(feeds, Feeds) else {}
+        if not assumed:
+            raise
+        shown = " ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in assumed.items())
+        raise errors.InputError(
+            f"{model.name} does not run on random data of the assumed shapes {shown}. Give shapes that it accepts "
+            f"with --input-shapes, or data. {exc}"
+        ) from None
 
 
 def moved_reference(model: Model, feeds: Sequence[Feed], precision: Rounding, *, seed: int = 1) -> RunResults | None:

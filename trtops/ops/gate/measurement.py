@@ -23,7 +23,7 @@ from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
 from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
-from trtops.ops.evaluation.data import collect
+from trtops.ops.evaluation.data import collect, naming_assumed
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision
@@ -112,6 +112,9 @@ class Measurement:
         seen = SeenFeeds(source)
         feeds = list(seen)
         check = replace(config.check, tolerances=(self._limits.accuracy or AccuracyLimit()).tolerances)
+        # First, since a builder would be blamed for data that the model itself does not accept.
+        with reference_runner(model) as runner, naming_assumed(model, source):
+            plain = run_step("run reference", collect, runner, feeds)
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
             file = folder / "feeds.npz"
@@ -126,8 +129,6 @@ class Measurement:
                 process = EngineProcess(backend, build.engine, file, metrics)
                 stack.callback(process.close)
                 outputs = run_step("run", process.outputs)
-            with reference_runner(model) as runner:
-                plain = run_step("run reference", collect, runner, feeds)
             golden = plain if config.check.golden is None else RunResults.load(config.check.golden)
             calibration = build.calibration_cache
             right = RightModel(model=model, build=build.spec.config, feeds=feeds, golden=plain, calibration=calibration)

@@ -27,7 +27,7 @@ from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.evaluation.data import DataConfig
+from trtops.ops.evaluation.data import DataConfig, naming_assumed
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.evaluation.options import check_options, engine_options
 from trtops.ops.evaluation.submodel import onnxruntime_runner
@@ -265,7 +265,8 @@ def accuracy(
     with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
         opened = run_step("load", open_model, model)
         profiles = actual.profiles if isinstance(actual, BuildConfig) else ()
-        given = [dict(feed) for feed in config.open_for(opened, feeds, profiles=profiles)]
+        source = config.open_for(opened, feeds, profiles=profiles)
+        given = [dict(feed) for feed in source]
         tolerances = tolerances_for(tested, config.tolerances, opened)
         # Masks hold the smallest FP32 number, which a lower precision cannot represent and clamps.
         if tolerances.clamped_equal is None:
@@ -273,7 +274,8 @@ def accuracy(
         timing_feed = {name: np.asarray(array) for name, array in given[0].items()}
         make = Built(actual, timing_feed) if isinstance(actual, BuildConfig) else actual
         comparison = _Comparison(opened.proto(lean=True), make, given, tolerances, config.tolerances is not None)
-        found = run_step("compare", comparison.run)
+        with naming_assumed(opened, source):
+            found = run_step("compare", comparison.run)
         seconds = time.perf_counter() - started
         subject_file = str(subject.file or "")
         found = replace(

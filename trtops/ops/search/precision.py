@@ -30,7 +30,7 @@ from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.data import DataConfig, Feeds, collect
+from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.options import check_options
 from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
@@ -295,7 +295,9 @@ class _PrecisionSearch:
         self.tolerances = tolerances_for(config.to, config.tolerances, model)
         opened = config.open_for(model, feeds, profiles=config.profiles)
         self.feeds = [] if evaluate else [dict(feed) for feed in opened]
-        self.golden = [dict(outputs) for outputs in reference_outputs(self.original, self.feeds)] if self.feeds else []
+        with naming_assumed(model, opened):
+            found = reference_outputs(self.original, self.feeds) if self.feeds else []
+        self.golden = [dict(outputs) for outputs in found]
         self.make = make
         self.evaluate = evaluate
         self.latencies: dict[Items, float | None] = {}

@@ -32,7 +32,7 @@ from trtops.backend.onnxrt.observe import observe
 from trtops.comparator.report import Tolerances
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.evaluation.data import DataConfig, Feeds
+from trtops.ops.evaluation.data import DataConfig, Feeds, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
 from trtops.ops.model.model_files import SaveConfig, Source, Subject, open_model
@@ -228,8 +228,10 @@ def _find_culprit(
             raise errors.InputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
         inputs[name] = replace(inputs[name], shape=tuple(shape))
     given: list[Feed] = []
+    source: Iterable[Feed] = ()
     if config.inputs == "real":
-        given = [dict(feed) for feed in config.open_for(model, feeds, inputs)] if inputs else [{}]
+        source = config.open_for(model, feeds, inputs) if inputs else [{}]
+        given = [dict(feed) for feed in source]
         for feed in given:
             check_feed(inputs, feed)
     # As in Polygraphy, tensors of other branches become weights only if the user gives data.
@@ -246,7 +248,8 @@ def _find_culprit(
             stack.callback(getattr(values, "close", int))
         except (errors.BackendError, errors.InvalidModelError) as exc:
             if freeze or isinstance(check, ComparisonCheck):  # which need its values
-                raise
+                with naming_assumed(model, source):
+                    raise
             log.warning("The model does not run on random data, so parts have the declared shapes. %s", exc)
             config, values = replace(config, inputs="declared"), Declared(cutter.model, inputs)
         reduction = _Reduction(cutter, values, check, config, freeze, progress)

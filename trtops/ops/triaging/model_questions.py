@@ -1,5 +1,6 @@
 """The model under triage, and the questions about it and its data, before anything is built."""
 
+import contextlib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.ops.engines.convert import read_cache_file
+from trtops.ops.evaluation.data import naming_assumed
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.model.lint import lint
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
@@ -84,8 +86,12 @@ class Subject:
 
 def ask_data(subject: Subject, parent: str) -> Answer:
     """Whether the inputs are finite."""
-    source = subject.config.check.open_for(subject.model).source
-    evidence = [f"Inputs come from {source}; {counted(len(subject.feeds), 'feed')}."]
+    opened = subject.config.check.open_for(subject.model, profiles=subject.config.build.profiles)
+    # A model that does not run at all is for the next question.
+    with contextlib.suppress(errors.BackendError), naming_assumed(subject.model, opened):
+        if opened.assumed:
+            reference_outputs(subject.model.proto(), subject.feeds[:1])
+    evidence = [f"Inputs come from {opened.source}; {counted(len(subject.feeds), 'feed')}."]
     if subject.config.check.data is None:
         evidence.append("They are random: faults that show on real data only are not found.")
     for name in subject.feeds[0]:
