@@ -289,8 +289,10 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
     )
     infos = [SimpleNamespace(metrics=world.errors(each), tags={Tag.BAD_IN: "outputs"}) for each in (good, bad)]
     ends = dict(zip(("good", "bad"), (SimpleNamespace(info=info) for info in infos)))
-    consequences = ("reformat",) if world.kind == "reformat" else tuple(f"reformat-{n}" for n in reformats.tolist())
-    mixture: Any = SimpleNamespace(units=units, consequences=consequences, **ends)
+    consequences = (
+        ("reformat",) if world.kind == "reformat" else tuple(f"reformat to layer-{n + 1}" for n in reformats.tolist())
+    )
+    mixture: Any = SimpleNamespace(units=units, consequences=consequences, is_by_settings=False, **ends)
     return Session(None, mixture, plan, None, "", None, None, []).run()  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ from trtops.ops.result import OnProgress, finish_with, tracker_or_default
 from trtops.tactics.bisection import CulpritSearch, Errors, SearchResult, TrialResult
 from trtops.tactics.contributions import MIN_BUILDS, SOUND_SPREAD, find_sum, separating_mixture
 from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.model import Bools, Likelihood
+from trtops.tactics.model import Bools, Counts, Likelihood
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, tracked
@@ -50,6 +50,8 @@ _KIND: Kind = "bisect"
 _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the builds that are mixed
 _HISTORY = 50  # proofs and bisections of the store, the last ones, that suspects are taken from
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
+_TIED = 2  # further mixtures where a layer that no replay sets fits as well as a confirmed unit
+_MAX_PAIRED = 256  # units that pairs are made of
 _MOST_OF_MISSING = 30  # mixtures after which missing units are reported as known then
 _MOST_OF_SUM, _LEAST_OF_SUM = 20, 5  # builds and mixtures after which a sum is reported as known then; least mixtures
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
@@ -305,6 +307,9 @@ class BisectSession:
             if answer is not None and (added := self._error_sum()) and added.log_odds >= sure_odds:
                 found = SearchResult("contributions")
                 break
+            if self._follower()[1] >= 1:
+                found = SearchResult("not replayable")
+                break
         # Before a step is reported, its errors must be no sum.
         if found.outcome == "confirmed":
             look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and abs(added.log_odds) < sure_odds)
@@ -313,8 +318,19 @@ class BisectSession:
         if found.outcome == "contributions":
             look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
         elif found.outcome == "units missing" and self.mixture.consequences:  # a layer that no replay sets may decide
-            look_on(_MOST_OF_MISSING, lambda: not self._unreplayable(found))
-        if follows := self._unreplayable(found):
+            look_on(_MOST_OF_MISSING, lambda: self._follower()[1] < 1)
+        elif found.explanation is not None:
+            # Where a layer that no replay sets fits as well, only its name shows that it follows from the unit.
+            least = len(self.trials) + _TIED
+            names = tuple(f" {units[unit].name}" for unit in found.explanation.units)
+
+            def is_open() -> bool:
+                name, lead = self._follower()
+                return 0 < lead < 1 or (lead == 0 and len(self.trials) < least and not name.endswith(names))
+
+            look_on(_MOST_OF_MISSING, is_open)
+        follows, lead = self._follower()
+        if lead >= 1 and found.outcome not in ("sufficient", "contributions"):
             found = SearchResult("not replayable")
         return BisectResult(
             title=_title_of(self.plan),
@@ -333,7 +349,7 @@ class BisectSession:
             bad_run=self.plan.bad_run,
             units=len(units),
             consequences=self.mixture.consequences,
-            follows=follows,
+            follows=follows if found.outcome == "not replayable" else "",
             given=self.plan.given,
             suspected=self.plan.suspected,
             added=self._error_sum() if found.outcome == "contributions" else None,
@@ -371,26 +387,27 @@ class BisectSession:
             log_odds=total.log_odds,
         )
 
-    def _unreplayable(self, found: SearchResult) -> str:
-        """The layer that cannot be chosen and explains the verdicts better than what was found; empty without one."""
-        if not self.mixture.consequences or found.outcome in ("sufficient", "contributions"):
-            return ""
+    def _follower(self) -> tuple[str, float]:
+        """The layer that no replay sets and fits the verdicts best, and its lead over units and pairs of them.
+
+        The lead is 0 where one of those fits as well. From 1 on the layer decides.
+        """
         # Without the two builds: all these layers differ between them, because of how they were chosen.
         mixtures = self.measured[2:]
-        if not mixtures:
-            return ""
+        if not mixtures or not self.mixture.consequences or self.mixture.is_by_settings:  # settings decide all layers
+            return "", -math.inf
         taken, bad = np.array([each.taken for each in mixtures]), np.array([each.bad for each in mixtures])
-        clauses = [taken[:, clause].all(axis=1) for clause in (found.explanation.clauses if found.explanation else ())]
-        expected = np.array([each.followed for each in mixtures]).T
         likelihood = Likelihood(len(bad), int(bad.sum()))
-        scores = likelihood.mixed(expected.sum(axis=1), (expected & bad).sum(axis=1))
-        best = likelihood.chance
-        if clauses:
-            units: Bools = np.logical_or.reduce(clauses)
-            best = max(best, float(likelihood.mixed(units.sum(), (units & bad).sum())))
-        place = int(scores.argmax())
-        is_better = scores[place] - best >= math.log(_DOUBT * len(scores) / (1 - self.plan.config.confidence))
-        return self.mixture.consequences[place] if is_better else ""
+        followed = np.array([each.followed for each in mixtures])
+        scores = likelihood.mixed(followed.sum(axis=0), followed[bad].sum(axis=0))
+        best = int(scores.argmax())
+        counts = Counts.of(taken, bad, np.arange(min(taken.shape[1], _MAX_PAIRED)))
+        of_units = likelihood.mixed(counts.single_size, counts.single_hits).max()
+        # Of so many pairs some fit by chance.
+        of_pairs = likelihood.mixed(counts.pair_size, counts.pair_hits).max() - math.log(taken.shape[1]) / 2
+        sure = math.log(_DOUBT * len(scores) / (1 - self.plan.config.confidence))
+        lead = float(scores[best] - max(likelihood.chance, of_units, of_pairs))
+        return self.mixture.consequences[best], lead / sure
 
     def _fingerprint(self, errors: Mapping[MetricName, float]) -> Errors | None:
         """The errors of a build, if its verdict in the aspect under test follows from them."""
