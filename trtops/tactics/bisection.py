@@ -66,7 +66,7 @@ _CHANCE_FACTOR = 2  # times the confidence that chance needs, since later pairs 
 _MAX_PAIRED = 256  # units that pairs are made of; the matrix is updated at every trial
 _SUSPECTS = 3  # units, the most probable ones, whose partners are searched
 _SUSPECTED = 0.5  # probability from which a unit is reported as part of a combination
-_GOOD_VERDICTS = 3  # good verdicts after which held units alone do not make the good build bad
+_BAD_VERDICTS, _GOOD_VERDICTS = 2, 4  # verdicts after which held units alone make the good build bad, or do not
 _MISSING = 2  # good builds with all units of the bad one, after which something else makes it bad
 _MAX_FAILURES = 12  # trials that could not be built as wanted, after which the search ends
 _COMBINATION_TRIALS = 40  # trials after which evidence without a probable explanation is an unresolved combination
@@ -338,14 +338,14 @@ class CulpritSearch:
 
     def _is_enough(self) -> Generator[Bools, TrialResult | None, bool | None]:
         """Whether the good build is bad with the held units; None if that cannot be built."""
-        # A good verdict may be wrong, and culprits may fail only sometimes, so it takes several.
-        for _ in range(_GOOD_VERDICTS):
+        # A verdict may be wrong, and culprits may fail only sometimes, so it takes several.
+        verdicts: list[bool] = []
+        while verdicts.count(True) < _BAD_VERDICTS and verdicts.count(False) < _GOOD_VERDICTS:
             result = yield self.held
             if result is None or result.taken is None or not np.array_equal(result.taken, self.held):
                 return None
-            if result.bad:
-                return True
-        return False
+            verdicts.append(result.bad)
+        return verdicts.count(True) == _BAD_VERDICTS
 
     def _decide(
         self, bisection: Bisection, places: Ints

@@ -403,7 +403,7 @@ class BisectSession:
         best = int(scores.argmax())
         counts = Counts.of(taken, bad, np.arange(min(taken.shape[1], _MAX_PAIRED)))
         of_units = likelihood.mixed(counts.single_size, counts.single_hits).max()
-        # Of so many pairs some fit by chance.
+        # With thousands of pairs, some fit by chance.
         of_pairs = likelihood.mixed(counts.pair_size, counts.pair_hits).max() - math.log(taken.shape[1]) / 2
         sure = math.log(_DOUBT * len(scores) / (1 - self.plan.config.confidence))
         lead = float(scores[best] - max(likelihood.chance, of_units, of_pairs))
