@@ -53,7 +53,7 @@ def compare(runner: BaseRunner, reference: BaseRunner, feeds: list[Feed]) -> Non
 
 
 def check(runner: BaseRunner, reference: BaseRunner, feeds: list[Feed], outputs: list[Any], nan: bool) -> None:
-    found = self_check(runner, feeds, reference=reference, outputs=outputs, nan=nan)
+    found = self_check(runner, feeds, reference, outputs=outputs, nan=nan)
     assert not found.reasons, found.reasons
 
 

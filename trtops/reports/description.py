@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from trtops.reports.document import Document, Section
 from trtops.reports.sections import engine_place, facts_of, next_commands
+from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo
 
@@ -42,14 +43,10 @@ def _section_lines(section: Section) -> list[str]:
     lines += [section.text, ""] if section.text else []
     if (table := section.table) is None:
         return lines
-    lines += [f"| {' | '.join(map(_plain, table.columns))} |", "|---" * len(table.columns) + "|"]
-    lines += [f"| {' | '.join(_cell_text(cell) for cell in row)} |" for row in table.rows[:_ROWS]]
+    rows = ((_plain(cell) if isinstance(cell, str) else cell for cell in row) for row in table.rows[:_ROWS])
+    lines.append(markdown_table(tuple(map(_plain, table.columns)), map(tuple, rows)))
     left = len(table.rows) - _ROWS
     return lines if left <= 0 else [*lines, "", f"{left} more in the report."]
-
-
-def _cell_text(cell: str | float | None) -> str:
-    return "-" if cell is None else _plain(cell) if isinstance(cell, str) else f"{cell:.4g}"
 
 
 def _plain(text: str) -> str:

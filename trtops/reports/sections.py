@@ -8,13 +8,12 @@ from typing import TypeAlias
 
 from trtops import errors
 from trtops.comparator.report import ComparisonReport
-from trtops.reports.document import Chart, Document, Point, Section, Table, Tone
+from trtops.reports.document import Chart, Document, Point, Section, Table
 from trtops.tables import size
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.owner import host_of
 from trtops.tracking.run import next_command
 from trtops.tracking.schema import Artifact, Metric, MetricName, Tag
-from trtops.verdict import Verdict
 
 Facts: TypeAlias = tuple[tuple[str, str], ...]
 Read: TypeAlias = Callable[[str], "bytes | None"]
@@ -131,9 +130,7 @@ def _outputs(report: ComparisonReport) -> Section:
     """The outputs of a comparison, with their statistics."""
     columns, rows = report.table()
     points = tuple(
-        Point(label=o.name, y=o.statistics.max_abs, tone=_tone(o.verdict))
-        for o in report.outputs
-        if o.statistics is not None
+        Point(label=o.name, y=o.statistics.max_abs, tone=o.verdict) for o in report.outputs if o.statistics is not None
     )
     title = "Largest error of each output"
     chart = Chart(title=title, form="bars", x="largest absolute error", points=points) if len(points) > 1 else None
@@ -154,7 +151,7 @@ def _builds(tracker: Tracker, info: RunInfo) -> Iterable[Section]:
     for number, run in builds:
         outcome, error = run.verdict or run.status, run.metrics.get((Metric.ERROR, "max_abs"))
         if error is not None and math.isfinite(error):
-            points.append(Point(label=f"{run.name}: {outcome}", x=float(number), y=error, tone=_tone(run.verdict)))
+            points.append(Point(label=f"{run.name}: {outcome}", x=float(number), y=error, tone=run.verdict or "plain"))
         rows.append(
             (
                 float(number), outcome, run.tags.get(Tag.TRIAL) or run.name, error,
@@ -166,7 +163,3 @@ def _builds(tracker: Tracker, info: RunInfo) -> Iterable[Section]:
     chart = Chart(title=title, form="points", x="build", y=y, points=tuple(points)) if points else None
     if builds:
         yield Section(title="Builds", chart=chart, table=Table(columns=columns, rows=tuple(rows)))
-
-
-def _tone(verdict: Verdict | None) -> Tone:
-    return verdict or "plain"

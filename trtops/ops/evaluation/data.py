@@ -105,24 +105,16 @@ def open_feeds(
     accepted: Callable[[], AcceptedInputs] | None = None,
     golden: str | None = None,
 ) -> Feeds:
-    """Open a data source of any kind. Numbers of another type than the input's are cast, with a warning.
+    """Open a data source for inputs of a model. Numbers of another type than the input's are cast, with a warning.
 
-    Args:
-        source: None for random data; a path to saved inputs (``.json``), to one feed (``.npz`` with an array per input,
-            ``.npy`` for a model with one input), to a folder of such files, or to a script (``loader.py`` or
-            ``loader.py:function``, by default ``load_data``); or an iterable of feeds. A
-            :class:`~trtops.comparator.DataLoader` first gets the inputs.
-        inputs: The model's inputs. Random data has sizes from :func:`trtops.ops.evaluation.shapes.points` where they
-            are dynamic.
-        iterations: Number of random feeds.
-        seed: Seed of the first one.
-        input_shapes: Shapes of random data, by input; -1 for a size that is not given. Given data must have them,
-            unless there are profiles.
-        profiles: Optimization profiles. Data for each of their shapes follows; random data has these shapes only,
-            unless ``input_shapes`` are given.
-        accepted: Returns the values and sizes that the model accepts.
-        golden: File of saved outputs for this data. Profiles then add no shapes, since there are no outputs for them,
-            and random data is what ``trtops run`` and Polygraphy make by default: saved outputs have no inputs.
+    The source is a path to saved inputs (``.json``), to one feed (``.npz`` with an array per input, ``.npy`` for one
+    input), to a folder of such files, or to a script (``loader.py`` or ``loader.py:function``, by default
+    ``load_data``); or an iterable of feeds. A :class:`~trtops.comparator.DataLoader` first gets the inputs. None is
+    random data, with the sizes of :func:`trtops.ops.evaluation.shapes.points`.
+
+    Given data must have the ``input_shapes`` unless there are profiles, for whose shapes data follows. ``accepted``
+    returns the values and sizes that the model accepts. With a ``golden`` file of saved outputs, profiles add none,
+    since there are no outputs for them, and random data is what ``trtops run`` and Polygraphy make by default.
 
     Raises ConfigError if the path does not exist, its suffix is unknown, or shapes do not fit the model.
     """

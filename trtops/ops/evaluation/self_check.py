@@ -147,8 +147,8 @@ def accepts_nan(model: Model) -> bool:
 def self_check(
     runner: BaseRunner,
     feeds: Iterable[Feed],
+    reference: BaseRunner,
     *,
-    reference: BaseRunner | None = None,
     outputs: Sequence[Mapping[str, Any]] | None = None,
     precision: Rounding = "fp32",
     batches: tuple[int, int] = (1, _MAX_BATCH),
@@ -160,10 +160,9 @@ def self_check(
     sizes of a model of fixed shapes. Errors of the runner on the feeds themselves are raised; on others they break a
     relation, if the model runs on them.
 
-    ``reference`` is a runner of the model, which is activated on its first use if it is not active; without it, a
-    relation that the model itself breaks counts as broken. ``outputs`` are the runner's first results for the feeds, if
-    there are any. ``batches`` are the smallest and the largest batch that the engine accepts. With ``nan`` the model
-    may be run on NaN (:func:`accepts_nan`).
+    ``reference`` is a runner of the model, which is activated on its first use if it is not active. ``outputs`` are the
+    runner's first results for the feeds, if there are any. ``batches`` are the smallest and the largest batch that the
+    engine accepts. With ``nan`` the model may be run on NaN (:func:`accepts_nan`).
     """
     given = [_like(feed, {name: np.asarray(array) for name, array in feed.items()}) for feed in feeds]
     if not given:
@@ -211,7 +210,7 @@ def check_engine(
     return self_check(
         runner,
         used,
-        reference=reference_runner(model),
+        reference_runner(model),
         outputs=[outputs[i] for i in chosen],
         precision=_precision(model, build),
         batches=batch_bounds(build.profiles, used),
@@ -296,7 +295,7 @@ class _Batch(NamedTuple):
 class _Check:
     """The relations of one engine while they are checked."""
 
-    def __init__(self, runner: BaseRunner | None, reference: BaseRunner | None, precision: Rounding) -> None:
+    def __init__(self, runner: BaseRunner | None, reference: BaseRunner, precision: Rounding) -> None:
         self.inferences = self.reference_inferences = 0
         self.opened = contextlib.ExitStack()  # closes the model
         self._runner, self._model = runner, reference
@@ -326,7 +325,6 @@ class _Check:
         return _Side(side.feed, self.infer(side.feed))
 
     def _infer_model(self, feed: Feed) -> Outputs:
-        assert self._model is not None
         if not self._model.is_active:
             self.opened.enter_context(self._model)
         self.reference_inferences += 1
@@ -355,7 +353,7 @@ class _Check:
         except errors.TrtopsError as exc:
             relation = Relation(name=name, outcome="broken", why=f"the engine fails ({exc})"[:300])
             with contextlib.suppress(errors.TrtopsError):
-                if self._model is not None and self._model_outputs(feed):
+                if self._model_outputs(feed):
                     self._note(relation)
                     return None
             self.skip(name, f"the model does not run on the inputs: {exc}"[:300])
@@ -474,7 +472,7 @@ class _Check:
     def _check_lost_rows(self, batch: _Batch, small: _Side, joined: _Side) -> None:
         """Check the shapes of outputs whose size is not in the ratio of the batches."""
         unknown = joined.outputs.keys() - batch.outputs.keys()
-        if not unknown or self._model is None:
+        if not unknown:
             return
         own = batch._replace(outputs={})
         try:
@@ -580,9 +578,6 @@ class _Check:
     def _check_other_inputs(self, one: _Side, other: _Side) -> None:
         """Check that floating-point outputs which are equal for different inputs are so in the model."""
         name: RelationName = "other inputs"
-        if self._model is None:
-            self.skip(name, "there is no model to compare with")
-            return
         for output, first, second in self._pairs(one, other):
             if not _is_floating(first) or not np.array_equal(first, second, equal_nan=True):
                 continue
@@ -615,8 +610,6 @@ class _Check:
 
     def _decide(self, relation: Relation, expected: _Side, actual: _Side) -> Relation:
         """Compare a difference with the model's own in the same relation, and with the effect of rounding errors."""
-        if self._model is None:
-            return relation
         output, same_feed = relation.output, expected.feed is actual.feed
         try:
             own = self._model_outputs(expected.feed)
