@@ -20,7 +20,6 @@ class LazyModule:
     """A module that is imported when an attribute is first read or set."""
 
     def __init__(self, name: str) -> None:
-        """Store the module's name."""
         vars(self).update(_name=name)
 
     def __getattr__(self, name: str) -> Any:

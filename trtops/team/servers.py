@@ -355,7 +355,6 @@ def _stop(folder: Path, name: str) -> None:
 
 
 def _started(folder: Path) -> list[str]:
-    """The services that were started and not ended."""
     return sorted(file.stem for file in (folder / "logs").glob("*.pid"))
 
 

@@ -225,7 +225,6 @@ class MemoryTracker:
         return self._runs[self._stored_id(run_id)]
 
     def _stored_id(self, run_id: str) -> str:
-        """A run's id by its id or its local id."""
         if run_id in self._runs:
             return run_id
         stored = self._with_local_id(run_id) if is_local(run_id) else None

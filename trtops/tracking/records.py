@@ -133,7 +133,6 @@ class Manifest(Record):
         return note[: MAX_TAG - len(listing)] + listing if note and 2 * len(listing) < MAX_TAG else note
 
     def __contains__(self, path: object) -> bool:
-        """True if there is an artifact with this path."""
         return any(entry.path == path for entry in self.artifacts)
 
 

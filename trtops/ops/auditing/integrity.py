@@ -50,7 +50,6 @@ class Facts:
     """Claims about a run, grouped by fact."""
 
     def __init__(self, info: RunInfo) -> None:
-        """Start without claims."""
         self._info = info
         self._claims: dict[str, list[Claim]] = {}
         self.problems: list[Contradiction] = []

@@ -197,7 +197,6 @@ class LogCheck:
 def _differences(
     number: int, entry: Entry, now: Facts, subject: str = "", place: str = "the store"
 ) -> list[Contradiction]:
-    """Facts that differ from those of an entry."""
     found = []
     for name, value in now.items():
         if (logged := entry.facts.get(name)) != value:

@@ -293,7 +293,6 @@ def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[boo
 
 
 def _issue_lines(case: Case, environment: Environment, printed: str) -> Iterable[str]:
-    """A bug report in Markdown."""
     what = {"bad": "wrong outputs", "good": "correct outputs", "error": "an error"}[case.verdict]
     expected = "The outputs in `golden.npz`, within the tolerances in `case.json`." if case.golden[0] else "An engine."
     yield f"# {environment.backend} {environment.backend_version}: {what} of {case.name}"

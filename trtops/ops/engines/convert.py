@@ -510,7 +510,6 @@ def _log_model(run: Run, model: Model, config: ConvertConfig) -> None:
 def _evaluate(
     model: Model, build: Build, backend: EngineBackend, feeds: Feeds, config: ConvertConfig, golden: RunResults
 ) -> tuple[Evaluation, RunResults]:
-    """The evaluation, and the engine's outputs."""
     check = config.check
     right = RightModel(
         model=model,

@@ -74,7 +74,6 @@ class Covered:
     """Collects what feeds exercise, one after the other."""
 
     def __init__(self) -> None:
-        """Start without feeds."""
         self.feeds = 0
         # Sizes of the first axis of the first input that has one, added up; a feed without any counts as one.
         self.samples = 0

@@ -90,7 +90,6 @@ class SeenFeeds:
         self.digest = FeedDigest()
 
     def __iter__(self) -> Iterator[Feed]:
-        """Yield the feeds."""
         self.places, self.covered, self.digest = [], Covered(), FeedDigest()
         for feed in self._feeds:
             shapes = {name: tuple(np.shape(array)) for name, array in feed.items()}

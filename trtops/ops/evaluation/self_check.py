@@ -533,7 +533,6 @@ class _Check:
             self.compare("two contexts", self._infer_again(found), found._replace(rows=None))
 
     def _disturb(self, feed: Feed | None, runner: BaseRunner | None = None) -> None:
-        """Fill the buffers with other contents."""
         try:
             if feed is not None:
                 self.infer(feed, runner)

@@ -212,7 +212,6 @@ def _find_culprit(
     feeds: Iterable[Feed] | None,
     progress: Callable[[Step], None] | None,
 ) -> tuple[ReduceResult, Sequence[Step]]:
-    """The result, and every check."""
     started = time.perf_counter()
     used = {path.resolve() for path in model.files()}
     artifact = getattr(check, "artifact", None)
@@ -381,7 +380,6 @@ class _Reduction:
         return needed if len(needed) < len(beginning) and self.search.holds(needed) else beginning
 
     def _shortest_end(self, parts: list[int]) -> list[int]:
-        """The shortest end that fails."""
         self.search.stage = "inputs"
         count = len(parts)
         return parts[count - self.search.least(lambda length: parts[count - length :], count, self._config.mode) :]

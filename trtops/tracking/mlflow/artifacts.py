@@ -193,7 +193,6 @@ class _RemoteFiles:
         return entries
 
     def _items(self) -> Iterator[Any]:
-        """All listed artifacts, without folders."""
         folders = [""]
         while folders:
             for item in self._list(folders.pop()):
@@ -212,7 +211,6 @@ class _RemoteFiles:
         """The server's half-written files are its own."""
 
     def _repository(self) -> Any:
-        """MLflow's access to this run's artifacts."""
         # That of its client would read the run again for each call.
         return library().store.artifact.artifact_repository_registry.get_artifact_repository(
             self._uri, tracking_uri=self._connection.location

@@ -169,7 +169,6 @@ def _versions_of(model: Any) -> set[tuple[str, str]]:
 
 
 def _model_of(run: Any) -> str | None:
-    """The id of the logged model of a run's engine."""
     outputs = run.outputs.model_outputs if run.outputs else []
     return next((str(each.model_id) for each in outputs), None)
 

@@ -426,7 +426,6 @@ class MlflowTracker:
         return name
 
     def _pages(self, search: Callable[..., Any], *args: Any, size: int = _PAGE, **options: Any) -> Iterator[Any]:
-        """All results of one of MLflow's searches."""
         token = None
         while True:
             page = self._call(search, *args, **options, max_results=size, page_token=token)
@@ -439,7 +438,6 @@ class MlflowTracker:
                 return
 
     def _info(self, entity: MlflowRunEntity) -> RunInfo:
-        """A run without its artifacts."""
         info, stored = entity.info, entity.data.tags
         check_id(info.run_id, self.shown)
         try:
@@ -515,7 +513,6 @@ class MlflowRun(Run):
         self._metrics.update(changed)
 
     def _next_timestamp(self, key: str) -> int:
-        """The timestamp for a metric."""
         # Of two values with the same timestamp MLflow shows the larger, not the newer.
         if key in self._timestamps:
             return self._timestamps[key] + 1
@@ -546,7 +543,6 @@ def _registered_version(version: Any) -> RegisteredVersion:
 
 
 def _shown_status(status: RunStatus, verdict: str | None) -> str:
-    """The status in MLflow."""
     # A finished run whose verdict is not good must not have a green check in MLflow's tables.
     return "FAILED" if status == "finished" and verdict not in (None, "good") else status.upper()
 
