@@ -59,7 +59,8 @@ _SPELLED = {"timeout_seconds": "--build-timeout", "use_deny_list": "--deny-list"
 
 def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Flag]:
     """Yield the option of a field; two for a yes or no that may stay open, none for a type that a line cannot give."""
-    kinds = [kind for kind in _members(option.type) if kind is not NoneType]
+    is_union = get_origin(option.type) in (Union, UnionType)
+    kinds = [kind for kind in (get_args(option.type) if is_union else (option.type,)) if kind is not NoneType]
     more: dict[str, Any] = {"to": f"{config}.{'.'.join(option.path)}", "derived": True}
     text, default, suffix = _phrase(option.help), option.default, ""
     if kinds == [bool]:
@@ -92,10 +93,6 @@ def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Fl
         more |= {"choices": words, "shown": None} if words else {"convert": readers[0]}
     word = {int: "N", float: "X"}.get(kinds[0], option.name.upper())
     yield flag(f"{names} {word}{suffix}", text, **more)
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _phrase(text: str) -> str:

@@ -89,7 +89,13 @@ def _run_line(words: list[str], own_process: bool) -> int:
         numbers = {*INTERRUPTING, FORWARDED}
         before = {n: signal.signal(n, interrupt) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
     try:
-        code = _run_words(words)
+        path, rest = find_command(words)
+        if path in registry.COMMANDS:
+            from trtops.cli.command_line import run_command
+
+            code = run_command(path, rest, words)
+        else:
+            code = _help_on_words(path, rest)
         # Otherwise Python does it at exit, and exits with 120 if stdout is closed.
         sys.stdout.flush()
         return code
@@ -108,16 +114,6 @@ def _run_line(words: list[str], own_process: bool) -> int:
     finally:
         for number, handler in () if own_process else before.items():
             signal.signal(number, handler)
-
-
-def _run_words(words: list[str]) -> int:
-    """Run a command line, or print help on it."""
-    path, rest = find_command(words)
-    if path not in registry.COMMANDS:
-        return _help_on_words(path, rest)
-    from trtops.cli.command_line import run_command
-
-    return run_command(path, rest, words)
 
 
 def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:

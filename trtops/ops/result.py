@@ -111,8 +111,9 @@ class OpResult(Record):
 
     @property
     def evidence(self) -> str:
-        """What the verdict rests on, in a line; empty if the op evaluates nothing."""
-        return ""
+        """What the verdict rests on, in a line; empty if the op evaluates nothing, or its data is not known."""
+        found = getattr(getattr(self, "evaluation", None), "evidence", None)
+        return "" if found is None else str(found.sentence())
 
     @property
     def next_step(self) -> str:

@@ -123,19 +123,9 @@ class OfflineTracker:
         # A complete run does not change.
         return self._answer(("load", run_id), lambda: self.inner.load(run_id))
 
-    def find(
-        self,
-        experiment: str | None = None,
-        *,
-        tags: Tags | None = None,
-        parent: str | None = None,
-        status: RunStatus | None = None,
-        limit: int | None = None,
-        id_prefix: str = "",
-    ) -> list[RunInfo]:
-        question = ("find", experiment, tuple(sorted((tags or {}).items())), parent, status, limit, id_prefix)
-        wanted: dict[str, Any] = {"tags": tags, "parent": parent, "status": status, "limit": limit}
-        return self._answer(question, lambda: self.inner.find(experiment, **wanted, id_prefix=id_prefix))
+    def find(self, experiment: str | None = None, **filters: Any) -> list[RunInfo]:
+        question = ("find", experiment, repr(sorted(filters.items())))
+        return self._answer(question, lambda: self.inner.find(experiment, **filters))
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         if (spooled := self._spooled(run_id)) is not None:

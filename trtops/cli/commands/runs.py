@@ -11,16 +11,9 @@ from trtops.cli.commands import inspect
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, direct_command, no_verdict, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_json, say_table
-from trtops.errors import near
 from trtops.terminal import one_line
 from trtops.tracking.records import RUN_PREFIX, EngineQuery
 from trtops.tracking.schema import KINDS, Tag
-
-
-def _known_kind(text: str) -> str:
-    if text not in KINDS:
-        raise ValueError(f"{text!r} is not a kind of run. {near(text, KINDS)}")
-    return text
 
 
 def tag(text: str) -> tuple[str, str]:
@@ -40,7 +33,7 @@ def limit(text: str) -> tuple[str, float]:
 _FILTERS = Group(
     "which",
     flag("--experiment NAME", "only runs of this experiment", to="of_experiment"),
-    flag("--kind KIND", "only of this kind: build, compare, debug_build, reduce, ...", convert=_known_kind),
+    flag("--kind KIND", "only of this kind: build, compare, debug_build, reduce, ...", choices=KINDS, usual="any"),
     flag("--verdict {good,bad,error,unproven}", "only with this verdict", usual="any"),
     flag("--tag NAME=VALUE+", "only with all of these tags", convert=tag),
 )

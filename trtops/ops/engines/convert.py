@@ -126,11 +126,6 @@ class ConvertResult(OpResult):
     options: str = ""  # of a command line that evaluates on the same data, shapes and limits
     calibration: str = ""  # options of a command line with the same calibration
 
-    @property
-    def evidence(self) -> str:
-        """What the verdict rests on, in a line."""
-        return "" if self.evaluation.evidence is None else self.evaluation.evidence.sentence()
-
     def body(self) -> Iterable[str]:
         """The engine's origin, and the numbers."""
         made = f"reused from run `{self.reused_from}`" if self.reused_from else f"built in {self.build_seconds:.2f} s"
