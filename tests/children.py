@@ -9,7 +9,7 @@ from unittest.mock import patch
 from trtops.ops.gate import engine_process
 from trtops.system.worker import Worker
 
-_PLACES = tuple(f"tests/{name}/" for name in ("flows", "ops/audit", "ops/campaign", "ops/engines", "ops/evaluation", "ops/gate"))
+_PLACES = ("tests/flows/", *(f"tests/ops/{name}/" for name in ("audit", "campaign", "engines", "evaluation", "gate")))
 """Tests that do so, except with the fixture ``children``."""
 
 _gate = threading.Lock()

@@ -197,6 +197,7 @@ def test_output_that_cannot_be_written(folder):
     [
         ("def load_data():\n    yield {'x': 1 / 0}\n", "ZeroDivisionError: division by zero"),
         ("def load_data(:\n", "SyntaxError"),
+        ("import no_such_library\n", "No module named 'no_such_library'"),
         ("def other():\n    pass\n", "Could not import symbol: load_data from"),
     ],
 )

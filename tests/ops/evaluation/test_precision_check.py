@@ -14,7 +14,6 @@ from tests.models import Case
 from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.cli.main import main
 from trtops.comparator import compare_outputs
 from trtops.ops.campaign.promote import promote
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
@@ -86,21 +85,13 @@ def test_failed_emulation_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "its noise was not measured (no such kernel)" in result.evidence
 
 
-def test_convert_command_reports_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = zoo.classifier().write(tmp_path)
-    words = f"convert {model} --convert-to ort --fp16 --experiment e --store {tmp_path / 'store'}".split()
-
-    assert main([*words, "--min-precision-share", "0.5"]) == 1
-    said = capsys.readouterr().out
-    assert "No FP16 engine: Of" in said
-    assert main([*words, "--min-precision-share", "1.5"]) == 2
-
-
 def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     result = converted(zoo.classifier(), "fp16", tmp_path, tracker)
     assert result.verdict == "good" and result.called == "FP32 (not FP16)"
     assert "0% compute in the requested FP16" in result.page()  # the engine is smaller in some releases
+    with pytest.raises(errors.ConfigError, match="between 0 and 1"):
+        CheckConfig(min_precision_share=1.5)
     assert "FP32 (not FP16)" in builds_table([result])
 
     said = [f"In 8 bits 2.000 ms, {than} than FP16 with 1.500 ms (run r)" for than in ("slower", "faster")]
