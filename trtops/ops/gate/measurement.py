@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine, Feed
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
@@ -23,7 +22,7 @@ from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
 from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
-from trtops.ops.evaluation.data import collect, naming_assumed
+from trtops.ops.evaluation.data import golden_outputs
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision
@@ -112,9 +111,8 @@ class Measurement:
         seen = SeenFeeds(source)
         feeds = list(seen)
         check = replace(config.check, tolerances=(self._limits.accuracy or AccuracyLimit()).tolerances)
-        # First, since a builder would be blamed for data that the model itself does not accept.
-        with reference_runner(model) as runner, naming_assumed(model, source):
-            plain = run_step("run reference", collect, runner, feeds)
+        # First, since a builder would be blamed for shapes that the model itself does not accept.
+        plain = run_step("run reference", golden_outputs, model, source, None) if source.assumed else None
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
             file = folder / "feeds.npz"
@@ -129,6 +127,7 @@ class Measurement:
                 process = EngineProcess(backend, build.engine, file, metrics)
                 stack.callback(process.close)
                 outputs = run_step("run", process.outputs)
+            plain = plain or run_step("run reference", golden_outputs, model, source, None)
             golden = plain if config.check.golden is None else RunResults.load(config.check.golden)
             calibration = build.calibration_cache
             right = RightModel(model=model, build=build.spec.config, feeds=feeds, golden=plain, calibration=calibration)
