@@ -6,7 +6,7 @@ A message names the thing, what was found, what was expected and what to do. Out
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from trtops.system.masking import masked
 
@@ -140,6 +140,12 @@ def is_transient(error: object) -> bool:
     """Whether an error is of the machine or the store, such as a full disk, and says nothing of the model."""
     full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
     return full or isinstance(error, (TrackingError, ConnectionError))
+
+
+def check_known(name: str, known: Collection[str], refusal: str) -> None:
+    """Raise ConfigError unless a name is known, such as "The model has no input 'x'. Did you mean 'y'?"."""
+    if name not in known:
+        raise ConfigError(f"{refusal} {name!r}. {near(str(name), known)}")
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -160,8 +160,7 @@ class BuildConfig(Record):
     options: BackendOptions = field(default_factory=OnnxRuntimeOptions)
 
     def __post_init__(self) -> None:
-        if self.precision not in (known := get_args(Precision)):
-            raise errors.ConfigError(f"Unknown precision {self.precision!r}. {errors.near(str(self.precision), known)}")
+        errors.check_known(self.precision, get_args(Precision), "Unknown precision")
         if self.calibration_samples < 1:
             raise errors.ConfigError(f"calibration_samples is {self.calibration_samples}; expected 1 or more.")
 

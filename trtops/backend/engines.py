@@ -31,8 +31,7 @@ def engine_backend(name: str) -> EngineBackend:
 
     ConfigError if the name is unknown, BackendUnavailableError if its library is not installed.
     """
-    if name not in _CLASSES:
-        raise errors.ConfigError(f"Unknown back end {name!r}. {errors.near(name, BACKENDS)}")
+    errors.check_known(name, _CLASSES, "Unknown back end")
     module, class_name = _CLASSES[name]
     try:
         found = importlib.import_module(module)

@@ -128,8 +128,7 @@ class Histogram:
 
 def check_algorithm(algorithm: str, percentile: float = DEFAULT_PERCENTILE) -> None:
     """Raise ConfigError if the algorithm is unknown, or the percentile is out of range."""
-    if algorithm not in ALGORITHMS:
-        raise errors.ConfigError(f"Unknown calibration algorithm {algorithm!r}. {errors.near(algorithm, ALGORITHMS)}")
+    errors.check_known(algorithm, ALGORITHMS, "Unknown calibration algorithm")
     if not 0 < percentile <= 100:
         raise errors.ConfigError(f"percentile is {percentile}; expected more than 0 and at most 100.")
 

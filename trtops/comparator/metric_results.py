@@ -62,9 +62,7 @@ class SimpleThreshold(Threshold):
     error_quantile: float = 0.99
 
     def __post_init__(self) -> None:
-        if self.check_error_stat not in ERROR_STATS:
-            hint = errors.near(str(self.check_error_stat), ERROR_STATS)
-            raise errors.ConfigError(f"Invalid choice for check_error_stat: {self.check_error_stat!r}. {hint}")
+        errors.check_known(self.check_error_stat, ERROR_STATS, "Invalid choice for check_error_stat:")
 
     def passed(self, metric_values: Numbers) -> bool:
         """Whether the statistic is within either tolerance; ComparisonError if it was not stored, as for elemwise."""

@@ -519,8 +519,7 @@ def new_run(
     """
     if signing.signs_here():
         signing.private_key()  # a key that cannot be read is reported before hours of work
-    if kind not in schema.KINDS:
-        raise errors.ConfigError(f"Unknown kind of run {kind!r}. {errors.near(kind, schema.KINDS)}")
+    errors.check_known(kind, schema.KINDS, "Unknown kind of run")
     check_name("experiment", experiment, errors.ConfigError)
     check_name("run", name, errors.ConfigError)
     first = {

@@ -96,8 +96,7 @@ BY_NAME = {tactic.name: tactic for tactic in (*TACTICS, *CUDA_TACTICS, *FALLBACK
 
 def find(name: str) -> Tactic:
     """Return the tactic of a name; ConfigError if it is unknown."""
-    if name not in BY_NAME:
-        raise errors.ConfigError(f"Unknown tactic {name!r} of ONNX Runtime. {errors.near(name, BY_NAME)}")
+    errors.check_known(name, BY_NAME, "ONNX Runtime has no tactic")
     return BY_NAME[name]
 
 

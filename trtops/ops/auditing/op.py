@@ -72,8 +72,7 @@ class AuditConfig(Record):
 
     def __post_init__(self) -> None:
         for name, value, known in (("at_least", self.at_least, tuple(LEAST)), *(("ways", w, WAYS) for w in self.ways)):
-            if value not in known:
-                raise errors.ConfigError(f"{name}: {value!r}. {errors.near(value, known)}")
+            errors.check_known(value, known, f"{name}:")
         if self.rebuild and not self.ways:
             raise errors.ConfigError(f"ways is empty; expected some of {', '.join(WAYS)}.")
         if self.sample is not None and self.sample < 1:

@@ -54,8 +54,7 @@ def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> T
     """A model's inputs, some with other shapes; ConfigError if there is no input with the name of a shape."""
     changed = TensorMetadata.of(inputs.values())
     for name, shape in shapes.items():
-        if name not in inputs:
-            raise errors.ConfigError(f"The model has no input {name!r}. {errors.near(name, inputs)}")
+        errors.check_known(name, inputs, "The model has no input")
         changed[name] = dataclasses.replace(inputs[name], shape=tuple(shape))
     return changed
 

@@ -53,8 +53,7 @@ def match_plugins(
     if not known:
         raise errors.ConfigError(f"{folder} has no plugins; expected folders with a {PATTERN} in each.")
     for name in (*include, *exclude):
-        if name not in known:
-            raise errors.ConfigError(f"{folder} has no plugin {name!r}. {errors.near(name, known)}")
+        errors.check_known(name, known, f"{folder} has no plugin")
     opened = open_model(model)
     matches = []
     for name in known:
@@ -144,8 +143,7 @@ def replace_plugins(
             count = 0
             for place in match.places:
                 for name in (*place["inputs"], *place["outputs"]):
-                    if name not in tensors:
-                        raise errors.ConfigError(f"The model has no tensor {name!r}. {errors.near(name, tensors)}")
+                    errors.check_known(name, tensors, "The model has no tensor")
                 reads, makes = ([tensors[name] for name in place[side]] for side in ("inputs", "outputs"))
                 attributes = dict(place["attributes"])
                 count += bool(

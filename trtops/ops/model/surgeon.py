@@ -102,8 +102,7 @@ def remove_nodes(
     def remove(proto: onnx.ModelProto) -> list[str]:
         known = {node.op_type for node in proto.graph.node}
         for kind in types:
-            if kind not in known:
-                raise errors.ConfigError(f"The model has no node of type {kind!r}. {errors.near(kind, known)}")
+            errors.check_known(kind, known, "The model has no node of type")
         graph = proto.graph
         constants = walk.initializer_names(graph)
         removed = []
