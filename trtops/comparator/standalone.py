@@ -1,10 +1,13 @@
-"""Evaluate outputs with numpy alone, without trtops. Bundles contain this file as ``evaluate.py``.
+"""Repeat a verdict with numpy alone, without trtops. Bundles contain this file as ``evaluate.py``.
 
 The definitions are those of :mod:`trtops.comparator.metrics`.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,39 @@ RULES = frozenset(
 )  # fmt: skip
 
 Array = Any
+
+
+def repeat(folder: Path, library: str, run: Callable[[dict[str, Any], list[dict[str, Array]]], Any]) -> int:
+    """Run the case in a folder, print the verdict, and return the exit code: 0 if the verdict is the reported one.
+
+    ``run`` returns the outputs by name for each feed; an exception is the verdict ``error``.
+    """
+    case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
+    data = {name: np.load(folder / f"{name}.npz", allow_pickle=False) for name in ("inputs", "golden")}
+    inputs = [{n: data["inputs"][f"{i}_{j}"] for j, n in enumerate(case["inputs"])} for i in range(case["iterations"])]
+    golden = {n: [data["golden"][f"{i}_{j}"] for i in range(len(inputs))] for j, n in enumerate(case["outputs"])}
+    found = "good"
+    try:
+        runs = run(case, inputs)
+    except Exception as exc:
+        print(f"{library}: {exc}")
+        found = "error"
+    else:
+        for name, expected in golden.items():
+            actual = [outputs[name] for outputs in runs]
+            lines = objections(actual, expected, case["rules"][name])
+            found = "bad" if lines else found
+            if expected[0].dtype.kind in "fiub" and actual[0].shape == expected[0].shape:
+                absolute, relative = errors(actual, expected, case["rules"][name])
+                lines.insert(0, f"max abs error {absolute.max(initial=0):.6g}, max rel {relative.max(initial=0):.6g}")
+            print(f"{name}: {'; '.join(lines)}")
+        for name, limit in case.get("peaks", {}).items():
+            peak = max(float(outputs[name]) for outputs in runs)
+            if peak >= limit:
+                found = "bad"
+                print(f"{name.removesuffix('/peak')}: overflows, {peak:,.0f} is beyond FP16")
+    print(f"verdict: {found} (reported: {case['verdict']}; {library}, numpy {np.__version__})")
+    return 0 if found == case["verdict"] else 1
 
 
 def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> list[str]:

@@ -10,28 +10,24 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main(folder: Path) -> int:
     """Run the case in a folder, print the verdict, and return the exit code."""
-    import numpy as np
     import onnxruntime as ort
-    from evaluate import errors, objections  # type: ignore[import-not-found]  # a file of the bundle
+    from evaluate import repeat  # type: ignore[import-not-found]  # a file of the bundle
 
-    case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = case["threads"]
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, case["optimization_level"])
-    for key, value in case["session_config"].items():
-        options.add_session_config_entry(key, value)
-    data = {name: np.load(folder / f"{name}.npz", allow_pickle=False) for name in ("inputs", "golden")}
-    inputs = [{n: data["inputs"][f"{i}_{j}"] for j, n in enumerate(case["inputs"])} for i in range(case["iterations"])]
-    golden = {n: [data["golden"][f"{i}_{j}"] for i in range(len(inputs))] for j, n in enumerate(case["outputs"])}
-    providers = [each if isinstance(each, str) else tuple(each) for each in case["providers"]]
-    if case["providers"] != ["CPUExecutionProvider"]:
-        ort.preload_dlls()  # CUDA's libraries from Python packages
-    try:
+    def run(case: dict[str, Any], inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = case["threads"]
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, case["optimization_level"])
+        for key, value in case["session_config"].items():
+            options.add_session_config_entry(key, value)
+        providers = [each if isinstance(each, str) else tuple(each) for each in case["providers"]]
+        if providers != ["CPUExecutionProvider"]:
+            ort.preload_dlls()  # CUDA's libraries from Python packages
         left_out = case["disabled_optimizers"]
         session = ort.InferenceSession(
             folder / "model.onnx", options, providers=providers, disabled_optimizers=left_out, enable_fallback=0
@@ -40,29 +36,10 @@ def main(folder: Path) -> int:
             raise RuntimeError(f"{providers[0]} does not start here")
         run_options = ort.RunOptions()
         run_options.add_run_config_entry("gpu_graph_id", "-1")  # while it captures a CUDA graph, `run` has no outputs
-        runs = [session.run([*case["outputs"], *case["peaks"]], feed, run_options) for feed in inputs]
-    except Exception as exc:
-        print(f"ONNX Runtime {ort.__version__}: {exc}")
-        wrong = True
-        found = "error"
-    else:
-        wrong = False
-        for j, (name, expected) in enumerate(golden.items()):
-            actual = [run[j] for run in runs]
-            lines = objections(actual, expected, case["rules"][name])
-            wrong |= bool(lines)
-            if expected[0].dtype.kind in "fiub" and actual[0].shape == expected[0].shape:
-                absolute, relative = errors(actual, expected, case["rules"][name])
-                lines.insert(0, f"max abs error {absolute.max(initial=0):.6g}, max rel {relative.max(initial=0):.6g}")
-            print(f"{name}: {'; '.join(lines)}")
-        for j, (name, limit) in enumerate(case["peaks"].items(), start=len(golden)):
-            peak = max(float(run[j]) for run in runs)
-            if peak >= limit:
-                wrong = True
-                print(f"{name.removesuffix('/peak')}: overflows, {peak:,.0f} is beyond FP16")
-        found = "bad" if wrong else "good"
-    print(f"verdict: {found} (reported: {case['verdict']}; ONNX Runtime {ort.__version__}, numpy {np.__version__})")
-    return 0 if found == case["verdict"] else 1
+        names = [*case["outputs"], *case["peaks"]]
+        return [dict(zip(names, session.run(names, feed, run_options))) for feed in inputs]
+
+    return int(repeat(folder, f"ONNX Runtime {ort.__version__}", run))
 
 
 def survived(script: str) -> int:

@@ -164,40 +164,23 @@ def infer(trt: Any, cuda: Any, np: Any, engine: Any, feed: dict[str, Any]) -> di
 def main(folder: Path, *, rebuild: bool) -> int:
     """Repeat the verdict of a folder; returns the exit code."""
     import numpy as np
-    from evaluate import errors, objections  # type: ignore[import-not-found]  # the other file of the bundle
+    from evaluate import repeat  # type: ignore[import-not-found]  # the other file of the bundle
 
     try:
         from cuda.bindings import runtime as cuda
     except ImportError:
         from cuda import cudart as cuda  # before 12.6
-    case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
-    trt = importlib.import_module(case["module"])
-    data = {name: np.load(folder / f"{name}.npz", allow_pickle=False) for name in ("inputs", "golden")}
-    inputs = [{n: data["inputs"][f"{i}_{j}"] for j, n in enumerate(case["inputs"])} for i in range(case["iterations"])]
-    golden = {n: [data["golden"][f"{i}_{j}"] for i in range(len(inputs))] for j, n in enumerate(case["outputs"])}
-    logger = trt.Logger(trt.Logger.WARNING)
-    trt.init_libnvinfer_plugins(logger, "")
-    wrong = False
-    try:
+    trt = importlib.import_module(json.loads((folder / "case.json").read_text(encoding="utf-8"))["module"])
+
+    def run(case: dict[str, Any], inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        logger = trt.Logger(trt.Logger.WARNING)
+        trt.init_libnvinfer_plugins(logger, "")
         reported = folder / "engine" / "engine.engine"
         plan = build(trt, logger, folder, case) if rebuild or not reported.exists() else reported.read_bytes()
         engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
-        runs = [infer(trt, cuda, np, engine, feed) for feed in inputs]
-    except Exception as exc:
-        print(f"TensorRT {trt.__version__}: {exc}")
-        found = "error"
-    else:
-        for name, expected in golden.items():
-            actual = [run[name] for run in runs]
-            said = objections(actual, expected, case["rules"][name])
-            wrong |= bool(said)
-            if actual[0].shape == expected[0].shape:
-                absolute, relative = errors(actual, expected, case["rules"][name])
-                said.insert(0, f"max abs error {absolute.max(initial=0):.6g}, max rel {relative.max(initial=0):.6g}")
-            print(f"{name}: {'; '.join(said)}")
-        found = "bad" if wrong else "good"
-    print(f"verdict: {found} (reported: {case['verdict']}; TensorRT {trt.__version__}, numpy {np.__version__})")
-    return 0 if found == case["verdict"] else 1
+        return [infer(trt, cuda, np, engine, feed) for feed in inputs]
+
+    return int(repeat(folder, f"TensorRT {trt.__version__}", run))
 
 
 def survived(script: str) -> int:

@@ -8,7 +8,7 @@ from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.building.network_changes import ModifyNetworkOutputs
 from trtops.backend.trt.describe.inspector import describe_engine, engine_io
-from trtops.backend.trt.describe.layers import tensors_of
+from trtops.backend.trt.describe.layers import layer_classes, tensors_of
 from trtops.backend.trt.describe.network import describe_network
 from trtops.backend.trt.library import dtypes
 from trtops.backend.trt.library import get_trt_logger as get_trt_logger
@@ -17,15 +17,7 @@ from trtops.metadata import TensorMetadata
 
 def get_layer_class_mapping() -> dict[Any, type]:
     """TensorRT's class of each layer type in this release: ``{trt.LayerType.SCALE: IScaleLayer}``."""
-    trt = library.load()
-    classes = {name.lower(): kind for name, kind in vars(trt).items() if isinstance(kind, type)}
-    names = {member: f"i{name.replace('_', '')}layer".lower() for name, member in trt.LayerType.__members__.items()}
-    renamed = {
-        "iconditionalinputlayer": "iifconditionalinputlayer",
-        "iconditionaloutputlayer": "iifconditionaloutputlayer",
-    }
-    wanted = {member: renamed.get(name, name) for member, name in names.items()}
-    return {member: classes[name] for member, name in wanted.items() if name in classes}
+    return layer_classes(library.load())
 
 
 def _names_and_metadata(tensors: Iterable[Any]) -> tuple[list[str], TensorMetadata]:

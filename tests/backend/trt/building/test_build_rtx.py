@@ -201,7 +201,7 @@ def profiled(network, *shapes):
     [
         (lambda n: back.ModifyNetworkOutputs(n, outputs=["score"]), "no tensor 'score'.*Did you mean 'scores'"),
         (lambda n: back.ModifyNetworkOutputs(n, exclude_outputs=["scores"]), "without outputs"),
-        (lambda n: back.ModifyNetworkOutputs(n, mark_layer_types=["CONV"]), "no layer type CONV"),
+        (lambda n: back.ModifyNetworkOutputs(n, mark_layer_types=["CONV"]), "no layer type 'CONV'"),
         (lambda n: back.SetLayerPrecisions(n, {"conv7": "float16"}), "no node 'conv7'"),
         (lambda n: back.SetTensorFormats(n, {"*": ["CHW3"]}), "no tensor format 'CHW3'"),
         (lambda n: back.MarkDebug(n, ["c9"]), "no tensor 'c9'"),

@@ -45,10 +45,7 @@ class TensorRTBackend:
     engine_suffix: str = ".engine"  # suffix of engine files
 
     def environment(self, config: BuildConfig | None = None) -> Environment:
-        """The environment of builds in this process.
-
-        Raises BackendUnavailableError if TensorRT or the GPU cannot be used here.
-        """
+        """The environment of builds here; BackendUnavailableError without a usable TensorRT or GPU."""
         return device.environment()
 
     def device_state(self, config: BuildConfig | None = None) -> dict[str, str]:
@@ -110,10 +107,7 @@ class _EngineRunner(TrtRunner):
 
 
 def _load_checked(built: Engine) -> Any:
-    """Load an engine after checking its digest, device and release.
-
-    Raises EngineLoadError if the bytes are damaged, or were built for another device or release.
-    """
+    """Load an engine; EngineLoadError if it is damaged, or was built for another device or release."""
     # TensorRT runs engines with altered weights without an error, so the digest is compared first.
     expected = built.options.get("sha256")
     found = sha256(built.plan)
@@ -212,10 +206,18 @@ class _Building:
         with library.collect_log() as log, tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
             self._quantize()
             plan, builder_config, seconds = self._build_with_retry(folder)
-            cache = self._collect_cache(builder_config, seconds)
+            cache = None
+            if self.line.supports(Feature.TIMING_CACHE) and not self.replays_by_selector:
+                before, ops = None if self.entries_read == 0 else self.timing, tuple(self.ops.values())
+                cache = timing_cache.collect(builder_config, self.environment, before, seconds, ops)
             layers = self._layers(plan)
             record = self._record(builder_config, layers)
-            self._check_denied(record)
+            # The log named no alternative to a denied tactic, or replacing it failed.
+            if self.edits and (why := self.denied.why(record.choices)) is not None:
+                raise errors.EngineBuildError(
+                    f"{self.line.name} chose a tactic on the deny-list: {why}. No other tactic of this layer is known: "
+                    "build from the tactic record of a good run, or without a timing cache, which times all again."
+                )
             if self.carried_from is not None:
                 self.restriction.notes.append(CarriedOver.between(self.carried_from, record).sentence())
         calibration = data = None
@@ -336,7 +338,11 @@ class _Building:
             "tf32", "sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback",
             "avg_timing_iterations", "max_num_tactics", "l2_limit_for_tiling", "build_route",
         )  # fmt: skip
-        workspace = library.load().MemoryPoolType.WORKSPACE
+        trt = library.load()
+        workspace, sources = trt.MemoryPoolType.WORKSPACE, trt.TacticSource.__members__
+        named = options.tactic_sources
+        for name in named or ():
+            errors.check_known(name.upper(), sources, f"{self.line.name} has no tactic source")
         # Where the model takes the precisions, there is nothing to constrain.
         by_layer = self.line.supports(Feature.LAYER_PRECISION) and not self.build_config.strongly_typed
         constraints = "obey" if self.kept and by_layer else options.precision_constraints
@@ -350,7 +356,7 @@ class _Building:
             profiles=[Profile.of(profile) for profile in self.build_config.profiles] or None,
             load_timing_cache=timings,
             algorithm_selector=algorithm_selector,
-            tactic_sources=self._tactic_sources(),
+            tactic_sources=named and [sources[name.upper()] for name in named],
             memory_pool_limits=None if options.workspace_bytes is None else {workspace: options.workspace_bytes},
             builder_optimization_level=options.optimization_level,
             edit_timing_cache=self.edits,
@@ -360,17 +366,6 @@ class _Building:
             **{name: getattr(options, name) for name in shared},
             **precisions,
         )
-
-    def _tactic_sources(self) -> list[Any] | None:
-        if self.options.tactic_sources is None:
-            return None
-        members = library.load().TacticSource.__members__
-        for name in self.options.tactic_sources:
-            if name.upper() not in members:
-                raise errors.ConfigError(
-                    f"{self.line.name} has no tactic source {name!r}. {errors.near(name, members)}"
-                )
-        return [members[name.upper()] for name in self.options.tactic_sources]
 
     def _quantize(self) -> None:
         """Write Q/DQ nodes into the model, or choose the ranges for a calibrator, which then chooses the layers."""
@@ -424,12 +419,6 @@ class _Building:
         parts: tuple[Any, Any, Any] = network()
         return parts
 
-    def _collect_cache(self, builder_config: Any, seconds: float) -> timing_cache.TimingCache | None:
-        if self.replays_by_selector or not self.line.supports(Feature.TIMING_CACHE):
-            return None
-        before = None if self.entries_read == 0 else self.timing
-        return timing_cache.collect(builder_config, self.environment, before, seconds, tuple(self.ops.values()))
-
     def _layers(self, plan: bytes) -> tuple[Layer, ...]:
         """The layers of the engine, which must be loaded; empty without a GPU."""
         if library.uses_rtx() and self.environment.compute_capability is None:
@@ -447,15 +436,6 @@ class _Building:
             return selector.to_record(self.recorded, backend_version=version, device_sha256=sha, layers=layers)
         choices = tuple(selector.unreplayable(layer) for layer in layers)
         return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)
-
-    def _check_denied(self, record: TacticRecord) -> None:
-        """Raise if the build still uses a denied tactic: the log named no alternative, or replacing it failed."""
-        why = self.denied.why(record.choices) if self.edits else None
-        if why is not None:
-            raise errors.EngineBuildError(
-                f"{self.line.name} chose a tactic on the deny-list: {why}. No other tactic is known for this layer: "
-                "build from the tactic record of a good run, or without a timing cache, which times all of them again."
-            )
 
     def _engine(self, plan: bytes) -> Engine:
         return Engine(

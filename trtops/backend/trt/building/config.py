@@ -71,11 +71,8 @@ class _CommonConfig(BaseLoader[Any]):
             raise errors.ConfigError(
                 "exclude_lean_runtime needs version_compatible: only such engines carry a runtime."
             )
-        if self.precision_constraints not in (None, "none", "prefer", "obey"):
-            raise errors.ConfigError(
-                f"precision_constraints is {self.precision_constraints!r}. "
-                f"{errors.near(str(self.precision_constraints), ('none', 'prefer', 'obey'))}"
-            )
+        if self.precision_constraints is not None:
+            errors.check_known(self.precision_constraints, ("none", "prefer", "obey"), "precision_constraints is")
 
     def call_impl(self, builder: Any, network: Any) -> Any:
         """Create the config; without a network, profiles and calibration are left out.
@@ -84,7 +81,6 @@ class _CommonConfig(BaseLoader[Any]):
         network; TimingCacheError if the timing cache is damaged, or of another device or release.
         """
         config = builder.create_builder_config()
-        self._set_flags(config)
         self._set_values(config)
         self._set_optional(config)
         if network is not None:
@@ -102,8 +98,10 @@ class _CommonConfig(BaseLoader[Any]):
     def _filled_profiles(self, network: Any) -> list[Profile]:
         return [Profile(profile).fill_defaults(network) for profile in self.profiles or [Profile()]]
 
-    def _set_flags(self, config: Any) -> None:
-        flags = library.load().BuilderFlag
+    def _set_values(self, config: Any) -> None:
+        """Set options that all releases have."""
+        trt = library.load()
+        flags = trt.BuilderFlag
         for wanted, flag in (
             (self.sparse_weights, flags.SPARSE_WEIGHTS),
             (self.restricted, flags.SAFETY_SCOPE),
@@ -114,9 +112,6 @@ class _CommonConfig(BaseLoader[Any]):
         ):
             if wanted:
                 config.set_flag(flag)
-
-    def _set_values(self, config: Any) -> None:
-        trt = library.load()
         # Detailed by default: otherwise the inspector only gives the names of layers, not their tactics.
         config.profiling_verbosity = (
             trt.ProfilingVerbosity.DETAILED if self.profiling_verbosity is None else self.profiling_verbosity
@@ -137,9 +132,12 @@ class _CommonConfig(BaseLoader[Any]):
 
     def _set_optional(self, config: Any) -> None:
         """Set options that only some releases have; the release line raises an error on others."""
-        line = library.line()
+        line, trt = library.line(), library.load()
+        flags = trt.BuilderFlag
         if self.precision_constraints in ("prefer", "obey"):
-            line.set_precision_constraints(config, self.precision_constraints)
+            line.require(Feature.LAYER_PRECISION)
+            obey, prefer = flags.OBEY_PRECISION_CONSTRAINTS, flags.PREFER_PRECISION_CONSTRAINTS
+            config.set_flag(obey if self.precision_constraints == "obey" else prefer)
         for wanted, feature in (
             (self.strip_plan, Feature.STRIP_PLAN),
             (self.error_on_timing_cache_miss, Feature.TIMING_CACHE_MISS_ERROR),
@@ -159,11 +157,17 @@ class _CommonConfig(BaseLoader[Any]):
             if value is not None:
                 line.set_property(config, feature, value)
         if self.quantization_flags is not None:
-            line.set_quantization_flags(config, self.quantization_flags)
+            line.require(Feature.QUANTIZATION_FLAGS)
+            for flag in trt.QuantizationFlag.__members__.values():
+                if flag in self.quantization_flags:
+                    config.set_quantization_flag(flag)
+                else:
+                    config.clear_quantization_flag(flag)
         if self.algorithm_selector is not None:
             line.set_algorithm_selector(config, self.algorithm_selector)
         if self.edit_timing_cache:
-            line.edit_timing_cache(config)
+            line.require(Feature.EDITABLE_TIMING_CACHE)
+            config.set_flag(flags.EDITABLE_TIMING_CACHE)
 
     def _set_timing_cache(self, config: Any) -> None:
         line = library.line()
@@ -202,8 +206,8 @@ class CreateConfig(_CommonConfig):
         return tuple(name for name in ("fp16", "bf16", "fp8", "int8") if getattr(self, name))
 
     def _configure(self, builder: Any, network: Any, config: Any) -> None:
-        line = library.line()
-        flags = library.load().BuilderFlag
+        line, trt = library.line(), library.load()
+        flags = trt.BuilderFlag
         if self.tf32:
             config.set_flag(flags.TF32)
         else:
@@ -217,7 +221,14 @@ class CreateConfig(_CommonConfig):
         if self.calibrator is not None:
             self._set_calibrator(builder, network, config)
         if self.use_dla:
-            self._set_dla(builder, config)
+            if builder.num_DLA_cores == 0 and not self.allow_gpu_fallback:
+                raise errors.UnsupportedFeatureError(
+                    "use_dla=True, but this device has no DLA core. Leave use_dla out, or set allow_gpu_fallback."
+                )
+            config.default_device_type = trt.DeviceType.DLA
+            config.DLA_core = 0
+            if self.allow_gpu_fallback:
+                config.set_flag(flags.GPU_FALLBACK)
 
     def _set_calibrator(self, builder: Any, network: Any, config: Any) -> None:
         if not self.int8:
@@ -232,18 +243,9 @@ class CreateConfig(_CommonConfig):
             given = prepare_calibrator(self.calibrator, network, ranges)
             shapes = {name: given.get(name, each.opt) for name, each in ranges.items()}
             fixed = Profile({name: ShapeTuple(shape, shape, shape) for name, shape in shapes.items()})
-            library.line().set_calibrator(config, self.calibrator, fixed.to_trt(builder, network))
-
-    def _set_dla(self, builder: Any, config: Any) -> None:
-        trt = library.load()
-        if builder.num_DLA_cores == 0 and not self.allow_gpu_fallback:
-            raise errors.UnsupportedFeatureError(
-                "use_dla=True, but this device has no DLA core. Leave use_dla out, or set allow_gpu_fallback."
-            )
-        config.default_device_type = trt.DeviceType.DLA
-        config.DLA_core = 0
-        if self.allow_gpu_fallback:
-            config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
+            library.line().require(Feature.CALIBRATOR)
+            config.int8_calibrator = self.calibrator
+            config.set_calibration_profile(fixed.to_trt(builder, network))
 
 
 def create_config(builder: Any, network: Any, **options: Any) -> Any:

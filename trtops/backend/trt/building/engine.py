@@ -51,9 +51,6 @@ class LoadPlugins(BaseLoader[Any]):
         return self.obj(*args, **kwargs) if callable(self.obj) else self.obj
 
 
-load_plugins = immediately(LoadPlugins)
-
-
 @dataclass(frozen=True)
 class LoadRuntime(BaseLoader[Any]):
     """Loads a lean runtime, a shared library; raises BackendUnavailableError if TensorRT cannot load it."""
@@ -67,9 +64,6 @@ class LoadRuntime(BaseLoader[Any]):
         if loaded is None:
             raise errors.BackendUnavailableError(f"TensorRT cannot load the runtime {self.path}. {lines.tail()}")
         return loaded
-
-
-load_runtime = immediately(LoadRuntime)
 
 
 @dataclass(frozen=True)
@@ -127,14 +121,11 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
         plan = builder.build_serialized_network(network, config)
     # These come first: they explain a missing engine better than TensorRT's log.
     if line.supports(Feature.CALIBRATOR):
-        check_calibration(line.get_calibrator(config))
+        check_calibration(config.int8_calibrator)
     check_followed(selector)
     if plan is None:
         raise errors.EngineBuildError(f"{line.name} built no engine. {lines.tail()}")
     return plan
-
-
-engine_bytes_from_network = immediately(EngineBytesFromNetwork)
 
 
 @dataclass(frozen=True)
@@ -151,9 +142,6 @@ class EngineFromNetwork(BaseLoader[Any]):
     def call_impl(self) -> Any:
         plan = engine_bytes_from_network(self.network, self.config, self.save_timing_cache)
         return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy, allow_host_code=True)
-
-
-engine_from_network = immediately(EngineFromNetwork)
 
 
 @dataclass(frozen=True)
@@ -199,9 +187,6 @@ class EngineFromBytes(BaseLoader[Any]):
         return engine
 
 
-engine_from_bytes = immediately(EngineFromBytes)
-
-
 @dataclass(frozen=True)
 class EngineFromPath(BaseLoader[Any]):
     """Loads an engine from a plan file; raises the errors of :class:`EngineFromBytes`, also if the file is missing.
@@ -224,9 +209,6 @@ class EngineFromPath(BaseLoader[Any]):
             raise errors.EngineLoadError(f"{self.path} cannot be read: {exc}. Expected a TensorRT plan.") from exc
 
 
-engine_from_path = immediately(EngineFromPath)
-
-
 @dataclass(frozen=True)
 class BufferFromEngine(BaseLoader[Any]):
     """Serializes an engine, or what a callable makes, to ``trt.IHostMemory``."""
@@ -237,9 +219,6 @@ class BufferFromEngine(BaseLoader[Any]):
         return value_of(self.engine).serialize()
 
 
-buffer_from_engine = immediately(BufferFromEngine)
-
-
 @dataclass(frozen=True)
 class BytesFromEngine(BaseLoader[bytes]):
     """Serializes an engine, or what a callable makes, to ``bytes``."""
@@ -248,9 +227,6 @@ class BytesFromEngine(BaseLoader[bytes]):
 
     def call_impl(self) -> bytes:
         return bytes(buffer_from_engine(self.engine))
-
-
-bytes_from_engine = immediately(BytesFromEngine)
 
 
 @dataclass(frozen=True)
@@ -266,9 +242,6 @@ class SaveEngine(BaseLoader[Any]):
         return engine
 
 
-save_engine = immediately(SaveEngine)
-
-
 @dataclass(frozen=True)
 class OnnxLikeFromNetwork(BaseLoader["onnx.ModelProto"]):
     """Converts a TensorRT network, or what a callable makes, to an ONNX model for viewers; the model does not run."""
@@ -281,4 +254,13 @@ class OnnxLikeFromNetwork(BaseLoader["onnx.ModelProto"]):
         return draw(make_iterable(value_of(self.network))[1])
 
 
+load_plugins = immediately(LoadPlugins)
+load_runtime = immediately(LoadRuntime)
+engine_bytes_from_network = immediately(EngineBytesFromNetwork)
+engine_from_network = immediately(EngineFromNetwork)
+engine_from_bytes = immediately(EngineFromBytes)
+engine_from_path = immediately(EngineFromPath)
+buffer_from_engine = immediately(BufferFromEngine)
+bytes_from_engine = immediately(BytesFromEngine)
+save_engine = immediately(SaveEngine)
 onnx_like_from_network = immediately(OnnxLikeFromNetwork)

@@ -36,10 +36,7 @@ class Quantized:
 
 
 def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str) -> bytes:
-    """A calibration cache of either format as the text that one release's calibrator reads.
-
-    Raises CalibrationError if the cache cannot be read or does not fit the model.
-    """
+    """A calibration cache of either format as a release's calibrator reads it; CalibrationError if it does not fit."""
     cache = read_cache(data)
     wanted = tensors_to_calibrate(model.proto(lean=True))
     # A cache of TensorRT uses other names for some tensors, so it is never refused for those that it lacks.

@@ -50,11 +50,9 @@ class CreateNetwork(BaseLoader[NetworkParts]):
         if network is None:
             raise errors.EngineBuildError(f"{line.name} could not make a network; its log says why.")
         if self.mark_unfused_tensors_as_debug_tensors:
-            line.mark_unfused_debug(network)
+            line.require(Feature.UNFUSED_DEBUG_TENSORS)
+            network.mark_unfused_tensors_as_debug_tensors()
         return builder, network
-
-
-create_network = immediately(CreateNetwork)
 
 
 @dataclass(frozen=True)
@@ -107,14 +105,17 @@ class ParserOptions(BaseLoader[NetworkParts]):
         trt = library.load()
         builder, network = create_network(None, self.strongly_typed, self.mark_unfused_tensors_as_debug_tensors)
         parser = trt.OnnxParser(network, library.get_trt_logger())
-        parser_flags = list(self.flags or ())
         # Up to 8.6 the plugin was the parser's default; since 10 the native layer is.
         if line.supports(Feature.PARSER_FLAGS) and not self.plugin_instancenorm:
-            parser_flags.append(line.native_instancenorm_flag())
-        line.set_parser_flags(parser, parser_flags)
+            parser.set_flag(trt.OnnxParserFlag.NATIVE_INSTANCENORM)
+        for flag in self.flags or ():
+            line.require(Feature.PARSER_FLAGS)
+            parser.set_flag(flag)
         if self.enable_uint8_asymmetric_quantization_dla:
+            line.require(Feature.UINT8_DLA)
             config = self.config(builder, network) if callable(self.config) else self.config
-            line.allow_uint8_on_dla(parser, builder.create_builder_config() if config is None else config)
+            parser.set_flag(trt.OnnxParserFlag.ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA)
+            parser.set_builder_config(builder.create_builder_config() if config is None else config)
         with library.collect_log() as lines:
             if not read(parser):
                 found = [parser.get_error(index) for index in range(parser.num_errors)]
@@ -148,9 +149,6 @@ class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
         return self._parse(lambda parser: parser.parse(data, path), path)
 
 
-network_from_onnx_path = immediately(NetworkFromOnnxPath)
-
-
 @dataclass(frozen=True)
 class NetworkFromModel(ParserOptions):
     """Parses a model in memory, whose weights may be in files (:meth:`trtops.backend.onnx.model.Model.proto`, lean)."""
@@ -181,14 +179,8 @@ class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
         return self._parse(lambda parser: parser.parse(data), "the ONNX model")
 
 
-network_from_onnx_bytes = immediately(NetworkFromOnnxBytes)
-
-
 def readable(model_bytes: bytes) -> bytes:
-    """A serialized model, changed if this release's parser would misread it; the nodes keep their positions.
-
-    Raises InvalidModelError if it has to be changed, and is no ONNX model.
-    """
+    """A serialized model, changed if this release's parser would misread it; the nodes keep their positions."""
     from trtops.backend.onnx import walk
     from trtops.backend.onnx.model import parse_proto
 
@@ -224,3 +216,8 @@ def precisions_of(loader: Any) -> tuple[str, ...]:
     if isinstance(loader, PostprocessConfig):
         return precisions_of(loader.config)
     return loader.precisions if isinstance(loader, CreateConfig) else ()
+
+
+create_network = immediately(CreateNetwork)
+network_from_onnx_path = immediately(NetworkFromOnnxPath)
+network_from_onnx_bytes = immediately(NetworkFromOnnxBytes)

@@ -21,10 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def network_parts(made: Any) -> NetworkParts:
-    """The result of a network loader: a builder, a network and perhaps a parser.
-
-    Raises ConfigError if it is something else.
-    """
+    """A network loader's result: a builder, a network, perhaps a parser; ConfigError if it is something else."""
     parts: NetworkParts = make_iterable(made)
     if len(parts) < 2 or parts[0] is None or parts[1] is None:
         raise errors.ConfigError(f"A network comes as a builder, the network, and perhaps a parser; got {parts}.")
@@ -63,15 +60,9 @@ class PostprocessNetwork(_NetworkChange):
         self.func(network=network)
 
 
-postprocess_network = immediately(PostprocessNetwork)
-
-
 @dataclass(frozen=True)
 class ModifyNetworkOutputs(_NetworkChange):
-    """Replaces a network's outputs.
-
-    Raises ConfigError if the network has no tensor or layer type of a name, or no output is left.
-    """
+    """Replaces a network's outputs; ConfigError for a name that the network lacks, or if no output is left."""
 
     # Names or patterns (``conv*``) of the tensors that replace the outputs, or
     # :data:`trtops.patterns.MARK_ALL` for every tensor that can be one. None keeps the outputs.
@@ -100,8 +91,7 @@ class ModifyNetworkOutputs(_NetworkChange):
             types = library.load().LayerType.__members__
             names = [name.upper() for name in self.mark_layer_types]
             for name in names:
-                if name not in types:
-                    raise errors.ConfigError(f"TensorRT has no layer type {name}. {errors.near(name, types)}")
+                errors.check_known(name, types, "TensorRT has no layer type")
             return [name for name, kind in layer_outputs(network) if kind in names]
         if self.outputs is None:
             return None
@@ -110,9 +100,6 @@ class ModifyNetworkOutputs(_NetworkChange):
         return expand(
             [self.outputs] if isinstance(self.outputs, str) else self.outputs, tensors, of="The network", what="tensor"
         )
-
-
-modify_network_outputs = immediately(ModifyNetworkOutputs)
 
 
 @dataclass(frozen=True)
@@ -138,22 +125,18 @@ class SetLayerPrecisions(_NetworkChange):
         return parts
 
     def change(self, network: Any) -> None:
+        library.line().require(Feature.LAYER_PRECISION)
         layers = {layer.name: layer for layer in layers_of(network)}
         for pattern, dtype in self.layer_precisions.items():
             absent = pattern in self.optional and pattern not in layers
             for name in expand([] if absent else [pattern], layers, of="The network", what="layer"):
-                library.line().set_layer_precision(layers[name], dtypes.to_trt(dtype))
-
-
-set_layer_precisions = immediately(SetLayerPrecisions)
+                layer = layers[name]
+                layer.precision = dtypes.to_trt(dtype)
 
 
 @dataclass(frozen=True)
 class SetTensorDatatypes(_NetworkChange):
-    """Sets the data types of a network's inputs and outputs.
-
-    Raises ConfigError if a name is no input or output.
-    """
+    """Sets the data types of a network's inputs and outputs; ConfigError if a name is no input or output."""
 
     # Data types by tensor name or pattern, or one for all floating-point inputs and outputs.
     tensor_datatypes: Mapping[str, object] | object = field(default_factory=dict)
@@ -167,9 +150,6 @@ class SetTensorDatatypes(_NetworkChange):
             for name in expand([pattern], tensors, of="The network", what="input or output"):
                 tensor = tensors[name]
                 tensor.dtype = dtypes.to_trt(dtype)
-
-
-set_tensor_datatypes = immediately(SetTensorDatatypes)
 
 
 @dataclass(frozen=True)
@@ -191,17 +171,12 @@ class SetTensorFormats(_NetworkChange):
         for pattern, formats in wanted.items():
             mask = 0
             for item in formats:
-                if isinstance(item, str) and item.upper() not in members:
-                    raise errors.ConfigError(
-                        f"TensorRT has no tensor format {item!r}. {errors.near(item.upper(), members)}"
-                    )
+                if isinstance(item, str):
+                    errors.check_known(item.upper(), members, "TensorRT has no tensor format")
                 mask |= 1 << int(members[item.upper()] if isinstance(item, str) else item)
             for name in expand([pattern], tensors, of="The network", what="input or output"):
                 tensor = tensors[name]
                 tensor.allowed_formats = mask
-
-
-set_tensor_formats = immediately(SetTensorFormats)
 
 
 @dataclass(frozen=True)
@@ -209,28 +184,26 @@ class SetDecomposableAttentions(_NetworkChange):
     """Lets the builder split attention layers that have no fused kernel."""
 
     def change(self, network: Any) -> None:
-        library.line().decompose_attention(network)
-
-
-set_decomposable_attentions = immediately(SetDecomposableAttentions)
+        library.line().require(Feature.DECOMPOSABLE_ATTENTION)
+        trt = library.load()
+        for layer in layers_of(network):
+            if layer.type == trt.LayerType.ATTENTION_INPUT:
+                # ``get_layer`` returns a plain ILayer, which has no ``attention``.
+                layer.__class__ = trt.IAttentionInputLayer
+                layer.attention.decomposable = True
 
 
 @dataclass(frozen=True)
 class MarkDebug(_NetworkChange):
-    """Marks tensors for a debug listener; unlike outputs, they hardly prevent fusion.
-
-    Raises ConfigError if the network has no tensor of a name.
-    """
+    """Marks tensors, which the network must have, for a debug listener; unlike outputs, they hardly prevent fusion."""
 
     mark_debug: Sequence[str] = ()  # names or patterns of tensors
 
     def change(self, network: Any) -> None:
+        library.line().require(Feature.DEBUG_TENSORS)
         tensors = tensors_of(network)
         for name in expand(self.mark_debug, tensors, of="The network", what="tensor"):
-            library.line().mark_debug(network, tensors[name])
-
-
-mark_debug = immediately(MarkDebug)
+            network.mark_debug(tensors[name])
 
 
 def _changed(loader: Any, **fields: Any) -> Any:
@@ -258,3 +231,12 @@ def with_layer_precisions(loader: Any, layer_precisions: Mapping[str, object]) -
         inner = with_layer_precisions(loader.network, layer_precisions)
         return None if inner is None else _changed(loader, network=inner)
     return None
+
+
+postprocess_network = immediately(PostprocessNetwork)
+modify_network_outputs = immediately(ModifyNetworkOutputs)
+set_layer_precisions = immediately(SetLayerPrecisions)
+set_tensor_datatypes = immediately(SetTensorDatatypes)
+set_tensor_formats = immediately(SetTensorFormats)
+set_decomposable_attentions = immediately(SetDecomposableAttentions)
+mark_debug = immediately(MarkDebug)

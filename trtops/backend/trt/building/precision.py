@@ -122,10 +122,7 @@ def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | N
 
 
 def check_network(network: Any, precisions: Iterable[str]) -> None:
-    """Check that a strongly typed network has the precisions that a builder config requests.
-
-    Raises UnsupportedFeatureError if it does not.
-    """
+    """Raise UnsupportedFeatureError if a strongly typed network lacks precisions that a builder config requests."""
     # Without this check, fp16=True would silently build in FP32: the config cannot add precisions to such a network.
     wanted = set(precisions)
     if not wanted:

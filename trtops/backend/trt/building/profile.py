@@ -85,10 +85,7 @@ class Profile(dict[str, ShapeTuple]):
         return self
 
     def to_trt(self, builder: Any, network: Any) -> Any:
-        """The profile as ``trt.IOptimizationProfile``.
-
-        Raises ConfigError if an input is missing, a name is no input, or TensorRT refuses the shapes.
-        """
+        """The profile as ``trt.IOptimizationProfile``; ConfigError if it does not fit the network's inputs."""
         inputs = inputs_of(network)
         names = [tensor.name for tensor in inputs]
         for pattern in self:

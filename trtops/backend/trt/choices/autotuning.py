@@ -67,8 +67,3 @@ def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:
             found[key] = TimedOp(op=op["op"], key=key, onnx_nodes=nodes, candidates=tuple(candidates))
             op = None
     return tuple(found.values())
-
-
-def merged(first: Iterable[TimedOp], second: Iterable[TimedOp]) -> tuple[TimedOp, ...]:
-    """The ops of two tables; for an op in both, that of ``second`` is used."""
-    return tuple({entry.key: entry for entry in (*first, *second)}.values())

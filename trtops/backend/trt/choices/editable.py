@@ -41,13 +41,25 @@ class Editing:
     notes: list[str] = field(default_factory=list)  # what was replaced, a sentence each; filled by the builds
 
     def replay(self, record: TacticRecord) -> bytes:
-        """Build with a record's tactics, and check that they were used.
+        """Build with a record's tactics, from the timing cache of the recorded build; nothing is timed.
 
-        Raises TacticMismatchError if the cache lacks some of its keys, or the build chose other tactics.
+        FormatError if the record was not made through an editable timing cache; TacticMismatchError if the cache lacks
+        some of its keys, TensorRT refuses a tactic, or the build chose others.
         """
-        prepare_replay(self.config, record)
+        wanted = entries_of(record)
+        line, config = library.line(), self.config
+        # TensorRT updates entries of its cache, but adds none.
+        unchanged = line.update_timing_entries(config, {key: (value, _MILLISECONDS) for key, value in wanted.items()})
+        if unchanged:
+            names = _layers_by_key(record)
+            selector.raise_mismatch({names.get(key, key): why for key, why in unchanged.items()}, len(wanted))
+        others = line.timing_entries(config).keys() - wanted.keys()
+        # Other entries are removed, by a time of NaN, so that an op that the record lacks cannot use them.
+        line.update_timing_entries(config, {key: (0, math.nan) for key in others})
+        line.set_flag(config, Feature.COMPILATION_CACHE_SWITCH)
+        line.set_flag(config, Feature.TIMING_CACHE_MISS_ERROR)
         plan = self._build()
-        check_replay(self.config, record)
+        check_replay(config, record)
         return plan
 
     def carry(self, record: TacticRecord) -> bytes:
@@ -93,33 +105,8 @@ class Editing:
         return plan
 
 
-def prepare_replay(config: Any, record: TacticRecord) -> None:
-    """Restrict a builder config's timing cache to a record's entries, and forbid the builder to time anything.
-
-    The config must be in editable mode, with the timing cache of the recorded build.
-
-    Raises FormatError if the record was not made through the editable timing cache; TacticMismatchError if the cache
-    lacks some of its keys, or TensorRT refuses a tactic.
-    """
-    wanted = entries_of(record)
-    line = library.line()
-    # TensorRT updates entries of its cache, but adds none.
-    unchanged = line.update_timing_entries(config, {key: (value, _MILLISECONDS) for key, value in wanted.items()})
-    if unchanged:
-        names = _layers_by_key(record)
-        selector.raise_mismatch({names.get(key, key): why for key, why in unchanged.items()}, len(wanted))
-    others = line.timing_entries(config).keys() - wanted.keys()
-    # Other entries are removed, so that an op that the record lacks cannot use them: a time of NaN removes an entry.
-    line.update_timing_entries(config, {key: (0, math.nan) for key in others})
-    line.set_flag(config, Feature.COMPILATION_CACHE_SWITCH)
-    line.set_flag(config, Feature.TIMING_CACHE_MISS_ERROR)
-
-
 def check_replay(config: Any, record: TacticRecord) -> None:
-    """Compare the builder config's timing cache with the replayed record, after the build.
-
-    Raises TacticMismatchError if an entry holds another tactic, is gone, or was added.
-    """
+    """Raise TacticMismatchError if a build changed, lost or added entries of a replayed record in its cache."""
     found = library.line().timing_entries(config)
     names = _layers_by_key(record)
     wanted = entries_of(record)
@@ -214,10 +201,7 @@ def to_record(
 
 
 def entries_of(record: TacticRecord) -> dict[str, int]:
-    """Tactic hashes by timing cache key.
-
-    Raises FormatError if the record was not made through the editable timing cache.
-    """
+    """Tactic hashes by timing cache key; FormatError if the record was not made through the editable timing cache."""
     if record.mechanism != "editable_timing_cache":
         raise errors.FormatError(
             f"A record made by {record.mechanism!r} cannot be replayed by {library.line().name}, which replays through "
@@ -258,10 +242,8 @@ def _op_of(layer: Layer, ops: Iterable[TimedOp], entries: Mapping[str, tuple[int
 def _kernel_and_number(layer: Layer) -> tuple[str, int | None]:
     """The two parts of a layer's tactic, as :meth:`LayerDescription.to_layer` writes it."""
     kernel, found, text = layer.tactic.rpartition(" #")
-    if not found:
-        return layer.tactic, None
     try:
-        return kernel, int(text, 16)
+        return (kernel, int(text, 16)) if found else (layer.tactic, None)
     except ValueError:
         return layer.tactic, None
 

@@ -278,10 +278,7 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
 
 
 def check_followed(selector: Any) -> None:
-    """Raise if a :func:`TacticReplayer` was not followed, after the build; other selectors pass.
-
-    Raises TacticMismatchError if some layer got another tactic, or the replay names layers that the build did not have.
-    """
+    """Raise TacticMismatchError if a :func:`TacticReplayer` was not followed in a build; other selectors pass."""
     mismatches = getattr(selector, "mismatches", None)
     if mismatches is None:
         return
@@ -345,10 +342,7 @@ def unreplayable(layer: Layer) -> TacticChoice:
 
 
 def from_record(record: TacticRecord) -> TacticReplayData:
-    """The replay inside a record made by algorithm selectors.
-
-    Raises FormatError if it was made in another way.
-    """
+    """The replay inside a record made by algorithm selectors; FormatError if it was made in another way."""
     if record.mechanism != "algorithm_selector":
         raise errors.FormatError(f"A record made by {record.mechanism!r} cannot be replayed by an algorithm selector.")
     return TacticReplayData(

@@ -55,10 +55,7 @@ class TimingCache:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "TimingCache":
-        """Read a cache file, or TensorRT's own bytes.
-
-        Raises TimingCacheError if the first line is damaged.
-        """
+        """Read a cache file, or TensorRT's own bytes; TimingCacheError if the first line is damaged."""
         if not data.startswith(_MAGIC):
             return cls(data=data)
         line, found, rest = data[len(_MAGIC) :].partition(b"\n")
@@ -75,10 +72,7 @@ class TimingCache:
             ) from None
 
     def check(self, environment: Environment) -> None:
-        """Raise if the cache is for another device or release.
-
-        Raises TimingCacheError if it is; a cache without a key passes.
-        """
+        """Raise TimingCacheError if the cache is for another device or release; one without a key passes."""
         if self.key is not None and self.key != environment.device_key:
             raise errors.TimingCacheError(
                 f"The timing cache is for {self.key}; this is {environment.device_key}. Timings of another device or "
@@ -87,10 +81,7 @@ class TimingCache:
 
 
 def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
-    """Read a timing cache from a path, an open file, or bytes; a missing file counts as an empty cache.
-
-    Raises TimingCacheError if it is damaged.
-    """
+    """Read a timing cache from a path, an open file, or bytes; a missing file counts as an empty cache."""
     if isinstance(source, bytes):
         return TimingCache.from_bytes(source)
     if not isinstance(source, (str, os.PathLike)):
@@ -234,7 +225,7 @@ def merge(config: Any, cache: TimingCache, earlier: TimingCache) -> TimingCache:
             f"{library.line().name} did not read the data of its compiler (Myelin) in the timing cache to merge; "
             f"both together have {'an unknown number of' if entries is None else entries} entries."
         )
-    ops = autotuning.merged(earlier.ops, cache.ops)
+    ops = tuple({op.key: op for op in (*earlier.ops, *cache.ops)}.values())
     # The larger of the times, since both may have the same entries.
     return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, earlier.seconds), ops=ops)
 

@@ -314,11 +314,10 @@ def _inserted(engine: EngineLayers, layers: Sequence[LayerDescription]) -> Inser
             if one.inputs and one.outputs
         ),
         ms=engine.time_of(layers),
-        bytes=sum(_bytes_of(tensor) for one in layers for tensor in (*one.inputs, *one.outputs)),
+        bytes=sum(
+            math.prod(tensor.shape) * WIDTHS.get(tensor.dtype, 0)
+            for one in layers
+            for tensor in (*one.inputs, *one.outputs)
+            if tensor.shape and min(tensor.shape) >= 0
+        ),
     )
-
-
-def _bytes_of(tensor: TensorDescription) -> int:
-    """Size of a tensor in bytes; 0 if its shape or data type is unknown."""
-    known = tensor.shape and all(dim >= 0 for dim in tensor.shape)
-    return math.prod(tensor.shape) * WIDTHS.get(tensor.dtype, 0) if known else 0

@@ -83,6 +83,21 @@ class LayerDescription(Record):
             onnx_nodes=self.onnx_nodes,
         )
 
+    def lines(self, index: int, show: Sequence[str]) -> Iterator[str]:
+        """The layer as lines of text."""
+        title = f"Layer {index:<4} | {self.name} [Op: {self.op.partition('/')[0] or 'Unknown'}]"
+        yield from layer_lines(title, list(map(str, self.inputs)), list(map(str, self.outputs)))
+        if "attrs" in show:
+            yield from (
+                "    ---- Attributes ----",
+                f"    Origin = {self.origin or 'Unknown'}",
+                f"    Tactic = {self.tactic_value or self.tactic or 'Unknown'}",
+                f"    Kernel = {self.tactic or 'Unknown'}",
+                f"    Precision = {self.precision or 'Unknown'}",
+            )
+        if "weights" in show and self.weights:
+            yield "    Weights: " + ", ".join(f"{count} x {kind}" for kind, count in self.weights)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineDescription(Record):
@@ -129,11 +144,11 @@ class EngineDescription(Record):
             yield ""
 
     def _layer_lines(self, count: int, show: Sequence[str]) -> Iterator[str]:
-        for place, layer in enumerate(self.layers):
+        for place, described in enumerate(self.layers):
             if self.listed_profiles > 1 and place % count == 0:
                 yield f"- Profile: {place // count}"
             indent = "    " if self.listed_profiles > 1 else ""
-            yield from (f"{indent}{line}" for line in _lines_of_layer(place % count, layer, show))
+            yield from (f"{indent}{line}" for line in described.lines(place % count, show))
             yield ""
 
 
@@ -146,21 +161,6 @@ def under(heading: str, lines: Iterable[str]) -> str:
 def section(title: str, lines: Iterable[str]) -> list[str]:
     """A section with a title, as lines."""
     return [f"---- {title} ----", *lines, ""]
-
-
-def _lines_of_layer(index: int, layer: LayerDescription, show: Sequence[str]) -> Iterator[str]:
-    title = f"Layer {index:<4} | {layer.name} [Op: {layer.op.partition('/')[0] or 'Unknown'}]"
-    yield from layer_lines(title, list(map(str, layer.inputs)), list(map(str, layer.outputs)))
-    if "attrs" in show:
-        yield from (
-            "    ---- Attributes ----",
-            f"    Origin = {layer.origin or 'Unknown'}",
-            f"    Tactic = {layer.tactic_value or layer.tactic or 'Unknown'}",
-            f"    Kernel = {layer.tactic or 'Unknown'}",
-            f"    Precision = {layer.precision or 'Unknown'}",
-        )
-    if "weights" in show and layer.weights:
-        yield "    Weights: " + ", ".join(f"{count} x {kind}" for kind, count in layer.weights)
 
 
 def describe_engine(engine: Any) -> EngineDescription:

@@ -1,5 +1,6 @@
 """A TensorRT network's layers and tensors."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,21 +22,22 @@ def outputs_of(owner: Any) -> list[Any]:
     return [owner.get_output(index) for index in range(owner.num_outputs)]
 
 
-def specialize(layer: Any) -> Any:
-    """Set a layer's Python class to that of its type, and return it; ``get_layer`` returns a plain ``ILayer``."""
-    trt = library.load()
-    # The class is found by name, ignoring case: ``MATRIX_MULTIPLY`` is ``IMatrixMultiplyLayer``.
-    wanted = f"i{layer.type.name.replace('_', '')}layer".lower()
-    own = next((cls for name, cls in vars(trt).items() if name.lower() == wanted), None)
-    if own is not None:
-        layer.__class__ = own
-    return layer
+@functools.cache
+def layer_classes(trt: Any) -> dict[Any, type]:
+    """TensorRT's class of each layer type in this release: ``{trt.LayerType.SCALE: IScaleLayer}``."""
+    # By name: ``MATRIX_MULTIPLY`` is ``IMatrixMultiplyLayer``, ``CONDITIONAL_INPUT`` is ``IIfConditionalInputLayer``.
+    classes = {name.lower().replace("iif", "i"): kind for name, kind in vars(trt).items() if isinstance(kind, type)}
+    names = {member: f"i{name.replace('_', '')}layer".lower() for name, member in trt.LayerType.__members__.items()}
+    return {member: classes[name] for member, name in names.items() if name in classes}
 
 
-def attribute_names(layer: Any) -> list[str]:
-    """Names of a layer's own attributes, beyond those of ``ILayer``, that are valid in its state."""
+def attributes_of(layer: Any) -> dict[str, Any]:
+    """A layer's own attributes, beyond those of ``ILayer``, that are readable in its state; weights as numpy arrays.
+
+    The layer gets the Python class of its type: ``get_layer`` returns a plain ``ILayer``.
+    """
     trt = library.load()
-    specialize(layer)
+    layer.__class__ = layer_classes(trt).get(layer.type, layer.__class__)
     ignored: tuple[str, ...] = ()
     if isinstance(layer, (trt.IPoolingLayer, trt.IConvolutionLayer, trt.IDeconvolutionLayer)):
         # Volumes have these attributes with ``_nd``; the two-dimensional ones raise errors.
@@ -46,15 +48,10 @@ def attribute_names(layer: Any) -> list[str]:
         ignored = ("scales",)
     elif isinstance(layer, trt.ISliceLayer) and layer.num_inputs > 1:
         ignored = ("shape", "start", "stride")
-    names = [name for name in dir(layer) if not name.startswith("__") and not hasattr(trt.ILayer, name)]
-    return [name for name in names if name not in ignored]
-
-
-def attributes_of(layer: Any) -> dict[str, Any]:
-    """A layer's own attributes that are readable in its state, by name; weights as numpy arrays."""
-    trt = library.load()
     found: dict[str, Any] = {}
-    for name in attribute_names(layer):
+    for name in dir(layer):
+        if name.startswith("__") or hasattr(trt.ILayer, name) or name in ignored:
+            continue
         try:
             value = getattr(layer, name)
             # Some values, such as unset dimensions, only raise an error when they are printed.

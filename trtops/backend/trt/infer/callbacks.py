@@ -42,10 +42,7 @@ def make_output_allocator(reserve: Callable[[int], int]) -> Any:
 
 
 def make_debug_listener() -> Any:
-    """A ``trt.IDebugListener`` with ``tensors``: debug tensors of the last inference by name, in host memory.
-
-    Raises UnsupportedFeatureError if this release has no debug tensors.
-    """
+    """A ``trt.IDebugListener`` with ``tensors``: debug tensors of the last inference by name, in host memory."""
     library.line().require(Feature.DEBUG_TENSORS)
     trt = library.load()
     base: Any = trt.IDebugListener

@@ -60,11 +60,8 @@ class TrtRunner(BaseRunner):
         Raises ConfigError if ``allocation_strategy`` or ``weight_streaming_percent`` has an invalid value.
         """
         super().__init__(name, prefix="trt-runner")
-        if allocation_strategy is not None and allocation_strategy not in ALLOCATION_STRATEGIES:
-            raise errors.ConfigError(
-                f"allocation_strategy is {allocation_strategy!r}. "
-                f"{errors.near(allocation_strategy, ALLOCATION_STRATEGIES)}"
-            )
+        if allocation_strategy is not None:
+            errors.check_known(allocation_strategy, ALLOCATION_STRATEGIES, "allocation_strategy is")
         if weight_streaming_percent is not None and not 0 <= weight_streaming_percent <= 100:
             raise errors.ConfigError(f"weight_streaming_percent is {weight_streaming_percent}; expected 0 to 100.")
         self._source = engine
@@ -164,7 +161,8 @@ class TrtRunner(BaseRunner):
         if budget is None and percent is None:
             return
         line = library.line()
-        streamable = line.streamable_bytes(self.engine)
+        line.require(Feature.WEIGHT_STREAMING)
+        streamable = int(self.engine.streamable_weights_size)
         if budget is None:
             assert percent is not None
             budget = int((1 - percent / 100) * streamable)
@@ -206,8 +204,9 @@ class TrtRunner(BaseRunner):
         Raises UnsupportedFeatureError if this release has no debug tensors; InferenceError if TensorRT refuses the
         listener.
         """
+        library.line().require(Feature.DEBUG_TENSORS)
         self._listener = listener
-        if not library.line().listen_to_debug_tensors(self.context, listener):
+        if not (self.context.set_all_tensors_debug_state(True) and self.context.set_debug_listener(listener)):
             raise errors.InferenceError("TensorRT refuses the debug listener.")
 
     def get_input_metadata_impl(self) -> TensorMetadata:
@@ -302,7 +301,10 @@ class TrtRunner(BaseRunner):
             debug.clear()
         fed.record(stream)
         if not self.context.execute_async_v3(stream.ptr):
-            self._raise_execution_error()
+            # Collecting the log would slow down every inference, so the failed one is repeated to collect its messages.
+            with library.collect_log() as log:
+                self.context.execute_async_v3(stream.ptr)
+            raise errors.InferenceError(f"TensorRT could not run the engine. {log.tail()}")
         computed.record(stream)
         # TensorRT reports these sizes while the engine runs.
         if self._has_late_sizes:
@@ -349,13 +351,6 @@ class TrtRunner(BaseRunner):
         else:
             self._memory.resize((needed,))
         line.set_context_memory(self.context, self._memory.ptr, self._memory.allocated_nbytes)
-
-    def _raise_execution_error(self) -> None:
-        # Collecting the log would slow down every inference, so the failed one is repeated to collect its messages.
-        assert self.stream is not None
-        with library.collect_log() as log:
-            self.context.execute_async_v3(self.stream.ptr)
-        raise errors.InferenceError(f"TensorRT could not run the engine. {log.tail()}")
 
 
 def _as_int32(name: str, value: Any) -> Any:

@@ -12,6 +12,7 @@ from trtops.backend.trt import library
 from trtops.backend.trt.infer import callbacks, staging
 from trtops.backend.trt.infer.formats import FormattedArray, Layout
 from trtops.backend.trt.library import dtypes, memory
+from trtops.backend.trt.lines import Feature
 from trtops.torch_tensors import from_torch, is_torch
 
 
@@ -185,9 +186,7 @@ class Input(Slot):
         if not self._value_range:
             return
         low, _, high = self._value_range
-        values = array.reshape(-1).tolist()
-        # 8.6 does not return the range of every value.
-        known = len(low)
+        values, known = array.reshape(-1).tolist(), len(low)  # 8.6 does not return the range of every value
         if not _in_range(values[:known], low, high):
             raise errors.InputError(
                 f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}"
@@ -243,30 +242,27 @@ class Output(Slot):
 
     def prepare(self, inputs: Sequence[Input]) -> None:
         """Reserve memory once the input shapes are set; an output that aliases an input uses its memory."""
-        context = self.execution.context
+        context, engine = self.execution.context, self.execution.engine
         shape = tuple(context.get_tensor_shape(self.name))
-        aliased = library.line().aliased_input(self.execution.engine, self.name)
+        aliased = engine.get_aliased_input_tensor(self.name) if library.line().supports(Feature.ALIASED_IO) else None
         self.host = None
-        if aliased is not None:
+        if aliased:
             self.shape = shape
             self.set_address(next(slot.address for slot in inputs if slot.name == aliased))
         # After an inference the context of 8.6 states the size of that inference, which the next one may exceed.
         elif self.name in self.execution.sized_late or any(dim < 0 for dim in shape):
             self.execution.sized_late.add(self.name)
-            self._use_allocator()
+            self.allocator = callbacks.make_output_allocator(self.reserve_device)
+            # A later shape of known size must set its address again.
+            self.address = 0
+            if not context.set_output_allocator(self.name, self.allocator):
+                raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
         elif self.on_host:
             self.shape, self.allocator = shape, None
             self.set_address(self.reserve_pinned(self.nbytes()).ptr)
         else:
             self.shape, self.allocator = shape, None
             self.set_address(self.reserve_device(self.nbytes()))
-
-    def _use_allocator(self) -> None:
-        self.allocator = callbacks.make_output_allocator(self.reserve_device)
-        # A later shape of known size must set its address again.
-        self.address = 0
-        if not self.execution.context.set_output_allocator(self.name, self.allocator):
-            raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
 
     def fetch(self, copy_out: bool, raw: bool) -> Any:
         """The output of a queued inference; its content is complete when the stream has finished."""

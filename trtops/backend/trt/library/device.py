@@ -39,10 +39,7 @@ class Gpu(Record):
 
 
 def current_gpu() -> Gpu:
-    """The GPU that TensorRT uses in this thread, as :func:`cuda_gpu`.
-
-    Raises BackendUnavailableError if TensorRT or the GPU cannot be used here.
-    """
+    """The GPU that TensorRT uses in this thread; BackendUnavailableError if one of them cannot be used here."""
     library.require_device(building=False)
     return cuda_gpu()
 

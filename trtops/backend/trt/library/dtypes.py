@@ -24,10 +24,7 @@ _TRT_NAMES = {dtype: name for name, dtype in _NAMES.items()}
 
 
 def from_trt(dtype: Any) -> DataType:
-    """The data type that a ``tensorrt.DataType`` stands for.
-
-    Raises ConfigError if trtops has no such type (E8M0, a type for scales only).
-    """
+    """The data type that a ``tensorrt.DataType`` stands for; ConfigError for E8M0, a type for scales only."""
     try:
         return _NAMES[dtype.name]
     except KeyError:

@@ -9,10 +9,7 @@ from trtops.backend.trt.library.log import collect_log, get_trt_logger
 
 
 def make_builder() -> Any:
-    """A new ``Builder``.
-
-    Raises BackendUnavailableError if there is no usable GPU; TensorRT-RTX builds without one.
-    """
+    """A new ``Builder``; BackendUnavailableError if there is no usable GPU; TensorRT-RTX builds without one."""
     trt = load()
     require_device()
     with collect_log() as log:
@@ -24,10 +21,7 @@ def make_builder() -> Any:
 
 
 def make_runtime() -> Any:
-    """A new ``Runtime``.
-
-    Raises BackendUnavailableError if there is no usable GPU.
-    """
+    """A new ``Runtime``; BackendUnavailableError if there is no usable GPU."""
     trt = load_for_device()
     # Without a GPU, TensorRT 8.6 would crash.
     require_device(building=False)

@@ -88,7 +88,13 @@ def _import_module(name: str, advice: str) -> Any:
 def _import_rtx() -> Any:
     if importlib.util.find_spec("tensorrt_rtx") is not None:
         return _import_module("tensorrt_rtx", "Install tensorrt-rtx")
-    _load_rtx_libraries()
+    # The libraries of ONNX Runtime's TensorRT-RTX provider, which the bindings then find: the dynamic linker does not
+    # search for a library whose soname is already loaded.
+    spec = importlib.util.find_spec("onnxruntime_ep_nv_tensorrt_rtx")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for stem in ("libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*"):
+            for path in sorted(Path(folder).glob(stem)):
+                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     return _import_module(
         "tensorrt_rtx_bindings",
         "Install tensorrt-rtx, or tensorrt-rtx-cu13-bindings together with onnxruntime-ep-nv-tensorrt-rtx-cu13 of the "
@@ -96,21 +102,8 @@ def _import_rtx() -> Any:
     )
 
 
-def _load_rtx_libraries() -> None:
-    """Load the libraries of ONNX Runtime's TensorRT-RTX provider, so that the bindings find them."""
-    # The dynamic linker does not search for a library whose soname is already loaded.
-    spec = importlib.util.find_spec("onnxruntime_ep_nv_tensorrt_rtx")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for stem in ("libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*"):
-            for path in sorted(Path(folder).glob(stem)):
-                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-
-
 def check_numpy(module: Any) -> None:
-    """Check that a small array passes through the bindings and back unchanged.
-
-    Raises BackendUnavailableError if other values come back.
-    """
+    """Raise BackendUnavailableError if a small array does not pass through the bindings and back unchanged."""
     # Bindings built against numpy 1 (TensorRT 8.6 to 10.0) silently read arrays of numpy 2 as zeros.
     sent = np.arange(1, 5, dtype=np.float32)
     found = np.array(module.Weights(sent).numpy())

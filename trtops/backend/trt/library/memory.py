@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def cudart() -> Any:
-    """The CUDA runtime's bindings.
-
-    Raises BackendUnavailableError if cuda-python is not installed.
-    """
+    """The CUDA runtime's bindings; BackendUnavailableError if cuda-python is not installed."""
     failed: list[str] = []
     # The module moved in cuda-python 12.6.
     for name in ("cuda.bindings.runtime", "cuda.cudart"):
@@ -40,10 +37,7 @@ def cudart() -> Any:
 
 
 def call(function: str, *args: Any) -> Any:
-    """Call a function of the CUDA runtime by name, and return its value, a tuple of several, or None.
-
-    Raises InferenceError if CUDA reports an error.
-    """
+    """Call a CUDA runtime function; returns its value, a tuple of several, or None. InferenceError if it fails."""
     result = getattr(cudart(), function)(*args)
     if result[0] != 0:
         raise cuda_error(function, result[0])
@@ -151,10 +145,7 @@ class DeviceView:
         return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.ptr, False), "version": 3}
 
     def copy_to(self, host_buffer: np.ndarray[Any, Any], stream: Stream | None = None) -> np.ndarray[Any, Any]:
-        """Copy into a host array of the same dtype and size; asynchronously if a stream is given.
-
-        Raises InputError if the host array is of another size or not contiguous.
-        """
+        """Copy into a contiguous host array of the same dtype and size; asynchronously if a stream is given."""
         self._check(host_buffer)
         copy(host_buffer.ctypes.data, self.ptr, self.nbytes, "cudaMemcpyDeviceToHost", stream)
         return host_buffer
@@ -215,10 +206,7 @@ class DeviceArray(DeviceView):
         return self
 
     def view(self, shape: Sequence[int] | None = None, dtype: object = None) -> DeviceView:
-        """A view with another shape or dtype; valid until this array is resized or freed.
-
-        Raises InputError if this needs more bytes than the array has.
-        """
+        """A view with another shape or dtype, of no more bytes; valid until this array is resized or freed."""
         made = DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
         if made.nbytes > self.nbytes:
             raise errors.InputError(f"A view of {made.nbytes} bytes does not fit into {self!r}.")

@@ -27,10 +27,7 @@ __all__ = [
 
 
 def release_line(trt: Any) -> ReleaseLine:
-    """The line that an imported ``tensorrt`` or ``tensorrt_rtx`` module belongs to.
-
-    Raises BackendUnavailableError if nothing is known of its release (before 8.6, and 9.x).
-    """
+    """The line of a ``tensorrt`` or ``tensorrt_rtx`` module; BackendUnavailableError before 8.6, and for 9.x."""
     # By what the modules contain, not by version numbers: TensorRT-RTX counts its own, and 9.x is neither 8 nor 10.
     if has(trt, "IRuntimeCache"):
         return TensorRTRTX(trt)

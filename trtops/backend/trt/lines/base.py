@@ -40,10 +40,7 @@ class ReleaseLine:
         return feature in self.features
 
     def require(self, feature: Feature) -> None:
-        """Refuse to continue without a feature.
-
-        Raises UnsupportedFeatureError if this release lacks it; says which releases have it and what to do instead.
-        """
+        """Raise UnsupportedFeatureError without a feature: which releases have it, and what to do instead."""
         if feature not in self.features:
             verb = "have" if " and " in feature.releases else "has"
             raise errors.UnsupportedFeatureError(
@@ -65,48 +62,6 @@ class ReleaseLine:
             return False
         return bool(network.get_flag(self.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
 
-    def set_layer_precision(self, layer: Any, dtype: Any) -> None:
-        """Ask for the precision that a layer computes in."""
-        self.require(Feature.LAYER_PRECISION)
-        layer.precision = dtype
-
-    def set_parser_flags(self, parser: Any, flags: Iterable[Any]) -> None:
-        """Set flags of an ONNX parser."""
-        for flag in flags:
-            self.require(Feature.PARSER_FLAGS)
-            parser.set_flag(flag)
-
-    def native_instancenorm_flag(self) -> Any:
-        """The parser flag that keeps InstanceNormalization as a TensorRT layer."""
-        self.require(Feature.PARSER_FLAGS)
-        return self.trt.OnnxParserFlag.NATIVE_INSTANCENORM
-
-    def allow_uint8_on_dla(self, parser: Any, config: Any) -> None:
-        """Allow UINT8 and asymmetric quantization on DLA; the parser needs the builder config for that."""
-        self.require(Feature.UINT8_DLA)
-        parser.set_flag(self.trt.OnnxParserFlag.ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA)
-        parser.set_builder_config(config)
-
-    def mark_debug(self, network: Any, tensor: Any) -> None:
-        """Mark a tensor to be reported to a debug listener."""
-        self.require(Feature.DEBUG_TENSORS)
-        network.mark_debug(tensor)
-
-    def mark_unfused_debug(self, network: Any) -> None:
-        """Mark every tensor that survives fusion to be reported to a debug listener."""
-        self.require(Feature.UNFUSED_DEBUG_TENSORS)
-        network.mark_unfused_tensors_as_debug_tensors()
-
-    def decompose_attention(self, network: Any) -> None:
-        """Let the builder split attention layers that it has no fused kernel for."""
-        self.require(Feature.DECOMPOSABLE_ATTENTION)
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            if layer.type == self.trt.LayerType.ATTENTION_INPUT:
-                # ``get_layer`` returns a plain ILayer, which has no ``attention``.
-                layer.__class__ = self.trt.IAttentionInputLayer
-                layer.attention.decomposable = True
-
     # --- builder configs ----------------------------------------------------------------------------------------
 
     def set_flag(self, config: Any, feature: Feature) -> None:
@@ -125,35 +80,6 @@ class ReleaseLine:
             self.require(Feature.PRECISION_FLAGS)
             self.require(_PRECISION_FEATURES.get(precision, Feature.PRECISION_FLAGS))
             config.set_flag(getattr(self.trt.BuilderFlag, precision.upper()))
-
-    def set_precision_constraints(self, config: Any, constraints: str) -> None:
-        """Make per-layer precisions preferred (``prefer``) or binding (``obey``)."""
-        self.require(Feature.LAYER_PRECISION)
-        flags = self.trt.BuilderFlag
-        config.set_flag(
-            flags.OBEY_PRECISION_CONSTRAINTS if constraints == "obey" else flags.PREFER_PRECISION_CONSTRAINTS
-        )
-
-    def set_calibrator(self, config: Any, calibrator: Any, profile: Any) -> None:
-        """Calibrate INT8 with a calibrator, at the shapes of a profile."""
-        self.require(Feature.CALIBRATOR)
-        config.int8_calibrator = calibrator
-        config.set_calibration_profile(profile)
-
-    def get_calibrator(self, config: Any) -> Any:
-        """The calibrator that a builder config has, or None."""
-        self.require(Feature.CALIBRATOR)
-        return config.int8_calibrator
-
-    def set_quantization_flags(self, config: Any, quantization_flags: Iterable[Any]) -> None:
-        """Set the given quantization flags and clear the others."""
-        self.require(Feature.QUANTIZATION_FLAGS)
-        wanted = set(quantization_flags)
-        for flag in self.trt.QuantizationFlag.__members__.values():
-            if flag in wanted:
-                config.set_quantization_flag(flag)
-            else:
-                config.clear_quantization_flag(flag)
 
     def set_algorithm_selector(self, config: Any, selector: Any) -> None:
         """Let a selector choose among the tactics of each layer."""
@@ -175,11 +101,6 @@ class ReleaseLine:
             return None
         timing_cache = config.get_timing_cache()
         return None if timing_cache is None else bytes(timing_cache.serialize())
-
-    def edit_timing_cache(self, config: Any) -> None:
-        """Make the builder keep one entry per layer in its timing cache, which can be read and changed."""
-        self.require(Feature.EDITABLE_TIMING_CACHE)
-        config.set_flag(self.trt.BuilderFlag.EDITABLE_TIMING_CACHE)
 
     def timing_entries(self, config: Any) -> dict[str, tuple[int, float]]:
         """Entries of the builder's timing cache: tactic hash and milliseconds by key."""
@@ -237,11 +158,6 @@ class ReleaseLine:
         self.require(Feature.ALLOCATION_STRATEGY)
         context.set_device_memory(pointer, nbytes)
 
-    def streamable_bytes(self, engine: Any) -> int:
-        """Bytes of weights that can be streamed."""
-        self.require(Feature.WEIGHT_STREAMING)
-        return int(engine.streamable_weights_size)
-
     def set_weight_streaming_budget(self, engine: Any, budget_bytes: int) -> None:
         """Limit the device memory for streamable weights; -1 lets TensorRT choose."""
         self.require(Feature.WEIGHT_STREAMING)
@@ -272,17 +188,6 @@ class ReleaseLine:
     def profiles_listed(self, engine: Any) -> int:
         """For how many profiles the inspector lists an engine's layers, one after the other."""
         return 1
-
-    def aliased_input(self, engine: Any, name: str) -> str | None:
-        """The input that an output shares its memory with, or None."""
-        if not self.supports(Feature.ALIASED_IO):
-            return None
-        return engine.get_aliased_input_tensor(name) or None
-
-    def listen_to_debug_tensors(self, context: Any, listener: Any) -> bool:
-        """Report marked tensors to a listener; False if TensorRT refuses."""
-        self.require(Feature.DEBUG_TENSORS)
-        return bool(context.set_all_tensors_debug_state(True)) and bool(context.set_debug_listener(listener))
 
     def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
         """Whether an ONNX parser supports a whole model; and groups of nodes, each with whether it is supported."""
