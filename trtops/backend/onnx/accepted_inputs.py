@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.messages import TensorProto
 from trtops.backend.onnx.model import tensor_array
-from trtops.backend.onnx.walk import constant_tensors
 
 if TYPE_CHECKING:
     import onnx
@@ -38,7 +37,7 @@ class AcceptedInputs:
 
 def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
     """The values and sizes that a model accepts, as far as its main graph shows; large weights may be missing."""
-    constants = constant_tensors(model.graph)
+    constants = walk.constant_tensors(model.graph)
     found = AcceptedInputs()
     source = {value.name: value.name for value in model.graph.input if value.name not in constants}
     inputs, shifted = set(source), dict(source)

@@ -10,16 +10,6 @@ from onnx import helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
-from trtops.backend.onnx.walk import (
-    FreshNames,
-    copy_of,
-    keep_only,
-    numpy_dtype,
-    remove_unused,
-    rename,
-    set_order,
-    set_shape,
-)
 from trtops.metadata import DataType, Shape, TensorSpec
 from trtops.patterns import expand, is_mark_all
 
@@ -46,7 +36,7 @@ def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
         raise errors.ConfigError("No outputs were selected; name at least one tensor.")
     shapes.infer_shapes(model)
     declared = shapes.values(graph)
-    new = [copy_of(declared.get(name) or helper.make_empty_tensor_value_info(name)) for name in wanted]
+    new = [walk.copy_of(declared.get(name) or helper.make_empty_tensor_value_info(name)) for name in wanted]
     del graph.output[:]
     graph.output.extend(new)
 
@@ -72,7 +62,7 @@ def drop_outputs(model: onnx.ModelProto, patterns: Iterable[str]) -> None:
     dropped = set(expand(patterns, list(dict.fromkeys([*tensor_names(graph), *outputs]))))
     if dropped.issuperset(outputs):
         raise errors.ConfigError(f"All outputs are excluded ({', '.join(outputs)}); leave at least one.")
-    keep_only(graph.output, lambda value: value.name not in dropped)
+    walk.keep_only(graph.output, lambda value: value.name not in dropped)
 
 
 def extract(
@@ -92,25 +82,24 @@ def extract(
             declared.setdefault(name, helper.make_empty_tensor_value_info(name))
 
     def describe(spec: TensorSpec) -> onnx.ValueInfoProto:
-        if spec.name not in declared:
-            raise errors.ConfigError(f"The model has no tensor {spec.name!r}. {errors.near(spec.name, declared)}")
-        value = copy_of(declared[spec.name])
+        errors.check_known(spec.name, declared, "The model has no tensor")
+        value = walk.copy_of(declared[spec.name])
         if spec.dtype is not None:
             value.type.tensor_type.elem_type = element_type(spec.dtype)
         if spec.shape is not None:
-            set_shape(value.type.tensor_type, spec.shape)
+            walk.set_shape(value.type.tensor_type, spec.shape)
         return value
 
     if inputs is not None:
         starts = [describe(spec) for spec in inputs.values()]
-        keep_only(graph.initializer, lambda tensor: tensor.name not in inputs)
+        walk.keep_only(graph.initializer, lambda tensor: tensor.name not in inputs)
         del graph.input[:]
         graph.input.extend(starts)
     if outputs is not None:
         ends = [describe(spec) for spec in outputs.values()]
         del graph.output[:]
         graph.output.extend(ends)
-    remove_unused(graph)
+    walk.remove_unused(graph)
     known = {value.name for value in graph.input} | walk.initializer_names(graph)
     known.update(name for node in graph.node for name in node.output)
     read = {name: walk.label(node) for node in graph.node for name in walk.uses(node)}
@@ -144,18 +133,17 @@ def insert_node(
     known = {value.name for value in graph.input} | walk.initializer_names(graph)
     known |= {tensor for node in graph.node for tensor in node.output if tensor}
     for tensor in (*inputs, *outputs):
-        if tensor not in known:
-            raise errors.ConfigError(f"The model has no tensor {tensor!r}. {errors.near(tensor, sorted(known))}")
+        errors.check_known(tensor, sorted(known), "The model has no tensor")
     reads, makes = list(inputs), list(outputs)
     for i, tensor in enumerate(outputs):
         if tensor in inputs:
             before, makes[i] = _split_tensor(graph, tensor)
-            rename(reads, tensor, before)
+            walk.rename(reads, tensor, before)
             continue
         makers = [node for node in graph.node if tensor in node.output]
         if not makers:
             raise errors.ConfigError(f"{tensor!r} is an input or a weight of the model; a node cannot produce it.")
-        rename(makers[0].output, tensor, FreshNames(graph)(f"{tensor}_replaced"))
+        walk.rename(makers[0].output, tensor, walk.FreshNames(graph)(f"{tensor}_replaced"))
     try:
         node = helper.make_node(op, reads, makes, name=name or None, domain=domain or None, **(attributes or {}))
     except (TypeError, ValueError) as exc:
@@ -164,7 +152,7 @@ def insert_node(
         model.opset_import.append(helper.make_opsetid(domain, 1))
     graph.node.append(node)
     try:
-        remove_unused(graph)
+        walk.remove_unused(graph)
     except errors.InvalidModelError as exc:
         raise errors.ConfigError(f"The new {op} node would depend on itself. {exc}") from None
 
@@ -174,13 +162,13 @@ def _split_tensor(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
     is_output = any(value.name == tensor for value in graph.output)
     if is_output and any(item.name == tensor for item in (*graph.input, *graph.initializer)):
         raise errors.ConfigError(f"{tensor!r} is an input or weight and an output at once; name another.")
-    other = FreshNames(graph)(f"{tensor}_trtops_surgeon_insert_output")
+    other = walk.FreshNames(graph)(f"{tensor}_trtops_surgeon_insert_output")
     before, after = (other, tensor) if is_output else (tensor, other)
     for body in walk.graphs(graph):
         for node in body.node:
-            rename(node.input, tensor, after)
+            walk.rename(node.input, tensor, after)
             if is_output and body is graph:
-                rename(node.output, tensor, before)
+                walk.rename(node.output, tensor, before)
         for value in body.output:
             if value.name == tensor:
                 value.name = after
@@ -191,12 +179,11 @@ def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Sha
     """Give inputs other shapes, and remove the declared shapes of all other tensors; infer them again afterwards."""
     inputs = {value.name: value for value in model.graph.input}
     for name, shape in input_shapes.items():
-        value = inputs.get(name)
-        if value is None:
-            raise errors.ConfigError(f"The model has no input {name!r}. {errors.near(name, inputs)}")
+        errors.check_known(name, inputs, "The model has no input")
+        value = inputs[name]
         if value.type.WhichOneof("value") not in (None, "tensor_type"):
             raise errors.ConfigError(f"Input {name!r} is not a tensor, and has no shape.")
-        set_shape(value.type.tensor_type, shape)
+        walk.set_shape(value.type.tensor_type, shape)
     if input_shapes:
         for graph in walk.graphs(model.graph):
             del graph.value_info[:]
@@ -211,7 +198,7 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
     for graph in walk.graphs(model.graph):
         order = walk.execution_order(graph.node)
         if order != list(range(len(order))):
-            set_order(graph, order)
+            walk.set_order(graph, order)
             changed = True
     return changed
 
@@ -270,26 +257,25 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
     default = per_name.pop("", None)
     made = tensor_names(graph)
     for name in per_name:
-        if name not in made:
-            raise errors.ConfigError(f"No node produces a tensor {name!r}. {errors.near(name, made)}")
+        errors.check_known(name, made, "No node produces a tensor")
         if name not in unbounded:
             log.warning("Tensor %r is already bounded; a further bound is set.", name)
     chosen = {name: per_name.get(name, default) for name in dict.fromkeys([*unbounded, *per_name])}
     applied = {name: bound for name, bound in chosen.items() if bound is not None}
     all_declared = shapes.values(graph)
-    fresh = FreshNames(graph)  # a tensor may be bounded again
+    fresh = walk.FreshNames(graph)  # a tensor may be bounded again
     for name, bound in applied.items():
         # The node's output gets another name, and the old name becomes the minimum of that output and the bound.
         before, limit = fresh(f"{name}_unbounded"), fresh(f"{name}_upper_bound")
         index = next(i for i, node in enumerate(graph.node) if name in node.output)
-        rename(graph.node[index].output, name, before)
+        walk.rename(graph.node[index].output, name, before)
         declared = all_declared.get(name)
         element = declared.type.tensor_type.elem_type if declared is not None else 0
-        dtype = numpy_dtype(element or onnx.TensorProto.INT64, name)
+        dtype = walk.numpy_dtype(element or onnx.TensorProto.INT64, name)
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(bound, dtype), limit))
         graph.node.insert(index + 1, helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded")))
         if declared is not None:
-            copy_of_declaration = copy_of(declared)
+            copy_of_declaration = walk.copy_of(declared)
             copy_of_declaration.name = before
             graph.value_info.append(copy_of_declaration)
     return applied

@@ -16,15 +16,6 @@ from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.save import model_bytes
 from trtops.backend.onnx.sizes import Array, KnownTensors
-from trtops.backend.onnx.walk import (
-    add_copy,
-    constant_tensor,
-    copy_of,
-    keep_places,
-    numpy_dtype,
-    remove_unused,
-    replace_nodes,
-)
 from trtops.backend.trial import try_in_child
 from trtops.logger import ON_STDOUT, Logger
 from trtops.system.limits import memory_limit
@@ -80,7 +71,7 @@ def fold_constants(
                     raise
                 log.warning("%s", exc)
         changed = folding.fold_graph(model.graph, {})
-        remove_unused(model.graph)
+        walk.remove_unused(model.graph)
         done += 1
         before, after = after, sum(1 for _ in walk.nodes(model))
         folded = f"Total Nodes | Original: {before:5}, After Folding: {after:5} | {before - after:5} Nodes Folded"
@@ -119,7 +110,7 @@ class _Folding:
         unread.update(name for name, tensor in folded.items() if tensor.data_type in walk.FLOATING)
         unread.difference_update(n for node in graph.node if node.op_type in _READ_SCALES for n in node.input)
         # Nodes that only folded ones needed are removed later, by remove_unused.
-        keep_places(graph.node, {i for i, node in enumerate(graph.node) if folded.keys().isdisjoint(node.output)})
+        walk.keep_places(graph.node, {i for i, node in enumerate(graph.node) if folded.keys().isdisjoint(node.output)})
         # Not every parser accepts a weight as an output, so a Constant node produces it.
         made = [(n, t) for n, t in folded.items() if n in outputs]
         graph.node.extend(helper.make_node("Constant", [], [n], name=f"{n}_constant", value=t) for n, t in made)
@@ -130,7 +121,7 @@ class _Folding:
         for node in graph.node:
             for body in walk.subgraphs(node):
                 changed |= self.fold_graph(body, known.weights)
-                remove_unused(body)
+                walk.remove_unused(body)
         return changed
 
     def lacks_dims(self) -> bool:
@@ -255,7 +246,7 @@ class _Folding:
     def _known_output(self, node: onnx.NodeProto, known: KnownTensors) -> onnx.TensorProto | None:
         """A node's output if nothing has to be computed for it: a Constant, or sizes that shape inference knows."""
         if walk.is_onnx_op(node, "Constant"):
-            return constant_tensor(node)
+            return walk.constant_tensor(node)
         sizes = known.learn_sizes(node) if self.fold_shapes else None
         if sizes is None:
             return None
@@ -266,7 +257,7 @@ class _Folding:
             element = declared.type.tensor_type.elem_type
         else:
             return None
-        return numpy_helper.from_array(sizes.astype(numpy_dtype(element, node.output[0])), node.output[0])
+        return numpy_helper.from_array(sizes.astype(walk.numpy_dtype(element, node.output[0])), node.output[0])
 
 
 def _outputs_in(nodes: Iterable[onnx.NodeProto], read: Collection[str]) -> list[str]:
@@ -294,7 +285,7 @@ def _inline_branches(graph: onnx.GraphProto, known: KnownTensors) -> bool:
             nodes += _branch_nodes(graph, node, body)
             changed = True
     if changed:
-        replace_nodes(graph, nodes)
+        walk.replace_nodes(graph, nodes)
         known.weights.update((tensor.name, tensor) for tensor in graph.initializer)
     return changed
 
@@ -308,15 +299,15 @@ def _branch_nodes(graph: onnx.GraphProto, node: onnx.NodeProto, body: onnx.Graph
     direct = {inside.name: outside for inside, outside in zip(body.output, node.output) if inside.name in made}
     renamed |= {name: outside for name, outside in direct.items() if outside}
     for tensor in body.initializer:
-        add_copy(graph.initializer, tensor).name = renamed[tensor.name]
+        walk.add_copy(graph.initializer, tensor).name = renamed[tensor.name]
     for sparse in body.sparse_initializer:
-        add_copy(graph.sparse_initializer, sparse).values.name = renamed[sparse.values.name]
+        walk.add_copy(graph.sparse_initializer, sparse).values.name = renamed[sparse.values.name]
     for value in body.value_info:
         if value.name in renamed and value.name not in direct:
-            add_copy(graph.value_info, value).name = renamed[value.name]
+            walk.add_copy(graph.value_info, value).name = renamed[value.name]
     result = []
     for original in body.node:
-        copy = copy_of(original)
+        copy = walk.copy_of(original)
         copy.output[:] = [renamed.get(name, name) for name in copy.output]
         copy.input[:] = [renamed.get(name, name) for name in copy.input]
         for part in (part for inside in walk.subgraphs(copy) for part in walk.graphs(inside)):

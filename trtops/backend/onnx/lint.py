@@ -19,7 +19,6 @@ from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.model import Model, bad_divisors, can_propagate_values, data_type, raw_bytes, read_proto
 from trtops.backend.onnx.save import PROTOBUF_LIMIT
-from trtops.backend.onnx.walk import add_copy, copy_of, message_bytes, set_shape
 from trtops.backend.worker import warm_worker
 from trtops.record import JSONValue, Record
 from trtops.system.activity import Activity
@@ -144,9 +143,9 @@ def lint(model: onnx.ModelProto | Model | str | Path, feed: Mapping[str, Any] | 
     else:
         source = model.proto() if isinstance(model, Model) else model
     arguments, seconds = (dict(feed or {}), LARGE), time_limit()
-    if not isinstance(source, Path) and message_bytes(source) >= PROTOBUF_LIMIT:
+    if not isinstance(source, Path) and walk.message_bytes(source) >= PROTOBUF_LIMIT:
         # No message to another process can hold it.
-        return _lint(copy_of(source), *arguments, seconds, {})
+        return _lint(walk.copy_of(source), *arguments, seconds, {})
     deaths: dict[str, str] = {}
     with warm_worker() as worker:
         while True:
@@ -314,7 +313,7 @@ def _checker_entries(
     model: onnx.ModelProto, weights: Collection[str], deaths: Mapping[str, str]
 ) -> Iterator[LintEntry]:
     """What ONNX's checker reports about the whole model; its messages about single nodes come from their runs."""
-    if message_bytes(model) >= PROTOBUF_LIMIT:
+    if walk.message_bytes(model) >= PROTOBUF_LIMIT:
         return
     checked = _with_inputs(model, weights)
     if checked.ir_version:
@@ -385,12 +384,12 @@ def _unused_entries(graph: onnx.GraphProto, names: list[str], ir_version: int) -
 
 def _with_inputs(model: onnx.ModelProto, weights: Collection[str]) -> onnx.ModelProto:
     """A copy of a model with these initializers as inputs."""
-    copy = copy_of(model)
+    copy = walk.copy_of(model)
     del copy.graph.initializer[:]
     declared = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
         if tensor.name not in weights:
-            add_copy(copy.graph.initializer, tensor)
+            walk.add_copy(copy.graph.initializer, tensor)
         elif tensor.name not in declared:
             copy.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return copy
@@ -409,30 +408,24 @@ def _short_message(text: str) -> str:
     return text if without_status == text else _NOISE.sub("", without_status.replace('"', "`"))
 
 
+@dataclass
 class _Run:
     """One model run as a whole or node by node."""
 
-    def __init__(
-        self,
-        model: onnx.ModelProto,
-        weights: Mapping[str, Any],
-        feed: dict[str, Any],
-        names: list[str],
-        end: float,
-        deaths: Mapping[str, str],
-    ) -> None:
-        self.model = model
-        self.weights = weights  # which the model lacks
-        self.feed = feed
-        self.names = names
-        self.end = end
-        self.deaths = deaths
-        self.entries: list[LintEntry] = []
-        self.unchecked: set[str] = set()
-        self.late: list[str] = []  # nodes that were not run within the time limit
-        self.custom: set[str] = set()  # nodes for which this ONNX Runtime has no kernel, though others may
-        self.refusal = ""  # why ONNX Runtime does not load the whole model
-        self.declared: dict[str, onnx.ValueInfoProto] = {}
+    model: onnx.ModelProto
+    weights: Mapping[str, Any]  # which the model lacks
+    feed: dict[str, Any]
+    names: list[str]
+    end: float
+    deaths: Mapping[str, str]
+    entries: list[LintEntry] = field(default_factory=list)
+    unchecked: set[str] = field(default_factory=set)
+    late: list[str] = field(default_factory=list)  # nodes that were not run within the time limit
+    custom: set[str] = field(default_factory=set)  # nodes for which this ONNX Runtime has no kernel, though others may
+    refusal: str = ""  # why ONNX Runtime does not load the whole model
+    declared: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.sparse = {sparse.values.name: sparse for sparse in self.model.graph.sparse_initializer}
 
     def run_whole(self) -> bool:
@@ -442,7 +435,7 @@ class _Run:
             return False
         # ONNX Runtime would copy initializers, but not inputs.
         source = _with_inputs(self.model, self.weights) if self.weights else self.model
-        if message_bytes(source) >= PROTOBUF_LIMIT:
+        if walk.message_bytes(source) >= PROTOBUF_LIMIT:
             return False
         constants = walk.initializer_names(self.model.graph)
         inputs = {v.name: self._input_array(v) for v in self.model.graph.input if v.name not in constants}
@@ -460,7 +453,7 @@ class _Run:
 
     def run_node_by_node(self, broken: set[str]) -> None:
         """Run each node by itself, except those that are known to be broken."""
-        inferred = copy_of(self.model)
+        inferred = walk.copy_of(self.model)
         graph = inferred.graph
         values: dict[str, Any] = dict(self.weights)
         for tensor in graph.initializer:
@@ -471,7 +464,7 @@ class _Run:
         values.update((v.name, self._input_array(v)) for v in graph.input if v.name not in constants)
         for value in graph.input:
             if isinstance(values.get(value.name), np.ndarray) and value.type.HasField("tensor_type"):
-                set_shape(value.type.tensor_type, values[value.name].shape)
+                walk.set_shape(value.type.tensor_type, values[value.name].shape)
         try:
             if shapes.INFERRING not in self.deaths:
                 shapes.infer_shapes(inferred)

@@ -428,17 +428,8 @@ _PROPAGATING = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "
 _ASSUMED_RANK = 8  # of tensors without a declaration
 # Their results are never sizes. Without these, networks that join feature maps often would count as bombs.
 _DATA = {
-    "AveragePool",
-    "Conv",
-    "ConvTranspose",
-    "Erf",
-    "Gemm",
-    "LayerNormalization",
-    "MatMul",
-    "MaxPool",
-    "Relu",
-    "Softmax",
-}
+    "AveragePool", "Conv", "ConvTranspose", "Erf", "Gemm", "LayerNormalization", "MatMul", "MaxPool", "Relu", "Softmax",
+}  # fmt: skip
 
 
 def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:

@@ -20,18 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
-from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.index_arithmetic import index_tensors
 from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
-from trtops.backend.onnx.walk import (
-    FreshNames,
-    add_copy,
-    constant_tensor,
-    constant_tensors,
-    copy_of,
-    keep_only,
-    replace_nodes,
-)
 from trtops.calibration.cache import CalibrationCache
 from trtops.metadata import DataType
 from trtops.patterns import expand
@@ -105,7 +95,7 @@ def lower_precision(
         weights: A folder for the 16-bit weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), which
             must exist as long as the result is used; without one they are inside.
     """
-    model = copy_of(proto)
+    model = walk.copy_of(proto)
     if to == "bf16" and walk.opset(model) < 13:
         raise errors.ConfigError(
             f"BF16 needs operator set 13 or later; this model has {walk.opset(model)}. Convert it with "
@@ -140,7 +130,7 @@ def beyond_range(model: onnx.ModelProto, cache: CalibrationCache, to: LowPrecisi
     such values. The model is one after :func:`without_functions`.
     """
     largest, smallest = _RANGE[to]
-    constants = constant_tensors(model.graph)
+    constants = walk.constant_tensors(model.graph)
     measured = {found.name: found.largest for found in cache.ranges if found.name not in constants}
     outside = {name: amax for name, amax in measured.items() if amax > largest or 0 < amax < smallest}
     if any(amax >= _STANDS_FOR_INFINITY for amax in outside.values()):
@@ -185,7 +175,7 @@ class _Tensor:
         """A weight's largest value that does not stand for infinity, and whether there are larger finite ones."""
         assert self.weight is not None
         largest, any_infinite = 0.0, False
-        for block in _blocks(_weight_array(self.weight)):
+        for block in _blocks(tensor_array(self.weight)):
             size = np.abs(block)
             most = float(size.max())
             if not most < _STANDS_FOR_INFINITY:  # or NaN is among them
@@ -205,12 +195,6 @@ def _blocks(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
     flat = array.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
         yield flat[start : start + _BLOCK]
-
-
-def _weight_array(weight: TensorProto) -> np.ndarray[Any, Any]:
-    if external.is_external(weight) and not external.is_anchored(weight):
-        raise errors.InvalidModelError(f"Weight {weight.name!r} has its data in another file; load it first.")
-    return tensor_array(weight)
 
 
 _Scope: TypeAlias = ChainMap[str, _Tensor]
@@ -251,7 +235,7 @@ class _Rewrite:
         self.least_scale = _LEAST_SCALE[to]
         self.excluded = excluded
         self.index_tensors = index_tensors
-        self.fresh = FreshNames(model.graph)
+        self.fresh = walk.FreshNames(model.graph)
         self.renamed: dict[str, str] = {}
         self.lowered: list[str] = []
         self.kept: list[str] = []
@@ -284,10 +268,10 @@ class _Rewrite:
                 scope[name] = replace(outer[name])  # a Cast inside is not available outside
         nodes = [graph.node[i] for i in walk.execution_order(graph.node)]
         weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
-        keep_only(graph.initializer, lambda tensor: tensor.data_type != TensorProto.FLOAT)
+        walk.keep_only(graph.initializer, lambda tensor: tensor.data_type != TensorProto.FLOAT)
         remaining = []
         for node in nodes:
-            constant = constant_tensor(node) if walk.is_onnx_op(node, "Constant") else None
+            constant = walk.constant_tensor(node) if walk.is_onnx_op(node, "Constant") else None
             if constant is not None and constant.data_type == TensorProto.FLOAT:
                 weights.append(constant)
             else:
@@ -304,7 +288,7 @@ class _Rewrite:
             tensor = scope.get(value.name)
             if tensor is not None and (keep_io or tensor.weight is not None):
                 value.name = self._name_in(tensor, False, frame)
-        replace_nodes(graph, frame.nodes)
+        walk.replace_nodes(graph, frame.nodes)
         self._write_weights(graph, [scope[tensor.name] for tensor in weights])
         low = {self.renamed.get(t.low, t.low) for t in scope.maps[0].values() if t.low is not None}
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -363,7 +347,7 @@ class _Rewrite:
             return _KEPT
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             scale = scope.get(node.input[1])
-            if scale is None or scale.weight is None or _weight_array(scale.weight).min(initial=1) < self.least_scale:
+            if scale is None or scale.weight is None or tensor_array(scale.weight).min(initial=1) < self.least_scale:
                 return _KEPT
         schema = onnx.defs.get_schema(node.op_type, version, domain)
         inputs = [_type_variable(schema.inputs, i) for i in range(len(node.input))]
@@ -408,16 +392,16 @@ class _Rewrite:
         for tensor in weights:
             assert tensor.weight is not None
             if tensor.full_used or tensor.low is None:
-                add_copy(graph.initializer, tensor.weight)
+                walk.add_copy(graph.initializer, tensor.weight)
             if tensor.low is not None:
                 name = tensor.low if tensor.full_used else tensor.weight.name
                 if name != tensor.low:
                     self.renamed[tensor.low] = name
-                add_copy(graph.initializer, self._lower_weight(tensor, name))
+                walk.add_copy(graph.initializer, self._lower_weight(tensor, name))
 
     def _lower_weight(self, tensor: _Tensor, name: str) -> TensorProto:
         assert tensor.weight is not None
-        array = _weight_array(tensor.weight)
+        array = tensor_array(tensor.weight)
         lower = np.empty(array.size, self.dtype.numpy())
         tiny = 0
         with np.errstate(over="ignore", under="ignore"):
@@ -477,7 +461,7 @@ def _emulate_graph(
     low_weights = [
         tensor
         for tensor in graph.initializer
-        if tensor.data_type in _LOW and (expected_bytes(tensor) or 0) <= _LARGE_WEIGHT
+        if tensor.data_type in _LOW and (external.expected_bytes(tensor) or 0) <= _LARGE_WEIGHT
     ]
     widened = {**outer_weights, **{tensor.name: f"{tensor.name}/float32" for tensor in low_weights}}
     nodes: list[onnx.NodeProto] = []
@@ -506,10 +490,10 @@ def _emulate_graph(
             if name and types.get(name) in _LOW:
                 node.output[i] = f"{name}/exact"
                 nodes.append(helper.make_node("Cast", [node.output[i]], [name], to=types[name]))
-    replace_nodes(graph, nodes)
+    walk.replace_nodes(graph, nodes)
     for tensor in low_weights:
         array = tensor_array(tensor).astype("float32")
-        add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))
+        walk.add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))
 
 
 def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -517,7 +501,7 @@ def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
 
     By Veltkamp's splitting: with c = (2**13 + 1) * x in FP32, x rounded to 11 significant bits is c - (c - x).
     """
-    model = without_functions(copy_of(model))
+    model = without_functions(walk.copy_of(model))
     shapes.infer_shapes(model)
     numbers, factor = itertools.count(), "tf32/factor"
 
@@ -535,7 +519,7 @@ def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
                         helper.make_node("Sub", [large, rest], [node.input[i]]),
                     ]
             nodes.append(node)
-        replace_nodes(graph, nodes)
+        walk.replace_nodes(graph, nodes)
 
     rewrite(model.graph, {})
     model.graph.initializer.append(numpy_helper.from_array(np.float32(2**13 + 1), factor))

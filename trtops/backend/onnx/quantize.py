@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import placement, shapes, walk
 from trtops.backend.onnx.model import tensor_array
-from trtops.backend.onnx.walk import FreshNames, constant_tensors, keep_only, rename, replace_nodes
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.record import Record
 from trtops.spec import BuildConfig, TensorRTOptions
@@ -64,26 +63,22 @@ class Quantization(Record):
 
     def require_layers(self) -> None:
         """Raise CalibrationError if no layer was quantized."""
-        if self.layers:
-            return
-        kept, in_bodies = (", ".join(names) or "none" for names in (self.kept, self.in_bodies))
-        raise errors.CalibrationError(
-            f"8 bits were requested, but no layer of the model is quantized. Of {', '.join(OP_TYPES)}, kept: {kept}; "
-            f"{self.exclusions()}; in bodies of If, Loop or Scan, where calibration has no values: {in_bodies}; others "
-            "do not compute in FP32. Keep fewer, name fewer qdq_rules, start from FP32, or build another precision."
-        )
+        if not self.layers:
+            raise errors.CalibrationError(
+                f"8 bits were requested, but no layer of the model is quantized; {self._left_out()}; others do not "
+                "compute in FP32. Keep fewer, name fewer qdq_rules, start from FP32, or build another precision."
+            )
 
     def sentence(self) -> str:
         """What was quantized, in a line."""
-        missing = f"; no ranges for {', '.join(self.missing)}" if self.missing else ""
-        bodies = f"; in bodies of If, Loop or Scan: {', '.join(self.in_bodies)}" if self.in_bodies else ""
-        kept = f"kept: {', '.join(self.kept) or 'none'}"
-        return f"{len(self.layers)} layers read 8 bits; {kept}; {self.exclusions()}{missing}{bodies}"
+        return f"{len(self.layers)} layers read 8 bits; {self._left_out()}"
 
-    def exclusions(self) -> str:
-        """The layers that placement rules exclude, by rule, in part of a line."""
-        each = [f"{rule} ({', '.join(names)})" for rule, names in self.excluded]
-        return f"excluded by rule: {'; '.join(each) or 'none'}"
+    def _left_out(self) -> str:
+        """The products that do not read 8 bits, by reason, in part of a line."""
+        rules = [f"{rule} ({', '.join(names)})" for rule, names in self.excluded]
+        text = f"kept: {', '.join(self.kept) or 'none'}; excluded by rule: {'; '.join(rules) or 'none'}"
+        text += f"; no ranges for {', '.join(self.missing)}" if self.missing else ""
+        return text + (f"; in bodies of If, Loop or Scan: {', '.join(self.in_bodies)}" if self.in_bodies else "")
 
 
 @dataclass(frozen=True)
@@ -97,14 +92,6 @@ class _Layer:
     @property
     def is_product(self) -> bool:
         return self.node.op_type in OP_TYPES
-
-
-@dataclass(frozen=True)
-class _Plan:
-    layers: list[_Layer]  # in order of execution
-    kept: dict[str, None]
-    excluded: dict[str, list[str]]
-    one_scale: list[frozenset[str]]
 
 
 def is_quantized(model: onnx.ModelProto) -> bool:
@@ -129,13 +116,13 @@ def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def quantizable_layers(model: onnx.ModelProto, config: BuildConfig) -> tuple[str, ...]:
     """Names of the products that :func:`insert_qdq` would quantize; what reads their results follows them."""
-    return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, config).layers if layer.is_product)
+    return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, config)[0] if layer.is_product)
 
 
 def tensors_to_calibrate(model: onnx.ModelProto) -> tuple[str, ...]:
     """Names of the tensors that enter products: a calibrator needs their ranges."""
     everything = BuildConfig(qdq_rules=(), options=TensorRTOptions())
-    return _activation_names(_plan_layers(model, everything).layers)
+    return _activation_names(_plan_layers(model, everything)[0])
 
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
@@ -176,7 +163,7 @@ def insert_qdq(
             "The model already has QuantizeLinear nodes; build it as it is, or start from the model without them."
         )
     raise_opset(model, OPSET_OF_FP16_SCALES if config.precision == "fp8" else _MIN_OPSET)
-    plan = _plan_layers(model, config)
+    planned, kept, placed = _plan_layers(model, config)
     # Rewriting after the calibration may have added nodes that only move values. Ranges move along.
     known = cache.by_name()
     for index in walk.execution_order(model.graph.node):
@@ -186,18 +173,18 @@ def insert_qdq(
             known[node.output[0]] = replace(source, name=node.output[0])
     cache = replace(cache, ranges=tuple(known.values()))
     missing = fit(
-        cache, _activation_names(each for each in plan.layers if each.is_product), policy or config.calibration_fit
+        cache, _activation_names(each for each in planned if each.is_product), policy or config.calibration_fit
     )
-    layers = [layer for layer in plan.layers if known.keys() >= set(_activation_names([layer]))]
-    for group in plan.one_scale:
+    layers = [layer for layer in planned if known.keys() >= set(_activation_names([layer]))]
+    for group in placed.one_scale:
         joined = group.intersection(_activation_names(layers))
         known.update({n: replace(known[n], amax=max(known[each].amax for each in joined)) for n in joined})
-    _Writer(model, known, config, frozenset(plan.kept)).write(layers)
+    _Writer(model, known, config, frozenset(kept)).write(layers)
     _, *bodies = walk.graphs(model.graph)
     return Quantization(
         layers=tuple(walk.node_name(layer.node) for layer in layers),
-        kept=tuple(plan.kept),
-        excluded=tuple((rule, tuple(names)) for rule, names in plan.excluded.items()),
+        kept=tuple(kept),
+        excluded=tuple((rule, tuple(names)) for rule, names in placed.excluded.items()),
         missing=tuple(sorted(missing)),
         in_bodies=tuple(walk.node_name(n) for b in bodies for n in b.node if walk.is_onnx_op(n, *_op_types(config))),
     )
@@ -237,13 +224,15 @@ def _op_types(config: BuildConfig) -> tuple[str, ...]:
     return config.qdq_op_types or (no_transposed if config.backend == "onnxruntime" else known)
 
 
-def _plan_layers(model: onnx.ModelProto, config: BuildConfig) -> _Plan:
-    """The layers to quantize, and those that are kept or excluded."""
+def _plan_layers(
+    model: onnx.ModelProto, config: BuildConfig
+) -> tuple[list[_Layer], dict[str, None], placement.Placement]:
+    """The layers to quantize, in order of execution, the names of those that are kept, and the rules' placement."""
     op_types = _op_types(config)
     names = kept_names(model, config.keep)
     shapes.infer_shapes(model)
     types = shapes.element_types(model.graph)
-    constants = constant_tensors(model.graph)
+    constants = walk.constant_tensors(model.graph)
     products: dict[str, tuple[int, ...]] = {}
     kept: dict[str, None] = {}
     for node in model.graph.node:
@@ -259,8 +248,7 @@ def _plan_layers(model: onnx.ModelProto, config: BuildConfig) -> _Plan:
             products[node.output[0]] = activations
     rules = tuple(placement.RULES) if config.qdq_rules is None else config.qdq_rules
     for rule in rules:
-        if rule not in placement.RULES:
-            raise errors.ConfigError(f"Unknown placement rule {rule!r}. {errors.near(rule, placement.RULES)}")
+        errors.check_known(rule, placement.RULES, "Unknown placement rule")
     if config.backend == "onnxruntime":
         rules = ()
     placed = placement.Placement(
@@ -278,7 +266,7 @@ def _plan_layers(model: onnx.ModelProto, config: BuildConfig) -> _Plan:
         if all(types.get(node.input[i]) == TensorProto.FLOAT for i in activations):
             weights = range(2) if node.op_type in OP_TYPES else ()
             layers.append(_Layer(node, activations, tuple(i for i in weights if i not in activations)))
-    return _Plan(layers, kept, placed.excluded, placed.one_scale)
+    return layers, kept, placed
 
 
 def _sizes(model: onnx.ModelProto, config: BuildConfig) -> dict[str, list[int]]:
@@ -298,7 +286,7 @@ def _sizes(model: onnx.ModelProto, config: BuildConfig) -> dict[str, list[int]]:
         sized = model
     found = {name: value.type.tensor_type for name, value in shapes.values(sized.graph).items()}
     known = {name: [dim.dim_value for dim in each.shape.dim] for name, each in found.items() if each.HasField("shape")}
-    return known | {name: list(tensor.dims) for name, tensor in constant_tensors(sized.graph).items()}
+    return known | {name: list(tensor.dims) for name, tensor in walk.constant_tensors(sized.graph).items()}
 
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
@@ -345,8 +333,8 @@ class _Writer:
             for name in dict.fromkeys(walk.uses(node)):
                 self.readers.setdefault(name, []).append(node)
         self.outputs = {value.name for value in self.graph.output}
-        self.constants = constant_tensors(self.graph)
-        self.fresh = FreshNames(self.graph)
+        self.constants = walk.constant_tensors(self.graph)
+        self.fresh = walk.FreshNames(self.graph)
         self.added: list[onnx.NodeProto] = []
 
     def write(self, layers: Sequence[_Layer]) -> None:
@@ -390,13 +378,13 @@ class _Writer:
                     or (name in integer and walk.node_name(node) not in self.kept and not any(walk.subgraphs(node)))
                     or (node.op_type in _MOVING and tensors.get(node.output[0]) == tensors[name] != node.output[0])
                 ):
-                    rename(node.input, name, pairs[name])
+                    walk.rename(node.input, name, pairs[name])
         nodes = [*self.graph.node, *self.added]
-        replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
+        walk.replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
         graphs = list(walk.graphs(self.graph))
         used = {name for graph in graphs for node in graph.node for name in node.input}
         used |= {value.name for graph in graphs for value in (*graph.input, *graph.output)}
-        keep_only(self.graph.initializer, lambda tensor: tensor.name in used)
+        walk.keep_only(self.graph.initializer, lambda tensor: tensor.name in used)
 
     def _scale_roots(self, layers: Sequence[_Layer]) -> dict[str, str]:
         """Names of the tensors to quantize, each with the tensor that defines its scale: itself, or its source."""
@@ -410,8 +398,10 @@ class _Writer:
         # All tensors of a chain of nodes that only move values have the scale of its first.
         for name in names:
             chain = [name]
-            while (source := self._moved_from(chain[-1])) is not None:
-                chain.append(source)
+            while (node := self.maker.get(chain[-1])) is not None and node.op_type in _MOVING:
+                if not node.input or node.input[0] not in self.ranges:
+                    break
+                chain.append(str(node.input[0]))
             roots.update(dict.fromkeys(chain, chain[-1]))
         needed = set(_activation_names(layers))
         return {n: root for n, root in roots.items() if n in needed or (n in self.ranges and n not in self.outputs)}
@@ -423,13 +413,6 @@ class _Writer:
             return name
         behind = str(readers[0].output[0])
         return behind if behind in self.ranges else name
-
-    def _moved_from(self, name: str) -> str | None:
-        """The calibrated tensor from which this one is moved; None if its producer computes something."""
-        node = self.maker.get(name)
-        if node is None or node.op_type not in _MOVING or not node.input or node.input[0] not in self.ranges:
-            return None
-        return str(node.input[0])
 
     def _activation_params(self, name: str, roots: Mapping[str, str]) -> _Params:
         entry = self.ranges[roots[name]]
@@ -446,14 +429,15 @@ class _Writer:
     def _add_pair(self, name: str, params: _Params) -> str:
         """Add Q and DQ after a tensor, and return the output's name."""
         scale, zero_point = self._store_params(name, params)
-        rounded, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
-        self.added += [
-            helper.make_node(
-                "QuantizeLinear", [name, scale, zero_point], [rounded], rounded, **_axis_attribute(params)
-            ),
-            helper.make_node("DequantizeLinear", [rounded, scale, zero_point], [back], back, **_axis_attribute(params)),
-        ]
-        return back
+        rounded = self._add_node("QuantizeLinear", [name, scale, zero_point], f"{name}_quantized", params)
+        return self._add_node("DequantizeLinear", [rounded, scale, zero_point], f"{name}_dequantized", params)
+
+    def _add_node(self, op: str, inputs: list[str], output: str, params: _Params) -> str:
+        """Add a node whose output has this name, or one made of it, and return that."""
+        made = self.fresh(output)
+        axis: dict[str, Any] = {} if params.axis is None else {"axis": params.axis}
+        self.added.append(helper.make_node(op, inputs, [made], made, **axis))
+        return made
 
     def _quantize_bias(self, node: onnx.NodeProto, data: _Params, weight: _Params) -> None:
         """Store a layer's bias in INT32 with the scale of its products, as ONNX Runtime's integer kernels expect."""
@@ -502,12 +486,9 @@ class _Writer:
     def _store_quantized(self, name: str, values: NDArray[Any], params: _Params) -> str:
         """Store a constant in integers, with DQ, and return the output's name."""
         scale, zero_point = self._store_params(name, params)
-        stored, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
+        stored = self.fresh(f"{name}_quantized")
         self.graph.initializer.append(numpy_helper.from_array(values, stored))
-        self.added.append(
-            helper.make_node("DequantizeLinear", [stored, scale, zero_point], [back], back, **_axis_attribute(params))
-        )
-        return back
+        return self._add_node("DequantizeLinear", [stored, scale, zero_point], f"{name}_dequantized", params)
 
     def _store_params(self, name: str, params: _Params) -> tuple[str, str]:
         scale, zero_point = self.fresh(f"{name}_scale"), self.fresh(f"{name}_zero_point")
@@ -518,7 +499,3 @@ class _Writer:
             zeros = bytes(params.scale.size)
             self.graph.initializer.add(name=zero_point, data_type=self.zero, dims=params.scale.shape, raw_data=zeros)
         return scale, zero_point
-
-
-def _axis_attribute(params: _Params) -> dict[str, Any]:
-    return {} if params.axis is None else {"axis": params.axis}

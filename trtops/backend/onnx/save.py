@@ -140,10 +140,6 @@ def _put_outside(write: _WriteWeight, threshold: int) -> walk.PutTensor:
     """Writes the bytes of large tensors outside the model file, and keeps the others."""
 
     def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
-        if external.is_external(tensor) and not external.is_anchored(tensor):
-            raise errors.InvalidModelError(
-                f"Tensor {tensor.name!r} has its data in another file; load it before saving the model elsewhere."
-            )
         # Shape inference needs small integer vectors, and neither ONNX's nor ONNX Runtime's reads other files.
         may_be_shape = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1
         size = external.expected_bytes(tensor)

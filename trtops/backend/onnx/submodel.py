@@ -8,7 +8,7 @@ Values come from an implementation of :class:`Values`.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -18,7 +18,6 @@ from trtops import errors
 from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.model import tensor_spec
-from trtops.backend.onnx.walk import add_copy, constant_tensors, copy_of
 from trtops.metadata import TensorSpec
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -40,32 +39,28 @@ _MIN_IR_VERSION = 4
 _Constant: TypeAlias = onnx.TensorProto | onnx.SparseTensorProto | onnx.NodeProto
 
 
-class Values(Protocol):
-    """What is known of a model's tensors, for one or more feeds."""
+class Values:
+    """What is known of a model's tensors, for one or more feeds; without data, types and shapes only."""
 
     def spec(self, name: str) -> TensorSpec:
         """Dtype and shape of a tensor; a dimension that differs between feeds is None."""
-        ...
+        raise NotImplementedError
 
     def constant(self, name: str) -> Array | None:
         """The value of a tensor, if it is known and the same for every feed."""
-        ...
+        return None
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
-        """Read-only arrays for these tensors, by name: one dict per feed."""
-        ...
-
-    def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
-        """The expected outputs of a sub-model for the arrays of :meth:`feeds`."""
-        ...
+        """Read-only arrays for these tensors, by name: one dict per feed. ConfigError without data."""
+        raise errors.ConfigError("Sub-models have no values, only declared types and shapes. Allow the model to run.")
 
 
-class Declared:
-    """Declared or inferred types and shapes, without data. Implements :class:`Values`."""
+class Declared(Values):
+    """Declared or inferred types and shapes, without data."""
 
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, TensorSpec]) -> None:
         """Infer types and shapes of a model, which is not changed, from these input shapes."""
-        inferred = copy_of(model)
+        inferred = walk.copy_of(model)
         for value in inferred.graph.input:
             if value.name in inputs:
                 value.CopyFrom(_value_info(inputs[value.name]))
@@ -82,18 +77,6 @@ class Declared:
                 "model's value_info."
             )
         return spec
-
-    def constant(self, name: str) -> Array | None:
-        """None: no value is known."""
-        return None
-
-    def feeds(self, names: Sequence[str]) -> list[Arrays]:
-        """Raise ConfigError: there are no values."""
-        raise errors.ConfigError("Sub-models have no values, only declared types and shapes. Allow the model to run.")
-
-    def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
-        """Raise ConfigError, as :meth:`feeds`."""
-        return self.feeds(names)
 
 
 @dataclass(frozen=True)
@@ -113,8 +96,8 @@ class SubModel:
 
     @cached_property
     def golden(self) -> list[Arrays]:
-        """The expected outputs for :attr:`feeds`."""
-        return self._values.golden(self.proto, self.feeds, self.outputs)
+        """The expected outputs: values of the whole model are valid for any part of it."""
+        return self._values.feeds(self.outputs)
 
 
 class Cutter:
@@ -130,7 +113,7 @@ class Cutter:
         nodes = model.graph.node
         self._constants: dict[str, _Constant] = {s.values.name: s for s in model.graph.sparse_initializer}
         self._constants.update((node.output[0], node) for node in nodes if walk.is_onnx_op(node, "Constant"))
-        self._constants |= constant_tensors(model.graph)  # these replace the Constant nodes that produce tensors
+        self._constants |= walk.constant_tensors(model.graph)  # these replace the Constant nodes that produce tensors
         self.order = [i for i in walk.execution_order(nodes) if not walk.is_onnx_op(nodes[i], "Constant")]
         self._position = {index: position for position, index in enumerate(self.order)}
         self._reads: dict[int, list[str]] = {}
@@ -228,9 +211,9 @@ class Cutter:
         for name in dict.fromkeys(name for index in inside for name in self._weights[index]):
             constant = self._constants[name]
             if isinstance(constant, onnx.TensorProto):
-                add_copy(graph.initializer, constant)
+                walk.add_copy(graph.initializer, constant)
             elif isinstance(constant, onnx.SparseTensorProto):
-                add_copy(graph.sparse_initializer, constant)
+                walk.add_copy(graph.sparse_initializer, constant)
             else:
                 graph.node.insert(0, constant)
         graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in frozen.items())

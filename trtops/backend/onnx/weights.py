@@ -15,7 +15,6 @@ from onnx import TensorProto, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import sparsity, walk
 from trtops.backend.onnx.external import STRIPPED, is_stripped
-from trtops.backend.onnx.walk import numpy_dtype
 from trtops.metadata import DataType
 
 _SPARSE = "SPARSE_2_4"
@@ -39,8 +38,7 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
     """
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in exclude:
-        if name not in tensors:
-            raise errors.ConfigError(f"The model has no weight {name!r} to exclude. {errors.near(name, tensors)}")
+        errors.check_known(name, tensors, "The model has no weight")
     opsets = walk.opsets(model)
     makers = walk.makers(model.graph.node)
     wanted: set[str] = set()
@@ -119,7 +117,7 @@ def _random_weight(tensor: TensorProto, axis: int | None) -> sparsity.Array:
     """Random values for a weight, seeded by its name, divided by the square root of the number of reduced elements."""
     seed = int.from_bytes(hashlib.sha256(tensor.name.encode()).digest()[:8], "little")
     shape = tuple(tensor.dims)
-    dtype = numpy_dtype(tensor.data_type, tensor.name)
+    dtype = walk.numpy_dtype(tensor.data_type, tensor.name)
     generator = np.random.default_rng(seed)
     if not DataType.of(dtype).is_floating:
         info = np.iinfo(dtype)

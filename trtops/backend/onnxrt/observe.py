@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx.submodel import Array, Arrays, Cutter
+from trtops.backend.onnx.submodel import Array, Arrays, Cutter, Values
 from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
 from trtops.metadata import DataType, Dim, TensorSpec
 from trtops.system.processes import temporary_prefix
@@ -23,11 +22,8 @@ DEFAULT_LIMIT_BYTES = 2 << 30
 _FIRST_PIECE = 64
 
 
-class Observed:
-    """The values of a model's tensors for some feeds; implements :class:`trtops.backend.onnx.submodel.Values`.
-
-    Filled by one thread, then safe to read from several.
-    """
+class Observed(Values):
+    """The values of a model's tensors for some feeds. Filled by one thread, then safe to read from several."""
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         """Start empty; arrays beyond ``limit_bytes`` go to files."""
@@ -76,10 +72,6 @@ class Observed:
         count = max(map(len, self._arrays.values()), default=0)
         arrays = {name: self.arrays(name) for name in names}
         return [{name: values[i] for name, values in arrays.items()} for i in range(count)]
-
-    def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
-        """Return the observed outputs: values of the whole model are valid for any part of it."""
-        return self.feeds(names)
 
     def close(self) -> None:
         """Remove the temporary folder, which otherwise is removed with this object."""
