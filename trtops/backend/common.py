@@ -40,9 +40,6 @@ class BytesFromPath(BaseLoader[bytes]):
             raise errors.FormatError(f"{self.path} cannot be read: {exc.strerror}. Expected a file.") from exc
 
 
-bytes_from_path = immediately(BytesFromPath)
-
-
 @dataclass(frozen=True)
 class SaveBytes(BaseLoader["bytes | memoryview"]):
     """Writes bytes (or anything with the buffer protocol) to a file, completely or not at all, and returns them.
@@ -63,9 +60,6 @@ class SaveBytes(BaseLoader["bytes | memoryview"]):
         with open_atomically(self.path) as file:
             file.write(data)
         return data
-
-
-save_bytes = immediately(SaveBytes)
 
 
 @dataclass(frozen=True)
@@ -121,5 +115,8 @@ def import_from_script(path: str | Path, name: str) -> Any:
         )
     return vars(module)[name]
 
+
+bytes_from_path = immediately(BytesFromPath)
+save_bytes = immediately(SaveBytes)
 
 known_as(__name__, "loader")

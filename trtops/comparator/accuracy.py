@@ -208,9 +208,9 @@ class AccuracyResults(SavedList[AccuracyResult]):
         return super()._expect(cls([found]) if isinstance(found, AccuracyResult) else found, where)
 
 
-@Encoder.register(AccuracyResult)
-def _encode_accuracy(result: AccuracyResult) -> dict[str, Any]:
-    return {"lst": [[list(pair), its] for pair, its in result.dct.items()], "aggregation": result.aggregation}
+Encoder.register(AccuracyResult)(
+    lambda result: {"lst": [[list(pair), its] for pair, its in result.items()], "aggregation": result.aggregation}
+)
 
 
 @Decoder.register(AccuracyResult)

@@ -125,9 +125,9 @@ class IterationResult(MutableMapping[str, Any]):
         return f"IterationResult({dict(self)!r}, runtime={self.runtime!r}, runner_name={self.runner_name!r})"
 
 
-@Encoder.register(IterationResult)
-def _encode_iteration(result: IterationResult) -> dict[str, Any]:
-    return {"outputs": result.dct, "runtime": result.runtime, "runner_name": result.runner_name}
+Encoder.register(IterationResult)(
+    lambda result: {"outputs": result.dct, "runtime": result.runtime, "runner_name": result.runner_name}
+)
 
 
 @Decoder.register(IterationResult)

@@ -150,7 +150,17 @@ class Writers:
         if feed is not None:
             self.inputs.append(dict(feed))
             if self.blobs is not None:
-                _save_blobs(self.blobs / f"{self.count:010d}", feed)
+                directory = self.blobs.absolute() / f"{self.count:010d}"
+                directory.mkdir(parents=True, exist_ok=True)
+                for name, array in feed.items():
+                    # A model from elsewhere may name an input `../../x`.
+                    path = Path(os.path.abspath(directory / f"{name}.bin"))
+                    if not path.is_relative_to(os.path.abspath(directory)):
+                        raise errors.ConfigError(
+                            f"Input {name!r} cannot be saved as raw bytes: its name leads out of {directory}."
+                        )
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    np.ascontiguousarray(to_numpy(array, f"Input {name!r}")).tofile(path)
         if run is not None:
             self.outputs.append(run)
         self.count += 1
@@ -159,14 +169,3 @@ class Writers:
         """Write the single files."""
         self.inputs.close()
         self.outputs.close()
-
-
-def _save_blobs(directory: Path, feed: Mapping[str, Any]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, array in feed.items():
-        # A model from elsewhere may name an input `../../x`.
-        path = Path(os.path.abspath(directory / f"{name}.bin"))
-        if Path(os.path.abspath(directory)) not in path.parents:
-            raise errors.ConfigError(f"Input {name!r} cannot be saved as raw bytes: its name leads out of {directory}.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.ascontiguousarray(to_numpy(array, f"Input {name!r}")).tofile(path)

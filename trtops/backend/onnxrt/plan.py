@@ -1,9 +1,10 @@
 """Describes an engine: its kernels, in which layers, made from which nodes of the model."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 
 import onnx
 
@@ -39,7 +40,9 @@ def read_plan(plan: bytes) -> Plan:
     graph = read_graph(plan)
     made: dict[str, tuple[int, str]] = {}  # depth and label by tensor
     ranked = []
-    for node in _dependency_order(graph.nodes):
+    makers = {name: index for index, node in enumerate(graph.nodes) for name in node.outputs if name}
+    waits_for = {i: {makers[n] for n in node.inputs if n in makers} - {i} for i, node in enumerate(graph.nodes)}
+    for node in map(graph.nodes.__getitem__, TopologicalSorter(waits_for).static_order()):
         # A label is a digest over the node and the labels of its inputs, so it covers everything before it: graphs with
         # equal labels are equal. Numbers in generated names are ignored.
         sources = [made.get(name, (0, _NUMBER.sub("", name))) for name in node.inputs]
@@ -57,24 +60,6 @@ def read_plan(plan: bytes) -> Plan:
         signature=digest([label for _, label, _ in ranked]),
         types=graph.types,
     )
-
-
-def _dependency_order(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Yield the nodes, each after those that make its inputs."""
-    makers = {name: index for index, node in enumerate(nodes) for name in node.outputs if name}
-    waiting_for = [{makers[name] for name in node.inputs if name in makers} - {i} for i, node in enumerate(nodes)]
-    readers = defaultdict(list)
-    for index, makers_of in enumerate(waiting_for):
-        for maker in makers_of:
-            readers[maker].append(index)
-    ready = [index for index, makers_of in enumerate(waiting_for) if not makers_of]
-    while ready:
-        index = ready.pop()
-        yield nodes[index]
-        for reader in readers[index]:
-            waiting_for[reader].discard(index)
-            if not waiting_for[reader]:
-                ready.append(reader)
 
 
 def describe(plan: Plan, model: onnx.ModelProto) -> tuple[tuple[Layer, ...], tuple[TacticChoice, ...]]:

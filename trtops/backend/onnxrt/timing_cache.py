@@ -41,18 +41,8 @@ class Timing(Record):
     cost_seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CacheFile(Record):
-    format: str
-    version: int
-    device_key: str
-    timings: Mapping[str, Timing]
-    graphs: Mapping[str, str]
-    skipped: tuple[str, ...]
-
-
 @dataclass
-class TimingCache:
+class TimingCache(Record):
     """Timings, signatures of optimized graphs, and candidates skipped for lack of time, by :func:`timing_key`.
 
     ``device_key`` is the device and release (:attr:`trtops.spec.Environment.device_key`).
@@ -69,34 +59,26 @@ class TimingCache:
         content: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             content = json.loads(data)
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
             raise errors.TimingCacheError(f"Not a timing cache: expected a JSON object with format {_FORMAT!r}.")
-        if content.get("version") != _VERSION:
+        if (version := content.pop("version", None)) != _VERSION:
             raise errors.TimingCacheError(
-                f"The timing cache has version {content.get('version')!r}; expected {_VERSION}. Build without it."
+                f"The timing cache has version {version!r}; expected {_VERSION}. Build without it."
             )
         try:
-            file = _CacheFile.from_dict(content)
+            cache = cls.from_dict(content)
         except errors.FormatError as exc:
             raise errors.TimingCacheError(f"The timing cache is damaged: {exc}") from None
-        if device_key is not None and file.device_key != device_key:
+        if device_key is not None and cache.device_key != device_key:
             raise errors.TimingCacheError(
-                f"The timing cache is of {file.device_key!r}; this build runs on {device_key!r}, where its timings are "
-                "not valid. Build without it, or with a cache made here."
+                f"The timing cache is of {cache.device_key!r}; this build runs on {device_key!r}, where its timings "
+                "are not valid. Build without it, or with a cache made here."
             )
-        return cls(file.device_key, dict(file.timings), dict(file.graphs), set(file.skipped))
+        return cache
 
     def to_bytes(self) -> bytes:
         """Return the cache as JSON; equal caches give equal bytes."""
-        file = _CacheFile(
-            format=_FORMAT,
-            version=_VERSION,
-            device_key=self.device_key,
-            timings=self.timings,
-            graphs=self.graphs,
-            skipped=tuple(sorted(self.skipped)),
-        )
-        return canonical_json(file).encode() + b"\n"
+        return canonical_json({"format": _FORMAT, "version": _VERSION, **self.to_dict()}).encode() + b"\n"
 
     def __len__(self) -> int:
         return len(self.timings)
