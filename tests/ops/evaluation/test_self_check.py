@@ -522,13 +522,7 @@ def test_convert_names_broken_relations(
 def test_rebuilt_engine_with_broken_relation_drifted() -> None:
     case = mlp()
     found = checked(case, planted(case, refused), singles(case))
+    assert SelfCheck.from_json(found.to_json()) == found and found.verdict == "bad"
     report = compare_outputs({"y": np.eye(6)}, {"y": np.eye(6)}, default_tolerances("fp32"))
     assert _grade_outputs(Rebuilt(report), None)[0] == "outputs equal"
     assert _grade_outputs(Rebuilt(report, broken=found.reasons), None) == ("drifted", "; ".join(found.reasons))
-
-
-def test_record_survives_json() -> None:
-    case = mlp()
-    found = checked(case, planted(case, refused), singles(case))
-    assert SelfCheck.from_json(found.to_json()) == found
-    assert found.verdict == "bad"
