@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trtops import errors
 from trtops.backend.loader import BaseLoader as BaseLoader
 from trtops.backend.runner import BaseRunner as BaseRunner
 from trtops.backend.runner import Feed as Feed
@@ -121,6 +122,28 @@ class Engine:
     def sha256(self) -> str:
         """Digest of the plan."""
         return sha256(self.plan)
+
+    def check_bytes(self, digest: object) -> None:
+        """Raise EngineLoadError if the plan has another digest: libraries load damaged weights without an error."""
+        if digest != self.sha256:
+            raise errors.EngineLoadError(
+                f"The engine's {len(self.plan)} bytes have digest {self.sha256[:12]}, expected {str(digest)[:12]}: "
+                "they are damaged. Fetch the engine again, or rebuild it."
+            )
+
+    def check_place(self, here: Environment, *, any_release: bool = False) -> None:
+        """Raise EngineLoadError if the engine was built by another release than here, or on another kind of device."""
+        built = self.environment
+        if built.backend_version != here.backend_version and not any_release:
+            raise errors.EngineLoadError(
+                f"The engine was built by {built.backend} {built.backend_version}; this is {here.backend_version}. "
+                "Rebuild it here, or use that release."
+            )
+        if built.device_sha256 != here.device_sha256:
+            raise errors.EngineLoadError(
+                f"The engine was built for {built.device!r} ({built.device_sha256[:8]}); this is {here.device!r} "
+                f"({here.device_sha256[:8]}). It only runs on the kind of device it was built on: rebuild it here."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -218,6 +218,6 @@ def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "re
         )
         raise errors.CalibrationError(
             f"The calibration cache has {len(known)} tensors and lacks {len(missing)} of the {len(wanted)} to be "
-            f"quantized: {', '.join(map(repr, missing[:8]))}. {reason} {advice}",
+            f"quantized: {', '.join(map(repr, missing[:8]))}. {reason} {advice}"
         )
     return missing

@@ -33,9 +33,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
     """
 
     def __init__(
-        self,
-        dct: Mapping[RunnerPair, list[dict[str, Match]]] | None = None,
-        aggregation: Aggregation = "per_sample",
+        self, dct: Mapping[RunnerPair, list[dict[str, Match]]] | None = None, aggregation: Aggregation = "per_sample"
     ) -> None:
         """Hold matches by pair of runners' names."""
         super().__init__(dct or {})

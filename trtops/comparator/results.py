@@ -79,10 +79,7 @@ class IterationResult(MutableMapping[str, Any]):
     __slots__ = ("dct", "runner_name", "runtime")
 
     def __init__(
-        self,
-        outputs: Mapping[str, Any] | None = None,
-        runtime: float | None = None,
-        runner_name: str | None = None,
+        self, outputs: Mapping[str, Any] | None = None, runtime: float | None = None, runner_name: str | None = None
     ) -> None:
         """Hold outputs; the arrays are not copied. The runner's name is ``custom_runner`` by default."""
         self.dct: dict[str, LazyArray] = {}

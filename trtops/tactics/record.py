@@ -75,6 +75,15 @@ class TacticRecord(Record):
         here = (environment.backend_version, environment.device_sha256)
         return (self.backend_version, self.device_sha256) == here
 
+    def require_of(self, environment: Environment) -> None:
+        """Raise TacticMismatchError if the record is of another release or kind of device."""
+        if not self.is_of(environment):
+            raise errors.TacticMismatchError(
+                f"The tactic record is of {environment.backend} {self.backend_version} on a device "
+                f"{self.device_sha256[:8]}; this is {environment.backend_version} on {environment.device_sha256[:8]} "
+                f"({environment.device}), where kernels differ. Record tactics here, or set carry_over."
+            )
+
     @property
     def coverage(self) -> float:
         """Layers with a replayable choice, as a fraction of all layers; 1.0 for an engine without layers."""

@@ -59,11 +59,7 @@ class Rewritten:
 
 
 def convert_to_fp16(
-    proto: onnx.ModelProto,
-    *,
-    keep_io: bool = True,
-    exclude: Iterable[str] = (),
-    weights: Path | None = None,
+    proto: onnx.ModelProto, *, keep_io: bool = True, exclude: Iterable[str] = (), weights: Path | None = None
 ) -> onnx.ModelProto:
     """A model that computes in FP16 where possible; see :func:`lower_precision`, which also returns a report."""
     check_structure(proto)

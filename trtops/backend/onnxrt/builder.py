@@ -277,14 +277,10 @@ def _replayed_choice(
             f"The tactic record was made by {record.mechanism!r}; ONNX Runtime replays records of 'onnxruntime' only."
         )
     settings = record.settings
-    if not record.is_of(environment) and carry_over:
-        settings = tuple(setting for setting in settings if setting[0] in tactics.BY_NAME)
+    if not carry_over:
+        record.require_of(environment)
     elif not record.is_of(environment):
-        raise errors.TacticMismatchError(
-            f"The tactic record is of ONNX Runtime {record.backend_version} on processor {record.device_sha256[:8]}; "
-            f"this is {environment.backend_version} on {environment.device_sha256[:8]} ({environment.device}), where "
-            "the same settings give other kernels. Record the tactics of a build made here, or set carry_over."
-        )
+        settings = tuple(setting for setting in settings if setting[0] in tactics.BY_NAME)
     try:
         candidate = Candidate.from_settings(settings)
     except errors.ConfigError as exc:

@@ -1,6 +1,6 @@
 """Engines as bytes: packed with the options that load them, and loaded only on the release and processor they fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,6 @@ def pack(plan: bytes, candidate: Candidate, options: OnnxRuntimeOptions, environ
     settings: dict[str, JSONValue] = dict(provider_settings(options, candidate))
     found: dict[str, JSONValue] = {
         "version": _VERSION,
-        # ONNX Runtime loads a plan with damaged weights without an error.
         "plan_sha256": sha256(plan),
         "providers": list(options.providers),
         **({"provider_settings": settings} if settings else {}),
@@ -68,19 +67,14 @@ class SessionFromEngine:
             raise errors.EngineLoadError(f"The engine belongs to back end {engine.backend!r}; expected {BACKEND!r}.")
         options: Mapping[str, Any] = engine.options
         if not options:
-            check_place(engine.environment, DEFAULT_PROVIDERS)
+            engine.check_place(environment_of(DEFAULT_PROVIDERS))
             return open_plan(engine.plan, interleaved=self.interleaved)
         if options.get("version") != _VERSION:
             raise errors.EngineLoadError(
                 f"The engine's options have version {options.get('version')!r}; expected {_VERSION}. Build the engine "
                 "again, or load it with the trtops that built it."
             )
-        expected, found = options.get("plan_sha256"), engine.sha256
-        if expected != found:
-            raise errors.EngineLoadError(
-                f"The engine's {len(engine.plan)} bytes are damaged: their SHA-256 is {found[:12]}, expected "
-                f"{str(expected)[:12]}. Fetch or build the engine again."
-            )
+        engine.check_bytes(options.get("plan_sha256"))
         providers, threads = options.get("providers"), options.get("intra_op_threads")
         settings = options.get("provider_settings", {})
         if (
@@ -94,7 +88,7 @@ class SessionFromEngine:
                 f"The engine's options name providers {providers!r:.200} and intra_op_threads {threads!r:.80}; "
                 f"expected a list of names and a number from 0 to {MAX_THREADS}."
             )
-        check_place(engine.environment, tuple(providers))
+        engine.check_place(environment_of(tuple(providers)))
         usual = OnnxRuntimeOptions(providers=tuple(providers), intra_op_threads=threads)
         return open_plan(engine.plan, usual, settings, interleaved=self.interleaved)
 
@@ -135,19 +129,3 @@ def provider_settings(options: OnnxRuntimeOptions, candidate: Candidate) -> dict
     if CUDA not in options.providers:
         return {}
     return {"use_tf32": str(int(options.tf32)), **candidate.provider_settings}
-
-
-def check_place(built: Environment, providers: Sequence[str]) -> None:
-    """Check that an engine built in an environment, for these execution providers, can run here."""
-    # Optimized graphs contain kernels, and weights in their layouts, for one release and one kind of processor.
-    if built.backend_version != ort.__version__:
-        raise errors.EngineLoadError(
-            f"The engine was built by ONNX Runtime {built.backend_version}; this is {ort.__version__}. Build it again, "
-            "or install that release."
-        )
-    here = environment_of(providers)
-    if built.device_sha256 != here.device_sha256:
-        raise errors.EngineLoadError(
-            f"The engine was built for {built.device!r} ({built.device_sha256[:8]}); this is {here.device!r} "
-            f"({here.device_sha256[:8]}), whose model or instruction sets differ. Build it again here."
-        )

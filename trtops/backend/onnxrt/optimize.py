@@ -51,11 +51,7 @@ class Optimizer:
     """
 
     def __init__(
-        self,
-        model: onnx.ModelProto,
-        options: OnnxRuntimeOptions,
-        log: SessionLog,
-        attempt_file: str | None = None,
+        self, model: onnx.ModelProto, options: OnnxRuntimeOptions, log: SessionLog, attempt_file: str | None = None
     ) -> None:
         """Prepare to optimize a model, which must have all its weights inside and not change afterwards.
 

@@ -76,7 +76,12 @@ class TensorRTBackend:
             built = engine() if callable(engine) else engine
             names = built.options.get("outputs")
             runner.output_order = tuple(map(str, names)) if isinstance(names, list) else ()
-            return _load_checked(built)
+            if (expected := built.options.get("sha256")) is not None:
+                built.check_bytes(expected)
+            compatible = bool(built.options.get("version_compatible"))
+            built.check_place(device.environment(), any_release=compatible)
+            # The digest shows that these are the bytes of the recorded build, so its host code may run.
+            return engine_from_bytes(built.plan, allow_host_code=True if compatible else None)
 
         runner = _EngineRunner(load, name)
         return runner
@@ -104,31 +109,6 @@ class _EngineRunner(TrtRunner):
                 if not sizes.accepts(np.shape(array)):
                     return False
         return True
-
-
-def _load_checked(built: Engine) -> Any:
-    """Load an engine; EngineLoadError if it is damaged, or was built for another device or release."""
-    # TensorRT runs engines with altered weights without an error, so the digest is compared first.
-    expected = built.options.get("sha256")
-    found = sha256(built.plan)
-    if expected is not None and expected != found:
-        raise errors.EngineLoadError(
-            f"The engine's {len(built.plan)} bytes have digest {found[:12]}, expected {str(expected)[:12]}: they are "
-            "damaged. Fetch the engine again, or rebuild it."
-        )
-    here, there = device.environment(), built.environment
-    if here.device_sha256 != there.device_sha256:
-        raise errors.EngineLoadError(
-            f"The engine was built for {there.device}; this is {here.device}. A TensorRT engine only runs on the kind "
-            "of GPU it was built on: rebuild it here."
-        )
-    if here.backend_version != there.backend_version and not built.options.get("version_compatible"):
-        raise errors.EngineLoadError(
-            f"The engine was built by TensorRT {there.backend_version}; this is {here.backend_version}. Rebuild it, or "
-            "build with version_compatible=True."
-        )
-    # The digest shows that these are the bytes of the recorded build, so its host code may run.
-    return engine_from_bytes(built.plan, allow_host_code=True if built.options.get("version_compatible") else None)
 
 
 class _Building:
@@ -323,13 +303,8 @@ class _Building:
             raise errors.TacticMismatchError(
                 f"The tactic record may not be followed: {why}. Pardon it, or replay another."
             )
-        here = (self.line.version, self.environment.device_sha256)
-        if self.carried_from is None and not replay.is_of(self.environment):
-            raise errors.TacticMismatchError(
-                f"The tactic record is of TensorRT {replay.backend_version} on a device {replay.device_sha256[:8]}; "
-                f"this is {here[0]} on {here[1][:8]}. Tactics are numbered per release and device: record them here, "
-                "or set carry_over."
-            )
+        if self.carried_from is None:
+            replay.require_of(self.environment)
 
     def _config_loader(self, algorithm_selector: Any, folder: str) -> CreateConfig:
         options = self.options

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.base import Feed
+from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.quantize import Quantization, insert_qdq, tensors_to_calibrate
 from trtops.calibration.cache import CalibrationCache, fit, read_cache, tensorrt_header
 from trtops.spec import BuildConfig
@@ -91,16 +92,10 @@ def best_ranges_of(model: Model, config: BuildConfig, data: Iterable[Feed], prot
 
     ``proto`` is the model, perhaps without large weights. Raises BackendUnavailableError without ONNX Runtime.
     """
-    try:
-        from trtops.backend.onnxrt.calibration import Quantizer, best_ranges
-        from trtops.backend.onnxrt.log import SessionLog
-    except ModuleNotFoundError as exc:
-        if (exc.name or "trtops").startswith("trtops"):
-            raise
-        raise errors.BackendUnavailableError(
-            f"Calibrating for Q/DQ nodes needs {exc.name!r}, which is not installed. Install it (pip install "
-            "onnxruntime), or give a calibration cache."
-        ) from exc
+    engine_backend("onnxruntime")  # which reports how to install it
+    from trtops.backend.onnxrt.calibration import Quantizer, best_ranges
+    from trtops.backend.onnxrt.log import SessionLog
+
     quantized = Quantizer(proto, SessionLog(), config)
     cache, comparison = best_ranges(model, proto, data, quantized, config.calibration_samples)
     log.info(comparison.sentence())

@@ -75,12 +75,8 @@ class Profile(dict[str, ShapeTuple]):
             else:
                 shape = tuple(size if dim < 0 else dim for dim in declared)
             if tensor.is_shape_tensor or shape != declared:
-                log.warning(
-                    "Input %s has no %s in the profile; it will be fixed to %s. Add it to the profile if it varies.",
-                    tensor.name,
-                    "values" if tensor.is_shape_tensor else "shapes",
-                    shape,
-                )
+                text = "Input %s is not in the profile, and is fixed to %s. Add it to the profile if it varies."
+                log.warning(text, tensor.name, shape)
             self.add(tensor.name, shape, shape, shape)
         return self
 
@@ -101,8 +97,9 @@ class Profile(dict[str, ShapeTuple]):
                     f"The profile has no shapes for input {tensor.name!r} {tuple(tensor.shape)}. Add them, or call "
                     "fill_defaults(network)."
                 )
-            if shapes is not None:
-                _set_shapes(profile, tensor, shapes)
+            if shapes is not None and (why := _set_shapes(profile, tensor, shapes)):
+                found = f"Input {tensor.name!r} is {tuple(tensor.shape)} in the network"
+                raise errors.ConfigError(f"{found}, and cannot have {shapes}: {why}.")
         return profile
 
     def __str__(self) -> str:
@@ -114,28 +111,20 @@ class Profile(dict[str, ShapeTuple]):
         )
 
 
-def _set_shapes(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
-    name = tensor.name
+def _set_shapes(profile: Any, tensor: Any, shapes: ShapeTuple) -> str:
+    """Set the shapes of one input in TensorRT's profile; returns why the input cannot have them."""
     declared = tuple(tensor.shape)
     if not tensor.is_shape_tensor and not all(
         len(declared) == len(shape) and all(size in (dim, -1) for size, dim in zip(declared, shape)) for shape in shapes
     ):
-        raise errors.ConfigError(
-            f"Input {name!r} is {declared} in the network; the profile has min {shapes.min}, opt {shapes.opt}, max "
-            f"{shapes.max}. Only dimensions that are -1 may have another size."
-        )
+        return "only dimensions that are -1 may have another size"
     if not all(lo <= mid <= hi for lo, mid, hi in zip(*shapes)):
-        raise errors.ConfigError(
-            f"Input {name!r}: min {shapes.min}, opt {shapes.opt}, max {shapes.max}; expected min <= opt <= max "
-            "throughout."
-        )
+        return "expected min <= opt <= max throughout"
     try:
         if tensor.is_shape_tensor:
-            profile.set_shape_input(name, list(shapes.min), list(shapes.opt), list(shapes.max))
+            profile.set_shape_input(tensor.name, list(shapes.min), list(shapes.opt), list(shapes.max))
         else:
-            profile.set_shape(name, shapes.min, shapes.opt, shapes.max)
+            profile.set_shape(tensor.name, shapes.min, shapes.opt, shapes.max)
     except (RuntimeError, ValueError) as exc:
-        raise errors.ConfigError(
-            f"Input {name!r} {tuple(tensor.shape)} cannot have min {shapes.min}, opt {shapes.opt}, max {shapes.max}: "
-            f"{exc}."
-        ) from exc
+        return str(exc)
+    return ""
