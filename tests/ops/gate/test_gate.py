@@ -24,7 +24,7 @@ from trtops.ops.gate import across_releases, distribution, measurement
 from trtops.ops.gate.across_releases import accepted_candidates, explain
 from trtops.ops.gate.engine_process import ProcessRunner, Rounds
 from trtops.ops.gate.matrix import MatrixResult, gate_all
-from trtops.ops.gate.measurement import GateProcesses, Measurement
+from trtops.ops.gate.measurement import GateSession, Measurement
 from trtops.ops.gate.op import GateConfig, approve, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
@@ -106,17 +106,17 @@ def test_unchanged_candidate_is_accepted(accepted, again, heads, tracker) -> Non
     assert resolve(heads, tracker=tracker).run_id == again.run_id
     pair = again.measured.candidate.speed_digest, accepted.measured.candidate.speed_digest
     same = trial(candidate=again.run_id, accepted=accepted.run_id, policy=again.policy)
-    with GateProcesses() as processes:
-        processes.timed[pair] = again.measured.rounds
-        assert gate(heads, same, tracker=tracker, processes=processes).measured.rounds is again.measured.rounds
+    with GateSession() as session:
+        session.timed[pair] = again.measured.rounds
+        assert gate(heads, same, tracker=tracker, session=session).measured.rounds is again.measured.rounds
 
 
 @pytest.mark.usefixtures("children")
 def test_gates_of_one_run_share_processes(accepted, heads, tracker) -> None:
-    with GateProcesses() as processes:
+    with GateSession() as session:
         for _ in range(2):
-            gate(heads, trial(accepted=accepted.run_id, policy=UNTIMED), tracker=tracker, processes=processes)
-        assert [processes.worker(each, HERE, None, "").starts for each in ("candidate", "accepted")] == [1, 1]
+            gate(heads, trial(accepted=accepted.run_id, policy=UNTIMED), tracker=tracker, session=session)
+        assert [session.worker(each, HERE, None, "").starts for each in ("candidate", "accepted")] == [1, 1]
 
 
 def test_run_stores_the_numbers_behind_the_verdict(again, tracker) -> None:

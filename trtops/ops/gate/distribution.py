@@ -10,7 +10,7 @@ from pathlib import Path
 from trtops import errors
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.open_campaign import find_model
-from trtops.ops.gate.measurement import GateProcesses
+from trtops.ops.gate.measurement import GateSession
 from trtops.ops.gate.op import GateConfig, end_gate, gate, registered
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.releases import HERE, name_of
@@ -108,7 +108,7 @@ def gate_builds(
     name = f"gate {path.stem} {config.build.precision} {name_of(config.release)}, {wanted.builds} builds"
     with (
         op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as run,
-        GateProcesses() as processes,
+        GateSession() as session,
     ):
         run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **wanted.to_dict()})
         made: list[GatedBuild] = []
@@ -128,7 +128,7 @@ def gate_builds(
             minutes = max(0.05, min(minutes_left(), max(minutes_left() / coming, enough)))
             own = replace(own, distribution=BuildShare(), register=False, minutes=minutes)
             where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
-            found = run_step(f"{of} build {len(made) + 1}", gate, file, own, processes=processes, **where)  # type: ignore[arg-type]
+            found = run_step(f"{of} build {len(made) + 1}", gate, file, own, session=session, **where)  # type: ignore[arg-type]
             made.append(_gated(len(made) + 1, of, found, tracker, table if of == "candidate" else CampaignTable()))
             build_seconds.extend([found.measured.candidate.build_seconds] if found.measured else [])
             return found

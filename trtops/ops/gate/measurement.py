@@ -41,7 +41,7 @@ from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import EngineFacts, Finding, Measured, latency_finding
 from trtops.ops.result import run_step
-from trtops.record import JSONValue, digest
+from trtops.record import JSONValue, digest, sha256
 from trtops.spec import Environment
 from trtops.system.locks import locked, machine_folder
 from trtops.system.processes import temporary_prefix
@@ -61,12 +61,13 @@ _USED, _GRACE = 0.88, 0.06
 Timed: TypeAlias = dict[tuple[str, str], Rounds]  # those that decided, by the digests of candidate and accepted engine
 
 
-class GateProcesses(contextlib.ExitStack):
-    """Child processes that the gates of one run share, and what these gates timed. On a GPU, a start takes seconds."""
+class GateSession(contextlib.ExitStack):
+    """What the gates of one run share: child processes, which take seconds to start on a GPU, and what was measured."""
 
     def __init__(self) -> None:
         super().__init__()
         self.timed: Timed = {}
+        self.right: dict[str, RightModel] = {}  # by model, build config and calibration; on the same data
         self._workers: dict[tuple[str, str, str], Worker] = {}
 
     def worker(self, engine: str, release: str, python: str | None, device: str) -> Worker:
@@ -93,10 +94,10 @@ class NotMeasuredError(Exception):
 class Measurement:
     """The measurement of one candidate."""
 
-    def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker, processes: GateProcesses) -> None:
+    def __init__(self, model: Model, config: GateConfig, run: Run, tracker: Tracker, session: GateSession) -> None:
         self.holder = ""  # id of the run that holds it: the gate's own if it is built now
         self.measured: Measured | None = None  # as far as it is complete
-        self._processes = processes
+        self._session = session
         self._end = time.monotonic() + _USED * 60 * config.minutes
         self._model = model
         self._config = config
@@ -127,11 +128,14 @@ class Measurement:
                 process = EngineProcess(backend, build.engine, file, metrics)
                 stack.callback(process.close)
                 outputs = run_step("run", process.outputs)
-            plain = plain or run_step("run reference", golden_outputs, model, source, None)
-            golden = plain if config.check.golden is None else RunResults.load(config.check.golden)
-            calibration = build.calibration_cache
-            right = RightModel(model=model, build=build.spec.config, feeds=feeds, golden=plain, calibration=calibration)
-            tolerances = right.tolerances(check.tolerances)
+            own, calibration = build.spec.config, build.calibration_cache
+            key = digest([model.info.sha256, own.digest, None if calibration is None else sha256(calibration)])
+            if (right := self._session.right.get(key)) is None:
+                plain = plain or run_step("run reference", golden_outputs, model, source, None)
+                right = RightModel(model=model, build=own, feeds=feeds, golden=plain, calibration=calibration)
+                self._session.right[key] = right
+            golden = right.golden if config.check.golden is None else RunResults.load(config.check.golden)
+            tolerances = run_step("measure noise", right.tolerances, check.tolerances)
             evaluation = run_step("compare", assess, outputs, golden, None, check, tolerances, source, seen, right)
             evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances)
             if check.self_check is not False:
@@ -165,7 +169,7 @@ class Measurement:
             if self._limits.latency is None or measured.same_engine:
                 return
             pair = measured.candidate.speed_digest, other_facts.speed_digest
-            if (rounds := self._processes.timed.get(pair)) is None:
+            if (rounds := self._session.timed.get(pair)) is None:
                 with self._ending("latency"):
                     threads = build.engine.options.get("intra_op_threads")
                     if config.metric == "auto" and threads != other.engine.options.get("intra_op_threads"):
@@ -182,7 +186,7 @@ class Measurement:
                         until=self._end,
                     )
                 if latency_finding(rounds, self._limits.latency).outcome != "open":
-                    self._processes.timed[pair] = rounds
+                    self._session.timed[pair] = rounds
             self.measured = replace(measured, rounds=rounds)
 
     def _turn_on_cpu(self) -> contextlib.AbstractContextManager[None]:
@@ -213,7 +217,7 @@ class Measurement:
         """The back end of a release, in the child process of one of the two engines."""
         with self._ending("release", errors.ConfigError):
             python = interpreter_of(release, self._config.build.backend)
-        worker = self._processes.worker(engine, release, python, device)
+        worker = self._session.worker(engine, release, python, device)
         worker.until = self._end + _GRACE * 60 * self._config.minutes
         return IsolatedBackend(self._config.build.backend, self._config.timeout_seconds, worker)
 

@@ -12,7 +12,7 @@ from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
-from trtops.ops.gate.measurement import GateProcesses, Measurement, NotMeasuredError
+from trtops.ops.gate.measurement import GateSession, Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, name_of
@@ -83,14 +83,14 @@ def gate(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
-    processes: GateProcesses | None = None,
+    session: GateSession | None = None,
 ) -> GateResult:
     """Build a candidate, compare it with the accepted engine, and decide by a policy.
 
     Both engines run in their own processes, each with its own release, on the same device. A release that cannot be
     installed, a missing device, a failed build and an engine that does not run are refusals. UnsupportedFeatureError if
-    the metric cannot be measured on this machine. ``processes``, if
-    given, serve the next gate as well, which does not time equal engines again.
+    the metric cannot be measured on this machine. ``session``, if
+    given, serves the next gate as well, which does not time equal engines again.
     """
     tracker = tracker_or_default(tracker)
     begin = time.perf_counter()
@@ -109,8 +109,8 @@ def gate(
         findings: tuple[Finding, ...] = ()
         with contextlib.ExitStack() as stack:
             stack.callback(close_workers)
-            processes = processes or stack.enter_context(GateProcesses())
-            measurement = Measurement(loaded, config, run, tracker, processes)
+            session = session or stack.enter_context(GateSession())
+            measurement = Measurement(loaded, config, run, tracker, session)
             try:
                 measurement.measure()
             except NotMeasuredError as exc:
