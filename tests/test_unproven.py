@@ -56,7 +56,8 @@ def test_result_and_run_say_what_is_missing(unproven: ConvertResult, tracker: Me
     assert unproven.verdict == info.verdict == "unproven"
     assert "--input-shapes image:[2,3,8,8]" in unproven.reasons[0] and "--load-inputs" in unproven.reasons[0]
     assert unproven.reasons[0] in info.tags[Tag.NOTE] and "runs promote" not in info.tags[Tag.NOTE]
-    assert "conv_net.onnx --convert-to ort --experiment conv_net --load-inputs FILE" in info.tags[Tag.NOTE]
+    assert "--convert-to ort" in unproven.next_step and unproven.next_step.endswith("--input-shapes 'image:[2,3,8,8]'")
+    assert unproven.next_step in info.tags[Tag.NOTE]
     assert [row.id for row in list_runs(tracker, verdict="unproven", kind="build")] == [unproven.run_id]
     assert not check_integrity(tracker.load(unproven.run_id), SharedReads(tracker)).contradictions
 

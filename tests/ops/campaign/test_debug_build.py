@@ -85,6 +85,8 @@ def test_iterations_are_complete_runs(decided, tracker) -> None:
         }
         assert info.params["options.tactic_seed"] == info.tags[Tag.ITERATION]
         assert ("build", "seconds") in info.metrics and ("error", "max_abs") in info.metrics
+        step = f"trtops runs promote {info.id}" if info.verdict == "good" else "trtops debug accuracy "
+        assert step in info.tags[Tag.NOTE]
     assert {entry.path for entry in parent.manifest.artifacts} >= {
         Artifact.CAMPAIGN,
         Artifact.CAMPAIGN_TABLE,

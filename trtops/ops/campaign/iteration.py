@@ -1,6 +1,7 @@
 """One iteration of a campaign: build in a child process, evaluate, and log a complete run, whatever the build does."""
 
 import functools
+import shlex
 import shutil
 import tempfile
 import threading
@@ -23,6 +24,7 @@ from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_e
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import Feeds
 from trtops.ops.evaluation.limits import RightModel
+from trtops.ops.evaluation.options import engine_options
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
@@ -124,7 +126,13 @@ def build_and_evaluate(
     if bad_in:
         run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
     title = f"build {Path(campaign.model).name} in {request.build.precision.upper()}"
-    present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, why=reasons))
+    engine = engine_options(place.backend, request.build.precision)
+    next_steps = {
+        "good": f"trtops runs promote {run.id}",
+        "bad": f"trtops debug accuracy {shlex.quote(str(campaign.model))}{engine}",
+    }
+    step = next_steps.get(verdict, "")
+    present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, why=reasons, next=step))
     run.finish(verdict)
     tactics = None if build is None else build.tactics
     return CampaignBuild(run_id=run.id, verdict=verdict, reasons=reasons, tactics=tactics)
