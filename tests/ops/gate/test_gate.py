@@ -116,7 +116,7 @@ def test_gates_of_one_run_share_processes(accepted, heads, tracker) -> None:
     with GateSession() as session:
         for _ in range(2):
             gate(heads, trial(accepted=accepted.run_id, policy=UNTIMED), tracker=tracker, session=session)
-        assert [session.worker(each, HERE, None, "").starts for each in ("candidate", "accepted")] == [1, 1]
+        assert [session.worker(each, HERE, "").starts for each in ("candidate", "accepted")] == [1, 1]
 
 
 def test_run_stores_the_numbers_behind_the_verdict(again, tracker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 import time
@@ -70,14 +71,17 @@ class GateSession(contextlib.ExitStack):
         self.right: dict[str, RightModel] = {}  # by model, build config and calibration; on the same data
         self._workers: dict[tuple[str, str, str], Worker] = {}
 
-    def worker(self, engine: str, release: str, python: str | None, device: str) -> Worker:
-        """The process of the candidate's or the accepted engine, with no engine open."""
+    def worker(
+        self, engine: str, release: str, device: str, python: str | None = None, until: float = math.inf
+    ) -> Worker:
+        """The process of the candidate's or the accepted engine, with no engine open; its calls end at ``until``."""
         key = engine, release, device
         if (worker := self._workers.get(key)) is None:
             environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
             worker = Worker(environment, python=python, name=f"Release {name_of(release)!r}")
             self._workers[key] = self.enter_context(worker)
-        elif worker.pid is not None:
+        worker.until = until
+        if worker.pid is not None:
             with contextlib.suppress(errors.WorkerError):  # the next call starts another process
                 worker.run(close_engine)
         return worker
@@ -217,8 +221,8 @@ class Measurement:
         """The back end of a release, in the child process of one of the two engines."""
         with self._ending("release", errors.ConfigError):
             python = interpreter_of(release, self._config.build.backend)
-        worker = self._session.worker(engine, release, python, device)
-        worker.until = self._end + _GRACE * 60 * self._config.minutes
+        until = self._end + _GRACE * 60 * self._config.minutes
+        worker = self._session.worker(engine, release, device, python, until)
         return IsolatedBackend(self._config.build.backend, self._config.timeout_seconds, worker)
 
     def _candidate(self, backend: IsolatedBackend, feeds: list[Feed]) -> tuple[Build, RunInfo | None]:
