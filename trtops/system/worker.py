@@ -70,8 +70,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def another(self) -> "Worker":
         """A worker with the same settings, and a child of its own."""
-        settings: dict[str, Any] = {"script": self._script, "name": self._name, "python": self._python}
-        return Worker(self._environment, until=self.until, **settings)
+        return Worker(self._environment, script=self._script, name=self._name, python=self._python, until=self.until)
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -63,7 +63,7 @@ _ONE, _TOGETHER, _EITHER = 0.86, 0.07, 0.07  # prior shares of one unit, both of
 _PRIORS: tuple[Prior, ...] = (ALWAYS, (3.0, 0.5, 0.5, 45.0))
 _SHARES, _SHARES_OF_REPEATS = (0.85, 0.15), (0.98, 0.02)  # of these priors; outputs that repeat seldom fail sometimes
 _CHANCE_FACTOR = 2  # times the confidence that chance needs, since later pairs of a campaign have the rest
-_MAX_PAIRED = 256  # units that pairs are made of; the matrix is updated at every trial
+MAX_PAIRED = 256  # units that pairs are made of; the matrix is updated at every trial
 _SUSPECTS = 3  # units, the most probable ones, whose partners are searched
 _SUSPECTED = 0.5  # probability from which a unit is reported as part of a combination
 _BAD_VERDICTS, _GOOD_VERDICTS = 2, 4  # verdicts after which held units alone make the good build bad, or do not
@@ -109,7 +109,7 @@ class Bisection:
         self._first = [] if first is None or first.all() or not first.any() else [(first, ~first)]
         self._confidence = confidence
         self._coin = np.random.default_rng(seed)
-        self._paired = np.arange(min(units, _MAX_PAIRED))
+        self._paired = np.arange(min(units, MAX_PAIRED))
         size = len(self._paired)
         pairs = size * (size - 1) / 2
         # Log-priors of single units and of pairs.

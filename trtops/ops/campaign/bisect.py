@@ -35,7 +35,7 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.result import OnProgress, finish_with, tracker_or_default
-from trtops.tactics.bisection import CulpritSearch, Errors, SearchResult, TrialResult
+from trtops.tactics.bisection import MAX_PAIRED, CulpritSearch, Errors, SearchResult, TrialResult
 from trtops.tactics.contributions import MIN_BUILDS, SOUND_SPREAD, find_sum, separating_mixture
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools, Counts, Likelihood
@@ -51,7 +51,6 @@ _WANTED: tuple[tuple[Verdict, ...], ...] = (PASSED, ("bad",))  # verdicts of the
 _HISTORY = 50  # proofs and bisections of the store, the last ones, that suspects are taken from
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
 _TIED = 2  # further mixtures where a layer that no replay sets fits as well as a confirmed unit
-_MAX_PAIRED = 256  # units that pairs are made of
 _MOST_OF_MISSING = 30  # mixtures after which missing units are reported as known then
 _MOST_OF_SUM, _LEAST_OF_SUM = 20, 5  # builds and mixtures after which a sum is reported as known then; least mixtures
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
@@ -401,7 +400,7 @@ class BisectSession:
         followed = np.array([each.followed for each in mixtures])
         scores = likelihood.mixed(followed.sum(axis=0), followed[bad].sum(axis=0))
         best = int(scores.argmax())
-        counts = Counts.of(taken, bad, np.arange(min(taken.shape[1], _MAX_PAIRED)))
+        counts = Counts.of(taken, bad, np.arange(min(taken.shape[1], MAX_PAIRED)))
         of_units = likelihood.mixed(counts.single_size, counts.single_hits).max()
         # With thousands of pairs, some fit by chance.
         of_pairs = likelihood.mixed(counts.pair_size, counts.pair_hits).max() - math.log(taken.shape[1]) / 2

@@ -68,7 +68,7 @@ class GateSession(contextlib.ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.timed: Timed = {}
-        self.right: dict[str, RightModel] = {}  # by model, build config and calibration; on the same data
+        self.right_models: dict[str, RightModel] = {}  # by model, build config and calibration; on the same data
         self._workers: dict[tuple[str, str, str], Worker] = {}
 
     def worker(
@@ -134,10 +134,10 @@ class Measurement:
                 outputs = run_step("run", process.outputs)
             own, calibration = build.spec.config, build.calibration_cache
             key = digest([model.info.sha256, own.digest, None if calibration is None else sha256(calibration)])
-            if (right := self._session.right.get(key)) is None:
+            if (right := self._session.right_models.get(key)) is None:
                 plain = plain or run_step("run reference", golden_outputs, model, source, None)
                 right = RightModel(model=model, build=own, feeds=feeds, golden=plain, calibration=calibration)
-                self._session.right[key] = right
+                self._session.right_models[key] = right
             golden = right.golden if config.check.golden is None else RunResults.load(config.check.golden)
             tolerances = run_step("measure noise", right.tolerances, check.tolerances)
             evaluation = run_step("compare", assess, outputs, golden, None, check, tolerances, source, seen, right)
