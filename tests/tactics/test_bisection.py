@@ -124,7 +124,7 @@ def test_suspected_units_cost_one_trial_at_most(suspected, most):
     trials = {}
     for first in (None, mask(30, *suspected)):
         bisection = Bisection(30, 0, first=first)
-        bisection.exclude_chance()
+        bisection.set_repeatability("repeats")
         while bisection.decided() is None:
             taken, _ = bisection.next()
             bisection.add(taken, bool(taken[3]))
@@ -164,7 +164,7 @@ def test_equal_errors_replace_the_coin(units, most):
     trials = []
     for seed in range(SEEDS):
         culprit, _ = culprits(seed, units)
-        small = np.random.default_rng(seed).random(units)
+        small = np.random.default_rng(seed).random(units) / units
 
         def build(taken: np.ndarray, culprit: int = culprit, small: np.ndarray = small) -> TrialResult:
             return TrialResult(taken, bool(taken[culprit]), (float(small @ taken) + 9 * taken[culprit],))
@@ -193,6 +193,24 @@ def test_errors_that_do_not_repeat_need_the_coin():
 
     # One in forty at most, and what chance adds to that.
     assert named <= 0.025 * searches + 2 * (0.025 * searches) ** 0.5
+
+
+def test_verdicts_against_equal_errors_need_the_coin():
+    """Errors repeat and follow one unit; every fourth verdict says the opposite."""
+    named, found = 0, Counter[str]()
+    for seed in range(amount(40, in_every_run=12)):
+        rng = np.random.default_rng(seed)
+
+        def build(taken: np.ndarray, rng: np.random.Generator = rng) -> TrialResult:
+            return TrialResult(taken, bool(taken[3] ^ (rng.random() < 0.25)), (1.0 + 9 * taken[3], 0.1 * taken.sum()))
+
+        ends = (1.0, 0.0), (10.0, 1.2)
+        result = searched(CulpritSearch(units=12, held=mask(12), errors=ends, seed=seed), build)[0]
+        found[result.repeatability] += 1
+        named += result.explanation is not None and result.explanation.clauses != ((3,),)
+
+    assert found["contradicted"] > 0.6 * found.total()
+    assert named <= 1
 
 
 def test_held_units_are_checked_first():

@@ -19,6 +19,7 @@ SEEDS = amount(10, in_every_run=6)
         (Cell(20, "one", repeats=True), 1.0, 11),
         (Cell(20, "common", repeats=True), 1.0, 12),
         (Cell(20, "one", 0.05), 0.8, 21),
+        (Cell(20, "one", 0.1, repeats=True), 0.8, 24),
         (Cell(100, "one"), 1.0, 17),
         (Cell(100, "one", repeats=True), 1.0, 14),
         (Cell(20, "reformat"), 0.8, 26),

@@ -19,6 +19,7 @@ had to the last bit, and another mixture has others, then outputs follow the uni
 
 import itertools
 import math
+import operator
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
@@ -54,6 +55,9 @@ SearchOutcome: TypeAlias = Literal[
 """How a search ends: with culprits; with the held units alone being bad in the good build; with errors that add up over
 units; with verdicts that follow a layer that is no unit; with verdicts that follow nothing; with units that do not make
 a build bad even all together; with a combination that is neither one unit nor a pair; or without a decision."""
+Repeatability: TypeAlias = Literal["unknown", "repeats", "contradicted"]
+"""Whether builds repeat to the last bit, so that chance needs no coins; ``contradicted`` where a bad build has no
+larger errors than a good one, so that verdicts do not follow from errors."""
 Errors: TypeAlias = tuple[float, ...]
 """Errors of all outputs of a build, in one order. Builds with the same outputs have the same errors."""
 
@@ -121,7 +125,7 @@ class Bisection:
         self._bad: list[bool] = []
         # Logarithms of the e-values of single units and of pairs, for each prior of rates.
         self._log_e_values = [(np.zeros(units), np.zeros(self._pair_prior.shape)) for _ in _PRIORS]
-        self.repeats = False
+        self.repeatability: Repeatability = "unknown"
         self._shunned: set[bytes] = set()
         self._update()
 
@@ -161,7 +165,7 @@ class Bisection:
         bad = np.array(self._bad, np.bool_)
         self._counts = counts = Counts.of(present, bad, self._paired)
         likelihood = Likelihood(len(bad), int(bad.sum()))
-        shares = _SHARES_OF_REPEATS if self.repeats else _SHARES
+        shares = _SHARES_OF_REPEATS if self._repeats else _SHARES
         parts = [
             (
                 math.log(share) + self._single_prior + likelihood(counts.single_size, counts.single_hits, prior),
@@ -170,7 +174,7 @@ class Bisection:
             for prior, share in zip(_PRIORS, shares)
         ]
         single, pair = (np.logaddexp.reduce(scores) + math.log(1 - CHANCE) for scores in zip(*parts))
-        chance = -math.inf if self.repeats else math.log(CHANCE) + _log_chance(self._bad)
+        chance = -math.inf if self._repeats else math.log(CHANCE) + _log_chance(self._bad)
         peak = max(float(single.max()), float(pair.max()), chance)
         single, pair, mass = np.exp(single - peak), np.exp(pair - peak), math.exp(chance - peak)
         total = float(single.sum() + pair.sum()) + mass
@@ -207,12 +211,16 @@ class Bisection:
         return "combination" if self.trials >= _COMBINATION_TRIALS else None
 
     @property
-    def _is_evident(self) -> bool:
-        return self.repeats or self.log_e_value >= -math.log((1 - self._confidence) / _CHANCE_FACTOR)
+    def _repeats(self) -> bool:
+        return self.repeatability == "repeats"
 
-    def exclude_chance(self) -> None:
-        """State that outputs follow the units: chance needs no coin from now on."""
-        self.repeats = True
+    @property
+    def _is_evident(self) -> bool:
+        return self._repeats or self.log_e_value >= -math.log((1 - self._confidence) / _CHANCE_FACTOR)
+
+    def set_repeatability(self, repeatability: Repeatability) -> None:
+        """State whether outputs follow the units, and verdicts the outputs: then chance needs no coin."""
+        self.repeatability = repeatability
         self._update()
 
     def next(self) -> tuple[Bools, Bools | None]:
@@ -301,6 +309,7 @@ class SearchResult:
     outcome: SearchOutcome = "undecided"
     explanation: BestExplanation | None = None
     suspects: tuple[int, ...] = ()
+    repeatability: Repeatability = "unknown"
 
 
 @dataclass(frozen=True)
@@ -326,15 +335,16 @@ class CulpritSearch:
         first = None if self.first is None else self.first[places]
         bisection = Bisection(len(places), self.seed, self.confidence, first)
         decision = yield from self._decide(bisection, places)
+        result = SearchResult(repeatability=bisection.repeatability)
         if decision == "combination":
             suspects = tuple(places[bisection.probabilities >= _SUSPECTED].tolist())
-            return SearchResult("combination", suspects=suspects)
+            return replace(result, outcome="combination", suspects=suspects)
         if decision != "confirmed":
-            return SearchResult("not repeatable" if decision == "chance" else decision or "undecided")
+            return replace(result, outcome="not repeatable" if decision == "chance" else decision or "undecided")
         # The bisection numbers the free units only.
         best = bisection.best
         clauses = tuple(tuple(places[list(clause)].tolist()) for clause in best.clauses)
-        return SearchResult("confirmed", replace(best, clauses=clauses))
+        return replace(result, outcome="confirmed", explanation=replace(best, clauses=clauses))
 
     def _is_enough(self) -> Generator[Bools, TrialResult | None, bool | None]:
         """Whether the good build is bad with the held units; None if that cannot be built."""
@@ -354,6 +364,7 @@ class CulpritSearch:
         failed = 0
         ends: dict[bool, list[TrialResult]] = {False: [], True: []}  # the good and the bad build, built again
         seen: set[Errors | None] = {None, *self.errors}
+        known = [(errors, bool(is_bad)) for is_bad, errors in enumerate(self.errors) if errors is not None]
         end: Bools | None = None  # one of the two builds, if it is to be built next
         while (decision := bisection.decided()) is None and failed < _MAX_FAILURES:
             wanted, opposite = bisection.next() if end is None else (end, None)
@@ -373,14 +384,23 @@ class CulpritSearch:
             # Where the build differs from the request, the coin did not choose it.
             bisection.add(got, result.bad, opposite if followed else None)
             end = None
+            if result.errors is not None:
+                known.append((result.errors, result.bad))
+                pairs = [(x, y) for (x, x_bad), (y, y_bad) in itertools.product(known, known) if x_bad and not y_bad]
+                if any(len(x) == len(y) and all(map(operator.le, x, y)) for x, y in pairs):
+                    bisection.set_repeatability("contradicted")
             if followed and (wanted.all() or not wanted.any()):
                 ends[bool(wanted.all())].append(result)
                 if sum(not each.bad for each in ends[True]) == _MISSING:
                     return "units missing"
                 # With one or two units coins need no more builds, and no third mixture is likely to differ.
                 end = self._next_end(ends, wanted) if len(places) > 2 else None
-            elif result.errors not in seen and all(self._repeats(ends, is_bad) for is_bad in ends):
-                bisection.exclude_chance()
+            elif (
+                bisection.repeatability == "unknown"
+                and result.errors not in seen
+                and all(self._repeats(ends, is_bad) for is_bad in ends)
+            ):
+                bisection.set_repeatability("repeats")
         return decision
 
     def _next_end(self, ends: Mapping[bool, Sequence[TrialResult]], last: Bools) -> Bools | None:

@@ -304,8 +304,13 @@ class BisectSession:
             # Where no choice is broken, these show more than halves.
             look_on(MIN_BUILDS - 2, lambda: self._error_sum() is not None)
             if answer is not None and (added := self._error_sum()) and added.log_odds >= sure_odds:
-                found = SearchResult("contributions")
-                break
+                look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
+                # One wrong verdict gives a sum without contributions, until the bad build, built again, is good.
+                is_bad_again = any(each.bad and each.taken.all() for each in self.measured[2:])
+                is_known = is_bad_again and len(self.trials) >= most_of_sum
+                if (added := self._error_sum()) is not None and (added.contributions or is_known):
+                    found = SearchResult("contributions")
+                    break
             if self._follower()[1] >= 1:
                 found = SearchResult("not replayable")
                 break
@@ -352,6 +357,7 @@ class BisectSession:
             given=self.plan.given,
             suspected=self.plan.suspected,
             added=self._error_sum() if found.outcome == "contributions" else None,
+            repeatability=found.repeatability,
             trials=tuple(self.trials),
         )
 

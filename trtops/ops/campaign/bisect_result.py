@@ -1,7 +1,7 @@
 """Records of a bisection: its options, its plan, its trials and its result."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -10,13 +10,18 @@ from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.tables import listed
 from trtops.tables import table as text_table
-from trtops.tactics.bisection import SearchOutcome
+from trtops.tactics.bisection import Repeatability, SearchOutcome
 from trtops.tactics.contributions import SOUND_SPREAD, Rule
 from trtops.tactics.model import Bools, Clauses
 from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Verdict
 
+_REPEATABILITY: Mapping[Repeatability, str] = {
+    "repeats": "Both builds, built again, had the same errors to the last bit, so chance needed no further builds.",
+    "contradicted": "A bad build has no larger errors than a good one, so something else decides the verdict, or "
+    "chance does. Chance was excluded by further builds.",
+}
 _ANSWERED = ("confirmed", "sufficient", "contributions", "not replayable")
 
 ChoiceKey: TypeAlias = tuple[str, str, str]
@@ -194,6 +199,7 @@ class BisectResult(OpResult):
     given: tuple[Unit, ...] = ()
     suspected: tuple[Unit, ...] = ()
     added: AddedErrors | None = None  # with the outcome ``contributions``
+    repeatability: Repeatability = "unknown"
     trials: tuple[Trial, ...]
 
     @property
@@ -252,6 +258,8 @@ class BisectResult(OpResult):
         yield self.summary
         for culprit in self.culprits:
             yield f"- **{culprit.describe()}** (probability {culprit.probability:.3f}, {culprit.builds} builds)"
+        if self.repeatability != "unknown":
+            yield f"\n{_REPEATABILITY[self.repeatability]}"
         if self.suspected:
             known = ", ".join(unit.describe() for unit in self.suspected)
             yield f"\nAsked first, since confirmed in earlier campaigns or first to diverge: {known}."
