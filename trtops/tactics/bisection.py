@@ -365,9 +365,15 @@ class CulpritSearch:
         ends: dict[bool, list[TrialResult]] = {False: [], True: []}  # the good and the bad build, built again
         seen: set[Errors | None] = {None, *self.errors}
         known = [(errors, bool(is_bad)) for is_bad, errors in enumerate(self.errors) if errors is not None]
+        built: set[bytes] = set()
         end: Bools | None = None  # one of the two builds, if it is to be built next
         while (decision := bisection.decided()) is None and failed < _MAX_FAILURES:
             wanted, opposite = bisection.next() if end is None else (end, None)
+            repeats = bisection.repeatability == "unknown" and all(self._repeats(ends, is_bad) for is_bad in ends)
+            # If one of the two was built, the other one's errors may end the need for coins. Whatever the coin chose:
+            # else it would count only where it chose that one.
+            if repeats and opposite is not None and (wanted.tobytes() in built) != (opposite.tobytes() in built):
+                wanted, opposite = opposite if wanted.tobytes() in built else wanted, None
             mask: Bools = self.held.copy()
             mask[places[wanted]] = True
             result = yield mask
@@ -378,6 +384,7 @@ class CulpritSearch:
                 bisection.shun(wanted)
                 continue
             got = result.taken[places]
+            built.add(got.tobytes())
             followed = np.array_equal(got, wanted)
             if not followed:
                 bisection.shun(wanted)  # or it would be chosen again, and fail again
@@ -395,11 +402,7 @@ class CulpritSearch:
                     return "units missing"
                 # With one or two units coins need no more builds, and no third mixture is likely to differ.
                 end = self._next_end(ends, wanted) if len(places) > 2 else None
-            elif (
-                bisection.repeatability == "unknown"
-                and result.errors not in seen
-                and all(self._repeats(ends, is_bad) for is_bad in ends)
-            ):
+            elif repeats and bisection.repeatability == "unknown" and result.errors not in seen:
                 bisection.set_repeatability("repeats")
         return decision
 

@@ -289,17 +289,17 @@ def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
     """Yield combinations of tactics in random order, each once; the same for the same names and seed.
 
     The first combinations of consecutive seeds differ until all (or a thousand) have occurred. A campaign begins with
-    all approximations, then the default.
+    all approximations, then the default, then all other tactics; without approximations with all tactics.
     """
     # Repeating a combination in a campaign adds no information. Approximations are the first suspects, and the first
-    # two builds differ in nothing else.
+    # two builds differ in nothing else. One tactic that decides gives opposite combinations opposite verdicts.
     total = 1 << len(names)
     drawn = min(total, CAMPAIGN_SEEDS)
     campaign, number = divmod(seed, CAMPAIGN_SEEDS)
     deck, first = divmod(number, drawn)  # seeds of one deck go through the same shuffled combinations
     order = random.Random(f"{campaign} {deck}").sample(range(total), drawn)
     approximate = sum(1 << i for i, name in enumerate(names) if not find(name).exact)
-    order = list(dict.fromkeys((approximate, 0, *order)))
+    order = list(dict.fromkeys((approximate or total - 1, 0, total - 1 - approximate, *order)))
     for bits in (*order[first:], *order[:first]):
         yield Candidate.toggling(name for i, name in enumerate(names) if bits >> i & 1)
 
