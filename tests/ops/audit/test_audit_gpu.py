@@ -91,7 +91,7 @@ def audited(address: str, experiment: str, folder: Path) -> AuditResult:
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRTOPS_HOME": str(folder / "none")},
         stdout=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
     )
     assert done.returncode in (0, 1), done.stdout[-3000:]
     result = AuditResult.from_dict(json.loads(done.stdout))
