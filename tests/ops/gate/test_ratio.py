@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.ops.gate import engine_process
 from trtops.ops.gate.engine_process import Rounds, measure_rounds
 from trtops.ops.gate.policy import LatencyLimit
-from trtops.ops.gate.ratio import MIN_STARTS, RatioEstimate, decide_ratio, estimate, starts_needed
+from trtops.ops.gate.ratio import MIN_STARTS, RatioEstimate, StartNoise, decide_ratio, estimate, starts_needed
 from trtops.ops.gate.result import latency_finding
 from trtops.ops.gate.tolerance import BuildShare, ShareDecision, decide_share, shown_share
 from trtops.system.counters import count_instructions
@@ -49,6 +49,39 @@ def measured(monkeypatch):
 
 def decided(rounds: Rounds, limit: float = 1.05) -> RatioEstimate:
     return decide_ratio(rounds.starts, limit, 0.99, last=rounds.ended)
+
+
+def session(rng: np.random.Generator, ratio: float, noise: float, engines: int = 20) -> list[tuple[str, int]]:
+    """Decisions and numbers of starts of one engine after the other, where each one's noise is known to the next."""
+    done, decisions = [], []
+    for _ in range(engines):
+        values = np.log(ratio) + noise * rng.normal(size=12)
+        for count in range(1, 13):
+            starts = tuple((float(value),) for value in values[:count])
+            found = estimate(starts, 1.2, 0.99, last=count == 12, known=StartNoise.pooled(done))
+            if found.decision != "open":
+                break
+        done.append(starts)
+        decisions.append((found.decision, count))
+    return decisions
+
+
+def test_known_noise_halves_the_starts() -> None:
+    rng = np.random.default_rng(0)
+    same = [each for _ in range(10) for each in session(rng, 1.0, 0.03)]
+    at_the_limit = [decision for _ in range(10) for decision, _ in session(rng, 1.2, 0.03)]
+
+    assert np.mean([count for _, count in same[2:]]) < 2.5 < MIN_STARTS
+    assert {decision for decision, _ in same} == {"below"}
+    assert at_the_limit.count("open") >= 0.95 * len(at_the_limit)
+    assert StartNoise.pooled([((0.0,),) * 2] * 5) is None  # too few starts
+
+
+def test_larger_noise_than_known_decides_nothing() -> None:
+    known = StartNoise(variance=1e-4, freedom=12)
+
+    assert estimate(((0.0,), (0.01,)), 1.2, 0.99, known=known).decision == "below"
+    assert estimate(((-0.15,), (0.15,)), 1.2, 0.99, known=known).decision == "open"
 
 
 def test_all_looks_spend_the_error_once() -> None:

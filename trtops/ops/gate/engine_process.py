@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.gate.policy import LatencyLimit
-from trtops.ops.gate.ratio import Metric, Starts, decide_ratio
+from trtops.ops.gate.ratio import Metric, StartNoise, Starts, decide_ratio
 from trtops.record import Record
 from trtops.system.counters import count_instructions
 from trtops.system.processes import temporary_prefix
@@ -47,6 +47,7 @@ class Rounds(Record):
     accepted_ms: float
     seconds: float
     ended: bool  # whether the budget did not allow another start
+    known: Mapping[Metric, StartNoise] = field(default_factory=dict)  # noise that other engines showed before
 
 
 class EngineProcess:
@@ -139,13 +140,15 @@ def measure_rounds(
     deciding: tuple[Metric, ...],
     cores: Sequence[int] = (),
     turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    known: Mapping[Metric, StartNoise] | None = None,
     until: float,
 ) -> Rounds:
     """Time two open engines alternately until one of the ``deciding`` metrics decides, or until the budget ends.
 
-    Each look uses fresh processes, which are measured for at least as long as it took to open them. In a round, both
-    run on the same one of the ``cores``; on any if it is empty. The rounds of a start are measured in a ``turn``, which
-    other gates take in between. The budget ends at ``until``, a time of ``time.monotonic()``.
+    Each look uses fresh processes, which are measured for as long as it took to open them, or a second: they differ
+    more than rounds do. In a round, both run on the same one of the ``cores``; on any if it is empty. The rounds of a
+    start are measured in a ``turn``, which other gates take in between. ``known`` is the noise of starts of other
+    engines of the same network. The budget ends at ``until``, a time of ``time.monotonic()``.
     """
     starts: list[list[list[float]]] = []  # by start, round and metric
     totals: list[list[float]] = [[], []]  # milliseconds of candidate and accepted engine
@@ -162,7 +165,7 @@ def measure_rounds(
                 opening, longest = max(candidate.opening_seconds, accepted.opening_seconds), 0.0
                 count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
                 count = min(_MAX_INFERENCES, max(_MIN_INFERENCES if accepted.seconds < _SLOW_SECONDS else 1, count))
-                while (len(rounds) < limit.rounds or now - started < opening) and now + longest < until:
+                while (len(rounds) < limit.rounds or now - started < min(opening, 1.0)) and now + longest < until:
                     core = cores[len(rounds) % len(cores)] if cores else None
                     # A B B A, then B A A B: neither engine always comes first.
                     own = len(rounds) % 2
@@ -191,7 +194,9 @@ def measure_rounds(
         # In some sandboxes, the clock of CPU time advances in steps longer than an inference.
         usable = {metric: columns[metric] for metric in deciding if np.isfinite(sum(columns[metric], (0.0,))).all()}
         ended = now + opening + (now - started) > until
-        found = decide_ratio(usable, limit.ratio, limit.confidence, last=ended) if usable and starts else None
+        found = None
+        if usable and starts:
+            found = decide_ratio(usable, limit.ratio, limit.confidence, last=ended, known=known or {})
         if ended or (found is not None and found.decision != "open"):
             break
     return Rounds(
@@ -200,6 +205,7 @@ def measure_rounds(
         accepted_ms=statistics.median(totals[1] or [0.0]),
         seconds=now - begin,
         ended=ended,
+        known=known or {},
     )
 
 

@@ -38,7 +38,7 @@ from trtops.ops.gate.engine_process import (
 )
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
-from trtops.ops.gate.ratio import Metric
+from trtops.ops.gate.ratio import Metric, StartNoise
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import EngineFacts, Finding, Measured, latency_finding
 from trtops.ops.result import run_step
@@ -68,6 +68,7 @@ class GateSession(contextlib.ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.timed: Timed = {}
+        self.rounds: list[Rounds] = []  # all, also those that did not decide
         self.right_models: dict[str, RightModel] = {}  # by model, build config and calibration; on the same data
         self._workers: dict[tuple[str, str, str], Worker] = {}
 
@@ -178,6 +179,11 @@ class Measurement:
                     threads = build.engine.options.get("intra_op_threads")
                     if config.metric == "auto" and threads != other.engine.options.get("intra_op_threads"):
                         deciding = ("wall",)  # more threads may use more CPU time in less time
+                    known = {
+                        metric: noise
+                        for metric in deciding
+                        if (noise := StartNoise.pooled([r.starts.get(metric, ()) for r in self._session.rounds]))
+                    }
                     rounds = run_step(
                         "time",
                         measure_rounds,
@@ -187,8 +193,10 @@ class Measurement:
                         deciding=deciding,
                         cores=sorted(os.sched_getaffinity(0)) if threads == 1 else (),
                         turn=self._turn_on_cpu if config.build.backend == "onnxruntime" else contextlib.nullcontext,
+                        known=known,
                         until=self._end,
                     )
+                self._session.rounds.append(rounds)
                 if latency_finding(rounds, self._limits.latency).outcome != "open":
                     self._session.timed[pair] = rounds
             self.measured = replace(measured, rounds=rounds)

@@ -1,8 +1,9 @@
 """Decide whether a candidate is slower, from logarithms of ratios measured in rounds, by one or several clocks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -16,7 +17,25 @@ Starts: TypeAlias = tuple[tuple[float, ...], ...]
 """Logarithms of ratios, one row for each start of the processes. One look was taken after each start."""
 
 MIN_STARTS = 4
-"""Starts before a decision: fewer do not show how much starts differ."""
+"""Starts before a decision: fewer do not show how much starts differ, unless other engines showed it."""
+_LEAST_FREEDOM = 6  # degrees of freedom from which the noise of other engines is used
+_LATEST = 8  # engines whose noise counts: it changes with the load of the machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartNoise(Record):
+    """How much starts of other engines of the same network differ: the variance of logarithms of ratios."""
+
+    variance: float
+    freedom: int  # its degrees of freedom
+
+    @classmethod
+    def pooled(cls, engines: Sequence[Starts]) -> "StartNoise | None":
+        """The variance within the latest of these engines; None if they have too few starts."""
+        medians = [[np.median(start) for start in starts] for starts in engines[-_LATEST:] if len(starts) > 1]
+        freedom = sum(len(each) - 1 for each in medians)
+        squares = sum(float(np.var(each)) * len(each) for each in medians)
+        return cls(variance=squares / freedom, freedom=freedom) if freedom >= _LEAST_FREEDOM else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +51,13 @@ class RatioEstimate(Record):
     metric: Metric = "wall"
 
 
-def estimate(starts: Starts, limit: float, confidence: float, *, last: bool = False) -> RatioEstimate:
+def estimate(
+    starts: Starts, limit: float, confidence: float, *, last: bool = False, known: StartNoise | None = None
+) -> RatioEstimate:
     """Estimate a ratio and compare it with the largest allowed one, with a confidence over all looks together.
 
-    ``last`` says that no look follows, which is known from the time spent and not from the ratios.
+    ``last`` says that no look follows, which is known from the time spent and not from the ratios. With ``known``
+    noise of other engines two starts can decide, unless these differ by more.
     """
     from scipy import special
 
@@ -47,13 +69,19 @@ def estimate(starts: Starts, limit: float, confidence: float, *, last: bool = Fa
     # more, the smallest and the largest eighth are replaced by their neighbours.
     middle = float(values[cut : count - cut].mean())
     noise = float(np.clip(values, values[cut], values[-1 - cut]).std(ddof=1)) if count > 1 else math.inf
-    half: float = math.inf
-    looks = count - MIN_STARTS + 1
-    if looks > 0:
+    freedom, half = count - 2 * cut - 1, math.inf
+    looks = count - (2 if known else MIN_STARTS) + 1
+    is_known = count >= MIN_STARTS
+    if known is not None and 1 < count < 8:
+        # Where these starts differ more than those of the others, their own variance counts.
+        total = noise**2 * freedom + known.variance * known.freedom
+        freedom, is_known = freedom + known.freedom, True
+        noise = max(noise, math.sqrt(total / freedom))
+    if looks > 0 and is_known:
         # The k-th look that can decide spends half of 1/(k (k+1)) of the error probability, and the last one the other
         # half in addition, so that all looks together spend no more than the whole (Bonferroni's inequality).
         error = (1 - confidence) / 2 * (1 / (looks * (looks + 1)) + last)
-        half = special.stdtrit(count - 2 * cut - 1, 1 - error) * noise / (1 - 2 * cut / count) / math.sqrt(count)
+        half = special.stdtrit(freedom, 1 - error) * noise / (1 - 2 * cut / count) / math.sqrt(count)
     low, high, bound = middle - half, middle + half, math.log(limit)
     return RatioEstimate(
         ratio=math.exp(middle),
@@ -66,7 +94,12 @@ def estimate(starts: Starts, limit: float, confidence: float, *, last: bool = Fa
 
 
 def decide_ratio(
-    by_metric: Mapping[Metric, Starts], limit: float, confidence: float, *, last: bool = False
+    by_metric: Mapping[Metric, Starts],
+    limit: float,
+    confidence: float,
+    *,
+    last: bool = False,
+    known: Mapping[Metric, StartNoise] = MappingProxyType({}),
 ) -> RatioEstimate:
     """The estimate that decides, of all metrics that may; the one with the shortest interval if none does.
 
@@ -76,7 +109,10 @@ def decide_ratio(
     """
     # Each of the metrics may decide wrongly, so they share the error probability.
     shared = 1 - (1 - confidence) / len(by_metric)
-    found = [replace(estimate(starts, limit, shared, last=last), metric=metric) for metric, starts in by_metric.items()]
+    found = [
+        replace(estimate(starts, limit, shared, last=last, known=known.get(metric)), metric=metric)
+        for metric, starts in by_metric.items()
+    ]
     for each in found:
         if each.decision == "above" or (each.decision == "below" and found[0].ratio <= limit):
             return each
