@@ -52,7 +52,7 @@ class Engines:
             start = int(run.info.start_time)
             # MLflow stores NaN as 0 here.
             numbers = {key: (value, start) for key, value in run.data.metrics.items() if not math.isnan(value)}
-            self._connection.log_batch(run_id, metrics=numbers, of={"model_id": model, **_data_of(run)})
+            self._connection.log_batch(run_id, metrics=numbers, of={"model_id": model, **_data_of(run.data.params)})
             # As for runs: MLflow's page of models shows READY in green.
             status = "READY" if tags.get(Tag.VERDICT) == "good" else "FAILED"
             self._call(self._connection.client.finalize_logged_model, model, status)
@@ -80,8 +80,8 @@ class Engines:
         self._call(self._connection.client.log_outputs, run.info.run_id, [LoggedModelOutput(made.model_id, 0)])
         return str(made.model_id)
 
-    def link(self, engine: str, run_id: str) -> Mapping[str, str]:
-        """What connects the metrics of a run with the engine of another one, for ``Connection.log_batch``."""
+    def link(self, engine: str, params: Mapping[str, str]) -> Mapping[str, str]:
+        """What connects metrics with a run's engine, for ``Connection.log_batch``; ``params`` name their data."""
         model = None
         with contextlib.suppress(errors.RunNotFoundError):
             run = self._call(self._connection.client.get_run, engine)
@@ -90,7 +90,7 @@ class Engines:
             model = _model_of(run)
         if model is None:
             return {}
-        return {"model_id": model, **_data_of(self._call(self._connection.client.get_run, run_id))}
+        return {"model_id": model, **_data_of(params)}
 
     def add_version(self, run_id: str, name: str, version: str) -> None:
         """Link a registered version to the logged model of a run's engine, if it has one."""
@@ -173,7 +173,7 @@ def _model_of(run: Any) -> str | None:
     return next((str(each.model_id) for each in outputs), None)
 
 
-def _data_of(run: Any) -> dict[str, str]:
-    """The data that a run evaluated an engine on, as MLflow names it."""
-    name, digest = (run.data.params.get(f"evidence.{param}") for param in ("source", "data"))
+def _data_of(params: Mapping[str, str]) -> dict[str, str]:
+    """The data that a run with these params evaluated an engine on, as MLflow names it."""
+    name, digest = (params.get(f"evidence.{param}") for param in ("source", "data"))
     return {"dataset_name": name[:500], "dataset_digest": digest} if name and digest else {}

@@ -470,7 +470,7 @@ class MlflowRun(Run):
 
     def __init__(self, tracker: MlflowTracker, entity: MlflowRunEntity, files: Files) -> None:
         self._tracker, self._connection, self._files = tracker, tracker._connection, files
-        self._row = tracker._info(entity)  # with the name and the tags that this process sets
+        self._row = tracker._info(entity)  # with the name, tags and params that this process sets
         super().__init__(entity.info.run_id, self._row.url)
         self._started = int(entity.info.start_time)
         self._metrics = {key: schema.read_number(value) for key, value in entity.data.metrics.items()}
@@ -494,6 +494,7 @@ class MlflowRun(Run):
 
     def _put_params(self, params: Mapping[str, str]) -> None:
         self._connection.log_batch(self.id, params=params)
+        self._row = replace(self._row, params={**self._row.params, **params})
 
     def _put_tags(self, tags: Mapping[str, str]) -> None:
         self._connection.log_batch(self.id, tags=tags)
@@ -508,7 +509,7 @@ class MlflowRun(Run):
                 changed[key] = value
                 self._timestamps[key] = self._next_timestamp(key)
         stored = {key: (schema.stored_number(value), self._timestamps[key]) for key, value in changed.items()}
-        of = self._tracker.linked_engines.link(engine, self.id) if engine else {}
+        of = self._tracker.linked_engines.link(engine, self._row.params) if engine else {}
         self._connection.log_batch(self.id, metrics=stored, of=of)
         self._metrics.update(changed)
 
