@@ -79,7 +79,8 @@ class OnnxRuntimeOptions(Record):
     timing_seconds: float | None = None
     intra_op_threads: int = 0  # within one operator; 0 lets ONNX Runtime decide
     # Choose tactics at random with this seed, instead of by time; for campaigns. Seed 0 uses all allowed approximations
-    # and else the default, or toggles all where there are none; seed 1 is the default; 1024 and 1025 do the same.
+    # and else the default; for a model without approximations it toggles every choice. Seed 1 is the default. 1024 and
+    # 1025 do the same, and so on.
     tactic_seed: int | None = None
 
     def __post_init__(self) -> None:

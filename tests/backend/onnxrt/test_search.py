@@ -119,7 +119,10 @@ def test_consecutive_seeds_draw_every_combination() -> None:
     assert drawn == [next(random_candidates(names, seed)) for seed in range(-8, 16)]
     assert [len(set(drawn[first : first + 8])) for first in (0, 8, 16)] == [8, 8, 8]
     assert drawn[:8] != drawn[8:16] != drawn[16:]
-    assert (set(drawn[8].toggled), drawn[9].toggled) == (set(names), ())  # one of which has what decides
+    assert (set(drawn[8].toggled), drawn[9].toggled) == (
+        set(names),
+        (),
+    )  # so one choice that decides gives both verdicts
 
 
 def test_seeded_builds_repeat_without_timing(model: Model) -> None:

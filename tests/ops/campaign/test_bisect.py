@@ -82,6 +82,16 @@ def test_culprit_is_confirmed_and_logged(bisected, tracker):
     assert run.info.tags[Tag.EVIDENCE] == f"{bisected.good_run} {bisected.bad_run}"
 
 
+def test_page_says_how_chance_was_excluded(bisected):
+    pages = {
+        each: dataclasses.replace(bisected, repeatability=each).page()
+        for each in ("unknown", "repeats", "contradicted")
+    }
+
+    assert [each for each, page in pages.items() if "to the last bit" in page] == ["repeats"]
+    assert [each for each, page in pages.items() if "no larger errors" in page] == ["contradicted"]
+
+
 def test_confirmed_culprits_are_asked_first(bisected, tracker):
     again = bisect(bisected.good_run, bisected.bad_run, tracker=tracker)
 

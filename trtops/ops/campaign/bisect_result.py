@@ -1,7 +1,7 @@
 """Records of a bisection: its options, its plan, its trials and its result."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -17,11 +17,11 @@ from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Verdict
 
-_REPEATABILITY: Mapping[Repeatability, str] = {
-    "repeats": "Both builds, built again, had the same errors to the last bit, so chance needed no further builds.",
-    "contradicted": "A bad build has no larger errors than a good one, so something else decides the verdict, or "
-    "chance does. Chance was excluded by further builds.",
-}
+_REPEATS = "Both builds, built again, had the same errors to the last bit, so chance needed no further builds."
+_CONTRADICTED = (
+    "A bad build has no larger errors than a good one, so something else decides the verdict, or chance does. Chance "
+    "was excluded by further builds."
+)
 _ANSWERED = ("confirmed", "sufficient", "contributions", "not replayable")
 
 ChoiceKey: TypeAlias = tuple[str, str, str]
@@ -227,10 +227,11 @@ class BisectResult(OpResult):
             return f"The two builds differ in nothing that can be chosen; {len(self.consequences)} layers cannot be."
         if self.outcome == "sufficient":
             return f"With {given} the good build is bad too, so it needs nothing that the good build lacks."
+        doubt = f" {_CONTRADICTED}" if self.repeatability == "contradicted" else ""
         if self.outcome == "confirmed" and given:
-            return f"{given} is not enough. It also needs, found in {builds}: {names}."
+            return f"{given} is not enough. It also needs, found in {builds}: {names}.{doubt}"
         if self.outcome == "confirmed":
-            return f"Confirmed in {builds}: {names}."
+            return f"Confirmed in {builds}: {names}.{doubt}"
         if self.added is not None:
             return self.added.describe(builds)
         if self.outcome == "not replayable":
@@ -258,8 +259,8 @@ class BisectResult(OpResult):
         yield self.summary
         for culprit in self.culprits:
             yield f"- **{culprit.describe()}** (probability {culprit.probability:.3f}, {culprit.builds} builds)"
-        if self.repeatability != "unknown":
-            yield f"\n{_REPEATABILITY[self.repeatability]}"
+        if self.repeatability == "repeats":
+            yield f"\n{_REPEATS}"
         if self.suspected:
             known = ", ".join(unit.describe() for unit in self.suspected)
             yield f"\nAsked first, since confirmed in earlier campaigns or first to diverge: {known}."
