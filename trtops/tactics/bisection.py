@@ -14,7 +14,8 @@ has the mean 1, and products of such ratios, averaged over explanations, are a t
 Annals of Statistics 2021, on e-values; Fisher, The Design of Experiments, 1935, on randomisation.
 
 No coin is needed where builds repeat: if the good and the bad build, built again as mixtures, have the errors that they
-had to the last bit, and another mixture has others, then outputs follow the units.
+had to the last bit, and another mixture has others, then outputs follow the units. A bad build with no larger errors
+than a good one contradicts that, and coins count again.
 """
 
 import itertools
@@ -165,7 +166,7 @@ class Bisection:
         bad = np.array(self._bad, np.bool_)
         self._counts = counts = Counts.of(present, bad, self._paired)
         likelihood = Likelihood(len(bad), int(bad.sum()))
-        shares = _SHARES_OF_REPEATS if self._repeats else _SHARES
+        shares = _SHARES_OF_REPEATS if self._excludes_chance else _SHARES
         parts = [
             (
                 math.log(share) + self._single_prior + likelihood(counts.single_size, counts.single_hits, prior),
@@ -174,7 +175,7 @@ class Bisection:
             for prior, share in zip(_PRIORS, shares)
         ]
         single, pair = (np.logaddexp.reduce(scores) + math.log(1 - CHANCE) for scores in zip(*parts))
-        chance = -math.inf if self._repeats else math.log(CHANCE) + _log_chance(self._bad)
+        chance = -math.inf if self._excludes_chance else math.log(CHANCE) + _log_chance(self._bad)
         peak = max(float(single.max()), float(pair.max()), chance)
         single, pair, mass = np.exp(single - peak), np.exp(pair - peak), math.exp(chance - peak)
         total = float(single.sum() + pair.sum()) + mass
@@ -211,12 +212,12 @@ class Bisection:
         return "combination" if self.trials >= _COMBINATION_TRIALS else None
 
     @property
-    def _repeats(self) -> bool:
+    def _excludes_chance(self) -> bool:
         return self.repeatability == "repeats"
 
     @property
     def _is_evident(self) -> bool:
-        return self._repeats or self.log_e_value >= -math.log((1 - self._confidence) / _CHANCE_FACTOR)
+        return self._excludes_chance or self.log_e_value >= -math.log((1 - self._confidence) / _CHANCE_FACTOR)
 
     def set_repeatability(self, repeatability: Repeatability) -> None:
         """State whether outputs follow the units, and verdicts the outputs: then chance needs no coin."""
@@ -369,10 +370,10 @@ class CulpritSearch:
         end: Bools | None = None  # one of the two builds, if it is to be built next
         while (decision := bisection.decided()) is None and failed < _MAX_FAILURES:
             wanted, opposite = bisection.next() if end is None else (end, None)
-            repeats = bisection.repeatability == "unknown" and all(self._repeats(ends, is_bad) for is_bad in ends)
-            # If one of the two was built, the other one's errors may end the need for coins. Whatever the coin chose:
-            # else it would count only where it chose that one.
-            if repeats and opposite is not None and (wanted.tobytes() in built) != (opposite.tobytes() in built):
+            ends_repeat = bisection.repeatability == "unknown" and all(self._repeats(ends, is_bad) for is_bad in ends)
+            # Of two opposites of which one was built, the other one is built: its errors may show that outputs follow
+            # the units. This must not depend on the coin, or the evidence would be biased.
+            if ends_repeat and opposite is not None and (wanted.tobytes() in built) != (opposite.tobytes() in built):
                 wanted, opposite = opposite if wanted.tobytes() in built else wanted, None
             mask: Bools = self.held.copy()
             mask[places[wanted]] = True
@@ -402,7 +403,7 @@ class CulpritSearch:
                     return "units missing"
                 # With one or two units coins need no more builds, and no third mixture is likely to differ.
                 end = self._next_end(ends, wanted) if len(places) > 2 else None
-            elif repeats and bisection.repeatability == "unknown" and result.errors not in seen:
+            elif ends_repeat and bisection.repeatability == "unknown" and result.errors not in seen:
                 bisection.set_repeatability("repeats")
         return decision
 

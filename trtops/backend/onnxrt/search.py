@@ -289,7 +289,8 @@ def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
     """Yield combinations of tactics in random order, each once; the same for the same names and seed.
 
     The first combinations of consecutive seeds differ until all (or a thousand) have occurred. A campaign begins with
-    all approximations, then the default, then all other tactics; without approximations with all tactics.
+    all approximations, then the default, then all other tactics. Without approximations it begins with all
+    tactics, then the default.
     """
     # Repeating a combination in a campaign adds no information. Approximations are the first suspects, and the first
     # two builds differ in nothing else. One tactic that decides gives opposite combinations opposite verdicts.

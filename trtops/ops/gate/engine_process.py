@@ -30,6 +30,7 @@ from trtops.system.processes import temporary_prefix
 
 _VISIT_SECONDS = 0.02  # short, so that a clock that drifts hardly changes within a round of four visits
 _MIN_INFERENCES, _MAX_INFERENCES = 3, 200  # of one visit
+_START_SECONDS = 1.0  # of one start at most, but for slow engines
 _SLOW_SECONDS = 0.1  # of an inference: slower ones are measured once in a visit
 _WARM_UP = 2
 
@@ -145,10 +146,10 @@ def measure_rounds(
 ) -> Rounds:
     """Time two open engines alternately until one of the ``deciding`` metrics decides, or until the budget ends.
 
-    Each look uses fresh processes, which are measured for as long as it took to open them, or a second: they differ
-    more than rounds do. In a round, both run on the same one of the ``cores``; on any if it is empty. The rounds of a
-    start are measured in a ``turn``, which other gates take in between. ``known`` is the noise of starts of other
-    engines of the same network. The budget ends at ``until``, a time of ``time.monotonic()``.
+    Each look uses fresh processes, which are measured for as long as it took to open them, but for a second at most:
+    processes differ more than rounds do. In a round, both run on the same one of the ``cores``; on any if it is empty.
+    The rounds of a start are measured in a ``turn``, which other gates take in between. ``known`` is the noise of
+    starts of other engines of the same network. The budget ends at ``until``, a time of ``time.monotonic()``.
     """
     starts: list[list[list[float]]] = []  # by start, round and metric
     totals: list[list[float]] = [[], []]  # milliseconds of candidate and accepted engine
@@ -165,7 +166,9 @@ def measure_rounds(
                 opening, longest = max(candidate.opening_seconds, accepted.opening_seconds), 0.0
                 count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
                 count = min(_MAX_INFERENCES, max(_MIN_INFERENCES if accepted.seconds < _SLOW_SECONDS else 1, count))
-                while (len(rounds) < limit.rounds or now - started < min(opening, 1.0)) and now + longest < until:
+                while (
+                    len(rounds) < limit.rounds or now - started < min(opening, _START_SECONDS)
+                ) and now + longest < until:
                     core = cores[len(rounds) % len(cores)] if cores else None
                     # A B B A, then B A A B: neither engine always comes first.
                     own = len(rounds) % 2
@@ -196,7 +199,7 @@ def measure_rounds(
         ended = now + opening + (now - started) > until
         found = None
         if usable and starts:
-            found = decide_ratio(usable, limit.ratio, limit.confidence, last=ended, known=known or {})
+            found = decide_ratio(usable, limit.ratio, limit.confidence, last=ended, known=known)
         if ended or (found is not None and found.decision != "open"):
             break
     return Rounds(

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -99,7 +98,7 @@ def decide_ratio(
     confidence: float,
     *,
     last: bool = False,
-    known: Mapping[Metric, StartNoise] = MappingProxyType({}),
+    known: Mapping[Metric, StartNoise] | None = None,
 ) -> RatioEstimate:
     """The estimate that decides, of all metrics that may; the one with the shortest interval if none does.
 
@@ -110,7 +109,7 @@ def decide_ratio(
     # Each of the metrics may decide wrongly, so they share the error probability.
     shared = 1 - (1 - confidence) / len(by_metric)
     found = [
-        replace(estimate(starts, limit, shared, last=last, known=known.get(metric)), metric=metric)
+        replace(estimate(starts, limit, shared, last=last, known=(known or {}).get(metric)), metric=metric)
         for metric, starts in by_metric.items()
     ]
     for each in found:
