@@ -324,7 +324,7 @@ def check_unharmed(place: Path, what: object = None) -> None:
 MODULES = (
     *("contextlib", "typing", "runpy", "json", "logging", "pydoc", "socket", "ssl", "venv", "ensurepip", "pip"),
     *("numpy", "onnx", "onnxruntime", "google", "mlflow", "prefect", "uvicorn", "fastapi", "sqlalchemy", "alembic"),
-    *("tensorflow", "tf2onnx", "trtops_script", "sitecustomize", "usercustomize"),
+    *("trtops_script", "sitecustomize", "usercustomize"),
 )
 """What Python would look for in a working folder that comes first in its module search path."""
 

@@ -2,7 +2,7 @@
 
 Each cell is an environment with a Python and the oldest or newest releases of numpy, onnx and onnxruntime. The wheel is
 installed, a quick part of the tests runs from another folder, and a flow converts a model next to a foreign package
-``flows``. Two more cells have PyTorch with LPIPS, and TensorFlow with tf2onnx. Missing Pythons are reported;
+``flows``. One more cell has PyTorch. Missing Pythons are reported;
 environments stay in the folder and are used again.
 """
 
@@ -28,10 +28,9 @@ OLDEST = {
 RELEASES = {
     "oldest": ("numpy~={numpy}.0", "onnx=={onnx}.*", "onnxruntime==1.21.*", "ml_dtypes<0.6"),
     "newest": ("numpy", "onnx", "onnxruntime", "ml_dtypes"),
-    "torch": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "torch", "torchvision", "lpips"),
-    "tensorflow": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "tensorflow", "tf2onnx"),
+    "torch": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "torch"),
 }
-FRAMEWORKS = {"torch": ("tests/frameworks/test_torch.py",), "tensorflow": ("tests/frameworks/test_tensorflow.py",)}
+FRAMEWORKS = {"torch": ("tests/frameworks/test_torch.py",)}
 FRAMEWORKS_PYTHON = "3.12"
 TESTS = (
     "tests/test_spec.py",

@@ -27,7 +27,8 @@ MODULES = tuple(
     found.name.removeprefix("polygraphy.") for found in pkgutil.walk_packages(polygraphy.__path__, "polygraphy.")
 )
 
-_TENSORFLOW = "TensorFlow models go by way of ONNX (tf2onnx); no TensorFlow session is run"
+_TENSORFLOW = "TensorFlow models are converted to ONNX by tf2onnx first"
+_LPIPS = "LPIPS is not computed: it needs torch and downloaded weights"
 _STANDARD = "trtops writes JSON itself; Encoder and Decoder are where types are registered, not json.JSONEncoder"
 _ENUM = "members of an enum"
 _LEVELS = "levels of Python's logging, whose numbers are positive"
@@ -64,6 +65,19 @@ EXCEPTIONS: dict[str, str] = {
     "tools.base": "Tool has what public tools override",
     **dict.fromkeys(["tools.registry", "tools.sparse", "tools.util", "tools._main"], _INTERNAL),
     "backend.tf": _TENSORFLOW,
+    "backend.onnx.loader.OnnxFromTfGraph": _TENSORFLOW,
+    **dict.fromkeys(
+        [
+            f"comparator.compare.{name}"
+            for name in (
+                "LpipsThreshold",
+                "PerceptualMetricsResult",
+                "PerceptualMetricsCompareFunc",
+                "CompareFunc.perceptual_metrics",
+            )
+        ],
+        _LPIPS,
+    ),
     "backend.pyt": "its runner needs CUDA and returns a pair, not outputs; derive one from BaseRunner",
     "backend.base.util": _INTERNAL,
     "backend.onnx.util": "has what public scripts import; trtops.backend.onnx has the rest as loaders",

@@ -11,8 +11,6 @@ import pytest
 
 from tests import models
 from tests.hostile import plant_modules
-from trtops import errors
-from trtops.backend.onnx.from_tensorflow import OnnxFromTensorFlow
 from trtops.system.worker import Worker
 
 
@@ -82,29 +80,3 @@ def _search_path() -> list[str]:
     import onnxruntime  # noqa: F401 - where from?
 
     return sys.path
-
-
-@pytest.mark.parametrize("kind", ["keras", "frozen"])
-def test_tensorflow_is_the_installed_one(place: Path, tmp_path: Path, monkeypatch, kind) -> None:
-    installed = tmp_path / "installed"
-    for package in ("tensorflow/core/framework", "tf2onnx"):
-        (installed / package).mkdir(parents=True)
-    (installed / "tf2onnx" / "convert.py").write_text("raise SystemExit('the installed tf2onnx')")
-    (installed / "tensorflow" / "core" / "framework" / "graph_pb2.py").write_text(
-        "raise SystemExit('the installed one')"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(installed))
-    monkeypatch.syspath_prepend(str(installed))
-    (place / "model").write_bytes(b"")
-
-    with pytest.raises(errors.InvalidModelError, match="the installed"):
-        OnnxFromTensorFlow("model", kind)()
-
-
-def test_tensorflow_models_need_script_permission(place: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setenv("TRTOPS_ALLOWED_SCRIPTS", "")
-    (place / "model.h5").write_bytes(b"")
-
-    with pytest.raises(errors.ConfigError, match=r"TensorFlow model model\.h5 may not be run"):
-        OnnxFromTensorFlow("model.h5", "keras")()

@@ -41,9 +41,8 @@ MEMORY_KIB = 2 << 20
 ON_MODELS = (
     "check lint m.onnx -o report.json",
     "inspect model m.onnx --show layers attrs weights",
-    "inspect model m.onnx --shape-inference --save-visual page.html",
+    "inspect model m.onnx --shape-inference",
     "inspect capability m.onnx --onnxrt",
-    "inspect sparsity m.onnx",
     "surgeon sanitize m.onnx --fold-constants --cleanup --toposort -o out.onnx",
     "surgeon sanitize m.onnx --override-input-shapes x:[2,3] -o out.onnx",
     "surgeon extract m.onnx --inputs x:auto:auto --outputs y:auto -o out.onnx",

@@ -14,7 +14,6 @@ from tests.cli import seed_lines
 from trtops.cli.main import main
 from trtops.comparator import RunResults
 from trtops.json import save_json
-from trtops.ops.model import graph
 
 
 def run(line: str) -> int:
@@ -46,11 +45,10 @@ SCENARIOS = {
         0 run identity.onnx --gen-script g.py
     """,
     "TensorFlow": """
-        3 run model.h5 --tf --load-outputs golden.json # pip install tensorflow tf2onnx
-        3 run model.pb --onnxrt # pip install tensorflow tf2onnx
-        3 convert model.keras -o model.onnx # pip install tensorflow tf2onnx
-        3 inspect model model.graphdef --shape-inference # pip install tensorflow tf2onnx
-        2 run model.h5 --tf --onnxrt # would compare it with itself
+        2 run model.h5 --tf --load-outputs golden.json # tf2onnx.convert
+        2 run model.pb --onnxrt # tf2onnx.convert
+        2 convert model.keras -o model.onnx # tf2onnx.convert
+        2 inspect model model.graphdef --shape-inference # tf2onnx.convert
     """,
     "convert": """
         0 run conv_net.onnx --onnxrt --save-inputs i.json --save-outputs o.json
@@ -98,7 +96,7 @@ SCENARIOS = {
         1 check lint broken.onnx -o report.json # sum
         0 check lint conv_net.onnx --seed 4 --val-range [0,2]
         2 check accuracy acc.json --save-heatmaps maps # trtops run --load-outputs
-        2 inspect sparsity conv_net.onnx --ignore-external-data # weights
+        2 inspect sparsity conv_net.onnx # surgeon prune
     """,
     "data": """
         0 run conv_net.onnx --onnxrt --onnx-outputs r0 --iterations 2 --save-inputs i.json --save-outputs o.json
@@ -109,7 +107,6 @@ SCENARIOS = {
         0 run rest.onnx --onnxrt --load-inputs part.json
         0 inspect data o.json --json # {
         0 inspect model conv_net.onnx --json # {
-        0 inspect sparsity conv_net.onnx --json # {
     """,
     "parts": """
         0 inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data
@@ -117,11 +114,8 @@ SCENARIOS = {
         2 inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data weights.bin
     """,
     "pictures": """
-        0 inspect model conv_net.onnx --save-visual net.html --shape-inference
-        2 inspect model conv_net.onnx --visual --visual-port many
+        2 inspect model conv_net.onnx --save-visual net.html # netron
         0 run identity.onnx --onnxrt --onnx --save-heatmaps maps --save-error-metrics-plot plots
-        0 convert conv_net.onnx -o e.ort --input-shapes image:[2,3,8,8]
-        2 inspect model e.ort --save-visual e.html
     """,
     "debug": """
         0 debug reduce conv_net.onnx -o small.onnx --onnxrt --atol 1e-3 --rtol 1e-3 # does not fail
@@ -191,8 +185,7 @@ def test_templates_build_an_engine(folder, rtx):
     assert Path("e.engine").stat().st_size > 0
     assert run("convert conv_net.onnx") == 0
     assert Path("conv_net.engine").stat().st_size > 0
-    assert run("inspect model conv_net.onnx --display-as trt --save-visual net.html") == 0
-    assert "CONVOLUTION" in Path("net.html").read_text()
+    assert run("inspect model conv_net.onnx --display-as trt --show layers") == 0
 
 
 def test_runners_run_in_order(folder):
@@ -243,15 +236,6 @@ def test_installed_script_can_be_silent(folder):
         done = subprocess.run(words, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "") and printed in done.stdout and "\x1b" not in done.stdout
     assert done.stdout and Path("log.txt").exists()
-
-
-def test_a_served_page_ends_with_ctrl_c(folder, monkeypatch):
-    def interrupted(page: str, port: int, ready: object) -> None:
-        assert page.count("<g id=n") > 5
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(graph, "serve_page", interrupted)
-    assert run("inspect model conv_net.onnx --visual") == 0
 
 
 def test_polygraphy_replays_are_compared(folder, capsys):

@@ -28,14 +28,14 @@ _COMPARED = " ".join(metric.function for metric in METRICS if metric.limit is no
 _SCRIPT = "--data-loader-script d.py"
 LINES = {
     "run": f"--onnxrt --trt; --onnxrt --trt --compare indices {_COMPARED}; --onnxrt --trt-engine e.engine; m.bin "
-    f"--onnxrt; --onnxrt --save-onnx s.onnx; --onnxrt --trt --check-error-stat mean; m.keras --trt; m.py --trt; m.pb "
-    f"--onnxrt --opset 11; m.ckpt --model-type ckpt --onnxrt; --onnxrt --trt --save-heatmaps h; --onnxrt {_SCRIPT}",
-    "convert": "; --experiment e --trt; --experiment e --onnxrt; -o o.onnx; m.bin -o m.engine; m.pb --opset 11; m.ckpt "
-    f"--model-type ckpt; m.py; --convert-to ort; --int8 {_SCRIPT}",
+    f"--onnxrt; --onnxrt --save-onnx s.onnx; --onnxrt --trt --check-error-stat mean; m.py --trt; "
+    f"--onnxrt --trt --save-heatmaps h; --onnxrt {_SCRIPT}",
+    "convert": "; --experiment e --trt; --experiment e --onnxrt; -o o.onnx; m.bin -o m.engine; m.py;"
+    f" --convert-to ort; --int8 {_SCRIPT}",
     "calibrate": f"--load-inputs d.json; ; {_SCRIPT}",
     "triage": "--experiment e; --experiment e --trt; --experiment e --onnxrt",
-    "inspect model": "--display-as trt; ; m.engine; m.engine --show layers; --visual; m.bin --display-as trt; m.bin "
-    "--shape-inference; m.pb --shape-inference; m.py --display-as trt; m.ckpt --model-type ckpt",
+    "inspect model": "--display-as trt; ; m.engine; m.engine --show layers; m.bin --display-as trt; m.bin "
+    "--shape-inference; m.py --display-as trt",
     "inspect diff-tactics": "--dir replays; --good g; --bad b; ",
     "inspect engines": "a.json b.json; a.engine b.engine --profile; ",
     "inspect capability": "; --with-partitioning",
@@ -296,15 +296,19 @@ def test_help_shows_defaults():
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "polygraphy.md"
 
+_LOADING_TENSORFLOW = {"--ckpt", "--tf-outputs", "--freeze-graph", "--opset"}
 REFUSED = {
     "run": {
-        "--save-pb", "--save-tensorboard", "--save-timeline", "--tftrt", "--use-tftrt", "--minimum-segment-size",
-        "--dynamic-op",
+        "--tf", *_LOADING_TENSORFLOW, "--save-pb", "--save-tensorboard", "--save-timeline", "--tftrt", "--use-tftrt",
+        "--minimum-segment-size", "--dynamic-op", "--gpu-memory-fraction", "--allow-growth", "--xla",
+        "--lpips-threshold", "--lpips-tolerance",
     },
-    "inspect sparsity": {"--ignore-external-data"},
+    "convert": _LOADING_TENSORFLOW,
+    "inspect model": {"--ckpt", "--freeze-graph", "--visual", "--visual-port", "--save-visual"},
+    "template trt-network": _LOADING_TENSORFLOW,
     "check accuracy": {
         "--compare-func-script", "--index-tolerance", "--save-heatmaps", "--show-heatmaps", "--save-error-metrics-plot",
-        "--show-error-metrics-plot",
+        "--show-error-metrics-plot", "--lpips-threshold", "--lpips-tolerance",
     },
 }  # fmt: skip
 """Options that end the command with what to use instead."""

@@ -88,7 +88,7 @@ ON_NAMES = """
     inspect model M; inspect model M --show layers attrs weights; inspect model M --json; compare M M
     run M --onnxrt -v; run M --onnxrt --save-outputs o.json --save-inputs i.json; inspect data o.json; check lint M
     inspect data i.json -a; surgeon sanitize M -o s.onnx --fold-constants; surgeon prune M -o s.onnx
-    surgeon extract M -o s.onnx --inputs z:auto:auto; inspect sparsity M; run M --onnxrt --gen-script -
+    surgeon extract M -o s.onnx --inputs z:auto:auto; run M --onnxrt --gen-script -
     surgeon insert M -o s.onnx --inputs a --outputs b --op X; convert M --convert-to onnx -o s.onnx --fp-to-fp16
     convert M --convert-to ort -o s.ort; debug accuracy M --onnxrt; debug reduce M --onnxrt; triage M --onnxrt; gate M
     check compatibility M --onnxrt

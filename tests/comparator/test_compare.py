@@ -1,4 +1,3 @@
-import importlib.util
 import itertools
 import math
 
@@ -13,13 +12,11 @@ from trtops.comparator import (
     IterationResult,
     L2Threshold,
     OutputCompareResult,
-    PerceptualMetricsResult,
     PsnrThreshold,
     RunResults,
     SimpleThreshold,
 )
 from trtops.comparator import metrics as metrics_module
-from trtops.comparator.metric_results import LpipsThreshold
 from trtops.comparator.report_lines import statistics_text
 
 
@@ -108,14 +105,6 @@ def test_older_spellings_evaluate_both_numbers_and_survive_saving(tmp_path):
     assert again[0]["a", "b"][0]["x"].l2_norm == pytest.approx(1e-6 * math.sqrt(3))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("lpips") is not None, reason="lpips is installed")
-def test_unavailable_perceptual_metric_never_passes():
-    image = np.zeros((1, 3, 64, 64), np.float32)
-    with pytest.raises(errors.ComparisonError, match="torch and lpips"):
-        CompareFunc.perceptual_metrics()(*pair({"x": image}, {"x": image}))
-    assert not PerceptualMetricsResult(None, thresholds=LpipsThreshold(0.1))
-
-
 def test_several_functions_share_one_computation(monkeypatch):
     calls = []
     real = metrics_module.measure
@@ -168,8 +157,6 @@ def test_compare_functions_accept_all_dtypes():
     ]:
         assert not CompareFunc.simple()(*pair({"x": a}, {"x": b}))["x"]
         assert CompareFunc.simple()(*pair({"x": a}, {"x": a.copy()}))["x"]
-    with pytest.raises(errors.ComparisonError, match=r"'x' holds float64 of shape \(3,\); LPIPS needs images"):
-        CompareFunc.perceptual_metrics()(*pair({"x": X}, {"x": X}))
     with pytest.raises(errors.ComparisonError, match="holds strings"):
         CompareFunc.l2()(*pair({"x": np.array(["a"])}, {"x": np.array(["a"])}))
 

@@ -52,7 +52,7 @@ def test_metric_names_are_unique():
         assert metric.limit_kind == ("largest" if metric.better == "lower" else "smallest")
     for metric in LIMITED:
         assert metric.tolerance == f"{'max' if metric.better == 'lower' else 'min'}_{metric.name}"
-    limits = {"l2": 1e-5, "cosine": 0.997, "psnr": 30.0, "snr": 20.0, "kl": 1e-3, "lpips": 0.1}
+    limits = {"l2": 1e-5, "cosine": 0.997, "psnr": 30.0, "snr": 20.0, "kl": 1e-3}
     assert {metric.name: metric.limit for metric in COMPARED} == limits
 
 
@@ -131,7 +131,7 @@ def test_names_and_limits_that_polygraphy_has_are_polygraphys():
     fields = {name for kind in vars(theirs).values() if hasattr(kind, "metric_fields") for name in kind.metric_fields()}
     assert {metric.polygraphy for metric in METRICS} - {None} <= fields
     known = [c for c in COMPARISONS if hasattr(theirs, c.compare_func)]
-    assert {c.name for c in known} >= {"l2", "cosine_similarity", "psnr", "snr", "perceptual_metrics"}
+    assert {c.name for c in known} >= {"l2", "cosine_similarity", "psnr", "snr"}
     for comparison in known:
         parameters = inspect.signature(getattr(theirs, comparison.compare_func)).parameters
         assert {*comparison.limits, "check_shapes", "fail_fast", "find_output_func"} >= parameters.keys()

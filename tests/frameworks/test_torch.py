@@ -1,8 +1,6 @@
-"""Torch tensors in and out, and LPIPS; runs where torch is installed, as in ``tests/matrix.py``."""
+"""Torch tensors in and out; runs where torch is installed, as in ``tests/matrix.py``."""
 
-import warnings
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -12,7 +10,6 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from trtops.comparator import Comparator, CompareFunc, DataLoader, RunResults
-from trtops.comparator.perceptual import _load_model, lpips_distance
 
 torch = pytest.importorskip("torch")
 
@@ -83,48 +80,3 @@ def test_random_tensors_have_the_input_type(dtype: str, tmp_path: Path) -> None:
     found = results[0][1][0]["y"]
     assert isinstance(found, torch.Tensor) and str(found.dtype).replace("_", "") == f"torch.{dtype}"
     assert 0 <= float(found.float().min()) <= float(found.float().max()) <= 1
-
-
-@pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where torchvision keeps what it has downloaded."""
-    pytest.importorskip("lpips")
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    _load_model.cache_clear()
-    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
-    return tmp_path / "hub" / "checkpoints"
-
-
-def test_the_perceptual_distance_is_what_lpips_gives(weights: Path) -> None:
-    from torchvision.models import AlexNet_Weights, alexnet
-
-    # LPIPS's own weights come with its package. Those of AlexNet would be downloaded; random ones are enough here.
-    torch.manual_seed(0)
-    torch.save(alexnet().state_dict(), weights / AlexNet_Weights.IMAGENET1K_V1.url.rpartition("/")[2])
-    image = np.random.default_rng(0).random((2, 3, 64, 64), np.float32)
-    noisy = np.clip(image + 0.1 * np.random.default_rng(1).standard_normal(image.shape, np.float32), 0, 1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torchvision, about how lpips asks for its model
-        distance = lpips_distance([(image, noisy)])
-        model = _load_model()
-    with torch.no_grad():
-        wanted = float(model(torch.from_numpy(image * 2 - 1), torch.from_numpy(noisy * 2 - 1)).mean())
-
-    assert distance == pytest.approx(wanted, rel=1e-5) and wanted > 0
-    assert lpips_distance([(image, image)]) == 0
-    assert lpips_distance([(image * 255, noisy * 255)]) == pytest.approx(wanted, rel=1e-3)
-    channels_last = [tuple(array.transpose(0, 2, 3, 1) for array in (image, noisy))]
-    assert lpips_distance(channels_last) == pytest.approx(wanted, rel=1e-5)  # type: ignore[arg-type]
-    both = RunResults([("a", [{"y": image}]), ("b", [{"y": noisy}])])
-    for factor in (2, 0.5):
-        check = CompareFunc.perceptual_metrics(lpips_threshold=wanted * factor)
-        assert bool(Comparator.compare_accuracy(both, compare_func=check)) == (factor > 1)
-
-
-def test_missing_lpips_weights_are_reported(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.hub.download_url_to_file", Mock(side_effect=OSError("no route to host")))
-    image = np.zeros((1, 3, 64, 64), np.float32)
-
-    with pytest.raises(errors.ComparisonError, match="could not be loaded: no route to host"):
-        lpips_distance([(image, image)])

@@ -207,6 +207,9 @@ THRESHOLDS = Group(
         for metric in METRICS
         if metric.limit is not None
     ),
+    flag(
+        "--lpips-threshold --lpips-tolerance X*", "", shown=None, refuse="LPIPS is not computed; use --psnr-tolerance"
+    ),
 )
 
 # Tolerances for ops that store all statistics and derive verdicts from them.
@@ -281,31 +284,18 @@ PROVIDERS = Group(
     flag("--graph-optimization-level OPTIMIZATION", "how far ONNX Runtime optimizes", usual="all"),
 )
 
-# Options of Polygraphy's TensorFlow loader and runner. Those that would change results are refused.
-_NO_SESSION = "TensorFlow sessions are not run: models are converted to ONNX (tf2onnx)"
-_NO_TFTRT = "TensorFlow-TensorRT is not used; add --trt"
-
+# Options of Polygraphy's TensorFlow loader and runner.
 TENSORFLOW = Group(
-    "TensorFlow models, converted by tf2onnx",
-    flag("--ckpt NAME", "a checkpoint's name without its suffix"),
-    flag("--tf-outputs TENSOR+", "output tensors of the graph"),
-    flag("--opset N", "ONNX operator set to convert to", usual="the model's own"),
+    "TensorFlow models",
     *(
-        flag(f"{names} WORD?", "", shown=None, refuse=f"{why}. Models are converted to ONNX (tf2onnx)")
-        for names, why in (
-            ("--save-pb", "a frozen graph is not made; use --save-onnx"),
-            ("--save-tensorboard", "no TensorFlow session is run; use --save-onnx and a viewer"),
-            ("--save-timeline", "no TensorFlow session is run"),
-            ("--tftrt --use-tftrt", _NO_TFTRT),
-            ("--minimum-segment-size", _NO_TFTRT),
-            ("--dynamic-op", _NO_TFTRT),
+        flag(f"{names} WORD*", "", shown=None, refuse="convert the model to ONNX first: python -m tf2onnx.convert")
+        for names in (
+            "--tf", "--ckpt", "--tf-outputs", "--opset", "--save-pb", "--save-tensorboard", "--save-timeline",
+            "--tftrt --use-tftrt", "--minimum-segment-size", "--dynamic-op", "--freeze-graph",
+            "--gpu-memory-fraction", "--allow-growth", "--xla",
         )
     ),
-    flag("--freeze-graph", "freeze the graph", idle="tf2onnx always does so"),
-    flag("--gpu-memory-fraction SHARE", "GPU memory for TensorFlow", idle=_NO_SESSION),
-    flag("--allow-growth", "GPU memory as it is needed", idle=_NO_SESSION),
-    flag("--xla", "compile with XLA", idle=_NO_SESSION),
-)
+)  # fmt: skip
 
 TRACKING = Group(
     "tracking",

@@ -29,8 +29,6 @@ _TYPES = {
     ".h5": "keras", ".keras": "keras", ".graphdef": "frozen", ".pb": "frozen", ".uff": "uff", ".prototxt": "caffe",
     ".ort": "ort",
 }  # fmt: skip
-# Models of these types are converted by tf2onnx.
-TENSORFLOW = ("keras", "frozen", "ckpt")
 
 
 def model_type(args: Options) -> str:
@@ -40,10 +38,12 @@ def model_type(args: Options) -> str:
     # A script may name its function: network.py:load_network.
     path = Path(re.sub(r"\.py:\w+$", ".py", args.model_file))
     found = args.model_type or _TYPES.get(path.suffix.lower())
-    if found is None and (path.is_dir() or getattr(args, "ckpt", None)):
+    if found is None and path.is_dir():
         found = "ckpt"
     if found is None:
         raise UsageError(f"{args.model_file}: its suffix does not say what it is; use --model-type, such as onnx")
+    if found in ("keras", "frozen", "ckpt"):
+        raise UsageError(f"{args.model_file} is a TensorFlow model; convert it to ONNX: python -m tf2onnx.convert")
     # Parsers that TensorRT 10 no longer has.
     if found in ("uff", "caffe"):
         raise UsageError(f"{args.model_file}: TensorRT no longer reads {found} models; export the model to ONNX")
@@ -64,12 +64,7 @@ def onnx_model(args: Options) -> Any:
     """Return the loader of the ONNX model, with the changes that the options ask for."""
     kind = model_type(args)
     model: Any
-    if kind in TENSORFLOW:
-        from trtops.backend.onnx.from_tensorflow import OnnxFromTensorFlow
-
-        options = given(checkpoint=args.ckpt, outputs=list_or_none(args.tf_outputs), opset=args.opset)
-        model = OnnxFromTensorFlow(args.model_file, kind, **options)  # type: ignore[arg-type]
-    elif kind == "onnx":
+    if kind == "onnx":
         options = given(external_data_dir=args.external_data_dir, ignore_external_data=args.ignore_external_data)
         model = onnx.OnnxFromPath(args.model_file, **options)
     else:

@@ -38,7 +38,6 @@ COMMANDS: dict[Path, str] = {
     ("inspect", "diff-tactics"): "find the tactic that makes builds bad, from good and bad records",
     ("inspect", "engines"): "compare two engines layer by layer",
     ("inspect", "capability"): "report which parts of a model TensorRT can run",
-    ("inspect", "sparsity"): "report which weights are 2:4 sparse",
     ("inspect", "calibration"): "show a calibration cache, or compare two",
     ("inspect", "run"): "show everything a run holds",
     ("check", "lint"): "find what is wrong with an ONNX model, node by node",
@@ -104,7 +103,7 @@ OTHER_WORDS: dict[Path, Path] = {
 REPORTED = frozenset(
     tuple(words.split())
     for words in (
-        "run", "check lint", "check accuracy", "inspect sparsity", "debug build", "debug precision", "debug reduce",
+        "run", "check lint", "check accuracy", "debug build", "debug precision", "debug reduce",
         "debug repeat", "surgeon extract", "surgeon sanitize", "surgeon prune", "surgeon weight-strip",
         "surgeon weight-reconstruct",
     )
@@ -114,6 +113,7 @@ _ONE_GPU = "trtops does not build engines for several GPUs"
 
 # Polygraphy's commands that are known but not supported, with what to do instead.
 NOT_SUPPORTED: dict[Path, str] = {
+    ("inspect", "sparsity"): "`trtops surgeon prune` makes weights 2:4 sparse; Polygraphy reports which are",
     ("plugin", "autotune"): "Compare engines of models that `trtops plugin replace` makes, with `trtops runs compare`",
     ("template", "shard-hints"): f"{_ONE_GPU}. Write the hints by hand, or with Polygraphy",
     ("multi-device", "shard"): f"{_ONE_GPU}. Split the model with `trtops surgeon extract`, and build the parts",

@@ -98,7 +98,6 @@ def _error(name: str, label: str, compute: Callable[[Totals], float], column: st
 
 # The command line reads this table as it starts, and numpy is slow to import: functions that need it are named by path.
 _SCORES = "floating-point scores, with an axis of classes behind another one"
-_lpips = function("trtops.comparator.perceptual.lpips_distance")
 _agreement = function("trtops.comparator.metrics.rows.balanced_agreement")
 _top1 = function("trtops.comparator.metrics.rows.top1_agreement")
 _kl = function("trtops.comparator.metrics.kl.kl_divergence")
@@ -149,12 +148,6 @@ METRICS = (
     Metric(
         "kl", "KL divergence", "lower", _kl, from_arrays=True, unit="nats",
         by_class=True, applies_to=_SCORES, column="KL", tolerance="max_kl", limit=1e-3,
-    ),
-    # Not recorded, because it takes seconds and needs torch.
-    Metric(
-        "lpips", "perceptual distance", "lower", _lpips, from_arrays=True, title="LPIPS", recorded=False,
-        applies_to="images with 1 or 3 channels", limit=0.1, function="perceptual_metrics",
-        other_flags=("--lpips-tolerance",), polygraphy="lpips",
     ),
     Metric("nan_count", "NaNs in the output", "lower", lambda t: t.nan_a),
     Metric("inf_count", "infinities in the output", "lower", lambda t: t.inf_a),

@@ -45,11 +45,10 @@ if TYPE_CHECKING:
     from trtops.ops.gate.policy import Policy, read_policy
     from trtops.ops.gate.result import GateResult
     from trtops.ops.model.capability import capability
-    from trtops.ops.model.graph import model_page, serve_page
     from trtops.ops.model.inspect.data import inspect_data, tensors_text
     from trtops.ops.model.inspect.engines import InspectEnginesConfig, InspectEnginesResult, inspect_engines
     from trtops.ops.model.inspect.models import inspect_model
-    from trtops.ops.model.inspect.records import inspect_calibration, inspect_sparsity, inspect_tactics
+    from trtops.ops.model.inspect.records import inspect_calibration, inspect_tactics
     from trtops.ops.model.lint import lint
     from trtops.ops.model.model_files import SaveConfig, open_model
     from trtops.ops.model.observed_shapes import with_observed_shapes

@@ -75,7 +75,7 @@ def test_external_data_is_loaded_from_the_given_folder(tmp_path: Path) -> None:
     assert loaders.onnx_from_path(path, ignore_external_data=True).graph.initializer[0].external_data
 
 
-def test_bytes_graphs_and_tensorflow_are_converted() -> None:
+def test_bytes_and_graphs_are_converted() -> None:
     data = loaders.bytes_from_onnx(models.identity().proto)
     models.identity().check(lambda feed: run(loaders.onnx_from_bytes(data), feed))
     with pytest.raises(errors.InvalidModelError):
@@ -85,9 +85,6 @@ def test_bytes_graphs_and_tensorflow_are_converted() -> None:
     part = loaders.extract_subgraph(graph, None, TensorMetadata().add("r0", np.float32))
     assert isinstance(graph, gs.Graph) and len(graph.nodes) == 9
     assert isinstance(part, gs.Graph) and [node.op for node in part.nodes] == ["Conv", "BatchNormalization", "Relu"]
-
-    with pytest.raises(errors.BackendUnavailableError, match="pip install tensorflow tf2onnx"):
-        loaders.onnx_from_tf_graph((None, ["out"]))
 
 
 @pytest.mark.parametrize(

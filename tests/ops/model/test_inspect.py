@@ -18,7 +18,7 @@ from trtops.json import save_json
 from trtops.ops.model.capability import CapabilityReport, capability
 from trtops.ops.model.inspect.data import inspect_data
 from trtops.ops.model.inspect.models import inspect_model
-from trtops.ops.model.inspect.records import inspect_calibration, inspect_sparsity, inspect_tactics
+from trtops.ops.model.inspect.records import inspect_calibration, inspect_tactics
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
 
@@ -92,12 +92,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         inspect_model(tmp_path / "nothing.onnx")
 
 
-def test_calibration_caches_and_sparsity_are_shown(tmp_path: Path) -> None:
+def test_calibration_caches_are_shown(tmp_path: Path) -> None:
     ranges = (TensorRange(name="x", amax=2.54, low=-1.0, high=2.54),)
     (tmp_path / "c.json").write_bytes(CalibrationCache(algorithm="max", ranges=ranges, samples=4).to_bytes())
     text = inspect_calibration(str(tmp_path / "c.json")).text()
     assert "1 tensor by max, from 4 samples" in text and "0.02" in text
-    assert inspect_sparsity(models.conv_net().proto).text().startswith("Found: 2 weight tensor(s) eligible")
 
 
 def test_unsupported_nodes_are_listed_and_separated() -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         ModifyOutputs,
         OnnxFromBytes,
         OnnxFromPath,
-        OnnxFromTfGraph,
         SaveOnnx,
         SetUpperBound,
         bytes_from_onnx,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
         modify_outputs,
         onnx_from_bytes,
         onnx_from_path,
-        onnx_from_tf_graph,
         save_onnx,
         set_upper_bound,
     )

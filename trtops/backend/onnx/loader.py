@@ -87,41 +87,6 @@ class GsFromOnnx(BaseLoader["gs.Graph"]):
 
 
 @dataclass(frozen=True)
-class OnnxFromTfGraph(BaseLoader[onnx.ModelProto]):
-    """Converts a TensorFlow graph, given with the names of its outputs, with tf2onnx."""
-
-    graph: ValueOrCallable[tuple[Any, Sequence[str]]] = field(repr=False)
-    opset: int = 11
-    optimize: bool = True  # before and after the conversion
-
-    def call_impl(self) -> onnx.ModelProto:
-        try:
-            import tensorflow as tf  # type: ignore[import-untyped]
-            import tf2onnx
-        except ImportError as exc:
-            raise errors.BackendUnavailableError(
-                f"Converting a TensorFlow graph needs tensorflow and tf2onnx; {exc.name} is not installed. "
-                "Install them with: pip install tensorflow tf2onnx"
-            ) from exc
-        graph, outputs = value_of(self.graph)
-        inputs = [op.outputs[0].name for op in graph.get_operations() if op.type == "Placeholder"]
-        definition = graph.as_graph_def()
-        if self.optimize:
-            # tf2onnx exports a meta graph, which TensorFlow 2 refuses in eager mode.
-            with tf.Graph().as_default():
-                definition = tf2onnx.tfonnx.tf_optimize(inputs, list(outputs), definition)
-        with tf.Graph().as_default() as imported:
-            tf.import_graph_def(definition, name="")
-        converted = tf2onnx.tfonnx.process_tf_graph(
-            imported, input_names=inputs, output_names=list(outputs), opset=self.opset
-        )
-        if self.optimize:
-            converted = tf2onnx.optimizer.optimize_graph(converted)
-        model: onnx.ModelProto = converted.make_model("model")
-        return model
-
-
-@dataclass(frozen=True)
 class ModifyOutputs(BaseLoader[onnx.ModelProto]):
     """Changes a model's outputs, by names or shell patterns (``conv_*``); types and shapes are inferred.
 
@@ -300,7 +265,6 @@ class BytesFromOnnx(BaseLoader[bytes]):
 onnx_from_path = immediately(OnnxFromPath)
 onnx_from_bytes = immediately(OnnxFromBytes)
 gs_from_onnx = immediately(GsFromOnnx)
-onnx_from_tf_graph = immediately(OnnxFromTfGraph)
 modify_outputs = immediately(ModifyOutputs)
 convert_to_fp16 = immediately(ConvertToFp16)
 fold_constants = immediately(FoldConstants)

@@ -4,7 +4,6 @@ Sparse tensor cores skip those zeros (NVIDIA, "Accelerating Sparse Deep Neural N
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,36 +12,12 @@ from onnx import TensorProto, numpy_helper
 
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import tensor_array
-from trtops.record import Record
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _ELEMENTWISE = frozenset({"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"})
 _BLOCK_ROWS = 1 << 18  # groups of four that are processed at once
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseWeight(Record):
-    """A weight that sparse kernels could use: its reduced axis, whether it is 2:4 sparse, and its share of zeros."""
-
-    name: str
-    axis: int
-    shape: tuple[int, ...]
-    sparse: bool
-    zeros: float
-
-
-def check_sparsity(model: onnx.ModelProto) -> tuple[SparseWeight, ...]:
-    """The weights of a model that sparse kernels could use, and whether they are 2:4 sparse already."""
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    found = []
-    for name, axis in reduced_axes(model.graph).items():
-        array = tensor_array(tensors[name])
-        zeros = 1 - float(np.count_nonzero(array)) / max(array.size, 1)
-        sparse = is_sparse(array, axis)
-        found.append(SparseWeight(name=name, axis=axis, shape=array.shape, sparse=sparse, zeros=zeros))
-    return tuple(found)
 
 
 def prune(model: onnx.ModelProto) -> tuple[str, ...]:

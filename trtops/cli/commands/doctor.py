@@ -13,7 +13,7 @@ from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
 from trtops.tracking.check import HealthFinding, store_findings
 
-_PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")
+_PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch")
 
 
 @direct_command(groups.STORE, groups.JSON, examples=("trtops doctor", "trtops doctor --store /data/mlruns --json"))

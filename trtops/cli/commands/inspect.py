@@ -1,6 +1,5 @@
 """The commands of ``trtops inspect``."""
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -114,22 +113,6 @@ def run(args: Options) -> Job:
 
 
 @command(
-    groups.ONNX_MODEL,
-    groups.JSON,
-    groups.ONNX_LOAD.without("--ignore-external-data"),
-    Group(
-        groups.ONNX_LOAD.title,
-        flag("--ignore-external-data", "", refuse="a model's sparsity is that of its weights; leave it out"),
-    ),
-    examples=("trtops inspect sparsity model.onnx",),
-)
-def sparsity(args: Options) -> Job:
-    """Report which weights of an ONNX model sparse kernels could use, and which are already 2:4 sparse."""
-    model = late("trtops.cli.script.loaded", loading.changed_model(args))
-    return op_job(args, "inspect_sparsity", model, show=say_report)
-
-
-@command(
     Group("record", flag("tactic_replay", "the file")), groups.JSON, examples=("trtops inspect tactics replay.json",)
 )
 def tactics(args: Options) -> Job:
@@ -200,9 +183,10 @@ SHOWING = Group(
     flag("--show-weights", "as --show layers weights", to="show_weights"),
     flag("--list-unbounded-dds", "list tensors whose size is unbounded and known only at run time"),
     flag("--combine-tensor-info FILE", "outputs of a run (--save-outputs), whose statistics are shown with the layers"),
-    flag("--visual", "show it as a picture, in a browser of this machine, until Ctrl-C"),
-    flag("--visual-port PORT", "port of --visual; 0 for any", default=8000),
-    flag("--save-visual FILE", "where to write the picture as an HTML page"),
+    *(
+        flag(f"{name} WORD?", "", shown=None, refuse="models are not drawn; use a viewer such as netron")
+        for name in ("--visual", "--visual-port", "--save-visual")
+    ),
 )
 
 
@@ -221,7 +205,6 @@ SHOWING = Group(
 def model(args: Options) -> Job:
     """Show an ONNX model, an engine, or a TensorRT network of a script or of ONNX (--display-as trt)."""
     kind = loading.model_type(args) if not str(args.model_file).endswith(".ort") else "ort"
-    drawn = bool(args.visual or args.save_visual)
     weights = ("layers", "weights") if args.show_weights else ()
     show = tuple(dict.fromkeys((*(args.show or ()), *_MODES[args.mode or "none"], *weights)))
     source, describe = args.model_file, ""
@@ -231,16 +214,14 @@ def model(args: Options) -> Job:
         source, describe = loading.engine(args), "describe_engine"
     elif kind == "trt-network-script" or args.display_as == "trt":
         source, describe = loading.network(args, outputs=False), "describe_network"
-    elif kind in loading.TENSORFLOW or loading.wants_onnx_changes(args) or args.list_unbounded_dds:
+    elif loading.wants_onnx_changes(args) or args.list_unbounded_dds:
         source = loading.onnx_model(args)
-    if drawn and kind == "ort":
-        raise UsageError(f"{args.model_file}: pictures of ONNX Runtime engines are not supported; draw the model")
-    if args.combine_tensor_info and (kind != "engine" or drawn or args.json):
+    if args.combine_tensor_info and (kind != "engine" or args.json):
         raise UsageError("--combine-tensor-info goes with the layers of a TensorRT engine, as text: --show layers")
     path, infer, as_json = args.model_file, bool(args.shape_inference), bool(args.json)
-    page_file, port, tensors = args.save_visual, args.visual_port if args.visual else None, args.combine_tensor_info
+    tensors = args.combine_tensor_info
     # Read last, so that the option counts as read only where it has an effect.
-    unbounded = not describe and not drawn and bool(args.list_unbounded_dds)
+    unbounded = not describe and bool(args.list_unbounded_dds)
 
     def run() -> int:
         if not as_json:
@@ -251,17 +232,7 @@ def model(args: Options) -> Job:
         described: Any = None
         if describe:
             described = trt.describe_engine(made) if describe == "describe_engine" else trt.describe_network(made[1])
-        if drawn:
-            described = described or ops.inspect_model(made, infer_shapes=infer).describe()
-            page = ops.model_page(described, Path(path).name)
-            if page_file is not None:
-                save_bytes(page.encode(), page_file)
-                say(f"Wrote {page_file}")
-            if port is not None:
-                # Ctrl-C is the intended way to end it.
-                with contextlib.suppress(KeyboardInterrupt):
-                    ops.serve_page(page, port, lambda address: say(f"{address} (Ctrl-C ends it)"))
-        elif describe:
+        if describe:
             if as_json:
                 say_json(described.to_dict())
             else:

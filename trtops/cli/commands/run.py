@@ -34,7 +34,6 @@ RUNNERS = Group(
             ("trt-engine", "TensorRT with an existing engine", "FILE"),
             ("onnx", "ONNX's reference implementation", None),
             ("pluginref", "reference implementations of plugins, on the CPU", None),
-            ("tf", "a TensorFlow model in ONNX Runtime, converted by tf2onnx", None),
         )
     ),
 )
@@ -97,8 +96,6 @@ def run(args: Options) -> Job:
     if args.save_layer_outputs:
         args.onnx_outputs = args.onnx_outputs or ("mark", "all")
         args.save_outputs = args.save_outputs or args.save_layer_outputs
-    if {"tf", "onnxrt"} <= {kind for kind, _ in args.runners or ()}:
-        raise UsageError("--tf runs tf2onnx's model in ONNX Runtime, so --onnxrt would compare it with itself")
     if args.gen_script:
         if args.experiment:
             raise UsageError("--gen-script writes what is run, not what is recorded; leave out --experiment")
@@ -220,8 +217,6 @@ def _runner(args: Options, kind: str, word: str | None) -> Late:
             weight_streaming_percent=budget if unit == "percent" else None,
         )
     found = loading.model_type(args)
-    if kind == "tf" and found == "onnx":
-        raise UsageError("--tf runs TensorFlow models (keras, frozen, ckpt), which are converted to ONNX; use --onnxrt")
     if found in ("engine", "trt-network-script"):
         raise UsageError(f"{args.model_file} is not an ONNX model, so --{kind} cannot run it; use --trt")
     if kind in ("onnx", "pluginref"):

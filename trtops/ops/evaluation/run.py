@@ -134,7 +134,7 @@ def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonRepor
     """The comparison report of the first pair of runners, with the verdicts of the compare functions.
 
     Outputs that no function compared are left out. The tolerances are those of the functions; limits that none sets are
-    infinite. Functions without tolerances (scripts, indices, perceptual distance) show in the verdicts only.
+    infinite. Functions without tolerances (scripts, indices) show in the verdicts only.
     """
     # Running models without comparing or recording them needs neither.
     from trtops.comparator.metric_results import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtops.ops.result import Inspection
-from trtops.record import to_jsonable
 from trtops.tables import counted, table
 from trtops.tactics.record import algorithm_text, read_record
 from trtops.tracking.base import Tracker
 from trtops.tracking.builds import load_cache
 
 if TYPE_CHECKING:
-    import onnx
+    pass
 
 
 def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspection:
@@ -64,19 +63,3 @@ def inspect_tactics(path: str | Path) -> Inspection:
         return "\n".join([*algorithms, head, *settings, "", table(("layer", "op", "tactic", "replayable"), rows)])
 
     return Inspection(lambda: record, text)
-
-
-def inspect_sparsity(model: str | Path | onnx.ModelProto) -> Inspection:
-    """The weights of an ONNX model that sparse kernels could use, and whether they are 2:4 sparse already."""
-    from trtops.backend.onnx.loader import onnx_from_path
-    from trtops.backend.onnx.sparsity import check_sparsity
-
-    found = check_sparsity(onnx_from_path(model) if isinstance(model, (str, Path)) else model)
-
-    def text() -> str:
-        rows = ((w.name, str(w.shape), str(w.axis), "yes" if w.sparse else "no", f"{w.zeros:.1%}") for w in found)
-        lines = [f"Found: {len(found)} weight tensor(s) eligible for pruning."]  # as Polygraphy logs it
-        lines += (f"[I] Found sparse tensor: {weight.name}" for weight in found if weight.sparse)
-        return "\n".join([*lines, "", table(("weight", "shape", "axis", "2:4", "zeros"), rows)])
-
-    return Inspection(lambda: [to_jsonable(weight) for weight in found], text)
