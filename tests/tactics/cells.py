@@ -30,8 +30,6 @@ Kind = Literal[
     "one",
     "common",
     "sum",
-    "product",
-    "maximum",
     "reformat",
     "format",
     "neighbours",
@@ -45,8 +43,8 @@ Kind = Literal[
     "machines",
 ]
 """``layer``: several choices of one layer are bad, each alone; ``format``: all choices of a layer in one format;
-``neighbours``: two layers in a row in different formats; ``maximum``: either of two is bad alone, and the larger error
-counts; ``common``: builds seldom lack the choice; other kinds plant one choice of a layer."""
+``neighbours``: two layers in a row in different formats; ``common``: builds seldom lack the choice; other kinds plant
+one choice of a layer."""
 Clause: TypeAlias = "tuple[tuple[int, int], ...]"
 """Layers and what they got, which make builds bad together."""
 LIMIT = 200
@@ -109,12 +107,12 @@ class World:
             return
         size = 2 if self.kind in ("together", "two of four") else 1
         shares = shares_of(drawn, np.flatnonzero((self._copied < 0) & (self._missing == 0)))
-        count = {"together": 2, "either": 2, "maximum": 2, "two of four": 4, "sum": 5, "product": 5}.get(self.kind, 1)
+        count = {"together": 2, "either": 2, "two of four": 4, "sum": 5}.get(self.kind, 1)
         chosen = chosen_of(self._rng, shares, count, 0.3 if size == 2 else 0.1)
         if self.kind == "layer":
             chosen = self._bad_half(shares)
         self.culprits = tuple(combinations(chosen, min(size, len(chosen))))
-        self._limit = 11.2 if self.kind == "maximum" else float(np.median([self.error(codes) for codes in drawn]))
+        self._limit = float(np.median([self.error(codes) for codes in drawn]))
 
     def _bad_half(self, shares: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
         """Every second of the choices that builds make of a layer, as where a kernel is wrong that several tactics
@@ -164,15 +162,13 @@ class World:
         """The largest error of a build that repeats to the last bit."""
         has = [all(codes[layer] == code for layer, code in clause) for clause in self.culprits]
         added = np.dot(has, (1.0, 0.8, 0.5, 0.24, 0.12)[: len(has)]) if self.adds else 40.0 * any(has)
-        if self.kind == "maximum":
-            added = max(np.multiply(has, (8.0, 2.4)))
         added += self._small[np.arange(self.layers), codes].sum()
-        return float(10 * np.exp(added) if self.kind == "product" else 10 + added)
+        return float(10 + added)
 
     @property
     def adds(self) -> bool:
         """Whether the verdict follows from an error that several choices change."""
-        return self.kind in ("sum", "product", "maximum")
+        return self.kind == "sum"
 
     def errors(self, codes: np.ndarray) -> dict[MetricName, float]:
         """What the record of a build contains; only verdicts where outputs vary and do not decide."""
@@ -233,9 +229,7 @@ def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
         if result.follows:
             clauses, when = frozenset({((-1, 1),)}), world.built
         if result.added is not None:  # others add little
-            added, is_factor = result.added, world.kind == "product"
-            small = SMALL * (added.low if is_factor and added.rule != "product" else 1)
-            large = [each for each in added.contributions if abs(each.value) > small]
+            large = [each for each in result.added.contributions if abs(each.value) > SMALL]
             clauses = frozenset((key_of(each.unit),) for each in large)
             when = world.built
     trials = next((r.culprits[0].builds for r in planner.done if r.culprits), 0)
@@ -323,7 +317,7 @@ CELLS = [
     for noise in (0.0, 0.05)
 ]
 CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("layer", "sometimes", "two of four")]
-REPEATED: tuple[Kind, ...] = ("one", "either", "together", "sum", "product")
+REPEATED: tuple[Kind, ...] = ("one", "either", "together", "sum")
 CELLS += [Cell(layers, kind, 0.0, True) for layers in (20, 100, 400) for kind in REPEATED]
 CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("none", "drift", "machines")]
 
@@ -347,29 +341,20 @@ def is_right(world: World, played: Played) -> bool:
         return bool(played.confirmed) and not names_wrongly(world, played.confirmed)
     if not world.adds:
         return played.confirmed == truth(world)
-    if not played.done:
+    result = next((result for result in played.done if result.added is not None), None)
+    if result is None or result.added is None:
         return False
-    result = next((result for result in played.done if result.added is not None), played.done[0])
-    is_product = world.kind == "product" if result.added is None else result.added.rule == "product"
-    scale = np.log if is_product else float
     good, bad = ((world.codes | world.mixtures)[name] for name in (result.good_run, result.bad_run))
     adds = {layer: 0.0 for layer in range(world.layers)}
     for layer in np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0)).tolist():
         other = good.copy()
         other[layer] = bad[layer]
-        adds[layer] = scale(world.error(other)) - scale(world.error(good))
+        adds[layer] = world.error(other) - world.error(good)
     whole = sum(map(abs, adds.values()))
-    if result.added is None:  # factors that are most of the difference decide
-        named = {layer for clause in played.confirmed for layer, _ in clause}
-        large = sum(abs(value) for value in adds.values() if abs(value) > SMALL)
-        return world.kind == "product" and sum(adds[layer] for layer in named) >= 0.55 * large
     shares = {key_of(each.unit)[0]: each for each in result.added.contributions}
     # Within the interval or a tenth of the whole, and each that adds a fifth of it is named.
     is_near = all(abs(each.value - adds[n]) <= max(1.5 * each.margin, 0.1 * whole) for n, each in shares.items())
-    # Where one choice is nearly all of it, or all of it is little, a factor and a summand are the same.
-    is_alike = max(map(abs, adds.values())) >= 0.8 * whole or result.added.high <= 2.5 * result.added.low
-    is_scale = is_product == (world.kind == "product") or (is_alike and not is_product)
-    return is_scale and is_near and {n for n, value in adds.items() if abs(value) >= 0.2 * whole} <= shares.keys()
+    return is_near and {n for n, value in adds.items() if abs(value) >= 0.2 * whole} <= shares.keys()
 
 
 def figures(cell: Cell, seeds: range) -> str:

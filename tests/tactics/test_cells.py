@@ -39,18 +39,14 @@ def test_campaigns_name_exactly_the_culprits(cell, right, builds):
     assert np.median([p.when for _, p in played if p.when]) <= builds
 
 
-@pytest.mark.parametrize("kind", ["sum", "product", "maximum"])
 @pytest.mark.parametrize("layers", [20, 100])
-def test_errors_that_add_up_have_shares(layers, kind):
-    played = list(Cell(layers, kind, repeats=kind != "maximum").play(range(SEEDS)))
+def test_errors_that_add_up_have_shares(layers):
+    played = list(Cell(layers, "sum", repeats=True).play(range(SEEDS)))
 
     assert not any(names_wrongly(world, p.confirmed) for world, p in played)
     assert sum(is_right(world, p) for world, p in played) >= int(0.95 * SEEDS)
-    assert max(p.builds for _, p in played) <= (40 if kind == "product" else 21)
-    assert np.median([p.builds for _, p in played]) <= (10 if (layers, kind) == (20, "maximum") else 17)
-    if kind == "product":
-        added = [result.added for _, p in played for result in p.done if result.added is not None]
-        assert any("multiplies it by" in each.describe("9 builds") for each in added if each.rule == "product")
+    assert max(p.builds for _, p in played) <= 21
+    assert np.median([p.builds for _, p in played]) <= 17
 
 
 @pytest.mark.parametrize(("kind", "clauses"), [("either", ((0,), (1,))), ("together", ((0, 1),))])

@@ -1,9 +1,8 @@
 """Whether the error of builds follows from several units, where no choice decides: steps and sums are compared.
 
-A *step* is one unit, both of two or either of two: the error has one value with it, and another one without it; or
-either of two has a value of its own. A *sum* has a contribution of each of several units, to the error or to its
-logarithm: then it is a *product*. A *maximum* has that of the largest unit only. All other units together are noise:
-half of its variance is their own small contributions, which add up over a mixture.
+A *step* is one unit, both of two or either of two: the error has one value with it, and another one without it. A
+*sum* has a contribution of each of several units. All other units together are noise: half of its variance is their own
+small contributions, which add up over a mixture.
 
 Contributions are normal, so each model has a closed marginal likelihood. Each further unit halves the prior of a sum's
 size, which is divided among the sets of that size (Castillo, Schmidt-Hieber and van der Vaart, Annals of Statistics
@@ -13,14 +12,11 @@ counts for its share only.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from trtops.tactics.model import Bools, Floats, Ints
 
-Rule: TypeAlias = Literal["sum", "product", "maximum"]
-RULES: tuple[Rule, ...] = get_args(Rule)
 _CERTAIN = 1e3  # log-odds that need no comparison
 MIN_BUILDS = 5
 _MAX_TERMS = 8  # units of a sum
@@ -42,10 +38,9 @@ class ErrorSum:
     """A sum: units by their size, their contributions to the error, and half of the width of 95 % intervals.
 
     A unit is sure if it probably adds more than a tenth of the range of errors. The sum is settled if no other one may,
-    if a build without the sure ones has all others, and if the rule is known. Until then less sure ones are named too.
-    Contributions to a product are to the error's natural logarithm. ``log_odds`` compare all sums with all steps. Where
-    the limit lies inside the spread of errors, so that small differences decide, steps do not count; where one unit
-    decides all verdicts, sums do not.
+    and if a build without the sure ones has all others. Until then less sure ones are named too. ``log_odds`` compare
+    all sums with all steps. Where the limit lies inside the spread of errors, so that small differences decide, steps
+    do not count; where one unit decides all verdicts, sums do not.
     """
 
     units: tuple[int, ...]
@@ -53,13 +48,12 @@ class ErrorSum:
     margins: Floats
     named: frozenset[int] = frozenset()
     settled: bool = False
-    rule: Rule = "sum"
     log_odds: float = 0.0
 
 
 @dataclass(frozen=True)
-class _Scale:
-    """Models of the error, or of its logarithm: of each set the units, the contributions, and their variances.
+class _Sums:
+    """Sums of the error: of each set the units, the contributions, and their variances.
 
     Arrays of sets have shape ``(sets, units)``, with zeros where a unit is not in a set. ``log_odds`` has shape
     ``(sets,)``. ``log_step`` and ``log_sum`` are the logarithms of the evidence of all steps and of all sums.
@@ -70,7 +64,6 @@ class _Scale:
     variances: Floats
     log_step: float
     log_sum: float
-    reach: float
 
 
 def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) -> ErrorSum | None:
@@ -82,74 +75,58 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
     is_alike = error.max() <= SOUND_SPREAD * error.min()
     if len(error) < MIN_BUILDS or not np.ptp(error) > 0:
         return ErrorSum((), np.empty(0), np.empty(0)) if is_alike else None
-    scales = [
-        _weigh(taken, error, 0.0),
-        _weigh(taken, np.log(error), float(np.log(error).sum())),
-        _weigh(taken, error, 0.0, is_maximum=True),
-    ]
-    sure_odds = math.log(confidence / (1 - confidence))
-    odds = np.array([np.logaddexp.reduce(each.log_odds) for each in scales])
-    if is_alike:  # a product and a sum are much the same
-        odds[RULES.index("product")] = -np.inf
-    # The search stops at the first builds that suffice, so a unit's probability is often just above what is needed.
-    needed = 1 - (1 - confidence) / _CHANCE_FACTOR
-    best = int(odds.argmax())
-    found = scales[best]
-    weights = np.exp(found.log_odds - np.logaddexp.reduce(found.log_odds))
-    is_in = found.values != 0
+    sums = _weigh(taken, error)
+    weights = np.exp(sums.log_odds - np.logaddexp.reduce(sums.log_odds))
+    is_in = sums.values != 0
     inclusion = weights @ is_in
-    values = weights @ found.values / np.maximum(inclusion, 1e-12)
-    spread = weights @ (is_in * (found.variances + (found.values - values) ** 2)) / np.maximum(inclusion, 1e-12)
-    p_large = weights @ (np.abs(found.values) > _NAMED * found.reach)
-    sure = p_large >= needed
+    values = weights @ sums.values / np.maximum(inclusion, 1e-12)
+    spread = weights @ (is_in * (sums.variances + (sums.values - values) ** 2)) / np.maximum(inclusion, 1e-12)
+    p_large = weights @ (np.abs(sums.values) > _NAMED * np.ptp(error))
+    # The search stops at the first builds that suffice, so a unit's probability is often just above the threshold.
+    sure = p_large >= 1 - (1 - confidence) / _CHANCE_FACTOR
     is_open = ((p_large > 1 - confidence) & ~sure).any()
-    is_rule_clear = sure.sum() == 1 or np.ptp(np.sort(odds)[1:]) >= sure_odds
-    settled = bool(sure.any() and not is_open and is_rule_clear and (taken == ~sure).all(axis=1).any())
+    settled = bool(sure.any() and not is_open and (taken == ~sure).all(axis=1).any())
     named = sure if settled else p_large >= confidence
     order = [unit for unit in np.argsort(-np.abs(values), kind="stable").tolist() if inclusion[unit] >= 0.5]
-    log_sum = np.logaddexp(scales[0].log_sum, scales[1].log_sum)
-    log_step = np.logaddexp.reduce([each.log_step for each in scales])
     # No step parts good builds from bad ones, on either scale.
     gaps = [(v[bad].min() - v[~bad].max()) / np.ptp(v) for v in (error, np.log(error))]
     is_inside = is_alike or max(gaps) < _GAP
-    transformed = np.log(error) if RULES[best] == "product" else error
     decides = any(
-        weights @ _decides(unit, taken, bad, transformed, found.values) >= confidence
+        weights @ _decides(unit, taken, bad, error, sums.values) >= confidence
         for unit in order[:1]
         if np.array_equal(taken[:, unit], bad)
     )
+    log_odds = max(sums.log_sum - sums.log_step, -_CERTAIN)
     return ErrorSum(
         units=tuple(order),
         values=values[order],
         margins=2 * np.sqrt(spread[order]),
         named=frozenset(np.flatnonzero(named).tolist()),
         settled=settled,
-        rule=RULES[best],
-        log_odds=_CERTAIN if is_inside else -_CERTAIN if decides else max(float(log_sum - log_step), -_CERTAIN),
+        log_odds=_CERTAIN if is_inside else -_CERTAIN if decides else log_odds,
     )
 
 
-def _weigh(taken: Bools, values: Floats, log_density: float, *, is_maximum: bool = False) -> _Scale:
-    """All steps, and the probable sums or maxima; ``log_density`` is what the scale takes from a density of errors."""
+def _weigh(taken: Bools, error: Floats) -> _Sums:
+    """Weigh all steps and the probable sums."""
     from scipy import special  # takes a tenth of a second to import
 
     builds, units = taken.shape
-    reach = float(np.ptp(values))
+    reach = float(np.ptp(error))
     # Differences between builds, without their mean, divided by the covariance of the noise.
     contrasts = np.linalg.qr(np.column_stack((np.ones(builds), np.eye(builds)[:, 1:])))[0][:, 1:].T
     small = contrasts @ taken
     noise = np.linalg.cholesky((np.eye(builds - 1) + 4 / units * small @ small.T) / 2)
     white = np.linalg.solve(noise, contrasts)
-    target = white @ values / reach
+    target = white @ error / reach
     whole = float(target @ target)
     freedom = builds - 1
-    offset = -log_density - builds * math.log(reach)
 
     def log_evidence(log_det: Floats, explained: Floats) -> Floats:
         # The noise's standard deviation is integrated out, from the resolution to infinity.
         left = np.maximum(whole - explained, 1e-9)
         log_tail = np.log(special.gammainc(freedom / 2, left / (2 * _RESOLUTION**2)))
-        logs: Floats = offset - log_det / 2 - freedom / 2 * np.log(left) + log_tail
+        logs: Floats = -log_det / 2 - freedom / 2 * np.log(left) + log_tail
         return logs
 
     paired = taken[:, :_MAX_PAIRED]
@@ -160,21 +137,15 @@ def _weigh(taken: Bools, values: Floats, log_density: float, *, is_maximum: bool
     size = (steps**2).sum(axis=0) * _RATIO**2 + 1
     evidence = log_evidence(np.log(size), (steps.T @ target) ** 2 * _RATIO**2 / size)
     share = np.repeat(_SHARES / np.maximum((units, len(rows), len(rows)), 1), (units, len(rows), len(rows)))
-    log_step = float(np.logaddexp.reduce(evidence + np.log(share)))
 
     beam: Ints = np.empty((1, 0), np.int64)
-    most = min(_MAX_TERMS, units, builds // 2)
     odds = [log_evidence(np.zeros(1), np.zeros(1)) - math.log(2)]
     contributions, variances = [np.zeros((1, units))], [np.zeros((1, units))]
-    for terms in range(1, most + 1):
-        added = np.concatenate([np.column_stack((beam, np.full(len(beam), unit))) for unit in range(units)])
-        if not is_maximum:
-            added = np.unique(np.sort(added, axis=1), axis=0)
-        added = added[(np.diff(np.sort(added, axis=1), axis=1) > 0).all(axis=1)]
-        present = taken[:, added]
-        if is_maximum:  # a unit counts in builds without the larger ones
-            present &= np.cumsum(present, axis=2) == 1
-        design = np.tensordot(white, present, 1)
+    for terms in range(1, min(_MAX_TERMS, units, builds // 2) + 1):
+        larger = np.concatenate([np.column_stack((beam, np.full(len(beam), unit))) for unit in range(units)])
+        larger = np.unique(np.sort(larger, axis=1), axis=0)
+        larger = larger[(np.diff(larger, axis=1) > 0).all(axis=1)]
+        design = np.tensordot(white, taken[:, larger], 1)
         common = np.einsum("bsi,b->si", design, target)
         inner = np.einsum("bsi,bsj->sij", design, design) + np.eye(terms) / _RATIO**2
         inverse = np.linalg.inv(inner)
@@ -182,28 +153,24 @@ def _weigh(taken: Bools, values: Floats, log_density: float, *, is_maximum: bool
         explained = (solution * common).sum(axis=1)
         log_det = np.linalg.slogdet(inner)[1] + 2 * terms * math.log(_RATIO)
         log_sets = math.lgamma(units + 1) - math.lgamma(terms + 1) - math.lgamma(units - terms + 1)
-        evidence = log_evidence(log_det, explained) - log_sets - (terms + 1) * math.log(2)
-        if is_maximum:
-            evidence[(np.diff(solution, axis=1, append=0) > 0).any(axis=1)] = -(_CERTAIN**2)
-        best = np.argsort(-evidence, kind="stable")[:_BEAM]
-        beam = added[best]
-        odds.append(evidence[best])
+        log_evidences = log_evidence(log_det, explained) - log_sets - (terms + 1) * math.log(2)
+        best = np.argsort(-log_evidences, kind="stable")[:_BEAM]
+        beam = larger[best]
+        odds.append(log_evidences[best])
         left = np.maximum(whole - explained[best], freedom * _RESOLUTION**2)
-        for arrays, found in (
+        for arrays, estimates in (
             (contributions, solution[best]),
             (variances, np.diagonal(inverse[best], axis1=1, axis2=2) * left[:, None] / freedom),
         ):
             full = np.zeros((len(best), units))
-            full[np.arange(len(best))[:, None], beam] = found
+            full[np.arange(len(best))[:, None], beam] = estimates
             arrays.append(full)
-    log_odds = np.concatenate(odds)
-    return _Scale(
-        log_odds=log_odds,
+    return _Sums(
+        log_odds=np.concatenate(odds),
         values=np.concatenate(contributions) * reach,
         variances=np.concatenate(variances) * reach**2,
-        log_step=float(np.logaddexp.reduce(odds[2])) if is_maximum and len(odds) > 2 else log_step,
+        log_step=float(np.logaddexp.reduce(evidence + np.log(share))),
         log_sum=float(np.logaddexp.reduce(np.concatenate(odds[2:] or [np.array([-math.inf])]))),
-        reach=reach,
     )
 
 

@@ -373,16 +373,12 @@ class BisectSession:
                 output, error, ratio = name[1], values, found
         if not output or (total := find_sum(taken, error, bad, self.plan.config.confidence)) is None:
             return None
-        most = (np.max if total.rule == "maximum" else np.sum)(total.values.clip(0), initial=0)
         named = zip(total.units, total.values.tolist(), total.margins.tolist())
         return AddedErrors(
             output=output,
             low=float(error.min()),
             high=float(error.max()),
-            highest=max(
-                float(error.max()), float(error[0] * np.exp(most) if total.rule == "product" else error[0] + most)
-            ),
-            rule=total.rule,
+            highest=max(float(error.max()), float(error[0] + total.values.clip(0).sum())),
             contributions=tuple(
                 Contribution(unit=self.mixture.units[unit], value=value, margin=margin)
                 for unit, value, margin in named

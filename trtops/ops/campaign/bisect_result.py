@@ -1,6 +1,5 @@
 """Records of a bisection: its options, its plan, its trials and its result."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -11,7 +10,7 @@ from trtops.record import Record
 from trtops.tables import listed
 from trtops.tables import table as text_table
 from trtops.tactics.bisection import Repeatability, SearchOutcome
-from trtops.tactics.contributions import SOUND_SPREAD, Rule
+from trtops.tactics.contributions import SOUND_SPREAD
 from trtops.tactics.model import Bools, Clauses
 from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
@@ -143,7 +142,7 @@ class Contribution(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AddedErrors(Record):
-    """Errors of an output that follow from several units: a sum, a product, so that logarithms add up, or a maximum.
+    """Errors of an output that are a sum over several units.
 
     ``contributions`` are the units that surely take part, the largest first. ``low`` and ``high`` are the smallest and
     the largest error among the builds, ``highest`` is the largest that the sum predicts. It is settled if more
@@ -156,23 +155,18 @@ class AddedErrors(Record):
     highest: float
     contributions: tuple[Contribution, ...]
     settled: bool
-    rule: Rule = "sum"
     log_odds: float = 0.0  # of a sum, compared with one choice or pair that decides
 
     def describe(self, builds: str) -> str:
         """The sum in sentences."""
-        is_product = self.rule == "product"
-        spread = math.log(self.high / self.low) if is_product else self.high - self.low
-        parts = []
-        for c in self.contributions:
-            ends = [math.exp(min(c.value + side * c.margin, 700)) for side in (-1, 0, 1)] if is_product else ()
-            what = "multiplies it by {1:.3g} ({0:.3g} to {2:.3g})" if ends else f"adds {c.value:.2g} (+-{c.margin:.1g})"
-            what = f"alone gives {self.low + c.value:.3g} (+-{c.margin:.1g})" if self.rule == "maximum" else what
-            parts.append(f"{c.unit.describe()} {what.format(*ends)}, {c.value / spread:.0%} of the spread")
-        rule = "add up" if self.rule == "sum" else f"are a {self.rule}"
+        spread = self.high - self.low
+        parts = [
+            f"{c.unit.describe()} adds {c.value:.2g} (+-{c.margin:.1g}), {c.value / spread:.0%} of the spread"
+            for c in self.contributions
+        ]
         broken = "no choice is broken" if self.high <= SOUND_SPREAD * self.low else "no choice decides alone"
         return (
-            f"The errors of output {self.output!r} {rule} over choices, found in {builds}: "
+            f"The errors of output {self.output!r} add up over choices, found in {builds}: "
             f"{'; '.join(parts) or 'each adds too little to name it'}. The limit lies inside the spread of the builds, "
             f"{self.low:.3g} to {self.high:.3g}: {broken}. A limit above {self.highest:.3g} accepts them all."
         )
