@@ -221,10 +221,12 @@ def test_calibration_data_is_converted() -> None:
             batches = calibrator.CalibrationBatches([{"x": x, "rows": np.array([2, 1])}], None)
             if declared is not None:
                 batches.set_network_inputs(declared)
-            assert read_batch(batches, x=like, rows=rows) == [values, [2, 1]]
+            with batches:
+                assert read_batch(batches, x=like, rows=rows) == [values, [2, 1]]
     batches = calibrator.CalibrationBatches([{"x": np.array(values, np.uint8), "rows": rows}], None)
     batches.set_network_inputs(inputs)
-    assert read_batch(batches, x=like)[0] == values
+    with batches:
+        assert read_batch(batches, x=like)[0] == values
 
     for feed, refusal in (
         ({"x": like, "rows": np.array([2**40, 0])}, "int64 values beyond int32"),
