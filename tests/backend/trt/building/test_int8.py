@@ -231,7 +231,7 @@ def test_calibration_data_is_converted() -> None:
     for feed, refusal in (
         ({"x": like, "rows": np.array([2**40, 0])}, "int64 values beyond int32"),
         (
-            {"x": memory.DeviceArray((3,), np.float16), "rows": rows},
+            {"x": memory.DeviceView(64, (3,), np.float16), "rows": rows},
             "'x' is float16 in device memory; expected float32",
         ),
         ({"rows": rows}, r"no 'x'; it has \['rows'\].*EngineFromNetwork"),
