@@ -125,14 +125,14 @@ def test_output_allocator_keeps_no_context(monkeypatch):
 
     output = object.__new__(slots.Output)
     output.name, output.on_host, output.device, output.pinned = "y", False, None, None
-    output.allocator, output._is_sized_late = None, False
+    output.allocator = None
     output.execution = SimpleNamespace(context=Context(), engine=SimpleNamespace(get_aliased_input_tensor=lambda n: ""))
     output.prepare([])
     output.prepare([])
     [allocator] = in_context
     for size in (0, 64, 16):
-        assert allocator.reallocate_output("y", None, size, 256) == output.device.ptr
-    assert output.device.allocated_nbytes == 64
+        assert allocator.reallocate_output("y", None, size, 256) == output._address() != 0
+    assert allocator.buffer.allocated_nbytes == 64
     context = weakref.ref(output.execution.context)
     output.free()
     del output

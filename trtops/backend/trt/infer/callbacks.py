@@ -10,11 +10,12 @@ from trtops.backend.trt.lines import Feature
 from trtops.metadata import DataType
 
 
-def make_output_allocator(buffer: memory.DeviceArray) -> Any:
-    """A ``trt.IOutputAllocator`` for one output, which resizes a buffer of bytes; the caller frees the buffer.
+def make_output_allocator() -> Any:
+    """A ``trt.IOutputAllocator`` for one output, which owns the output's ``buffer`` and reports its ``shape``.
 
-    The execution context owns the allocator from then on. It must not reference the context, whose memory and profile
-    would never be released: Python's garbage collector does not follow references in TensorRT.
+    The execution context owns the allocator, and writes to the buffer without a call as long as it is large enough.
+    The allocator must not reference the context, whose memory and profile would never be released: Python's garbage
+    collector does not follow references in TensorRT.
     """
     base: Any = library.load().IOutputAllocator
 
@@ -24,10 +25,11 @@ def make_output_allocator(buffer: memory.DeviceArray) -> Any:
         def __init__(self) -> None:
             base.__init__(self)
             self.shape: tuple[int, ...] = ()
+            # TensorRT refuses a null address, even for an empty tensor.
+            self.buffer = memory.DeviceArray.raw((1,))
 
         def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
-            # TensorRT refuses a null address, even for an empty tensor.
-            return int(buffer.resize((max(size, 1),)).ptr)
+            return int(self.buffer.resize((max(size, 1),)).ptr)
 
         def reallocate_output_async(self, tensor_name: str, memory: Any, size: int, alignment: int, stream: int) -> int:
             return self.reallocate_output(tensor_name, memory, size, alignment)

@@ -238,9 +238,9 @@ class Output(Slot):
 
     def __init__(self, execution: Execution, name: str, profile: int) -> None:
         super().__init__(execution, name, profile)
-        self.allocator: Any = None
-        # Set by an earlier runner of this context. From then on 8.6 states the size of the last inference as the shape.
-        self._is_sized_late = execution.context.get_output_allocator(name) is not None
+        # Set by an earlier runner of this context, which then writes to the allocator's buffer. From then on 8.6 states
+        # the size of the last inference as the shape.
+        self.allocator: Any = execution.context.get_output_allocator(name)
 
     def prepare(self, inputs: Sequence[Input]) -> None:
         """Reserve memory once the input shapes are set; an output that aliases an input uses its memory."""
@@ -251,14 +251,13 @@ class Output(Slot):
         if aliased:
             self.shape = shape
             self.set_address(next(slot.address for slot in inputs if slot.name == aliased))
-        elif self._is_sized_late or any(dim < 0 for dim in shape):
-            self._is_sized_late = True
-            if self.allocator is None:
-                self.reserve_device(0)
-                assert self.device is not None
-                self.allocator = callbacks.make_output_allocator(self.device)
-                if not context.set_output_allocator(self.name, self.allocator):
-                    raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
+        elif self.allocator is None and any(dim < 0 for dim in shape):
+            self.allocator = callbacks.make_output_allocator()
+            if not context.set_output_allocator(self.name, self.allocator):
+                raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
+        elif self.allocator is not None:
+            if not hasattr(self.allocator, "buffer"):
+                raise errors.InferenceError(f"Output {self.name!r} has another allocator. Use a context without one.")
         elif self.on_host:
             self.shape = shape
             self.set_address(self.reserve_pinned(self.nbytes()).ptr)
@@ -280,10 +279,7 @@ class Output(Slot):
         return memory.DeviceView(self._address(), self.shape, self.dtype)
 
     def _address(self) -> int:
-        if self.allocator is None:
-            return self.address
-        assert self.device is not None
-        return self.device.ptr
+        return self.address if self.allocator is None else int(self.allocator.buffer.ptr)
 
     def _download(self, raw: bool) -> Any:
         formatted = raw or not self.is_plain
