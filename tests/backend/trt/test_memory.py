@@ -139,6 +139,7 @@ def test_output_allocator_keeps_no_context(monkeypatch):
     gc.collect()
 
     assert context() is None
+    in_context.clear()
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------
