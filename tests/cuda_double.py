@@ -1,10 +1,12 @@
-"""A stated double of ONNX Runtime with CUDA: the CPU runs the kernels, and everything else answers as documented.
+"""Stated doubles of CUDA's runtime and of ONNX Runtime with CUDA: the CPU computes; the rest answers as documented.
 
 Sources: the reference of ONNX Runtime's Python API, and that of cuda-python, CUDA's runtime and cuDNN.
 """
 
 import ctypes
+import enum
 import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -61,6 +63,132 @@ class Session(_Session):
         if "enable_cuda_graph" in self.asked.get(CUDA, {}):
             self.runs.append(options.get_run_config_entry("gpu_graph_id"))
         super().run_with_iobinding(binding, options)
+
+
+class MemcpyKind(enum.IntEnum):
+    cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice = range(4)
+
+
+class Operation:
+    """Work in a stream, which other operations must precede."""
+
+    def __init__(self, work: Callable[[], object], earlier: list["Operation | None"]) -> None:
+        self.work, self.earlier = work, [operation for operation in earlier if operation]
+
+    def finish(self) -> None:
+        for operation in self.earlier:
+            operation.finish()
+        work, self.work, self.earlier = self.work, lambda: None, []
+        work()
+
+
+class Runtime:
+    """Memory, streams and events of CUDA's runtime, in host memory: work runs as late as CUDA may run it.
+
+    Sources: "API synchronization behavior" and "Stream synchronization behavior" of the CUDA Runtime API's reference.
+    """
+
+    LEGACY = 1
+    cudaStreamNonBlocking, cudaEventDisableTiming = 1, 2
+    cudaMemcpyKind = MemcpyKind
+
+    def __init__(self) -> None:
+        self.is_blocking = {self.LEGACY: True}
+        self.last: dict[int, Operation] = {}  # the last operation of each stream
+        self.events: dict[int, Operation] = {}
+        self.blocks: dict[int, Any] = {}  # arrays in device memory by address
+        self.pinned: dict[int, Any] = {}
+
+    def queue(self, stream: int, work: Callable[[], object], *earlier: Operation) -> Operation:
+        stream = stream or self.LEGACY
+        waits_for = [stream]
+        if stream == self.LEGACY:
+            waits_for = [handle for handle, blocking in self.is_blocking.items() if blocking]
+        elif self.is_blocking[stream]:
+            waits_for = [stream, self.LEGACY]
+        self.last[stream] = Operation(work, [*map(self.last.get, waits_for), *earlier])
+        return self.last[stream]
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, int]:
+        handle = 16 + len(self.is_blocking)
+        self.is_blocking[handle] = flags != self.cudaStreamNonBlocking
+        return 0, handle
+
+    def cudaStreamCreate(self) -> tuple[int, int]:
+        return self.cudaStreamCreateWithFlags(0)
+
+    def cudaStreamDestroy(self, stream: int) -> tuple[int]:
+        return (0,)
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:
+        if operation := self.last.get(stream or self.LEGACY):
+            operation.finish()
+        return (0,)
+
+    def cudaDeviceSynchronize(self) -> tuple[int]:
+        for operation in self.last.values():
+            operation.finish()
+        return (0,)
+
+    def cudaEventCreateWithFlags(self, flags: int) -> tuple[int, int]:
+        return 0, 1 + len(self.events)
+
+    def cudaEventRecord(self, event: int, stream: int) -> tuple[int]:
+        self.events[event] = self.queue(stream, lambda: None)
+        return (0,)
+
+    def cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[int]:
+        self.queue(stream, lambda: None, self.events[event])
+        return (0,)
+
+    def cudaEventDestroy(self, event: int) -> tuple[int]:
+        return (0,)
+
+    def cudaMalloc(self, nbytes: int) -> tuple[int, int]:
+        block = np.zeros(nbytes, np.uint8)
+        self.blocks[block.ctypes.data] = block
+        return 0, block.ctypes.data
+
+    def cudaFree(self, address: int) -> tuple[int]:
+        self.cudaDeviceSynchronize()
+        return (0 if self.blocks.pop(address, None) is not None else 1,)
+
+    def cudaMallocHost(self, nbytes: int) -> tuple[int, int]:
+        block = np.zeros(nbytes, np.uint8)
+        self.pinned[block.ctypes.data] = block
+        return 0, block.ctypes.data
+
+    def cudaFreeHost(self, address: int) -> tuple[int]:
+        return (0,)
+
+    def cudaMemcpyAsync(self, to: int, source: int, nbytes: int, kind: MemcpyKind, stream: int) -> tuple[int]:
+        for address, is_on_device in ((to, kind in (1, 3)), (source, kind in (2, 3))):
+            if is_on_device and not any(
+                a <= address and address + nbytes <= a + b.size for a, b in self.blocks.items()
+            ):
+                return (1,)
+        if kind == MemcpyKind.cudaMemcpyHostToDevice and source not in self.pinned:
+            staged = ctypes.string_at(source, nbytes)
+            self.queue(stream, lambda: ctypes.memmove(to, staged, nbytes))
+        else:
+            self.queue(stream, lambda: ctypes.memmove(to, source, nbytes))
+        return (0,)
+
+    def cudaMemcpy(self, to: int, source: int, nbytes: int, kind: MemcpyKind) -> tuple[int]:
+        """Return once the bytes are staged if they come from pageable memory, and at once within the device."""
+        status = self.cudaMemcpyAsync(to, source, nbytes, kind, 0)
+        if kind == MemcpyKind.cudaMemcpyDeviceToHost or source in self.pinned:
+            self.cudaStreamSynchronize(0)
+        return status
+
+    def cudaGetErrorName(self, status: int) -> tuple[int, bytes]:
+        return 0, b"cudaErrorInvalidValue"
+
+    def cudaGetErrorString(self, status: int) -> tuple[int, bytes]:
+        return 0, b"invalid argument"
+
+    def cudaGetLastError(self) -> tuple[int]:
+        return (1,)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *, starts: bool = True) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import cuda_double
 from trtops import func
 from trtops.backend.trt import CreateNetwork, library
 
@@ -24,3 +25,11 @@ def adding_network() -> Callable[[], Any]:
         network.mark_output(total)
 
     return create
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> cuda_double.Runtime:
+    """The double of CUDA's runtime in place of cuda-python."""
+    double = cuda_double.Runtime()
+    monkeypatch.setattr("trtops.backend.trt.library.memory.cudart", lambda: double)
+    return double

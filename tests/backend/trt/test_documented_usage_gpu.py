@@ -143,6 +143,41 @@ dtype, shape = loader.input_metadata["X"]
 result = [str(dtype), tuple(shape), tuple(made.input_metadata["X"].shape), made.num_batches]
 result.append(os.path.getsize("loader.cache") > 0)
 """
+USAGE["a calibrator serves TensorRT's own API"] = """
+import os
+
+def batches(count):
+    for number in range(count):
+        x = np.full(X.shape, number, np.float32)
+        array = cuda.DeviceArray(X.shape, np.float32).copy_from(x)
+        yield {"host": x, "array": array, "address": cuda.DeviceArray(X.shape, np.float32).copy_from(x).ptr}
+
+result = []
+with Calibrator(batches(3)) as made:
+    for _ in range(3):
+        addresses = made.get_batch(["host", "array", "address"])
+        result += [cuda.DeviceView(address, X.shape, np.float32).numpy() for address in addresses]
+for mode in ("wb+", "wb", "rb"):
+    with open("open.cache", mode) as cache:
+        made = Calibrator([{"x": X}] * 2, cache=cache)
+        EngineBytesFromNetwork(NetworkFromOnnxPath("identity.onnx"), CreateConfig(int8=True, calibrator=made))()
+        result += [mode, made.num_batches, os.path.getsize("open.cache") > 0]
+builder, network, parser = network_from_onnx_path("identity.onnx")
+for data in ([{"x": X}] * 3, DataLoader(iterations=2)):
+    config = builder.create_builder_config()
+    config.set_flag(trt.BuilderFlag.INT8)
+    config.int8_calibrator = made = Calibrator(data)
+    config.set_calibration_profile(Profile().fill_defaults(network).to_trt(builder, network))
+    engine_from_network((builder, network), config)
+    result += [made.num_batches, tuple(made.input_metadata["x"].shape)]
+"""
+USAGE["outputs depend on the data"] = """
+result = []
+engine = engine_from_network(NetworkFromOnnxPath("nonzero.onnx"))
+for values in ([1, 0, 1, 1], [0, 0, 0, 1], [1, 1, 1, 1]):
+    with TrtRunner(engine) as runner:
+        result.append(runner.infer({"x": np.array(values, np.int32)})["y"].copy())
+"""
 USAGE["tactics are recorded and replayed"] = """
 import json
 network, recorded, again = NetworkFromOnnxPath("conv_net.onnx"), TacticReplayData(), TacticReplayData()
@@ -216,6 +251,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         models.dynamic_identity().write(made[tool], "dynamic")
         models.conv_net().write(made[tool], "conv_net")
         onnx.save(models.model(three_layers), made[tool] / "three_layers.onnx")
+        nonzero = "(int64[4] x) => (int64[1,n] y) { y = NonZero(x) }"
+        onnx.save(models.model(nonzero), made[tool] / "nonzero.onnx")
     return made
 
 

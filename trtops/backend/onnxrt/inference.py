@@ -211,8 +211,9 @@ def _to_ort_values(feed: Mapping[str, Any], inputs: TensorMetadata) -> dict[str,
     values = {}
     for name, array in feed.items():
         if is_torch(array):
-            sys.modules["torch"].cuda.current_stream().synchronize()  # it may not be computed yet
-            values[name] = ort.OrtValue.from_dlpack(array.detach().contiguous())
+            tensor = array.detach().contiguous()
+            sys.modules["torch"].cuda.current_stream(tensor.device).synchronize()  # it may not be computed yet
+            values[name] = ort.OrtValue.from_dlpack(tensor)
             continue
         dtype = inputs[name].dtype
         kind = None if dtype is None else _ORT_VALUE_TYPES.get(dtype)

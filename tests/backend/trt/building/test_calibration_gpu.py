@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 
 import flows.digits
+import trtops.backend.trt as back
 from flows.digits import Digits, make_digits
+from tests import models
 from trtops.backend.base import Caches
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.calibration import collect
-from trtops.backend.trt import TensorRTBackend
+from trtops.backend.trt import TensorRTBackend, library
 from trtops.calibration import CalibrationCache
+from trtops.comparator import DataLoader
+from trtops.cuda import DeviceArray, DeviceView
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.evaluation.check import CheckConfig
@@ -141,3 +145,93 @@ def test_calibrate_op_compares_tensorrt_engines(demo: Demo) -> None:
     top1 = {engine.precision: engine.evaluation.accuracy.actual for engine in result.engines}
     assert set(top1) == {"fp32", "fp16", "int8"} and result.samples == 64
     assert abs(top1["int8"] - top1["fp32"]) <= 0.01 and result.verdict == "good"
+
+
+SHAPE = (2, 16, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def convolution():
+    """Builder, network and parser of a convolution of static shape, with the input ``x``."""
+    weights = {"w": models.random(16, 16, 3, 3, scale=0.1)}
+    dims = ",".join(map(str, SHAPE))
+    proto = models.model(f"(float[{dims}] x) => (float[{dims}] y) {{ y = Conv<pads = [1,1,1,1]>(x, w) }}", weights)
+    return back.network_from_onnx_bytes(proto.SerializeToString())
+
+
+def own_config(convolution, calibrator):
+    """A config made with TensorRT's API."""
+    config = convolution[0].create_builder_config()
+    config.set_flag(library.load().BuilderFlag.INT8)
+    config.int8_calibrator = calibrator
+    return config
+
+
+def ranges_of(convolution, data) -> dict[str, float]:
+    calibrator = back.Calibrator(data)
+    plan = convolution[0].build_serialized_network(convolution[1], own_config(convolution, calibrator))
+    assert plan is not None and calibrator.error is None and calibrator.num_batches == 2
+    assert not calibrator.device_buffers
+    return {
+        name: entry.amax for name, entry in CalibrationCache.from_bytes(calibrator.cache_contents).by_name().items()
+    }
+
+
+def test_calibrator_serves_tensorrts_own_api(convolution) -> None:
+    batches = [models.random(*SHAPE, seed=seed) for seed in range(2)]
+    expected = ranges_of(convolution, [{"x": x} for x in batches])
+    assert expected["x"] > 0
+
+    for convert in (
+        lambda x: x.astype(np.float64),
+        lambda x: DeviceArray(SHAPE).copy_from(x),
+        lambda x: DeviceArray(SHAPE).copy_from(x).view(),
+        lambda x: DeviceArray(SHAPE).copy_from(x).ptr,
+    ):
+        # TensorRT sums on the device in any order, so that the last bit of a range may differ.
+        assert ranges_of(convolution, ({"x": convert(x)} for x in batches)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_batches_are_read_in_order_from_the_device() -> None:
+    def generate():
+        for number in range(20):
+            array = np.full((4, 5), number, np.float32)
+            yield {
+                "host": array,
+                "array": DeviceArray((4, 5)).copy_from(array),
+                "address": DeviceArray((4, 5)).copy_from(array).ptr,
+            }
+
+    with back.Calibrator(generate()) as calibrator:
+        for number in range(20):
+            for address in calibrator.get_batch(["host", "array", "address"]):
+                assert (DeviceView(address, (4, 5), np.float32).numpy() == number).all()
+        assert calibrator.get_batch(["host"]) is None and calibrator.error is None
+
+
+@pytest.mark.parametrize("mode", ["rb", "wb", "wb+"])
+def test_calibration_caches_may_be_open_files(convolution, tmp_path, mode) -> None:
+    path = tmp_path / "calibration.cache"
+    path.write_bytes(b"")
+    with path.open(mode) as file:
+        calibrator = back.Calibrator([{"x": models.random(*SHAPE)}], cache=file)
+        config = back.CreateConfig(int8=True, calibrator=calibrator)
+        assert back.engine_from_network(convolution, config) and calibrator.num_batches == 1
+        assert path.read_bytes() == (b"" if mode == "rb" else calibrator.cache_contents)
+    if mode != "rb":
+        with path.open("rb") as file:
+            again = back.Calibrator([], cache=file)
+            config = back.CreateConfig(int8=True, calibrator=again)
+            assert back.engine_from_network(convolution, config) and again.num_batches == 0
+
+
+def test_data_loader_follows_the_network(convolution) -> None:
+    for is_own in (True, False):
+        calibrator = back.Calibrator(DataLoader(iterations=2))
+        config = own_config(convolution, calibrator) if is_own else back.CreateConfig(int8=True, calibrator=calibrator)
+        assert back.engine_from_network(convolution, config) and calibrator.num_batches == 2
+        assert tuple(calibrator.input_metadata["x"].shape) == SHAPE
+
+    lost = back.Calibrator(DataLoader())
+    assert convolution[0].build_serialized_network(convolution[1], own_config(convolution, lost)) is None
+    assert "has no 'x'" in str(lost.error) and "EngineFromNetwork" in str(lost.error)

@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,6 +23,7 @@ from trtops.backend.trt.building.precision import ModelPrecision, write_into_mod
 from trtops.backend.trt.library import memory
 from trtops.calibration import CalibrationCache
 from trtops.calibration.data import FeedDigest
+from trtops.comparator import DataLoader
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
 from trtops.tracking.builds import log_build
@@ -151,8 +153,16 @@ def test_kept_layers_are_left_out_of_the_pairs(model, cache) -> None:
     assert np.array_equal([i.name for i in quantized.graph.input], ["image"])
 
 
-def test_calibrator_digest_equals_feed_digest(monkeypatch):
-    monkeypatch.setattr(memory, "DeviceArray", lambda shape, dtype: Mock(dtype=np.dtype(dtype), ptr=1))
+@pytest.fixture
+def release_86(monkeypatch, runtime):
+    """The data types of TensorRT 8.6, which has no INT64."""
+    library = SimpleNamespace(DataType=SimpleNamespace(__members__={"FLOAT": 0, "HALF": 1, "INT8": 2, "INT32": 3}))
+    monkeypatch.setattr("trtops.backend.trt.library.load", lambda: library)
+    monkeypatch.setattr("trtops.backend.trt.library.line", lambda: SimpleNamespace(name="TensorRT 8.6"))
+
+
+@pytest.mark.usefixtures("release_86")
+def test_calibrator_digest_equals_feed_digest():
     feeds = [{"b": np.full((2, 3), i, np.float32), "a": np.arange(i + 1)} for i in range(3)]
     expected = FeedDigest()
     for feed in feeds:
@@ -169,6 +179,120 @@ def test_calibrator_digest_equals_feed_digest(monkeypatch):
     view = memory.DeviceView(64, (2, 3), np.float32)  # data on the device has no digest
     assert digest_of([*feeds, {"a": np.arange(1), "b": view}]) is None
     assert digest_of([{"a": 128, "b": 256}]) is None
+
+
+def read_batch(batches, **inputs):
+    """The next batch as TensorRT reads it: ``inputs`` are arrays of the shapes and dtypes that it expects."""
+    addresses = batches.next_batch(list(inputs))
+    assert batches.error is None, batches.error
+    return [memory.DeviceView(a, x.shape, x.dtype).numpy().tolist() for a, x in zip(addresses, inputs.values())]
+
+
+def test_batches_come_in_order_from_any_memory(runtime) -> None:
+    """The arrays of a generator have no other reference than its batch."""
+    like = np.zeros((2, 3), np.float32)
+
+    def generate():
+        for number in range(3):
+            array = np.full_like(like, number)
+            yield {
+                "host": array,
+                "array": memory.DeviceArray(like.shape).copy_from(array),
+                "view": memory.DeviceArray(like.shape).copy_from(array).view(),
+                "address": memory.DeviceArray(like.shape).copy_from(array).ptr,
+            }
+
+    batches = calibrator.CalibrationBatches(generate(), None)
+    for number in range(3):
+        expected = np.full_like(like, number).tolist()
+        assert read_batch(batches, host=like, array=like, view=like, address=like) == [expected] * 4
+    assert batches.next_batch(["host"]) is None and batches.error is None
+    batches.free()
+    assert not runtime.blocks
+
+
+@pytest.mark.usefixtures("release_86")
+def test_calibration_data_is_converted() -> None:
+    values = [0.0, 1.0, 3.0]
+    inputs = TensorMetadata().add("x", "float32", (3,)).add("rows", "int32", (2,))
+    like, rows = np.zeros(3, np.float32), np.zeros(2, np.int32)
+    for declared in (None, inputs):
+        for x in (np.array(values), np.array(values, np.float16), np.array(values, np.float32)[::1], values):
+            batches = calibrator.CalibrationBatches([{"x": x, "rows": np.array([2, 1])}], None)
+            if declared is not None:
+                batches.set_network_inputs(declared)
+            with batches:
+                assert read_batch(batches, x=like, rows=rows) == [values, [2, 1]]
+    batches = calibrator.CalibrationBatches([{"x": np.array(values, np.uint8), "rows": rows}], None)
+    batches.set_network_inputs(inputs)
+    with batches:
+        assert read_batch(batches, x=like)[0] == values
+
+    for feed, refusal in (
+        ({"x": like, "rows": np.array([2**40, 0])}, "int64 values beyond int32"),
+        (
+            {"x": memory.DeviceView(64, (3,), np.float16), "rows": rows},
+            "'x' is float16 in device memory; expected float32",
+        ),
+        ({"rows": rows}, r"no 'x'; it has \['rows'\].*EngineFromNetwork"),
+    ):
+        batches = calibrator.CalibrationBatches([feed], None)
+        assert batches.next_batch(["x", "rows"]) is None
+        with pytest.raises(errors.CalibrationError, match=refusal):
+            calibrator.check_calibration(batches)
+    strict = calibrator.CalibrationBatches([{"x": np.array(values), "rows": rows}], None)
+    strict.set_input_metadata(inputs)
+    assert strict.next_batch(["x", "rows"]) is None and "float64" in str(strict.error)
+
+
+@pytest.mark.parametrize(
+    ("mode", "before", "read", "after"),
+    [
+        ("rb", b"ranges", b"ranges", b"ranges"),
+        ("rb", b"", None, b""),
+        ("wb", b"ranges", None, b"new"),
+        ("wb+", b"ranges", None, b"new"),
+        ("rb+", b"old ranges", b"old ranges", b"new"),
+        ("r+", b"old ranges", b"old ranges", b"new"),
+    ],
+)
+def test_cache_may_be_an_open_file(tmp_path, caplog, mode, before, read, after) -> None:
+    path = tmp_path / "calibration.cache"
+    path.write_bytes(before)
+    with path.open(mode) as file:
+        batches = calibrator.CalibrationBatches([], file)
+        assert batches.read_cache() == read
+        batches.write_cache(b"new")
+        assert batches.error is None and batches.cache_contents == b"new"
+        assert path.read_bytes() == after
+        batches.reset()
+        assert batches.read_cache() == (None if mode == "wb" else after or None)
+    assert ("open for reading only" in caplog.text) == (mode == "rb")
+
+
+def tensor(name, dtype, shape, is_shape_tensor=False):
+    return SimpleNamespace(name=name, dtype=SimpleNamespace(name=dtype), shape=shape, is_shape_tensor=is_shape_tensor)
+
+
+def test_data_loader_gets_inputs_of_the_network() -> None:
+    tensors = [tensor("x", "HALF", (-1, 3)), tensor("rows", "INT32", (2,)), tensor("sizes", "INT32", (2,), True)]
+    network = SimpleNamespace(num_inputs=3, get_input=tensors.__getitem__)
+    ranges = {"x": [(1, 3), (4, 3), (9, 3)]}
+    for profile, shape in ((None, (-1, 3)), (SimpleNamespace(get_shape=ranges.get), (4, 3))):
+        loader = DataLoader()
+        batches = calibrator.CalibrationBatches(loader, None)
+        batches.is_trtops_calibrator = True
+        config = SimpleNamespace(int8_calibrator=batches, get_calibration_profile=lambda profile=profile: profile)
+
+        calibrator.prepare_calibrator_of(config, network)
+        made = {name: (spec.dtype.value, spec.shape) for name, spec in loader.input_metadata.items()}
+        assert made == {"x": ("float32", shape), "rows": ("int32", (2,)), "sizes": ("int32", None)}
+
+    own = TensorMetadata().add("x", "float32", (7, 3))
+    batches.set_input_metadata(own)
+    calibrator.prepare_calibrator_of(config, network)
+    assert loader.input_metadata is own
+    calibrator.prepare_calibrator_of(SimpleNamespace(int8_calibrator=None), network)
 
 
 def test_calibration_uses_shapes_of_its_first_batch() -> None:

@@ -22,7 +22,8 @@ from trtops.backend.trt.library import dtypes, memory
 from trtops.backend.trt.lines import Feature
 from trtops.calibration.data import FeedDigest
 from trtops.metadata import DataType, TensorMetadata, check_feed
-from trtops.system.files import open_atomically, read_open_file
+from trtops.system.files import open_atomically, read_open_file, write_open_file
+from trtops.torch_tensors import from_torch, is_torch
 
 if TYPE_CHECKING:
     from trtops.backend.trt.building.profile import Profile
@@ -41,12 +42,15 @@ def Calibrator(
 ) -> Any:
     """Create a calibrator for ``CreateConfig(int8=True, calibrator=...)`` or for TensorRT itself.
 
-    Each batch is copied to device memory once; the next batch overwrites it.
+    Each batch is copied to device memory once; the next batch overwrites it. TensorRT calibrates in FP32: arrays of
+    other numbers are converted. A data loader with an ``input_metadata`` gets it from ``CreateConfig`` and from
+    ``EngineFromNetwork``.
 
     Args:
-        data_loader: Iterable of feeds: numpy arrays, ``DeviceView`` or device addresses (``int``) by input name. A
-            generator works for one calibration only.
-        cache: Path or open file of the calibration cache; read if it exists, written otherwise.
+        data_loader: Iterable of feeds: numpy arrays, ``DeviceView``, torch tensors or device addresses (``int``) by
+            input name. Data in device memory must be FP32. A generator works for one calibration only.
+        cache: Path or open file of the calibration cache; read if it exists and is readable, written otherwise. A file
+            that is open for reading only stays as it is.
         BaseClass: One of TensorRT's calibrator classes; ``trt.IInt8EntropyCalibrator2`` by default.
         batch_size: Ignored with explicit batch.
         quantile: For ``IInt8LegacyCalibrator``: the quantile used as range; 0.5 by default.
@@ -80,7 +84,11 @@ def Calibrator(
             return self.next_batch(names)
 
         def read_calibration_cache(self, *_: Any) -> bytes | None:
-            return self.read_cache()
+            try:
+                return self.read_cache()
+            except OSError as exc:
+                self.error = exc
+                return None
 
         def write_calibration_cache(self, contents: Any, *_: Any) -> None:
             self.write_cache(bytes(contents))
@@ -114,7 +122,11 @@ class CalibrationBatches:
         self.data_loader = data_loader
         self.cache = cache
         self.input_metadata: TensorMetadata | None = None
-        self._buffers: dict[str, memory.DeviceArray] = {}
+        # Copies of batches that were in host memory, by input.
+        self.device_buffers: dict[str, memory.DeviceArray] = {}
+        # What TensorRT reads until it requests the next batch.
+        self._batch: list[Any] = []
+        self.is_strict = False  # whether data of another dtype is refused, not converted
         self.reset()
 
     def reset(self) -> None:
@@ -127,7 +139,16 @@ class CalibrationBatches:
         self.error: Exception | None = None
 
     def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
-        """Set names, dtypes and shapes of the inputs, here and in the data loader if it has an ``input_metadata``."""
+        """Set names, dtypes and shapes of the inputs, here and in the data loader if it has an ``input_metadata``.
+
+        Data of other dtypes is then refused, until ``CreateConfig`` sets the inputs of its network.
+        """
+        self.set_network_inputs(input_metadata)
+        self.is_strict = True
+
+    def set_network_inputs(self, input_metadata: TensorMetadata) -> None:
+        """Set the inputs like :meth:`set_input_metadata`; data of other dtypes is converted."""
+        self.is_strict = False
         self.input_metadata = input_metadata
         if hasattr(self.data_loader, "input_metadata"):
             self.data_loader.input_metadata = input_metadata
@@ -158,9 +179,10 @@ class CalibrationBatches:
 
     def free(self) -> None:
         """Free device memory."""
-        for buffer in self._buffers.values():
+        for buffer in self.device_buffers.values():
             buffer.free()
-        self._buffers.clear()
+        self.device_buffers.clear()
+        self._batch = []
 
     def __enter__(self) -> Any:
         return self
@@ -193,26 +215,59 @@ class CalibrationBatches:
                     "The calibrator's data loader returned no batch. A generator can be iterated only once: use a list."
                 )
             return None
-        # Addresses have no shape to check.
-        if self.input_metadata is not None and not any(isinstance(value, int) for value in feed.values()):
-            check_feed(self.input_metadata, feed)
+        if missing := [name for name in names if name not in feed]:
+            raise errors.InputError(
+                f"The calibration data has no {', '.join(map(repr, missing))}; it has {list(feed)}. A data loader that "
+                "makes its data from the network's inputs gets them from CreateConfig, EngineFromNetwork, or "
+                "set_input_metadata."
+            )
         # Device memory is not copied back only to compute a digest.
-        if any(isinstance(value, (int, memory.DeviceView)) for value in feed.values()):
+        if any(isinstance(value, int) or memory.device_address(value) is not None for value in feed.values()):
             self._digest = None
         elif self._digest is not None:
-            self._digest.add(feed)
+            self._digest.add({name: from_torch(value) if is_torch(value) else value for name, value in feed.items()})
+        batch = {name: self._as_fp32(name, value) for name, value in feed.items()}
+        if self.input_metadata is not None:
+            # Addresses have no shape to check.
+            inputs = {name: spec for name, spec in self.input_metadata.items() if not isinstance(batch.get(name), int)}
+            check_feed(inputs, {name: value for name, value in batch.items() if not isinstance(value, int)})
         self.num_batches += 1
-        return [self._device_address(name, feed[name]) for name in names]
+        addresses = [self._device_address(name, batch[name]) for name in names]
+        self._batch = [batch, addresses]
+        return addresses
+
+    def _as_fp32(self, name: str, value: Any) -> Any:
+        """Convert an array to what TensorRT calibrates with: FP32, or INT32 for indices where there is no INT64."""
+        if isinstance(value, int) or memory.device_address(value) is not None:
+            dtype = None if isinstance(value, int) else DataType.of(value.dtype)
+            if dtype is not None and dtype.is_floating and dtype is not DataType.FLOAT32:
+                raise errors.InputError(
+                    f"Calibration input {name!r} is {dtype.value} in device memory; expected float32. Convert it first."
+                )
+            return value
+        array = from_torch(value) if is_torch(value) else np.asarray(value)
+        if self.is_strict:
+            return array
+        spec = None if self.input_metadata is None else self.input_metadata.get(name)
+        dtype = DataType.of(array.dtype)
+        if dtype.is_floating or (spec is not None and spec.dtype is DataType.FLOAT32):
+            return array.astype(np.float32, copy=False)
+        if dtype is DataType.INT64 and "INT64" not in library.load().DataType.__members__:
+            return dtypes.as_int32(name, array)
+        return array
 
     def _device_address(self, name: str, value: Any) -> int:
         if isinstance(value, int):
             return value
-        if isinstance(value, memory.DeviceView):
-            return value.ptr
+        on_device = memory.device_address(value)
+        if on_device is not None:
+            # It may not be written yet, and the stream on which TensorRT reads it is not known.
+            memory.call("cudaDeviceSynchronize")
+            return on_device[0]
         array = np.ascontiguousarray(value)
-        buffer = self._buffers.get(name)
+        buffer = self.device_buffers.get(name)
         if buffer is None or buffer.dtype != array.dtype:
-            buffer = self._buffers[name] = memory.DeviceArray(array.shape, array.dtype)
+            buffer = self.device_buffers[name] = memory.DeviceArray(array.shape, array.dtype)
         buffer.copy_from(array)
         return buffer.ptr
 
@@ -224,8 +279,9 @@ class CalibrationBatches:
         if isinstance(self.cache, (str, os.PathLike)):
             path = Path(self.cache)
             self._contents = path.read_bytes() if path.exists() else None
-        else:
-            self._contents = read_open_file(self.cache)
+        elif getattr(self.cache, "readable", lambda: True)():
+            contents = read_open_file(self.cache)
+            self._contents = contents.encode() if isinstance(contents, str) else contents
         return self._contents or None
 
     def write_cache(self, contents: bytes) -> None:
@@ -236,10 +292,13 @@ class CalibrationBatches:
             if isinstance(self.cache, (str, os.PathLike)):
                 with open_atomically(Path(self.cache)) as file:
                     file.write(contents)
+            elif getattr(self.cache, "writable", lambda: True)():
+                if getattr(self.cache, "seekable", bool)():
+                    self.cache.seek(0)
+                    self.cache.truncate()
+                write_open_file(self.cache, contents)
             else:
-                self.cache.seek(0)
-                self.cache.truncate()
-                self.cache.write(contents)
+                log.warning("The calibration cache was not saved: %s is open for reading only.", self.cache)
         except OSError as exc:
             self.error = exc
 
@@ -251,24 +310,46 @@ def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> dict[
     """
     if not getattr(calibrator, "is_trtops_calibrator", False):
         return {}
-    metadata = TensorMetadata()
-    ranges = {}
-    for tensor in inputs_of(network):
-        shapes = profile.find(tensor.name)
-        if shapes is not None and not tensor.is_shape_tensor:
-            ranges[tensor.name] = shapes
-        dtype = dtypes.from_trt(tensor.dtype)
-        # Calibration computes in FP32 and expects FP32 inputs, whatever the network declares.
-        declared = DataType.FLOAT32 if dtype.is_floating else dtype
-        metadata.add(tensor.name, declared, None if shapes is None or tensor.is_shape_tensor else shapes.opt)
+    ranges = {
+        tensor.name: shapes
+        for tensor in inputs_of(network)
+        if (shapes := profile.find(tensor.name)) is not None and not tensor.is_shape_tensor
+    }
+    metadata = _calibration_inputs(network, {name: shapes.opt for name, shapes in ranges.items()})
     calibrator.reset()
-    calibrator.set_input_metadata(metadata)
+    calibrator.set_network_inputs(metadata)
     # At shapes outside the profile, calibration by TensorRT 8.6 accesses memory that is not its own.
     first: dict[str, tuple[int, ...]] = calibrator.first_shapes()
     first = {name: shape for name, shape in first.items() if name in ranges and ranges[name].accepts(shape)}
     for name, shape in first.items():
         metadata[name] = replace(metadata[name], shape=shape)
     return first
+
+
+def prepare_calibrator_of(config: Any, network: Any) -> None:
+    """Give a network's inputs to a config's calibrator if it is ours, unless the user set them.
+
+    The config may have been made with TensorRT's API.
+    """
+    calibrator = config.int8_calibrator
+    if not getattr(calibrator, "is_trtops_calibrator", False) or calibrator.is_strict:
+        return
+    profile, shapes = config.get_calibration_profile(), {}
+    for tensor in inputs_of(network):
+        if not tensor.is_shape_tensor:
+            fixed = tuple(tensor.shape)
+            ranges = profile.get_shape(tensor.name) if profile is not None and -1 in fixed else ()
+            shapes[tensor.name] = tuple(ranges[1]) if ranges else fixed
+    calibrator.set_network_inputs(_calibration_inputs(network, shapes))
+
+
+def _calibration_inputs(network: Any, shapes: Mapping[str, tuple[int, ...]]) -> TensorMetadata:
+    """A network's inputs with the given shapes. Calibration computes in FP32, whatever the network declares."""
+    metadata = TensorMetadata()
+    for tensor in inputs_of(network):
+        dtype = dtypes.from_trt(tensor.dtype)
+        metadata.add(tensor.name, DataType.FLOAT32 if dtype.is_floating else dtype, shapes.get(tensor.name))
+    return metadata
 
 
 def check_calibration(calibrator: Any) -> None:

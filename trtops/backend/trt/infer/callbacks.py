@@ -1,6 +1,5 @@
 """Objects that TensorRT calls during an inference: output allocators and debug listeners."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,12 @@ from trtops.backend.trt.lines import Feature
 from trtops.metadata import DataType
 
 
-def make_output_allocator(reserve: Callable[[int], int]) -> Any:
-    """A ``trt.IOutputAllocator`` for one output.
+def make_output_allocator() -> Any:
+    """A ``trt.IOutputAllocator`` for one output, which owns the output's ``buffer`` and reports its ``shape``.
 
-    Args:
-        reserve: Returns the address of device memory for a number of bytes; the caller owns it.
+    The execution context owns the allocator, and writes to the buffer without a call as long as it is large enough.
+    The allocator must not reference the context, whose memory and profile would never be released: Python's garbage
+    collector does not follow references in TensorRT.
     """
     base: Any = library.load().IOutputAllocator
 
@@ -25,15 +25,14 @@ def make_output_allocator(reserve: Callable[[int], int]) -> Any:
         def __init__(self) -> None:
             base.__init__(self)
             self.shape: tuple[int, ...] = ()
-            self.address = 0
+            # TensorRT refuses a null address, even for an empty tensor.
+            self.buffer = memory.DeviceArray.raw((1,))
 
         def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
-            self.address = reserve(size)
-            return self.address
+            return int(self.buffer.resize((max(size, 1),)).ptr)
 
         def reallocate_output_async(self, tensor_name: str, memory: Any, size: int, alignment: int, stream: int) -> int:
-            self.address = reserve(size)
-            return self.address
+            return self.reallocate_output(tensor_name, memory, size, alignment)
 
         def notify_shape(self, tensor_name: str, shape: Any) -> None:
             self.shape = tuple(shape)

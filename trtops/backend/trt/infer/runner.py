@@ -4,8 +4,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from trtops import errors
 from trtops.backend.runner import BaseRunner, Feed, ValueOrCallable
 from trtops.backend.trt import library
@@ -13,10 +11,10 @@ from trtops.backend.trt.infer import callbacks
 from trtops.backend.trt.infer.formats import FormattedArray
 from trtops.backend.trt.infer.slots import Execution, Input, Output
 from trtops.backend.trt.infer.staging import Stager
-from trtops.backend.trt.library import memory
+from trtops.backend.trt.library import dtypes, memory
 from trtops.backend.trt.lines import ALLOCATION_STRATEGIES, AllocationStrategy, Feature
 from trtops.func import value_of
-from trtops.metadata import DataType, TensorMetadata, check_feed, is_dynamic
+from trtops.metadata import DataType, TensorMetadata, check_feed
 
 
 class TrtRunner(BaseRunner):
@@ -25,7 +23,9 @@ class TrtRunner(BaseRunner):
     Buffers live as long as the activation and grow as needed. Inputs in host memory go through pinned memory; inputs on
     the device (:class:`~trtops.cuda.DeviceView`, CUDA tensors) are used where they are. Outputs come in pinned memory
     that the next inference overwrites. Copies and the engine are queued on one CUDA stream, and :meth:`infer` returns
-    when the stream has finished.
+    when the stream has finished. The stream first waits for what is being written to inputs on the device: by the
+    default stream and every :class:`~trtops.cuda.Stream`, by torch's current stream, and by the stream that
+    ``__cuda_array_interface__`` names.
 
     ``engine``, ``context`` and ``stream`` exist while the runner is active.
     """
@@ -88,8 +88,8 @@ class TrtRunner(BaseRunner):
         self._outputs_prepared = False
         # Whether an output's size is only known during the inference.
         self._has_late_sizes = False
-        self._sized_late: set[str] = set()
         self._int32_inputs: frozenset[str] = frozenset()
+        self._needs_profile = False
 
     # --- activation ---------------------------------------------------------------------------------------------
 
@@ -141,10 +141,11 @@ class TrtRunner(BaseRunner):
     def _make_slots(self) -> None:
         trt = library.load()
         assert self.stream is not None
-        execution = Execution(self.name, self.engine, self.context, self.stream, self.stager, self._sized_late)
+        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
+        self._needs_profile = any(-1 in tuple(self.engine.get_tensor_shape(name)) for name in names)
+        execution = Execution(self.name, self.engine, self.context, self.stream, self.stager, self._needs_profile)
         profile = max(int(self.context.active_optimization_profile), 0)
-        for index in range(self.engine.num_io_tensors):
-            name = self.engine.get_tensor_name(index)
+        for name in names:
             if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
                 self._inputs.append(Input(execution, name, profile))
             else:
@@ -223,10 +224,9 @@ class TrtRunner(BaseRunner):
     def second_context(self) -> BaseRunner | None:
         """Return a runner of the same engine, with a context of its own; None if all profiles are in use."""
         context = library.line().create_context(self.engine, "static")
-        dynamic = any(map(is_dynamic, (dim for each in self.get_input_metadata().values() for dim in each.shape or ())))
         # Before TensorRT 10 each context needs a profile of its own, and 8.6 crashes where two select the same one.
         own = self.context.active_optimization_profile
-        if context is None or (dynamic and context.active_optimization_profile != own):
+        if context is None or (self._needs_profile and context.active_optimization_profile != own):
             return None
         again = type(self)(context, f"{self.name} again")
         again.output_order = self.output_order
@@ -253,7 +253,7 @@ class TrtRunner(BaseRunner):
         fails, or the runner is not active.
         """
         if self._int32_inputs and feed_dict.keys() >= self._int32_inputs:
-            feed_dict = {**feed_dict, **{name: _as_int32(name, feed_dict[name]) for name in self._int32_inputs}}
+            feed_dict = {**feed_dict, **{name: dtypes.as_int32(name, feed_dict[name]) for name in self._int32_inputs}}
         if check_inputs and FormattedArray in map(type, feed_dict.values()):
             self._check_formatted(feed_dict)
             check_inputs = False
@@ -351,16 +351,3 @@ class TrtRunner(BaseRunner):
         else:
             self._memory.resize((needed,))
         line.set_context_memory(self.context, self._memory.ptr, self._memory.allocated_nbytes)
-
-
-def _as_int32(name: str, value: Any) -> Any:
-    """Convert an INT64 array to INT32, if its values fit; other values are unchanged."""
-    if not isinstance(value, np.ndarray) or value.dtype != np.int64:
-        return value
-    narrowed = value.astype(np.int32)
-    if not np.array_equal(narrowed, value):
-        raise errors.InputError(
-            f"Input {name!r} has int64 values beyond int32, and {library.line().name} has no int64. Use TensorRT 10 "
-            "or later."
-        )
-    return narrowed

@@ -25,7 +25,7 @@ class Execution:
     context: Any
     stream: memory.Stream  # the stream of copies and inferences
     stager: staging.Stager  # copies large inputs to the device
-    sized_late: set[str]  # outputs whose size depends on the data; filled by the outputs
+    needs_profile: bool  # whether a shape of the engine is dynamic or depends on the data
 
 
 class Slot:
@@ -94,10 +94,8 @@ class Slot:
         return self.host
 
     def set_address(self, address: int) -> None:
-        """Set the tensor's address in the context, if it changed."""
-        if address == self.address:
-            return
-        if not self.execution.context.set_tensor_address(self.name, address):
+        """Set the tensor's address in the context, if it changed; the owner of the memory lives until the next one."""
+        if address != self.address and not self.execution.context.set_tensor_address(self.name, int(address)):
             raise errors.InferenceError(f"TensorRT refuses address {address:#x} for {self.name!r}.")
         self.address = address
 
@@ -117,9 +115,8 @@ class Input(Slot):
         super().__init__(execution, name, profile)
         engine = execution.engine
         fixed = tuple(engine.get_tensor_shape(name))
-        self._is_dynamic = -1 in fixed
         self._smallest, self._largest = fixed, fixed
-        if self._is_dynamic:
+        if -1 in fixed:
             self._smallest, _, self._largest = library.line().profile_range(engine, name, profile)
         is_shape_tensor = engine.is_shape_inference_io(name)
         self._value_range = library.line().profile_values(engine, name, profile) if is_shape_tensor else []
@@ -127,23 +124,26 @@ class Input(Slot):
 
     def feed(self, value: Any) -> bool:
         """Queue the copy of a value to the device; returns whether output shapes may have changed."""
-        pointer = _device_pointer(value)
+        on_device = memory.device_address(value.array if isinstance(value, FormattedArray) else value)
         changed = self._set_shape(tuple(value.shape))
         if self.on_host:
-            if pointer is not None:
+            if on_device is not None:
                 raise errors.InferenceError(f"Input {self.name!r} is a shape tensor: it must be in host memory.")
             return self._feed_shape_tensor(np.asarray(value)) or changed
-        if pointer is not None:
-            self.set_address(pointer)
-        else:
+        if on_device is None:
             self._upload(value)
+        else:
+            address, writer = on_device
+            self.set_address(address)
+            self.execution.stream.wait_for(writer)
         return changed
 
     def _set_shape(self, shape: tuple[int, ...]) -> bool:
         if shape == self.shape:
             return False
         self.shape = None
-        if self._is_dynamic and self.execution.context.active_optimization_profile < 0:
+        # 8.6 crashes when it infers shapes without one.
+        if self.execution.needs_profile and self.execution.context.active_optimization_profile < 0:
             raise errors.InferenceError(
                 f"{self.execution.name} has no optimization profile: another context of this engine uses the first. "
                 "Call set_profile, or give optimization_profile."
@@ -238,7 +238,9 @@ class Output(Slot):
 
     def __init__(self, execution: Execution, name: str, profile: int) -> None:
         super().__init__(execution, name, profile)
-        self.allocator: Any = None
+        # Set by an earlier runner of this context, which then writes to the allocator's buffer. From then on 8.6 states
+        # the size of the last inference as the shape.
+        self.allocator: Any = execution.context.get_output_allocator(name)
 
     def prepare(self, inputs: Sequence[Input]) -> None:
         """Reserve memory once the input shapes are set; an output that aliases an input uses its memory."""
@@ -249,19 +251,18 @@ class Output(Slot):
         if aliased:
             self.shape = shape
             self.set_address(next(slot.address for slot in inputs if slot.name == aliased))
-        # After an inference the context of 8.6 states the size of that inference, which the next one may exceed.
-        elif self.name in self.execution.sized_late or any(dim < 0 for dim in shape):
-            self.execution.sized_late.add(self.name)
-            self.allocator = callbacks.make_output_allocator(self.reserve_device)
-            # A later shape of known size must set its address again.
-            self.address = 0
+        elif self.allocator is None and any(dim < 0 for dim in shape):
+            self.allocator = callbacks.make_output_allocator()
             if not context.set_output_allocator(self.name, self.allocator):
                 raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
+        elif self.allocator is not None:
+            if not hasattr(self.allocator, "buffer"):
+                raise errors.InferenceError(f"Output {self.name!r} has another allocator. Use a context without one.")
         elif self.on_host:
-            self.shape, self.allocator = shape, None
+            self.shape = shape
             self.set_address(self.reserve_pinned(self.nbytes()).ptr)
         else:
-            self.shape, self.allocator = shape, None
+            self.shape = shape
             self.set_address(self.reserve_device(self.nbytes()))
 
     def fetch(self, copy_out: bool, raw: bool) -> Any:
@@ -278,7 +279,7 @@ class Output(Slot):
         return memory.DeviceView(self._address(), self.shape, self.dtype)
 
     def _address(self) -> int:
-        return self.address if self.allocator is None else int(self.allocator.address)
+        return self.address if self.allocator is None else int(self.allocator.buffer.ptr)
 
     def _download(self, raw: bool) -> Any:
         formatted = raw or not self.is_plain
@@ -296,15 +297,3 @@ class Output(Slot):
 def _in_range(sizes: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
     """Whether sizes or shape tensor values are in a profile's range."""
     return len(sizes) == len(low) and all(a <= size <= b for a, size, b in zip(low, sizes, high))
-
-
-def _device_pointer(value: Any) -> int | None:
-    """Address of an array in device memory; None for a host array."""
-    if isinstance(value, np.ndarray):
-        return None
-    if isinstance(value, memory.DeviceView):
-        return value.ptr
-    if isinstance(value, FormattedArray):
-        return _device_pointer(value.array)
-    interface = getattr(value, "__cuda_array_interface__", None) if getattr(value, "is_cuda", True) else None
-    return None if interface is None else int(interface["data"][0])

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from trtops import errors
 from trtops.backend.trt import library
 from trtops.metadata import DataType
@@ -47,3 +49,16 @@ def to_trt(dtype: object) -> Any:
             f"{library.line().name} does not have the data type {wanted.value}. It has: {known}."
         )
     return members[name]
+
+
+def as_int32(name: str, value: Any) -> Any:
+    """Convert an INT64 array to INT32, if its values fit; other values are unchanged."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.int64:
+        return value
+    narrowed = value.astype(np.int32)
+    if not np.array_equal(narrowed, value):
+        raise errors.InputError(
+            f"Input {name!r} has int64 values beyond int32, and {library.line().name} has no int64. Use TensorRT 10 "
+            "or later."
+        )
+    return narrowed

@@ -7,6 +7,7 @@ import enum
 import functools
 import importlib
 import math
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,13 @@ import numpy as np
 
 from trtops import errors
 from trtops.metadata import DataType
+from trtops.torch_tensors import is_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# Handle of the default stream, which waits for all blocking streams, whatever the process calls its default stream.
+LEGACY_STREAM = 1
 
 
 @functools.cache
@@ -71,11 +76,15 @@ def device_count() -> int:
 
 
 class Stream:
-    """A CUDA stream that does not wait for the default stream; free it or use it in a ``with`` block."""
+    """A CUDA stream; free it or use it in a ``with`` block.
+
+    It is a blocking stream: its work and that of the default stream run in the order in which they were queued.
+    """
 
     def __init__(self) -> None:
-        self._handle = call("cudaStreamCreateWithFlags", cudart().cudaStreamNonBlocking)
+        self._handle = call("cudaStreamCreate")
         self.ptr = int(self._handle)
+        self._event: Any = None
 
     def __enter__(self) -> Self:
         return self
@@ -87,8 +96,18 @@ class Stream:
         """Wait until the stream has finished."""
         call("cudaStreamSynchronize", self.ptr)
 
+    def wait_for(self, stream: int) -> None:
+        """Let later work of this stream wait for the work that another stream, given by its handle, has now."""
+        if self._event is None:
+            self._event = call("cudaEventCreateWithFlags", cudart().cudaEventDisableTiming)
+        call("cudaEventRecord", self._event, stream)
+        call("cudaStreamWaitEvent", self.ptr, self._event, 0)
+
     def free(self) -> None:
         """Destroy the stream; does nothing the second time."""
+        if self._event is not None:
+            call("cudaEventDestroy", self._event)
+            self._event = None
         if self.ptr:
             call("cudaStreamDestroy", self.ptr)
             self.ptr = 0
@@ -119,16 +138,34 @@ class Event:
             self._handle = None
 
 
-class DeviceView:
-    """A view of device memory as an array, without ownership.
+class DeviceAddress(int):
+    """An address in device memory, which keeps the object alive that owns the memory."""
 
+    owner: object
+
+    def __new__(cls, address: int, owner: object) -> DeviceAddress:
+        """Create the address."""
+        made = super().__new__(cls, address)
+        made.owner = owner
+        return made
+
+
+class DeviceView:
+    """A view of device memory as an array.
+
+    It keeps a :class:`DeviceArray` alive if it is made from one or from its address; other memory is the caller's.
     Other libraries read it through ``__cuda_array_interface__``: ``torch.as_tensor(view, device="cuda")``.
     """
 
     def __init__(self, ptr: int, shape: Sequence[int], dtype: object) -> None:
-        self.ptr = int(ptr)
+        self._address = ptr if isinstance(ptr, DeviceAddress) else int(ptr)
         self.shape = tuple(shape)
         self.dtype: np.dtype[Any] = DataType.of(dtype).numpy()
+
+    @property
+    def ptr(self) -> int:
+        """Address in device memory."""
+        return self._address
 
     @property
     def itemsize(self) -> int:
@@ -142,7 +179,8 @@ class DeviceView:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.ptr, False), "version": 3}
+        interface = {"shape": self.shape, "typestr": self.dtype.str, "data": (int(self.ptr), False), "version": 3}
+        return {**interface, "stream": LEGACY_STREAM}
 
     def copy_to(self, host_buffer: np.ndarray[Any, Any], stream: Stream | None = None) -> np.ndarray[Any, Any]:
         """Copy into a contiguous host array of the same dtype and size; asynchronously if a stream is given."""
@@ -173,6 +211,11 @@ class DeviceArray(DeviceView):
         self.allocated_nbytes = 0
         self.resize(self.shape)
 
+    @property
+    def ptr(self) -> int:
+        """Address in device memory; it keeps this array alive, and is valid until the array is resized or freed."""
+        return DeviceAddress(self._address, self)
+
     @classmethod
     def raw(cls, shape: Sequence[int] | None = None) -> DeviceArray:
         """An array of bytes."""
@@ -194,7 +237,7 @@ class DeviceArray(DeviceView):
         if self.nbytes > self.allocated_nbytes:
             nbytes = self.nbytes
             self.free()
-            self.ptr = int(call("cudaMalloc", nbytes))
+            self._address = int(call("cudaMalloc", nbytes))
             self.allocated_nbytes = nbytes
         return self
 
@@ -216,7 +259,7 @@ class DeviceArray(DeviceView):
         """Free device memory; does nothing the second time."""
         if self.allocated_nbytes:
             # Forgotten before it is freed: if CUDA refuses, the garbage collector must not free it a second time.
-            pointer, self.ptr, self.allocated_nbytes = self.ptr, 0, 0
+            pointer, self._address, self.allocated_nbytes = self._address, 0, 0
             call("cudaFree", pointer)
 
 
@@ -257,11 +300,47 @@ class PinnedArray:
         self._bytes = np.empty(0, np.uint8)
 
 
+def device_address(value: Any) -> tuple[int, int] | None:
+    """The address of an array in device memory, and the handle of the stream that writes it; None for a host array.
+
+    Reads :class:`DeviceView`, torch tensors and ``__cuda_array_interface__``. A torch tensor with gaps is copied, and
+    the address keeps the copy alive; InputError for other arrays with gaps.
+    """
+    if isinstance(value, np.ndarray):
+        return None
+    if isinstance(value, DeviceView):
+        return value.ptr, LEGACY_STREAM
+    if is_torch(value):
+        if not value.is_cuda:
+            return None
+        tensor = value.detach().contiguous()
+        stream = sys.modules["torch"].cuda.current_stream(value.device).cuda_stream
+        return DeviceAddress(tensor.data_ptr(), tensor), stream or LEGACY_STREAM
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is None:
+        return None
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    itemsize = np.dtype(interface["typestr"]).itemsize
+    if strides is not None and tuple(strides) != tuple(
+        itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))
+    ):
+        raise errors.InputError(
+            f"An array in device memory of shape {shape} has strides {tuple(strides)}; expected contiguous rows. Pass "
+            "a contiguous copy."
+        )
+    return DeviceAddress(interface["data"][0], value), interface.get("stream") or LEGACY_STREAM
+
+
 def copy(destination: int, source: int, nbytes: int, kind: str, stream: Stream | None = None) -> None:
-    """Copy bytes between host and device; ``kind`` is the name of a ``cudaMemcpyKind``."""
+    """Copy bytes between host and device; asynchronously if a stream is given.
+
+    ``kind`` is the name of a ``cudaMemcpyKind``.
+    """
     direction = getattr(cudart().cudaMemcpyKind, kind)
     if stream is None:
         call("cudaMemcpy", destination, source, nbytes, direction)
+        # From pageable memory cudaMemcpy returns once the bytes are staged, before they are on the device.
+        call("cudaStreamSynchronize", 0)
     else:
         call("cudaMemcpyAsync", destination, source, nbytes, direction, stream.ptr)
 
@@ -286,8 +365,10 @@ class Cuda:
 
     def memcpy(self, dst: int, src: int, nbytes: int, kind: MemcpyKind, stream_ptr: int | None = None) -> None:
         """Copy bytes between addresses; asynchronously if a stream is given."""
-        name, stream = ("cudaMemcpy", ()) if stream_ptr is None else ("cudaMemcpyAsync", (stream_ptr,))
-        call(name, dst, src, nbytes, cudart().cudaMemcpyKind(int(kind)), *stream)
+        if stream_ptr is None:
+            copy(dst, src, nbytes, f"cudaMemcpy{MemcpyKind(kind).name}")
+        else:
+            call("cudaMemcpyAsync", dst, src, nbytes, cudart().cudaMemcpyKind(int(kind)), stream_ptr)
 
 
 wrapper = Cuda
