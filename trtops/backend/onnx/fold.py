@@ -223,8 +223,10 @@ class _GraphPass:
             return None
         if self.folding.at_once and node.input[0] in self.pending:
             self._evaluate_now([node.input[0]])
-        condition = self.known.array(node.input[0]).reshape(-1) if node.input[0] in self.known else ()
-        if len(condition) != 1:
+        if node.input[0] not in self.known:
+            return None
+        condition = self.known.array(node.input[0]).reshape(-1)
+        if condition.size != 1:
             return None
         return dict(walk.named_bodies(node)).get("then_branch" if condition[0] else "else_branch")
 

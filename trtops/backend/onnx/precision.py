@@ -262,9 +262,9 @@ class _Rewrite:
         """Rewrite one graph in place, given its scope's name and the tensors of the graphs around it."""
         scope: _Scope = ChainMap({}, walk.visible(outer, graph, {}))
         types = walk.visible(outer_types, graph, shapes.element_types(graph))
-        for tensor in walk.captured(graph):
-            if tensor in outer and outer[tensor].weight is None:
-                scope[tensor] = replace(outer[tensor])  # a Cast inside is not available outside
+        for read in walk.captured(graph):
+            if read in outer and outer[read].weight is None:
+                scope[read] = replace(outer[read])  # a Cast inside is not available outside
         nodes = [graph.node[i] for i in walk.execution_order(graph.node)]
         weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
         walk.keep_only(graph.initializer, lambda tensor: tensor.data_type != TensorProto.FLOAT)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-M, V = TypeVar("M"), TypeVar("V")
+M = TypeVar("M")
+V = TypeVar("V")
 FLOATING = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 
 

@@ -42,12 +42,13 @@ def read_plan(plan: bytes) -> Plan:
     scopes = graph.scopes
     producers = [[scopes[node.scope].producer(name) for name in node.inputs] for node in graph.nodes]
     bodies: dict[int, list[Scope]] = defaultdict(list)
-    waits_for = {index: {*indices} - {None} for index, indices in enumerate(producers)}
+    waits_for = {i: {index for index in indices if index is not None} for i, indices in enumerate(producers)}
     for scope in scopes.values():
         if scope.owner >= 0:
             bodies[scope.owner].append(scope)
             waits_for[scope.owner].update(scope.producers.values())
-    depths, labels = {}, {}
+    depths: dict[int, int] = {}
+    labels: dict[int, str] = {}
     for index in TopologicalSorter(waits_for).static_order():
         # A label is a digest over the node, its bodies and the labels of its inputs, so it covers everything before it:
         # graphs with equal labels are equal. Numbers in generated names are ignored.
