@@ -24,7 +24,6 @@ from trtops.backend.onnx.index_arithmetic import ScopedName, index_tensors
 from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
 from trtops.calibration.cache import CalibrationCache
 from trtops.metadata import DataType
-from trtops.patterns import expand
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +85,8 @@ def lower_precision(
             not changed.
         to: The type to compute in. BF16 needs operator set 13 or later.
         keep_io: Whether FP32 inputs and outputs of the model keep their type, with Casts.
-        exclude: Nodes to keep in FP32: names, types, or shell patterns of names (``decoder.*``); a node without a name
-            has its first output's. The model's functions are inlined before (:func:`without_functions`).
+        exclude: Nodes to keep in FP32 (:func:`trtops.backend.onnx.walk.select_nodes`). The model's functions are
+            inlined before (:func:`without_functions`).
         weights: A folder for the 16-bit weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), which
             must exist as long as the result is used; without one they are inside.
     """
@@ -99,12 +98,8 @@ def lower_precision(
         )
     model = without_functions(model)
     shapes.infer_shapes(model)
-    by_type: dict[str, list[str]] = {}
-    for node in walk.nodes(model):
-        by_type.setdefault(node.op_type, []).append(walk.node_name(node))
-    names = [name for named in by_type.values() for name in named]
-    excluded = {n for wanted in exclude for n in by_type.get(wanted) or expand([wanted], names, what="node")}
-    rewrite = _Rewrite(model, to, frozenset(excluded), index_tensors(model))
+    excluded = frozenset(map(walk.node_name, walk.select_nodes(model, exclude)))
+    rewrite = _Rewrite(model, to, excluded, index_tensors(model))
     if weights is not None and is_lean(model):
         rewrite.weights_file = weights / f"{to}.data"
     rewrite.model(model, keep_io=keep_io)

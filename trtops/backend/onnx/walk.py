@@ -5,6 +5,7 @@ Yielded messages are parts of the model, not copies. Importing this module does 
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -155,6 +156,29 @@ def uses(node: onnx.NodeProto) -> list[str]:
 def node_name(node: onnx.NodeProto) -> str:
     """A node's name, or its first output's where it has none; empty if it has neither."""
     return node.name or next(filter(None, node.output), "")
+
+
+def select_nodes(model: onnx.ModelProto, patterns: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes that are called by their names, outputs or op types, or match shell patterns of names and outputs.
+
+    Bodies and functions are included. ConfigError for a pattern that selects nothing.
+    """
+    by_name: dict[str, list[onnx.NodeProto]] = {}
+    by_type: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes(model):
+        by_type.setdefault(node.op_type, []).append(node)
+        for name in {node.name, *node.output} - {""}:
+            by_name.setdefault(name, []).append(node)
+    selected: list[onnx.NodeProto] = []
+    for pattern in patterns:
+        matches = by_name.get(pattern, []) + by_type.get(pattern, [])
+        if not matches:
+            matches = [node for name in fnmatch.filter(by_name, pattern) for node in by_name[name]]
+        if not matches:
+            near = errors.near(pattern, by_name)
+            raise errors.ConfigError(f"The model has no node, output or op type {pattern!r}. {near}")
+        selected += matches
+    return selected
 
 
 def label(node: onnx.NodeProto) -> str:
