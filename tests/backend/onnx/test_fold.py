@@ -10,7 +10,7 @@ from onnx import numpy_helper
 from tests import models
 from tests.models import run
 from trtops import errors
-from trtops.backend.onnx import fold, fold_constants, modify_outputs, walk, with_onnxruntime
+from trtops.backend.onnx import fold, fold_constants, modify_outputs, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.model import Model
 
 
@@ -156,6 +156,74 @@ def test_branches_with_known_conditions_are_inlined() -> None:
         out = run(folded, {"x": x})
         np.testing.assert_allclose(out["y"], y, rtol=1e-6)
         np.testing.assert_allclose(out["total"], y + np.maximum(x, 0), rtol=1e-6)
+
+
+CHAINS = {
+    # The target of each Reshape is known only after the one before: from sizes, or from what a session computes.
+    "sizes": """s{i} = Shape(t{i}) h{i} = Slice(s{i}, zero, two) c{i} = Concat<axis = 0>(h{i}, width)
+        r{i} = Reshape(t{i}, c{i})""",
+    "values": """s{i} = Shape(t{i}) f{i} = Cast<to = 1>(s{i}) d{i} = Mul(f{i}, one) c{i} = Cast<to = 7>(d{i})
+        r{i} = Reshape(t{i}, c{i})""",
+    "branches": """s{i} = Shape(t{i}) n{i} = Gather(s{i}, first) e{i} = Equal(n{i}, twice) r{i} = If(e{i}) <
+        then_branch = yes () => (float[k] a) { r = Neg(t{i}) u = Neg(r) a = Identity(u) },
+        else_branch = no () => (float b) { b = ReduceSum<keepdims = 0>(t{i}) }
+    >""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("block", CHAINS.values(), ids=CHAINS)
+def test_chain_folds_in_few_passes(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, tensor = [], "x"
+    for i in range(12):
+        nodes.append(f"t{i} = Tanh({tensor}) " + block.replace("{i}", str(i)))
+        tensor = f"r{i}"
+    values = {"zero": [0], "two": [2], "width": [4], "first": 0, "twice": 2}
+    weights = {name: np.array(value) for name, value in values.items()} | {"one": np.float32(1)}
+    proto = models.model(f"(float[2,8,4] x) => (float[a,b,c] y) {{ {' '.join(nodes)} y = Relu({tensor}) }}", weights)
+    inferences = []
+    infer_shapes = shapes.infer_shapes
+    monkeypatch.setattr(
+        shapes, "infer_shapes", lambda *args, **options: inferences.append(infer_shapes(*args, **options))
+    )
+    feed = {"x": models.random(2, 8, 4)}
+    expected = run(proto, feed)["y"]
+
+    folded = fold_constants(proto)
+
+    assert {*ops(folded)} <= {"Tanh", "Reshape", "Neg", "Identity", "Relu"}
+    assert len(inferences) <= 3
+    np.testing.assert_allclose(run(folded, feed)["y"], expected, rtol=1e-6)
+
+
+def test_names_of_bodies_fold_by_scope() -> None:
+    # Both branches and, later, the main graph have their own k and t, and one branch draws random numbers.
+    proto = models.model(
+        """(float[2] x, bool flag) => (float[2] y) {
+            z = If(flag) <
+                then_branch = yes () => (float[2] t) { k = Add(one, one) t = Mul(x, k) },
+                else_branch = no () => (float[2] t) { k = Sub(one, three) u = Add(k, k) t = Mul(x, u) }
+            >
+            k = Add(three, three)
+            t = Mul(z, k)
+            drawn = If(always) <
+                then_branch = yes2 () => (float[2] r) { r = RandomNormal<shape = [2]>() },
+                else_branch = no2 () => (float[2] r) { r = Identity(one) }
+            >
+            none = Mul(drawn, nil)
+            y = Add(t, none)
+        }""",
+        {"one": np.ones(2, np.float32), "three": np.full(2, 3, np.float32), "nil": np.zeros(2, np.float32)}
+        | {"always": np.array(True)},
+    )
+
+    folded = fold_constants(proto)
+
+    assert [[node.op_type for node in graph.node] for graph in walk.graphs(folded.graph)] == [
+        ["If", "Mul", "RandomNormal", "Mul", "Add"], ["Mul"], ["Mul"],
+    ]  # fmt: skip
+    for flag, factor in ((True, 12), (False, -24)):
+        feed = {"x": np.ones(2, np.float32), "flag": np.array(flag)}
+        np.testing.assert_array_equal(run(folded, feed)["y"], np.full(2, factor, np.float32))
 
 
 def test_branches_that_sizes_decide_stay() -> None:

@@ -13,6 +13,7 @@ from onnx import TensorProto, numpy_helper
 from tests import models
 from tests.models import run
 from trtops import errors
+from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.model import Model, model_digest
 from trtops.backend.onnx.precision import (
     beyond_range,
@@ -92,7 +93,7 @@ def test_casts_are_only_at_inputs_and_outputs() -> None:
     assert {t.name for t in names.graph.initializer} == {t.name for t in models.conv_net().proto.graph.initializer}
 
 
-@pytest.mark.parametrize("exclude", [["softmax"], ["Softmax"], ["soft*"]])
+@pytest.mark.parametrize("exclude", [["softmax"], ["Softmax"], ["soft*"], ["scores"], ["sco*"]])
 def test_excluded_nodes_stay_in_fp32(exclude: list[str]) -> None:
     half = lower_precision(models.conv_net().proto, "fp16", exclude=exclude)
 
@@ -338,3 +339,33 @@ def test_scales_are_fp16_unless_too_small(opset, scale, element) -> None:
     assert {t.name: t.data_type for t in low.graph.initializer}["s"] == element
     casts = [node.input[0] for node in low.graph.node if node.op_type == "Cast"]
     assert ("d" in casts) == (element == onnx.TensorProto.FLOAT)
+
+
+def test_bodies_that_share_names_round_by_scope() -> None:
+    # Only in the first branch is the sum i a size; w is a weight in the second, and a tensor elsewhere.
+    proto = models.model(
+        """(float[n,4] x, bool c) => (float[n,4] y) {
+            h = Mul(x, scale)
+            z = If(c) <
+                then_branch = yes () => (float[n,4] t) {
+                    s = Shape(h) f = Cast<to = 1>(s) i = ReduceSum<keepdims = 0>(f) k = Cast<to = 7>(i)
+                    w = Cast<to = 1>(k) t = Add(h, w) },
+                else_branch = no () => (float[n,4] t)
+                    <float[4] w = {1.0, 2.0, 3.0, 4.0}> {
+                    f = Mul(h, w) i = ReduceSum<keepdims = 0>(f) t = Mul(f, i) }
+            >
+            w = Relu(z)
+            y = Add(w, h) }""",
+        {"scale": np.array([1, 2, 3, 4], np.float32)},
+    )
+
+    low = lower_precision(proto, "fp16").model
+
+    onnx.checker.check_model(low)
+    shapes.infer_shapes(low)
+    _, *bodies = map(shapes.element_types, walk.graphs(low.graph))
+    assert [types["i"] for types in bodies] == [TensorProto.FLOAT, TensorProto.FLOAT16]
+    emulate_low_precision(low)
+    for flag in (True, False):
+        feed = {"x": models.random(3, 4), "c": np.array(flag)}
+        np.testing.assert_allclose(run(low, feed)["y"], run(proto, feed)["y"], rtol=0.02, atol=0.02)

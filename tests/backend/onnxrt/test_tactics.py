@@ -12,9 +12,11 @@ from tests import models
 from tests.models import model, random
 from trtops import errors
 from trtops.backend.environment import Processor
+from trtops.backend.onnx.precision import lower_precision
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.ort_format import read_graph
+from trtops.backend.onnxrt.plan import Plan, describe
 from trtops.backend.onnxrt.tactics import CUDA_TACTICS, TACTICS, Candidate, allowed, overflows_in_8_bits
 from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
 from trtops.spec import OnnxRuntimeOptions
@@ -210,7 +212,7 @@ def test_nodes_equal_onnx_runtimes_reader(make, tmp_path):
         path.write_bytes(optimizer(Candidate()).plan)
 
     found = read_graph(path.read_bytes())
-    nodes, types = found.nodes, found.types
+    nodes, types = found.nodes, found.scopes[""].types
     done = subprocess.run([sys.executable, "-c", _ORACLE, str(path)], capture_output=True, text=True, check=True)
 
     ours = [
@@ -229,3 +231,68 @@ def test_attributes_have_their_values():
 
     expected = {"kernel_shape": [2, 2], "ceil_mode": 0, "auto_pad": "NOTSET"}
     assert {name: value for name, value in node.attributes if name in expected} == expected
+
+
+def scoped(then: str = "t = Neg(a)", other: str = "t = Sigmoid(a)", result: str = "t") -> onnx.ModelProto:
+    """Both branches and the graph around them have an a; the main graph's follows the If."""
+    return model(
+        f"""(float[n,8] x, bool c) => (float[n,8] y) {{
+            h = Relu(x)
+            z = If(c) <
+                then_branch = yes () => (float[n,8] t) {{ a = Tanh(h) {then} }},
+                else_branch = no () => (float[n,8] {result}) {{ a = Exp(h) {other} s = Abs(a) }}
+            >
+            a = Cos(z)
+            y = Sub(a, h) }}"""
+    )
+
+
+def plan_of(proto: onnx.ModelProto) -> Plan:
+    with Optimizer(proto, OnnxRuntimeOptions(), SessionLog()) as optimizer:
+        return optimizer(Candidate()).graph
+
+
+def test_layers_of_bodies_are_resolved_by_scope():
+    proto = scoped()
+
+    layers, choices = describe(plan_of(proto), proto)
+
+    ops = {layer.name: layer.op for layer in layers if layer.op != "Abs"}
+    assert list(ops) == ["h", "z", *(f"z/{part}_branch/{name}" for part in ("then", "else") for name in "at"), "a", "y"]
+    assert list(ops.values()) == ["Relu", "If", "Tanh", "Neg", "Exp", "Sigmoid", "Cos", "Sub"]
+    assert len({choice.layer for choice in choices}) == len(layers)
+
+
+def test_signature_covers_what_bodies_read_and_return():
+    signature = plan_of(scoped()).signature
+
+    assert plan_of(scoped()).signature == signature
+    for changed in (
+        {"then": "t = Neg(h)"},  # the outer tensor
+        {"other": "t = Sigmoid(h)"},
+        {"result": "s"},  # another tensor of the same nodes
+        {"then": "t = Sigmoid(a)", "other": "t = Neg(a)"},
+    ):
+        assert plan_of(scoped(**changed)).signature != signature
+
+
+@pytest.mark.parametrize("body", ["Relu(h)", "Gemm(h, square, row)"])
+def test_half_precision_bodies_that_share_names_have_a_plan(body):
+    # ONNX Runtime casts h in the graph and again, under the same name, in the bodies.
+    proto = model(
+        f"""(float[n,8] x, bool c) => (float[n,8] y) {{
+            h = MatMul(x, square)
+            z = If(c) <
+                then_branch = yes () => (float[n,8] t) {{ t = {body} }},
+                else_branch = no () => (float[n,8] t) {{ t = Sigmoid(h) }}
+            >
+            y = MatMul(z, square) }}""",
+        {"square": W, "row": ROW},
+    )
+    low = lower_precision(proto, "fp16").model
+
+    plan = plan_of(low)
+
+    layers, _ = describe(plan, low)
+    assert len({layer.name for layer in layers}) == len(plan.nodes)
+    assert {"", "z/then_branch/", "z/else_branch/"} == {node.scope for node in plan.nodes}

@@ -55,6 +55,37 @@ def test_sizes_follow_weights_names_and_defaults() -> None:
     assert shapes_of(DataConfig(), loaded(same)) == {"x": (2, 2), "z": (2, 2)}
 
 
+POSITIONS = """(int64[batch,sequence] ids) => (float[batch,sequence,8] y) {
+    s = Shape<start = 1>(ids)
+    p = Slice(places, zero, s, zero)
+    e = Gather(words, ids)
+    x = Add(e, p)
+    y = Relu(x)
+}"""
+
+
+@pytest.mark.parametrize(("positions", "size"), [(100, 64), (32, 32), (9, 8), (3, 2)])
+def test_size_is_halved_until_the_model_runs(positions: int, size: int) -> None:
+    weights = {"words": models.random(20, 8), "places": models.random(positions, 8), "zero": np.array([0])}
+    model = loaded(POSITIONS, **weights)
+    feeds = DataConfig().open_for(model)
+    profile = OptimizationProfile.fixed(ids=(2, size))
+
+    assert feeds.assumed == {"ids": (2, size)} and [feed["ids"].shape for feed in feeds] == [(2, size)] * 2
+    # TensorRT's profile is made of these shapes, which stay assumed.
+    assert DataConfig().profiled(BuildConfig(options=TensorRTOptions()), model).profiles == (profile,)
+    assert DataConfig().open_for(model, profiles=(profile,)).assumed == {"ids": (2, size)}
+    assert not DataConfig(input_shapes={"ids": (2, 5)}).open_for(model).assumed
+
+
+def test_models_are_not_run_where_sizes_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtops.ops.evaluation.data.reference_runner", None)
+
+    assert DataConfig().open_for(loaded(ROWS)).assumed == {"x": (2, 4)}  # a batch
+    wide = loaded("(float[N,M] x) => (float[N,M] y) { y = Abs(x) }")
+    assert not DataConfig(input_shapes={"x": (2, 5)}).open_for(wide).assumed
+
+
 def test_sums_of_names_are_summed() -> None:
     proto = models.model("(float[b,p] x, float[b,q] m) => (float[b,p] y, float[b,q] n) { y = Relu(x) n = Relu(m) }")
     proto.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "p + 1"

@@ -85,6 +85,20 @@ def test_overflowing_layers_are_kept_by_layer_precisions(tmp_path: Path) -> None
     assert compare_outputs(found, [dict(golden)], LOOSE).verdict == "good"
 
 
+def test_nodes_that_the_parser_folds_are_kept_nowhere() -> None:
+    # c and the transposed weights are constant, and most nodes have no name.
+    text = """(float[2,64] x) => (float[2,64] y) {
+        [c] k = Mul(w, scale) [t] v = Transpose(w) [n] u = Neg(v) h = MatMul(x, k) g = Mul(h, h) y = MatMul(g, u)
+    }"""
+    weights = {"w": models.random(64, 64, scale=0.1), "scale": np.float32(300)}
+    case = models.Case(models.model(text, weights), {"x": 10 * models.random(2, 64)}, {})
+
+    result = precision(case.proto, PrecisionConfig(tolerances=LOOSE), feeds=[case.feed], runner=EngineWriter().runner)
+
+    print(result.text())
+    assert result.outcome == "mixed" and "g" in result.keep
+
+
 def test_accuracy_finds_where_fp16_overflows() -> None:
     case = models.overflowing()
 

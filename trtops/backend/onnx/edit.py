@@ -164,14 +164,9 @@ def _split_tensor(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
         raise errors.ConfigError(f"{tensor!r} is an input or weight and an output at once; name another.")
     other = walk.FreshNames(graph)(f"{tensor}_trtops_surgeon_insert_output")
     before, after = (other, tensor) if is_output else (tensor, other)
-    for body in walk.graphs(graph):
-        for node in body.node:
-            walk.rename(node.input, tensor, after)
-            if is_output and body is graph:
-                walk.rename(node.output, tensor, before)
-        for value in body.output:
-            if value.name == tensor:
-                value.name = after
+    walk.rename_uses(graph, {tensor: after})
+    for node in graph.node if is_output else ():
+        walk.rename(node.output, tensor, before)
     return before, after
 
 

@@ -117,7 +117,8 @@ class FaultyModel:
 
     def _places(self, graph: onnx.GraphProto, outer: Mapping[str, _Constant]) -> Iterator[Place]:
         tensors = walk.constant_tensors(graph)
-        constants = {**outer, **{name: _Constant(t.data_type, tuple(t.dims), t) for name, t in tensors.items()}}
+        stored = {name: _Constant(t.data_type, tuple(t.dims), t) for name, t in tensors.items()}
+        constants = walk.visible(outer, graph, stored)
         for index in walk.execution_order(graph.node):
             node = graph.node[index]
             if walk.is_onnx_op(node, "Constant"):

@@ -7,6 +7,7 @@ cannot evaluate stays, with everything that depends on it; the rest is folded al
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -58,7 +59,7 @@ def fold_constants(
     nodes = sum(1 for _ in walk.nodes(model))
     if size_threshold is None:
         size_threshold = max(2 * model_bytes(model), memory_limit() // 16)
-    folding = _Folding(model, fold_shapes, size_threshold, error_ok)
+    folding = _Folding(model, fold_shapes, infer_shapes, size_threshold, error_ok)
     after, done = nodes, 0
     slow = symbolic and passes is not None  # otherwise symbolic inference follows what folds without it
     while passes is None or done < passes:
@@ -70,7 +71,8 @@ def fold_constants(
                 if not error_ok:
                     raise
                 log.warning("%s", exc)
-        changed = folding.fold_graph(model.graph, {})
+        changed = folding.fold_graph(model.graph)
+        folding.at_once = True
         walk.remove_unused(model.graph)
         done += 1
         before, after = after, sum(1 for _ in walk.nodes(model))
@@ -89,21 +91,32 @@ class _Folding:
 
     model: onnx.ModelProto
     fold_shapes: bool
+    infer_shapes: bool
     size_threshold: int
     error_ok: bool
-    stuck: set[str] = field(default_factory=set)  # first outputs of the nodes that cannot be evaluated
+    # First outputs of the nodes that cannot be evaluated, with their scope as :func:`walk.body_scope` calls it.
+    stuck: set[tuple[str, str]] = field(default_factory=set)
     replaced: int = 0  # nodes that became Constant nodes, since their results are outputs
+    # Whether values are computed as soon as a shape depends on them. A session for each costs more than another pass
+    # where few shapes do, so it starts with the second pass.
+    at_once: bool = False
 
     def __post_init__(self) -> None:
         self.versions = walk.opsets(self.model)
 
-    def fold_graph(self, graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> bool:
+    @cached_property
+    def fresh_name(self) -> walk.FreshNames:
+        """Makes names that are new in the whole model."""
+        return walk.FreshNames(self.model.graph)
+
+    def fold_graph(self, graph: onnx.GraphProto, scope: str = "", outer: KnownTensors | None = None) -> bool:
         """One pass over a graph and its bodies; True if it changed something."""
-        known = KnownTensors({**outer, **{tensor.name: tensor for tensor in graph.initializer}})
-        changed = _inline_branches(graph, known)
-        known.declared = shapes.values(graph)
+        outer = outer or KnownTensors({})
+        weights = walk.visible(outer.weights, graph, {tensor.name: tensor for tensor in graph.initializer})
+        known = KnownTensors(weights, walk.visible(outer.declared, graph, shapes.values(graph)))
         stuck = len(self.stuck)
-        folded = self._fold_nodes(graph, known)
+        graph_pass = _GraphPass(self, graph, scope, known)
+        folded = graph_pass.run()
         outputs = {value.name for value in graph.output}
         # Shape inference reads Constant nodes, and no other floating-point values, so these reveal no more shapes.
         unread = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
@@ -117,10 +130,10 @@ class _Folding:
         self.replaced += len(made)
         graph.initializer.extend(tensor for name, tensor in folded.items() if name not in outputs)
         # A node that got stuck counts as a change: what would have been computed with it is tried again without it.
-        changed |= not unread.issuperset(folded) or len(self.stuck) > stuck
+        changed = graph_pass.inlined or not unread.issuperset(folded) or len(self.stuck) > stuck
         for node in graph.node:
-            for body in walk.subgraphs(node):
-                changed |= self.fold_graph(body, known.weights)
+            for attribute, body in walk.named_bodies(node):
+                changed |= self.fold_graph(body, walk.body_scope(scope, node.name, node.output, attribute), known)
                 walk.remove_unused(body)
         return changed
 
@@ -140,86 +153,207 @@ class _Folding:
                     return True
         return False
 
-    def _fold_nodes(self, graph: onnx.GraphProto, known: KnownTensors) -> dict[str, onnx.TensorProto]:
-        """The constant outputs of a graph's nodes that others need; recorded in ``known`` as well."""
-        outputs = {value.name for value in graph.output}
-        foldable: list[onnx.NodeProto] = []
+
+@dataclass
+class _GraphPass:
+    """One pass over one graph, without its bodies: in order of execution, so that a chain folds in one pass.
+
+    What folds may determine the shape of what a later node returns, from which more folds. So shapes are inferred
+    along the way, for the nodes that read something that became known in this pass.
+    """
+
+    folding: _Folding
+    graph: onnx.GraphProto
+    scope: str
+    known: KnownTensors
+    inlined: bool = False  # whether an If was replaced by a branch
+    folded: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    # Nodes whose results are constant and not computed yet, and the index in this list by output.
+    foldable: list[onnx.NodeProto] = field(default_factory=list)
+    pending: dict[str, int] = field(default_factory=dict)
+    fresh: set[str] = field(default_factory=set)  # tensors of which more is known than before this pass
+
+    def run(self) -> dict[str, onnx.TensorProto]:
+        """The constant outputs of the graph's nodes that others need; recorded in ``known`` as well."""
+        outputs = {value.name for value in self.graph.output}
+        nodes: list[onnx.NodeProto] = []
         others: list[onnx.NodeProto] = []
-        computed: set[str] = set()
-        folded: dict[str, onnx.TensorProto] = {}
-        for index in walk.execution_order(graph.node):
-            node = graph.node[index]
-            tensor = self._known_output(node, known)
+        waiting = [self.graph.node[index] for index in reversed(walk.execution_order(self.graph.node))]
+        while waiting:
+            node = waiting.pop()
+            branch = self._taken_branch(node)
+            if branch is not None:
+                self.inlined = True
+                waiting += reversed(self._branch_nodes(node, branch))
+                continue
+            nodes.append(node)
+            tensor = self._known_output(node)
             if tensor is not None:
-                known.weights[tensor.name] = tensor
+                self.known.weights[tensor.name] = tensor
                 if node.op_type != "Constant" or tensor.name not in outputs:  # such a node would only be written again
-                    folded[tensor.name] = tensor
-            elif self._is_computable(node, known, computed):
-                foldable.append(node)
-                computed.update(node.output)
+                    self.folded[tensor.name] = tensor
+                    if node.op_type != "Constant":  # whose values shape inference reads
+                        self.fresh.add(tensor.name)
+            elif self._is_computable(node, self.pending):
+                self.pending.update(dict.fromkeys(filter(None, node.output), len(self.foldable)))
+                self.foldable.append(node)
             else:
                 others.append(node)
+                if self.folding.fold_shapes and self.folding.infer_shapes:
+                    self._infer_shapes(node)
+        if self.inlined:
+            walk.replace_nodes(self.graph, nodes)
         # Tensors between foldable nodes are neither kept nor read back from the session.
-        read = outputs.union(*(walk.uses(node) for node in others))
-        folded |= self._evaluate_all(foldable, _outputs_in(foldable, read), known)
-        known.weights.update(folded)
-        return folded
+        ready, blocked = self._computable([node for node in self.foldable if not self._is_evaluated(node)])
+        read = outputs.union(*(walk.uses(node) for node in (*others, *blocked)))
+        self._record(self._evaluate_all(ready, _outputs_in(ready, read)))
+        return self.folded
 
-    def _is_computable(self, node: onnx.NodeProto, known: KnownTensors, computed: set[str]) -> bool:
+    def _record(self, folded: Mapping[str, onnx.TensorProto]) -> None:
+        self.folded.update(folded)
+        self.known.weights.update(folded)
+        self.fresh.update(folded)
+
+    def _is_evaluated(self, node: onnx.NodeProto) -> bool:
+        return all(name in self.known for name in node.output if name)
+
+    def _taken_branch(self, node: onnx.NodeProto) -> onnx.GraphProto | None:
+        """The branch that an If always takes, if its condition is constant."""
+        if not walk.is_onnx_op(node, "If") or not node.input:
+            return None
+        if self.folding.at_once and node.input[0] in self.pending:
+            self._evaluate_now([node.input[0]])
+        if node.input[0] not in self.known:
+            return None
+        condition = self.known.array(node.input[0]).reshape(-1)
+        if condition.size != 1:
+            return None
+        return dict(walk.named_bodies(node)).get("then_branch" if condition[0] else "else_branch")
+
+    def _branch_nodes(self, node: onnx.NodeProto, body: onnx.GraphProto) -> list[onnx.NodeProto]:
+        """The nodes of a branch under new, unique names, in order; its weights and declarations move to the graph."""
+        made = {name for n in body.node for name in n.output if name}
+        names = sorted(made | walk.initializer_names(body))
+        renamed = {name: self.folding.fresh_name(f"{walk.node_name(node)}/{name}") for name in names}
+        # A branch may return one tensor twice, a weight, or a tensor from outside: these are copied at the end.
+        direct = {inside.name: outside for inside, outside in zip(body.output, node.output) if inside.name in made}
+        renamed |= {name: outside for name, outside in direct.items() if outside}
+        copy = walk.copy_of(body)
+        walk.rename_uses(copy, renamed)
+        for tensor in copy.initializer:
+            tensor.name = renamed[tensor.name]
+            self.known.weights[tensor.name] = walk.add_copy(self.graph.initializer, tensor)
+        for sparse in copy.sparse_initializer:
+            sparse.values.name = renamed[sparse.values.name]
+            walk.add_copy(self.graph.sparse_initializer, sparse)
+        for value in copy.value_info:
+            if value.name in renamed and value.name not in direct:
+                value.name = renamed[value.name]
+                self.known.declared[value.name] = walk.add_copy(self.graph.value_info, value)
+        nodes = [copy.node[index] for index in walk.execution_order(copy.node)]
+        for inner in nodes:
+            inner.output[:] = [renamed.get(name, name) for name in inner.output]
+        for inside, outside in zip(body.output, node.output):
+            if outside and direct.get(inside.name) != outside:
+                nodes.append(helper.make_node("Identity", [renamed.get(inside.name, inside.name)], [outside]))
+        self.fresh.update(name for inner in nodes for name in inner.input)
+        return nodes
+
+    def _infer_shapes(self, node: onnx.NodeProto) -> None:
+        """Infer the shapes that a node returns, if more of what it reads became known in this pass."""
+        declared = self.known.declared
+        if all(name in declared and shapes.has_sizes(declared[name].type.tensor_type) for name in node.output if name):
+            return
+        if self.folding.at_once and (sizes := [name for name in node.input if self._may_set_sizes(node, name)]):
+            self._evaluate_now(sizes)
+        if self.fresh.isdisjoint(node.input):
+            return
+        for name, kind in shapes.infer_node(node, self.known, self.folding.model).items():
+            if name not in declared:
+                declared[name] = self.graph.value_info.add(name=name)
+            if shapes.refine(declared[name].type, kind):
+                self.fresh.add(name)
+
+    def _may_set_sizes(self, node: onnx.NodeProto, name: str) -> bool:
+        """Whether a constant that is not computed yet may determine the shape that a node returns."""
+        if name not in self.pending:
+            return False
+        value = self.known.declared.get(name)
+        is_floating = value is None or value.type.tensor_type.elem_type in walk.FLOATING
+        return not is_floating or node.op_type in _READ_SCALES
+
+    def _evaluate_now(self, names: Sequence[str]) -> None:
+        """Compute constants with the nodes that they need, and nothing else."""
+        needed: set[int] = set()
+        ahead = [*names]
+        while ahead:
+            index = self.pending.get(ahead.pop())
+            if index is not None and index not in needed:
+                needed.add(index)
+                ahead += walk.uses(self.foldable[index])
+        ready, blocked = self._computable([self.foldable[index] for index in sorted(needed)])
+        if not blocked:
+            self._record(self._evaluate_all(ready, _outputs_in(ready, names)))
+        for name in names:  # what failed is not tried again in this pass
+            self.pending.pop(name, None)
+
+    def _is_computable(self, node: onnx.NodeProto, computed: Collection[str]) -> bool:
         """Whether a node's result is constant, and ONNX Runtime may be able to compute it."""
-        if node.op_type in _RANDOM or node.op_type in _QUANTIZE or not node.output or node.output[0] in self.stuck:
+        if not node.output or (self.scope, node.output[0]) in self.folding.stuck:
+            return False
+        if any(inner.op_type in _RANDOM or inner.op_type in _QUANTIZE for inner in walk.nodes_within(node)):
             return False
         domain = walk.domain(node)
         # The onnx package has no schemas of ONNX Runtime's own operators.
-        if domain != "com.microsoft" and not onnx.defs.has(node.op_type, self.versions.get(domain, 0), domain):
+        if domain != "com.microsoft" and not onnx.defs.has(node.op_type, self.folding.versions.get(domain, 0), domain):
             return False
-        return all(name in known or name in computed for name in walk.uses(node))
+        return all(name in self.known or name in computed for name in walk.uses(node))
 
-    def _evaluate_all(
-        self, nodes: list[onnx.NodeProto], wanted: Sequence[str], known: KnownTensors
-    ) -> dict[str, onnx.TensorProto]:
+    def _computable(self, nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
+        """Split nodes into those that can be computed from what is known, and the rest."""
+        computed: set[str] = set()
+        ready: list[onnx.NodeProto] = []
+        blocked: list[onnx.NodeProto] = []
+        for node in nodes:
+            if self._is_computable(node, computed):
+                ready.append(node)
+                computed.update(node.output)
+            else:
+                blocked.append(node)
+        return ready, blocked
+
+    def _evaluate_all(self, nodes: list[onnx.NodeProto], wanted: Sequence[str]) -> dict[str, onnx.TensorProto]:
         """Compute these outputs of the nodes; nodes that cannot be evaluated are recorded as stuck and omitted."""
         # All are computed in one session. If that fails, each half is, down to the nodes at fault: a few more sessions
         # for each of those, where one session per node would take far longer.
         if not wanted:
             return {}
         try:
-            arrays = self._evaluate_nodes(nodes, wanted, known)
+            arrays = self._evaluate_nodes(nodes, wanted)
         except errors.InferenceError as exc:
             if len(nodes) > 1:
-                return self._evaluate_halves(nodes, wanted, known)
-            if not self.error_ok:
+                return self._evaluate_halves(nodes, wanted)
+            if not self.folding.error_ok:
                 raise
             log.info("%s is not folded: %s", walk.label(nodes[0]), exc)
-            self.stuck.add(nodes[0].output[0])
+            self.folding.stuck.add((self.scope, nodes[0].output[0]))
             return {}
-        large = {name for name, array in arrays.items() if array.nbytes > self.size_threshold}
-        self.stuck.update(node.output[0] for node in nodes if not large.isdisjoint(node.output))
+        large = {name for name, array in arrays.items() if array.nbytes > self.folding.size_threshold}
+        self.folding.stuck.update((self.scope, node.output[0]) for node in nodes if not large.isdisjoint(node.output))
         return {name: numpy_helper.from_array(array, name) for name, array in arrays.items() if name not in large}
 
-    def _evaluate_halves(
-        self, nodes: list[onnx.NodeProto], wanted: Sequence[str], known: KnownTensors
-    ) -> dict[str, onnx.TensorProto]:
+    def _evaluate_halves(self, nodes: list[onnx.NodeProto], wanted: Sequence[str]) -> dict[str, onnx.TensorProto]:
         """Compute the first half of some nodes, then those of the second half that can be computed from its results."""
         half = len(nodes) // 2
         first, second = nodes[:half], nodes[half:]
-        folded = self._evaluate_all(first, _outputs_in(first, _names_read(second).union(wanted)), known)
-        known.weights.update(folded)
-        computed: set[str] = set()
-        ready: list[onnx.NodeProto] = []
-        blocked: list[onnx.NodeProto] = []
-        for node in second:
-            if self._is_computable(node, known, computed):
-                ready.append(node)
-                computed.update(node.output)
-            else:
-                blocked.append(node)
-        return folded | self._evaluate_all(ready, _outputs_in(ready, _names_read(blocked).union(wanted)), known)
+        folded = self._evaluate_all(first, _outputs_in(first, _names_read(second).union(wanted)))
+        self.known.weights.update(folded)
+        ready, blocked = self._computable(second)
+        return folded | self._evaluate_all(ready, _outputs_in(ready, _names_read(blocked).union(wanted)))
 
-    def _evaluate_nodes(
-        self, nodes: Sequence[onnx.NodeProto], wanted: Sequence[str], known: KnownTensors
-    ) -> dict[str, Array]:
+    def _evaluate_nodes(self, nodes: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> dict[str, Array]:
         """Compute tensors that constant nodes produce, in one session."""
+        source, known = self.folding.model, self.known
         graph = onnx.GraphProto(name="constants")
         graph.node.extend(nodes)
         made = {name for node in nodes for name in node.output}
@@ -234,8 +368,8 @@ class _Folding:
                 feed[name] = known.array(name)
                 graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
         graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
-        ir_version = max(self.model.ir_version, 4)  # from which on weights need not be inputs too
-        model = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=ir_version)
+        ir_version = max(source.ir_version, 4)  # from which on weights need not be inputs too
+        model = helper.make_model(graph, opset_imports=source.opset_import, ir_version=ir_version)
         try_in_child(with_onnxruntime.evaluate, model, wanted, feed)
         results = with_onnxruntime.evaluate(model, wanted, feed)
         for name, result in zip(wanted, results):
@@ -243,14 +377,14 @@ class _Folding:
                 raise errors.InferenceError(f"{name!r} is not a tensor.")
         return dict(zip(wanted, results))
 
-    def _known_output(self, node: onnx.NodeProto, known: KnownTensors) -> onnx.TensorProto | None:
+    def _known_output(self, node: onnx.NodeProto) -> onnx.TensorProto | None:
         """A node's output if nothing has to be computed for it: a Constant, or sizes that shape inference knows."""
         if walk.is_onnx_op(node, "Constant"):
             return walk.constant_tensor(node)
-        sizes = known.learn_sizes(node) if self.fold_shapes else None
+        sizes = self.known.learn_sizes(node) if self.folding.fold_shapes else None
         if sizes is None:
             return None
-        declared = known.declared.get(node.output[0])
+        declared = self.known.declared.get(node.output[0])
         if node.op_type in ("Shape", "Size"):
             element = int(onnx.TensorProto.INT64)
         elif declared is not None and declared.type.tensor_type.elem_type:
@@ -266,57 +400,3 @@ def _outputs_in(nodes: Iterable[onnx.NodeProto], read: Collection[str]) -> list[
 
 def _names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     return {name for node in nodes for name in walk.uses(node)}
-
-
-def _inline_branches(graph: onnx.GraphProto, known: KnownTensors) -> bool:
-    """Replace each If with a constant condition by the branch that it takes; True if there was one."""
-    changed = False
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        body = None
-        if walk.is_onnx_op(node, "If") and node.input and node.input[0] in known:
-            condition = known.array(node.input[0]).reshape(-1)
-            if condition.size == 1:
-                wanted = "then_branch" if condition[0] else "else_branch"
-                body = next((a.g for a in node.attribute if a.name == wanted and a.HasField("g")), None)
-        if body is None:
-            nodes.append(node)
-        else:
-            nodes += _branch_nodes(graph, node, body)
-            changed = True
-    if changed:
-        walk.replace_nodes(graph, nodes)
-        known.weights.update((tensor.name, tensor) for tensor in graph.initializer)
-    return changed
-
-
-def _branch_nodes(graph: onnx.GraphProto, node: onnx.NodeProto, body: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes of a branch under new, unique names; its weights and declarations move to the graph."""
-    prefix = f"{walk.node_name(node)}/"
-    made = {name for n in body.node for name in n.output if name}
-    renamed = {name: prefix + name for name in walk.initializer_names(body) | made}
-    # A branch may return one tensor twice, a weight, or a tensor from outside: these are copied at the end.
-    direct = {inside.name: outside for inside, outside in zip(body.output, node.output) if inside.name in made}
-    renamed |= {name: outside for name, outside in direct.items() if outside}
-    for tensor in body.initializer:
-        walk.add_copy(graph.initializer, tensor).name = renamed[tensor.name]
-    for sparse in body.sparse_initializer:
-        walk.add_copy(graph.sparse_initializer, sparse).values.name = renamed[sparse.values.name]
-    for value in body.value_info:
-        if value.name in renamed and value.name not in direct:
-            walk.add_copy(graph.value_info, value).name = renamed[value.name]
-    result = []
-    for original in body.node:
-        copy = walk.copy_of(original)
-        copy.output[:] = [renamed.get(name, name) for name in copy.output]
-        copy.input[:] = [renamed.get(name, name) for name in copy.input]
-        for part in (part for inside in walk.subgraphs(copy) for part in walk.graphs(inside)):
-            for each in part.node:
-                each.input[:] = [renamed.get(name, name) for name in each.input]
-            for value in part.output:
-                value.name = renamed.get(value.name, value.name)
-        result.append(copy)
-    for inside, outside in zip(body.output, node.output):
-        if outside and direct.get(inside.name) != outside:
-            result.append(helper.make_node("Identity", [renamed.get(inside.name, inside.name)], [outside]))
-    return result

@@ -4,8 +4,8 @@ FP16 holds whole numbers up to 2,048 and BF16 up to 256. Exporters compute sizes
 ``Cast -> Div -> Floor -> Cast``, and rounding there changes a shape, the element that is read, or a mask.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
 
 import onnx
 from onnx import TensorProto
@@ -25,29 +25,29 @@ _CARRIERS = frozenset((
 _PERIODIC = frozenset({"Sin", "Cos"})
 
 
+ScopedName: TypeAlias = tuple[str, str]
+"""A tensor: the graph that defines it, as :func:`walk.body_scope` calls it, and its name."""
+
+
 class _Step(NamedTuple):
     """One node as far as floating-point tensors are concerned, or the way of a value into or out of a body."""
 
     op: str
-    reads: tuple[str, ...]
-    makes: tuple[str, ...]
-    starts: bool  # whether the results hold whole numbers by themselves
-    ends: bool  # whether a rounding error of what it reads has other consequences than a rounding error
+    reads: tuple[ScopedName, ...]
+    makes: tuple[ScopedName, ...]
+    starts: bool = False  # whether the results hold whole numbers by themselves
+    ends: bool = False  # whether a rounding error of what it reads has other consequences than a rounding error
 
 
-def index_tensors(model: onnx.ModelProto) -> frozenset[str]:
-    """Names of the floating-point tensors whose rounding would change an integer, a truth value or a position.
+def index_tensors(model: onnx.ModelProto) -> frozenset[ScopedName]:
+    """The floating-point tensors whose rounding would change an integer, a truth value or a position.
 
     They are computed from integers and rounded values only, and reach a Cast to integers, a comparison, a sine, or any
-    other node with integer or boolean results. ``model`` has declared types and no functions. Bodies are included;
-    names that two bodies share count for both.
+    other node with integer or boolean results. ``model`` has declared types and no functions. Bodies are included.
     """
-    steps = list(_steps(model.graph, {}))
-    constants = {name for graph in walk.graphs(model.graph) for name in walk.initializer_names(graph)}
-    for node in walk.nodes(model):
-        if walk.is_onnx_op(node, "Constant", "ConstantOfShape"):
-            constants.update(node.output)
-    found: set[str] = set()
+    constants: set[ScopedName] = set()
+    steps = list(_steps(model.graph, "", {}, {}, constants))
+    found: set[ScopedName] = set()
     grows = True
     while grows:  # once more for each level of loops
         before = len(found)
@@ -57,7 +57,7 @@ def index_tensors(model: onnx.ModelProto) -> frozenset[str]:
             if step.starts or carried or (not step.op and not found.isdisjoint(read)):
                 found.update(step.makes)
         grows = len(found) > before
-    wanted: set[str] = set()
+    wanted: set[ScopedName] = set()
     grows = True
     while grows:
         before = len(wanted)
@@ -70,25 +70,42 @@ def index_tensors(model: onnx.ModelProto) -> frozenset[str]:
     return frozenset(wanted)
 
 
-def _steps(graph: onnx.GraphProto, outer: dict[str, int]) -> Iterator[_Step]:
-    types = {**outer, **shapes.element_types(graph)}
+def _steps(
+    graph: onnx.GraphProto,
+    scope: str,
+    outer_types: Mapping[str, int],
+    outer_scopes: Mapping[str, str],
+    constants: set[ScopedName],
+) -> Iterator[_Step]:
+    """Yield the steps of a graph and its bodies in order of execution, and add their constants."""
+    types = walk.visible(outer_types, graph, shapes.element_types(graph))
+    scopes = walk.visible(outer_scopes, graph, dict.fromkeys(walk.defined(graph), scope))
+    constants.update((scope, name) for name in walk.initializer_names(graph))
+
+    def floating(names: Iterable[str]) -> tuple[ScopedName, ...]:
+        is_floating = (name for name in names if name and types.get(name, TensorProto.FLOAT) in walk.FLOATING)
+        return tuple((scopes.get(name, ""), name) for name in is_floating)
+
     for index in walk.execution_order(graph.node):
         node = graph.node[index]
-        reads = tuple(name for name in node.input if name and types.get(name, TensorProto.FLOAT) in walk.FLOATING)
-        makes = tuple(name for name in node.output if name and types.get(name, TensorProto.FLOAT) in walk.FLOATING)
-        integral = any(types.get(name, TensorProto.FLOAT) not in walk.FLOATING for name in node.output if name)
+        reads, makes = floating(node.input), floating(node.output)
+        if walk.is_onnx_op(node, "Constant", "ConstantOfShape"):
+            constants.update(makes)
+        integral = len(makes) < sum(map(bool, node.output))
         known = walk.is_onnx_op(node)
         cast = known and node.op_type == "Cast" and not reads
         starts = bool(makes) and (cast or (known and node.op_type in _ROUNDING))
         ends = bool(reads) and (integral or (known and node.op_type in _PERIODIC))
-        if next(walk.subgraphs(node), None) is None:
+        bodies = list(walk.named_bodies(node))
+        if not bodies:
             yield _Step(node.op_type if known else "custom", reads, makes, starts, ends)
-            continue
-        for body in walk.subgraphs(node):
+        for attribute, body in bodies:
+            inner = walk.body_scope(scope, node.name, node.output, attribute)
             first = 2 if node.op_type == "Loop" else 0
             if node.op_type != "If":
                 for value, name in zip(body.input[first:], node.input[first:]):
-                    yield _Step("", (name,), (value.name,), False, False)
-            yield from _steps(body, types)
+                    yield _Step("", ((scopes.get(name, ""), name),), ((inner, value.name),))
+            yield from _steps(body, inner, types, scopes, constants)
+            inner_scopes = walk.visible(scopes, body, dict.fromkeys(walk.defined(body), inner))
             for value, name in zip(body.output[1 if node.op_type == "Loop" else 0 :], node.output):
-                yield _Step("", (value.name,), (name,), False, False)
+                yield _Step("", ((inner_scopes.get(value.name, ""), value.name),), ((scope, name),))

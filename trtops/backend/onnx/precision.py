@@ -20,11 +20,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
-from trtops.backend.onnx.index_arithmetic import index_tensors
+from trtops.backend.onnx.index_arithmetic import ScopedName, index_tensors
 from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
 from trtops.calibration.cache import CalibrationCache
 from trtops.metadata import DataType
-from trtops.patterns import expand
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +85,8 @@ def lower_precision(
             not changed.
         to: The type to compute in. BF16 needs operator set 13 or later.
         keep_io: Whether FP32 inputs and outputs of the model keep their type, with Casts.
-        exclude: Nodes to keep in FP32: names, types, or shell patterns of names (``decoder.*``); a node without a name
-            has its first output's. The model's functions are inlined before (:func:`without_functions`).
+        exclude: Nodes to keep in FP32 (:func:`trtops.backend.onnx.walk.select_nodes`). The model's functions are
+            inlined before (:func:`without_functions`).
         weights: A folder for the 16-bit weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), which
             must exist as long as the result is used; without one they are inside.
     """
@@ -99,12 +98,8 @@ def lower_precision(
         )
     model = without_functions(model)
     shapes.infer_shapes(model)
-    by_type: dict[str, list[str]] = {}
-    for node in walk.nodes(model):
-        by_type.setdefault(node.op_type, []).append(walk.node_name(node))
-    names = [name for named in by_type.values() for name in named]
-    excluded = {n for wanted in exclude for n in by_type.get(wanted) or expand([wanted], names, what="node")}
-    rewrite = _Rewrite(model, to, frozenset(excluded), index_tensors(model))
+    excluded = frozenset(map(walk.node_name, walk.select_nodes(model, exclude)))
+    rewrite = _Rewrite(model, to, excluded, index_tensors(model))
     if weights is not None and is_lean(model):
         rewrite.weights_file = weights / f"{to}.data"
     rewrite.model(model, keep_io=keep_io)
@@ -194,7 +189,7 @@ def _blocks(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
 
 
 _Scope: TypeAlias = ChainMap[str, _Tensor]
-_Types: TypeAlias = ChainMap[str, int]
+_Types: TypeAlias = dict[str, int]
 
 
 class _Ports(NamedTuple):
@@ -211,6 +206,7 @@ _KEPT = _Ports()
 class _Frame:
     """One graph while it is rewritten."""
 
+    name: str  # as :func:`walk.body_scope` calls it
     scope: _Scope  # its floating-point tensors, then those of the graphs around it
     types: _Types  # element types of all tensors, likewise
     outputs: frozenset[str]  # names of its FP32 outputs
@@ -222,7 +218,7 @@ class _Rewrite:
     """One rewrite of one model: graph by graph, each node in order of execution."""
 
     def __init__(
-        self, model: onnx.ModelProto, to: LowPrecision, excluded: frozenset[str], index_tensors: frozenset[str]
+        self, model: onnx.ModelProto, to: LowPrecision, excluded: frozenset[str], index_tensors: frozenset[ScopedName]
     ) -> None:
         self.opsets = walk.opsets(model)
         self.dtype = DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
@@ -242,7 +238,7 @@ class _Rewrite:
 
     def model(self, model: onnx.ModelProto, *, keep_io: bool) -> None:
         """Rewrite the model in place."""
-        self._rewrite_graph(model.graph, ChainMap(), ChainMap(), keep_io=keep_io)
+        self._rewrite_graph(model.graph, "", ChainMap(), {}, keep_io=keep_io)
         for node in walk.nodes(model):
             for i, name in enumerate(node.input):
                 if name in self.renamed:
@@ -255,13 +251,15 @@ class _Rewrite:
         del model.graph.input[:]
         model.graph.input.extend(inputs)
 
-    def _rewrite_graph(self, graph: onnx.GraphProto, outer: _Scope, outer_types: _Types, *, keep_io: bool) -> None:
-        """Rewrite one graph in place, given the tensors of the graphs around it."""
-        scope: _Scope = outer.new_child()
-        types: _Types = outer_types.new_child(shapes.element_types(graph))
-        for name in walk.captured(graph):
-            if name in outer and outer[name].weight is None:
-                scope[name] = replace(outer[name])  # a Cast inside is not available outside
+    def _rewrite_graph(
+        self, graph: onnx.GraphProto, name: str, outer: _Scope, outer_types: _Types, *, keep_io: bool
+    ) -> None:
+        """Rewrite one graph in place, given its scope's name and the tensors of the graphs around it."""
+        scope: _Scope = ChainMap({}, walk.visible(outer, graph, {}))
+        types = walk.visible(outer_types, graph, shapes.element_types(graph))
+        for read in walk.captured(graph):
+            if read in outer and outer[read].weight is None:
+                scope[read] = replace(outer[read])  # a Cast inside is not available outside
         nodes = [graph.node[i] for i in walk.execution_order(graph.node)]
         weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
         walk.keep_only(graph.initializer, lambda tensor: tensor.data_type != TensorProto.FLOAT)
@@ -277,7 +275,7 @@ class _Rewrite:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in scope.maps[0]:
                 scope[value.name] = _Tensor(value.name, None) if keep_io else _Tensor(None, value.name)
         outputs = frozenset(v.name for v in graph.output if types.get(v.name) == TensorProto.FLOAT)
-        frame = _Frame(scope, types, outputs, keep_io)
+        frame = _Frame(name, scope, types, outputs, keep_io)
         for node in remaining:
             self._rewrite_node(node, frame)
         for value in graph.output:  # weights, and tensors from outside, that no node of this graph produces
@@ -299,7 +297,7 @@ class _Rewrite:
         if any(tensor.weight is not None and tensor.magnitudes[0] > self.largest for tensor in read):
             self.too_large.append(walk.node_name(node))
             ports = _KEPT
-        if not self.index_tensors.isdisjoint(node.output) and ports.outputs:
+        if ports.outputs and any((frame.name, output) in self.index_tensors for output in node.output):
             self.indices.append(walk.node_name(node))
             ports = _KEPT
         reads = [i for i, name in enumerate(node.input) if name in scope]
@@ -310,8 +308,9 @@ class _Rewrite:
         ]
         if reads or makes:
             (self.lowered if ports.outputs else self.kept).append(walk.node_name(node))
-        for body in walk.subgraphs(node):
-            self._rewrite_graph(body, scope, types, keep_io=True)  # its inputs and outputs are those of its node
+        for attribute, body in walk.named_bodies(node):
+            inner = walk.body_scope(frame.name, node.name, node.output, attribute)
+            self._rewrite_graph(body, inner, scope, types, keep_io=True)  # its inputs and outputs are those of its node
         for i in reads:
             node.input[i] = self._name_in(scope[node.input[i]], i in ports.inputs, frame)
         frame.nodes.append(node)
@@ -452,14 +451,14 @@ def emulate_low_precision(model: onnx.ModelProto) -> None:
 def _emulate_graph(
     graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str], numbers: Iterator[int]
 ) -> None:
-    types = {**outer_types, **shapes.element_types(graph)}
+    types = walk.visible(outer_types, graph, shapes.element_types(graph))
     # Large weights are widened where they are read: FP32 copies of all would take three times as much memory.
     low_weights = [
         tensor
         for tensor in graph.initializer
         if tensor.data_type in _LOW and (external.expected_bytes(tensor) or 0) <= _LARGE_WEIGHT
     ]
-    widened = {**outer_weights, **{tensor.name: f"{tensor.name}/float32" for tensor in low_weights}}
+    widened = walk.visible(outer_weights, graph, {tensor.name: f"{tensor.name}/float32" for tensor in low_weights})
     nodes: list[onnx.NodeProto] = []
     casts: dict[str, str] = {}
     for index in walk.execution_order(graph.node):
@@ -502,7 +501,7 @@ def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
     numbers, factor = itertools.count(), "tf32/factor"
 
     def rewrite(graph: onnx.GraphProto, outer_types: dict[str, int]) -> None:
-        types, nodes = {**outer_types, **shapes.element_types(graph)}, []
+        types, nodes = walk.visible(outer_types, graph, shapes.element_types(graph)), []
         for node in graph.node:
             for body in walk.subgraphs(node):
                 rewrite(body, types)

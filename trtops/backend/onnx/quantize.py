@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -127,17 +126,8 @@ def tensors_to_calibrate(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
     """Names and outputs of the nodes that the patterns of :func:`insert_qdq` select; each must select something."""
-    chosen: set[str] = set()
-    for pattern in keep:
-        nodes = model.graph.node
-        found = [node for node in nodes if pattern in (node.op_type, node.name, *node.output)]
-        found = found or [node for node in nodes if fnmatch.filter(filter(None, (node.name, *node.output)), pattern)]
-        if not found:
-            near = errors.near(pattern, [walk.node_name(node) for node in nodes])
-            raise errors.ConfigError(f"keep={pattern!r} matches no layer, by name, op type or output. {near}")
-        for node in found:
-            chosen.update(filter(None, (node.name, *node.output)))
-    return frozenset(chosen)
+    chosen = walk.select_nodes(model, keep)
+    return frozenset(name for node in chosen for name in (node.name, *node.output) if name)
 
 
 def insert_qdq(

@@ -1,12 +1,14 @@
 """Inference of types and shapes, without copying weights."""
 
 import logging
+from typing import Any
 
 import onnx
 
 from trtops import errors
 from trtops.backend.onnx import external, walk, with_onnxruntime
 from trtops.backend.onnx.model import can_propagate_values, check_inlined_size
+from trtops.backend.onnx.sizes import KnownTensors
 from trtops.backend.trial import try_in_child
 from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
@@ -17,7 +19,8 @@ INFERRING = "inferring shapes"
 _SUSPECT_BYTES = 1 << 31  # a weight whose shape needs more must have the bytes
 _MAX_BYTES = 1 << 42  # 4 TiB, more than any model has
 _COMPUTES_SIZES = frozenset(("ConstantOfShape", "Expand", "Flatten", "Range", "Reshape", "Slice", "Split", "Tile"))
-_put_small = walk.put_small(4096)  # small tensors may be target shapes or axes, whose values are needed
+_SMALL_BYTES = 4096  # such tensors may be target shapes or axes, whose values are needed
+_put_small = walk.put_small(_SMALL_BYTES)
 
 
 def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool = False) -> None:
@@ -59,10 +62,77 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     log.debug("Shape inference completed successfully")
 
 
+def infer_node(node: onnx.NodeProto, known: KnownTensors, model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Infer what one node of a model returns, from the types, shapes and small constants that it reads.
+
+    Empty for nodes with sub-graphs, nodes without a schema, inputs of unknown type, and where inference fails.
+    """
+    domain = walk.domain(node)
+    version = walk.opset(model, domain)
+    if any(walk.subgraphs(node)) or not onnx.defs.has(node.op_type, version, domain):
+        return {}
+    types: dict[str, onnx.TypeProto] = {}
+    constants: dict[str, onnx.TensorProto] = {}
+    for name in filter(None, node.input):
+        if name in known:
+            tensor = known.weights[name]
+            types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            if (external.expected_bytes(tensor) or 0) <= _SMALL_BYTES:
+                constants[name] = tensor
+        elif name in known.declared:
+            types[name] = known.declared[name].type
+        else:
+            return {}
+    arguments = (node, version, types, constants, list(model.opset_import))
+    try_in_child(_infer_outputs, *arguments)
+    return _infer_outputs(*arguments)
+
+
+def _infer_outputs(
+    node: onnx.NodeProto,
+    version: int,
+    types: dict[str, onnx.TypeProto],
+    constants: dict[str, onnx.TensorProto],
+    opsets: list[onnx.OperatorSetIdProto],
+) -> dict[str, onnx.TypeProto]:
+    schema = onnx.defs.get_schema(node.op_type, version, walk.domain(node))
+    try:
+        with Activity(INFERRING):
+            return onnx.shape_inference.infer_node_outputs(schema, node, types, constants, None, opsets)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):  # of contradicting shapes, which stay
+        return {}
+
+
+def refine(kind: onnx.TypeProto, inferred: onnx.TypeProto) -> bool:
+    """Add what was inferred to a declared type that lacks it, in place; True if more sizes are known."""
+    if kind.WhichOneof("value") not in (None, "tensor_type") or not inferred.HasField("tensor_type"):
+        return False
+    ours, theirs = kind.tensor_type, inferred.tensor_type
+    ours.elem_type = ours.elem_type or theirs.elem_type
+    if not theirs.HasField("shape"):
+        return False
+    if not ours.HasField("shape"):
+        ours.shape.CopyFrom(theirs.shape)
+        return True
+    if len(ours.shape.dim) != len(theirs.shape.dim):
+        return False
+    refined = False
+    for dim, inferred_dim in zip(ours.shape.dim, theirs.shape.dim):
+        if not dim.HasField("dim_value") and inferred_dim.HasField("dim_value"):
+            dim.dim_value = inferred_dim.dim_value
+            refined = True
+    return refined
+
+
+def has_sizes(tensor_type: Any) -> bool:
+    """Whether a ``TypeProto.Tensor`` has a shape without dynamic dimensions."""
+    return tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor_type.shape.dim)
+
+
 def has_all_sizes(graph: onnx.GraphProto) -> bool:
     """Whether every tensor that a node makes is declared with all sizes; False for a graph with sub-graphs."""
     kinds = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
-    known = {n for n, k in kinds.items() if k.HasField("shape") and all(d.HasField("dim_value") for d in k.shape.dim)}
+    known = {name for name, kind in kinds.items() if has_sizes(kind)}
     return all(known.issuperset(filter(None, node.output)) and not any(walk.subgraphs(node)) for node in graph.node)
 
 

@@ -5,7 +5,7 @@ Of ``(batch, 16, 8)`` the 16 is known, so a Gather or Slice of only that element
 
 import math
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -33,7 +33,7 @@ class KnownTensors:
     """Constants, declarations and sizes of the tensors that a graph can read."""
 
     weights: dict[str, onnx.TensorProto]
-    declared: Mapping[str, onnx.ValueInfoProto] = field(default_factory=dict)
+    declared: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
     assumed: Collection[str] = ()  # names of dimensions that count as 1
     _arrays: dict[str, Array] = field(default_factory=dict)
     _sizes: dict[str, Array] = field(default_factory=dict)  # integers as Python objects, NaN where one is unknown

@@ -81,7 +81,7 @@ class _Known(dict[str, TensorSpec]):
     """The declarations of the tensors that a graph can read; others are known by name only."""
 
     def __init__(self, outer: Mapping[str, TensorSpec], graph: onnx.GraphProto) -> None:
-        super().__init__(outer)
+        super().__init__(walk.visible(outer, graph, {}))
         dense = (TensorSpec(t.name, data_type(t.data_type), tuple(t.dims)) for t in graph.initializer)
         sparse = ((s.values, s.dims) for s in graph.sparse_initializer)
         self.initializers = (*dense, *(TensorSpec(v.name, data_type(v.data_type), tuple(dims)) for v, dims in sparse))
@@ -114,17 +114,9 @@ def _graph_summary(graph: onnx.GraphProto, name: str, outer: Mapping[str, Tensor
             _graph_summary(body, f"{walk.node_name(node)}.{name}", known)
             for node in graph.node
             if node.attribute
-            for name, body in _named_bodies(node)
+            for name, body in walk.named_bodies(node)
         ),
     )
-
-
-def _named_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.name, attribute.g
-        for i, body in enumerate(attribute.graphs):
-            yield f"{attribute.name}[{i}]", body
 
 
 # Attributes whose number is a data type.
@@ -233,7 +225,7 @@ def _attribute_lines(
     if not walk.is_onnx_op(node):
         yield f"{indent}    Domain = {one_line(node.domain)}"
     prefix = f"{one_line(node.name)}." if node.name else ""
-    bodies = dict(_named_bodies(node))
+    bodies = dict(walk.named_bodies(node))
     for attribute in node.attribute:
         if attribute.name in bodies:
             yield f"{indent}    {prefix}{attribute.name} = "

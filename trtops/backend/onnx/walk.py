@@ -5,8 +5,9 @@ Yielded messages are parts of the model, not copies. Importing this module does 
 
 from __future__ import annotations
 
+import fnmatch
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-
+M = TypeVar("M")
+V = TypeVar("V")
 FLOATING = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 
 
@@ -32,6 +34,23 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def named_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The :func:`subgraphs` of a node with the names of their attributes, numbered where one has several."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for number, body in enumerate(attribute.graphs):
+            yield f"{attribute.name}[{number}]", body
+
+
+def nodes_within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """A node, and all nodes of its sub-graphs at any depth."""
+    yield node
+    for body in subgraphs(node):
+        for graph in graphs(body):
+            yield from graph.node
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -51,10 +70,7 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from graph.node
     for function in model.functions:
         for node in function.node:
-            yield node
-            for body in subgraphs(node):
-                for graph in graphs(body):
-                    yield from graph.node
+            yield from nodes_within(node)
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -94,14 +110,38 @@ def initializer_names(graph: onnx.GraphProto) -> set[str]:
     return {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
 
 
+def defined(graph: onnx.GraphProto) -> set[str]:
+    """Names that a graph defines itself: its inputs, its weights, and what its nodes produce."""
+    names = {value.name for value in graph.input} | initializer_names(graph)
+    names.update(name for node in graph.node for name in node.output if name)
+    return names
+
+
+def visible(outer: Mapping[str, V], graph: onnx.GraphProto, own: Mapping[str, V]) -> dict[str, V]:
+    """Values by name as the nodes of a graph read them: ``own``, and of ``outer`` those that the graph does not define.
+
+    Bodies may use a name again that the graph around them defines later, and that their siblings define.
+    """
+    if not outer:
+        return dict(own)
+    hidden = defined(graph)
+    return {**{name: value for name, value in outer.items() if name not in hidden}, **own}
+
+
+def body_scope(outer: str, node: str, outputs: Iterable[str], attribute: str) -> str:
+    """A name for the body of a node, unique in the model: of the scope around it, the first output, and the attribute.
+
+    The main graph is ``""``. A node without outputs is called by its name.
+    """
+    return f"{outer}{next(filter(None, outputs), node)}/{attribute}/"
+
+
 def captured(graph: onnx.GraphProto) -> set[str]:
     """Names that a sub-graph takes from the graphs around it."""
-    defined = {value.name for value in graph.input} | initializer_names(graph)
-    defined.update(name for node in graph.node for name in node.output)
     used = {value.name for value in graph.output}
     for node in graph.node:
         used.update(uses(node))
-    return used - defined
+    return used - defined(graph)
 
 
 def uses(node: onnx.NodeProto) -> list[str]:
@@ -116,6 +156,29 @@ def uses(node: onnx.NodeProto) -> list[str]:
 def node_name(node: onnx.NodeProto) -> str:
     """A node's name, or its first output's where it has none; empty if it has neither."""
     return node.name or next(filter(None, node.output), "")
+
+
+def select_nodes(model: onnx.ModelProto, patterns: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes that are called by their names, outputs or op types, or match shell patterns of names and outputs.
+
+    Bodies and functions are included. ConfigError for a pattern that selects nothing.
+    """
+    by_name: dict[str, list[onnx.NodeProto]] = {}
+    by_type: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes(model):
+        by_type.setdefault(node.op_type, []).append(node)
+        for name in {node.name, *node.output} - {""}:
+            by_name.setdefault(name, []).append(node)
+    selected: list[onnx.NodeProto] = []
+    for pattern in patterns:
+        matches = by_name.get(pattern, []) + by_type.get(pattern, [])
+        if not matches:
+            matches = [node for name in fnmatch.filter(by_name, pattern) for node in by_name[name]]
+        if not matches:
+            near = errors.near(pattern, by_name)
+            raise errors.ConfigError(f"The model has no node, output or op type {pattern!r}. {near}")
+        selected += matches
+    return selected
 
 
 def label(node: onnx.NodeProto) -> str:
@@ -209,6 +272,18 @@ def rename(names: Any, old: str, new: str) -> None:
     for i, name in enumerate(names):
         if name == old:
             names[i] = new
+
+
+def rename_uses(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename tensors where the nodes of a graph read them, in bodies too unless a body defines the name itself."""
+    for node in graph.node:
+        if not names.keys().isdisjoint(node.input):
+            node.input[:] = [names.get(name, name) for name in node.input]
+        for body in subgraphs(node):
+            captured_names = visible(names, body, {})
+            rename_uses(body, captured_names)
+            for value in body.output:
+                value.name = captured_names.get(value.name, value.name)
 
 
 def set_shape(tensor_type: Any, shape: Iterable[Dim]) -> None:
@@ -365,8 +440,6 @@ def may_be_bare(data: Any) -> bool:
     """Whether serialized bytes or a mapped file may have Constant nodes for :func:`spell_out`; no false negatives."""
     return any(data.find(f"value_{kind}".encode()) >= 0 for kind in ("float", "int", "string"))
 
-
-M = TypeVar("M")
 
 # Fills the second tensor, which is empty, with a replacement for the first, which must not be changed.
 PutTensor: TypeAlias = Callable[[TensorProto, TensorProto], None]

@@ -5,13 +5,14 @@ of flatbuffers: https://flatbuffers.dev/internals/).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
 from flatbuffers import number_types as N
 from flatbuffers.table import Table
 
+from trtops.backend.onnx import walk
 from trtops.record import JSONValue
 
 
@@ -41,27 +42,47 @@ class Node:
         return f"{self.domain or 'ai.onnx'}.{self.op}{''.join(fused)}@{self.provider}"
 
 
+@dataclass
+class Scope:
+    """The names that one graph of a model defines; a body also reads those of the graph around it."""
+
+    name: str  # as in :attr:`Node.scope`
+    outer: "Scope | None" = None
+    owner: int = -1  # index of the node that has this body
+    attribute: str = ""  # of the owner
+    producers: dict[str, int] = field(default_factory=dict)  # by tensor, the index of the node that makes it
+    given: frozenset[str] = frozenset()  # inputs and weights, which no node makes
+    types: dict[str, str] = field(default_factory=dict)  # element types in lower case, as ONNX names them
+    outputs: tuple[str, ...] = ()
+
+    def producer(self, tensor: str) -> int | None:
+        """Return the index of the node that makes a tensor, as a node of this graph sees it; None without one."""
+        scope: Scope | None = self
+        while scope is not None and tensor not in scope.producers:
+            scope = None if tensor in scope.given else scope.outer
+        return None if scope is None else scope.producers[tensor]
+
+
 @dataclass(frozen=True)
 class Graph:
     """An optimized graph: its nodes in the order of the file, with those of control flow bodies, and its interface."""
 
     nodes: list[Node]
-    types: dict[str, str]  # element types by tensor name
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    scopes: dict[str, Scope]  # of the graph and its bodies, by name
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 def read_graph(content: bytes) -> Graph:
     """Return the graph of an engine. The content must come from ONNX Runtime: it is not checked."""
     root = _Table(content, int.from_bytes(content[:4], "little"))
-    nodes: list[Node] = []
-    types: dict[str, str] = {}
+    optimized = Graph([], {})
     model = root.table(_SESSION_MODEL)
     graph = None if model is None else model.table(_MODEL_GRAPH)
     if graph is None:
-        return Graph(nodes, types, (), ())
-    _read_graph(graph, "", nodes, types)
-    return Graph(nodes, types, tuple(graph.texts(_GRAPH_INPUTS)), tuple(graph.texts(_GRAPH_OUTPUTS)))
+        return optimized
+    _read_graph(graph, Scope(""), optimized)
+    return replace(optimized, inputs=tuple(graph.texts(_GRAPH_INPUTS)), outputs=tuple(graph.texts(_GRAPH_OUTPUTS)))
 
 
 # The onnxruntime package has a generated reader, but importing it sets the root logger to debug level and changes
@@ -70,7 +91,8 @@ def read_graph(content: bytes) -> Graph:
 # places, its type and then its value.
 _SESSION_MODEL = 1
 _MODEL_GRAPH = 7
-_GRAPH_NODE_ARGS, _GRAPH_NODES, _GRAPH_INPUTS, _GRAPH_OUTPUTS = 1, 2, 5, 6
+_GRAPH_WEIGHTS, _GRAPH_NODE_ARGS, _GRAPH_NODES, _GRAPH_INPUTS, _GRAPH_OUTPUTS, _GRAPH_SPARSE = 0, 1, 2, 5, 6, 7
+_WEIGHT_NAME, _SPARSE_VALUES = 0, 0
 _NODE_NAME, _NODE_DOMAIN, _NODE_SINCE, _NODE_INDEX, _NODE_OP, _NODE_PROVIDER = 0, 2, 3, 4, 5, 7
 _NODE_INPUTS, _NODE_OUTPUTS, _NODE_ATTRIBUTES = 8, 9, 10
 _ATTRIBUTE_NAME, _ATTRIBUTE_TYPE, _ATTRIBUTE_GRAPH = 0, 2, 7
@@ -135,15 +157,20 @@ _PLAIN_ATTRIBUTES: dict[int, Callable[[_Table], JSONValue]] = {
 }
 
 
-def _read_graph(graph: _Table, scope: str, nodes: list[Node], types: dict[str, str]) -> None:
-    """Add a graph's nodes, each followed by those of its bodies, and the element types that it declares."""
+def _read_graph(graph: _Table, scope: Scope, optimized: Graph) -> None:
+    """Add a graph's nodes, each followed by those of its bodies, and its scope."""
+    optimized.scopes[scope.name] = scope
+    sparse = (tensor.table(_SPARSE_VALUES) for tensor in graph.tables(_GRAPH_SPARSE))
+    weights = (*graph.tables(_GRAPH_WEIGHTS), *filter(None, sparse))
+    scope.given = frozenset((*graph.texts(_GRAPH_INPUTS), *(weight.text(_WEIGHT_NAME) for weight in weights)))
+    scope.outputs = tuple(graph.texts(_GRAPH_OUTPUTS))
     for value in graph.tables(_GRAPH_NODE_ARGS):
         info = value.table(_VALUE_TYPE)
         if info is not None and info.number(_TYPE_KIND, N.Uint8Flags) == _KIND_TENSOR:
             tensor = info.table(_TYPE_VALUE)
             if tensor is not None:
                 element = onnx.TensorProto.DataType.Name(tensor.number(_TENSOR_ELEMENT, N.Int32Flags))
-                types[value.text(_VALUE_NAME)] = element.lower()
+                scope.types[value.text(_VALUE_NAME)] = element.lower()
     for table in graph.tables(_GRAPH_NODES):
         attributes = table.tables(_NODE_ATTRIBUTES)
         node = Node(
@@ -161,12 +188,15 @@ def _read_graph(graph: _Table, scope: str, nodes: list[Node], types: dict[str, s
                     if (kind := attribute.number(_ATTRIBUTE_TYPE, N.Int32Flags)) in _PLAIN_ATTRIBUTES
                 )
             ),
-            scope=scope,
+            scope=scope.name,
             index=table.number(_NODE_INDEX, N.Uint32Flags),
         )
-        nodes.append(node)
+        index = len(optimized.nodes)
+        optimized.nodes.append(node)
+        scope.producers.update((name, index) for name in node.outputs if name)
         for attribute in attributes:
             body = attribute.table(_ATTRIBUTE_GRAPH)
             if attribute.number(_ATTRIBUTE_TYPE, N.Int32Flags) == _ATTRIBUTE_IS_GRAPH and body is not None:
-                inner = f"{scope}{node.outputs[0]}/{attribute.text(_ATTRIBUTE_NAME)}/"
-                _read_graph(body, inner, nodes, types)
+                name = attribute.text(_ATTRIBUTE_NAME)
+                inner = walk.body_scope(scope.name, node.name, node.outputs, name)
+                _read_graph(body, Scope(inner, scope, index, name), optimized)

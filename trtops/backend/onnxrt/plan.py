@@ -1,15 +1,17 @@
 """Describes an engine: its kernels, in which layers, made from which nodes of the model."""
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from graphlib import TopologicalSorter
+from typing import TypeAlias
 
 import onnx
 
 from trtops.backend.onnx import walk
-from trtops.backend.onnxrt.ort_format import Node, read_graph
+from trtops.backend.onnxrt.ort_format import Node, Scope, read_graph
 from trtops.record import digest
 from trtops.spec import Layer
 from trtops.tactics.record import TacticChoice, TensorFormat
@@ -31,34 +33,51 @@ class Plan:
     nodes: tuple[Node, ...]  # its nodes, including those of control flow bodies, each after its inputs' nodes
     depths: tuple[int, ...]  # for each node, the number of nodes on the longest path to it
     signature: str  # SHA-256 over kernels, attributes and connections: equal for engines that run the same code
-    # Element types by tensor name, in lower case as ONNX names them (``float``, ``int64``).
-    types: dict[str, str] = field(repr=False)
+    scopes: dict[str, Scope] = field(repr=False)  # what each graph defines; indices in it are those of `nodes`
 
 
 def read_plan(plan: bytes) -> Plan:
     """Read an engine's graph. The bytes must come from ONNX Runtime: the reader does not check them."""
     graph = read_graph(plan)
-    made: dict[str, tuple[int, str]] = {}  # depth and label by tensor
-    ranked = []
-    makers = {name: index for index, node in enumerate(graph.nodes) for name in node.outputs if name}
-    waits_for = {i: {makers[n] for n in node.inputs if n in makers} - {i} for i, node in enumerate(graph.nodes)}
-    for node in map(graph.nodes.__getitem__, TopologicalSorter(waits_for).static_order()):
-        # A label is a digest over the node and the labels of its inputs, so it covers everything before it: graphs with
-        # equal labels are equal. Numbers in generated names are ignored.
-        sources = [made.get(name, (0, _NUMBER.sub("", name))) for name in node.inputs]
-        depth = 1 + max((depth for depth, _ in sources), default=0)
+    scopes = graph.scopes
+    producers = [[scopes[node.scope].producer(name) for name in node.inputs] for node in graph.nodes]
+    bodies: dict[int, list[Scope]] = defaultdict(list)
+    waits_for = {i: {index for index in indices if index is not None} for i, indices in enumerate(producers)}
+    for scope in scopes.values():
+        if scope.owner >= 0:
+            bodies[scope.owner].append(scope)
+            waits_for[scope.owner].update(scope.producers.values())
+    depths: dict[int, int] = {}
+    labels: dict[int, str] = {}
+    for index in TopologicalSorter(waits_for).static_order():
+        # A label is a digest over the node, its bodies and the labels of its inputs, so it covers everything before it:
+        # graphs with equal labels are equal. Numbers in generated names are ignored.
+        node = graph.nodes[index]
+
+        def label_of(name: str, producer: int | None) -> str:
+            if producer is None:
+                return _NUMBER.sub("", name)
+            return f"{labels[producer]}:{graph.nodes[producer].outputs.index(name)}"
+
+        inputs = [label_of(name, producer) for name, producer in zip(node.inputs, producers[index])]
         outputs = [_NUMBER.sub("", name) for name in node.outputs]
         identity = [_NUMBER.sub("", node.scope), node.kernel, node.since_version, list(node.attributes)]
-        label = digest([*identity, [label for _, label in sources], outputs])
-        made.update((name, (depth, f"{label}:{index}")) for index, name in enumerate(node.outputs))
-        ranked.append((depth, label, node))
+        results = [
+            [body.attribute, *(label_of(name, body.producer(name)) for name in body.outputs)] for body in bodies[index]
+        ]
+        depths[index] = 1 + max((depths[producer] for producer in waits_for[index]), default=0)
+        labels[index] = digest([*identity, inputs, outputs, *results])
     # By depth and label: both are independent of the order in the file.
-    ranked.sort(key=lambda entry: entry[:2])
+    order = sorted(labels, key=lambda index: (depths[index], labels[index]))
+    place = {index: position for position, index in enumerate(order)}
+    for scope in scopes.values():
+        scope.owner = place.get(scope.owner, -1)
+        scope.producers = {name: place[index] for name, index in scope.producers.items()}
     return Plan(
-        nodes=tuple(node for _, _, node in ranked),
-        depths=tuple(depth for depth, _, _ in ranked),
-        signature=digest([label for _, label, _ in ranked]),
-        types=graph.types,
+        nodes=tuple(graph.nodes[index] for index in order),
+        depths=tuple(depths[index] for index in order),
+        signature=digest([labels[index] for index in order]),
+        scopes=scopes,
     )
 
 
@@ -82,11 +101,12 @@ def describe(plan: Plan, model: onnx.ModelProto) -> tuple[tuple[Layer, ...], tup
     for _, _, name, node in placed:
         used[name] += 1
         inputs, outputs = tuple(filter(None, node.inputs)), tuple(filter(None, node.outputs))
+        types = plan.scopes[node.scope].types
         layer = Layer(
             name=name if used[name] == 1 else f"{name}#{used[name]}",
             op=f"{node.domain}.{node.op}" if node.domain else node.op,
             tactic=node.kernel,
-            precision=next((plan.types[t] for t in node.outputs if t in plan.types), ""),
+            precision=next((types[tensor] for tensor in outputs if tensor in types), ""),
             inputs=inputs,
             outputs=outputs,
             onnx_nodes=origins.onnx_nodes(node),
@@ -97,38 +117,82 @@ def describe(plan: Plan, model: onnx.ModelProto) -> tuple[tuple[Layer, ...], tup
                 layer=layer.name,
                 op=layer.op,
                 tactic=layer.tactic,
-                inputs=tuple(TensorFormat(dtype=plan.types.get(tensor, "")) for tensor in inputs),
-                outputs=tuple(TensorFormat(dtype=plan.types.get(tensor, "")) for tensor in outputs),
+                inputs=tuple(TensorFormat(dtype=types.get(tensor, "")) for tensor in inputs),
+                outputs=tuple(TensorFormat(dtype=types.get(tensor, "")) for tensor in outputs),
                 replayable=node.provider == "CPUExecutionProvider",
             )
         )
     return tuple(layers), tuple(choices)
 
 
+@dataclass
+class _ModelGraph:
+    """One graph of the model, with the names that it defines."""
+
+    nodes: Sequence[onnx.NodeProto]
+    outer: str  # name of the scope around it
+    defined: set[str]
+
+
+_Tensor: TypeAlias = tuple[str, str]
+"""A tensor of the model or the plan: the name of the scope that defines it, and its own."""
+
+
 class _Origins:
     """Maps an optimized graph's nodes to the model's nodes.
 
     A node's *anchor* is the model's tensor that identifies it: names of tensors survive optimization, names of nodes do
-    not.
+    not. Bodies have the same scopes in the plan as in the model. A tensor of an inlined body is found if its name is
+    unique in the model.
     """
 
     def __init__(self, plan: Plan, model: onnx.ModelProto) -> None:
-        self._producers = {out: node for node in _nodes_with_bodies(model.graph) for out in node.output if out}
-        self._positions = {name: index for index, name in enumerate(self._producers)}
+        self._plan = plan
+        self._graphs: dict[str, _ModelGraph] = {}
+        self._producers: dict[_Tensor, onnx.NodeProto] = {}
         # The NHWC transformer names tensors after the nodes of the model that make them, or begin to: an integer kernel
         # computes the activation function and the rounding as well.
-        self._named = {node.name: node.output[0] for node in self._producers.values() if node.output[0]}
-        readers: dict[str, list[onnx.NodeProto]] = {}
-        for each in self._producers.values():
-            for name in each.input:
-                readers.setdefault(name, []).append(each)
-        self._rounded = {name: _rounded(output, readers) for name, output in self._named.items()}
-        self._readers: dict[str, Node] = {}
-        for node in plan.nodes:
-            for name in node.inputs:
-                self._readers.setdefault(name, node)
-        self._followers: dict[str, str | None] = {}  # the model's tensor that follows from one of the plan's
+        self._named: dict[_Tensor, _Tensor] = {}
+        self._unique: dict[str, _Tensor | None] = {}
+        self._add_graph(model.graph, "", "")
+        self._positions = {tensor: index for index, tensor in enumerate(self._producers)}
+        model_readers: dict[_Tensor, list[tuple[str, onnx.NodeProto]]] = defaultdict(list)
+        for name, graph in self._graphs.items():
+            for node in graph.nodes:
+                for tensor in filter(None, map(partial(self._find, name), node.input)):
+                    model_readers[tensor].append((name, node))
+        self._rounded = {name: _rounded(output, model_readers) for name, output in self._named.items()}
+        self._readers: dict[_Tensor, Node] = {}
+        for reader in plan.nodes:
+            for name in filter(None, reader.inputs):
+                self._readers.setdefault(self._plan_tensor(reader.scope, name), reader)
+        self._followers: dict[_Tensor, _Tensor | None] = {}  # the model's tensor that follows from one of the plan's
         self._anchors = {tensor for node in plan.nodes for tensor in self._anchors_of(node)}
+
+    def _add_graph(self, graph: onnx.GraphProto, scope: str, outer: str) -> None:
+        """Add a graph's tensors, each node's followed by those of its bodies: the order of the layers."""
+        self._graphs[scope] = _ModelGraph(graph.node, outer, walk.defined(graph))
+        for node in graph.node:
+            outputs = [(scope, name) for name in node.output if name]
+            self._producers.update(dict.fromkeys(outputs, node))
+            if node.name and node.output and node.output[0]:
+                self._named[scope, node.name] = (scope, node.output[0])
+            for _, name in outputs:
+                self._unique[name] = None if name in self._unique else (scope, name)
+            for attribute, body in walk.named_bodies(node):
+                self._add_graph(body, walk.body_scope(scope, node.name, node.output, attribute), scope)
+
+    def _find(self, scope: str, name: str) -> _Tensor | None:
+        """The model's tensor that a name stands for in one of its graphs, if a node makes it."""
+        while scope and (scope not in self._graphs or name not in self._graphs[scope].defined):
+            scope = self._graphs[scope].outer if scope in self._graphs else ""
+        if (scope, name) in self._producers:
+            return scope, name
+        return None if name in self._graphs[scope].defined else self._unique.get(name)
+
+    def _plan_tensor(self, scope: str, name: str) -> _Tensor:
+        producer = self._plan.scopes[scope].producer(name)
+        return scope if producer is None else self._plan.nodes[producer].scope, name
 
     def layer_name(self, node: Node) -> str:
         anchor = self._anchor(node)
@@ -136,9 +200,10 @@ class _Origins:
             return node.scope + next(filter(None, node.outputs), node.name)
         # A reordering into blocked channels may have the name of the tensor that it reorders, which is the kernel's
         # name.
-        is_anchored = anchor in node.outputs or _NCHWC_NODE.sub("", node.name) == anchor
+        name = anchor[1]
+        is_anchored = name in node.outputs or _NCHWC_NODE.sub("", node.name) == name
         stands_alone = is_anchored and not node.op.startswith("Reorder")
-        return f"{node.scope}{anchor}" if stands_alone else f"{node.scope}{anchor}~{node.op}"
+        return f"{node.scope}{name}" if stands_alone else f"{node.scope}{name}~{node.op}"
 
     def position(self, node: Node) -> int:
         """Return a layer's place in the model's order."""
@@ -150,74 +215,69 @@ class _Origins:
 
         A layer that only precedes its anchor has the node of the anchor: a long chain of such layers has one anchor.
         """
-        own = self._anchors_of(node)
-        if own and not self._makes(node):
-            end = self._producers[own[0]]
-            return (end.name or end.output[0],)
-        pending, seen = list(own), {*own, *node.inputs}
-        found: dict[str, None] = {}
+        anchors = self._anchors_of(node)
+        if anchors and not self._makes(node):
+            return (walk.node_name(self._producers[anchors[0]]),)
+        inputs = filter(None, map(partial(self._find, node.scope), node.inputs))
+        pending, seen = list(anchors), {*anchors, *inputs}
+        names: dict[str, None] = {}
         while pending:
-            producer = self._producers.get(pending.pop())
-            if producer is None:
-                continue
-            found[producer.name or producer.output[0]] = None
-            fresh = [name for name in producer.input if name not in self._anchors and name not in seen]
+            tensor = pending.pop()
+            producer = self._producers[tensor]
+            names[walk.node_name(producer)] = None
+            sources = filter(None, map(partial(self._find, tensor[0]), producer.input))
+            fresh = [source for source in sources if source not in self._anchors and source not in seen]
             pending += fresh
             seen.update(fresh)
-        return tuple(reversed(found))
+        return tuple(reversed(names))
 
-    def _anchors_of(self, node: Node) -> tuple[str, ...]:
+    def _anchors_of(self, node: Node) -> tuple[_Tensor, ...]:
         """The model's tensors among a layer's outputs; without any, its anchor."""
         named = self._rounded if node.op.startswith("QLinear") else self._named
-        names = map(_before_cast, node.outputs)
-        real = tuple(name if name in self._producers else named.get(name, "") for name in names)
-        real = tuple(filter(None, real))
-        anchor = self._anchor(node)
-        return real or (() if anchor is None else (anchor,))
+        tensors = []
+        for name in map(_before_cast, node.outputs):
+            tensor = self._find(node.scope, name) or named.get((node.scope, name))
+            if tensor is not None:
+                tensors.append(tensor)
+        anchor = None if tensors else self._anchor(node)
+        return tuple(tensors) if anchor is None else (anchor,)
 
     def _makes(self, node: Node) -> bool:
         """Whether a layer makes or replaces a tensor of the model."""
         names = (*map(_before_cast, node.outputs), _before_cast(_NCHWC_NODE.sub("", node.name)))
-        return any(name in self._producers or name in self._named for name in names)
+        return any(self._find(node.scope, name) or (node.scope, name) in self._named for name in names)
 
-    def _anchor(self, node: Node) -> str | None:
+    def _anchor(self, node: Node) -> _Tensor | None:
         """The model's tensor that a layer makes first, or that it replaces, or that follows from its output."""
         first = next(filter(None, node.outputs), "")
-        replaced = _before_cast(_NCHWC_NODE.sub("", node.name))
-        if _before_cast(first) not in self._producers and replaced in self._producers:
-            return replaced
+        anchor = self._find(node.scope, _before_cast(first))
+        anchor = anchor or self._find(node.scope, _before_cast(_NCHWC_NODE.sub("", node.name)))
+        tensor = self._plan_tensor(node.scope, first)
         passed = []
-        while _before_cast(first) not in self._producers and first not in self._followers:
-            passed.append(first)
-            reader = self._readers.get(first)
+        while anchor is None and tensor not in self._followers:
+            passed.append(tensor)
+            self._followers[tensor] = None
+            reader = self._readers.get(tensor)
             if reader is None or not reader.outputs:
                 break
-            first = reader.outputs[0]
-        own = _before_cast(first)
-        found = own if own in self._producers else self._followers.get(first)
-        self._followers.update(dict.fromkeys(passed, found))
-        return found
+            tensor = self._plan_tensor(reader.scope, reader.outputs[0])
+            anchor = self._find(reader.scope, _before_cast(tensor[1]))
+        anchor = anchor or self._followers.get(tensor)
+        self._followers.update(dict.fromkeys(passed, anchor))
+        return anchor
 
 
-def _rounded(name: str, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> str:
+def _rounded(tensor: _Tensor, readers: Mapping[_Tensor, Sequence[tuple[str, onnx.NodeProto]]]) -> _Tensor:
     """The 8-bit tensor that follows from a tensor directly or after an activation function; else the tensor itself."""
-    end = name
-    while len(readers.get(end, ())) == 1 and readers[end][0].op_type in ("Relu", "Clip", "QuantizeLinear"):
-        [node] = readers[end]
-        end = str(node.output[0])
+    end = tensor
+    while len(readers.get(end, ())) == 1 and readers[end][0][1].op_type in ("Relu", "Clip", "QuantizeLinear"):
+        [(scope, node)] = readers[end]
+        end = scope, node.output[0]
         if node.op_type == "QuantizeLinear":
             return end
-    return name
+    return tensor
 
 
 def _before_cast(name: str) -> str:
     """The tensor whose FP32 value a tensor of an optimized FP16 model is, or the tensor itself."""
     return name.removeprefix("InsertedPrecisionFreeCast_")
-
-
-def _nodes_with_bodies(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield a graph's nodes, each followed by the nodes of its subgraphs: the order of the layers."""
-    for node in graph.node:
-        yield node
-        for body in walk.subgraphs(node):
-            yield from _nodes_with_bodies(body)

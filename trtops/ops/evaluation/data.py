@@ -12,6 +12,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -29,7 +30,7 @@ from trtops.comparator.report import ComparisonReport, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
-from trtops.ops.evaluation.shapes import points, profile_of, spanning, with_profiles
+from trtops.ops.evaluation.shapes import OTHER, ShapePoint, points, profile_of, spanning, with_profiles
 from trtops.record import Record
 from trtops.spec import BuildConfig, OptimizationProfile, Rounding
 from trtops.system.allowed import check_file
@@ -104,6 +105,7 @@ def open_feeds(
     profiles: Sequence[OptimizationProfile] = (),
     accepted: Callable[[], AcceptedInputs] | None = None,
     golden: str | None = None,
+    runs: Callable[[Feed], bool] | None = None,
 ) -> Feeds:
     """Open a data source for inputs of a model. Numbers of another type than the input's are cast, with a warning.
 
@@ -113,7 +115,8 @@ def open_feeds(
     random data, with the sizes of :func:`trtops.ops.evaluation.shapes.points`.
 
     Given data must have the ``input_shapes`` unless there are profiles, for whose shapes data follows. ``accepted``
-    returns the values and sizes that the model accepts. With a ``golden`` file of saved outputs, profiles add none,
+    returns the values and sizes that the model accepts. Sizes that nothing determines are halved until ``runs`` returns
+    true for a feed: a transformer may have few positions. With a ``golden`` file of saved outputs, profiles add none,
     since there are no outputs for them, and random data is what ``trtops run`` and Polygraphy make by default.
 
     Raises ConfigError if the path does not exist, its suffix is unknown, or shapes do not fit the model.
@@ -122,7 +125,6 @@ def open_feeds(
         return _data_of_saved_outputs(golden, inputs, seed, input_shapes or {}, profiles)
     if source is None:
         known = None if accepted is None else accepted()
-        planned = points(inputs, input_shapes or {}, profiles, known)
         # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
         # many models, where values out of range crash or read garbage.
         signed = {
@@ -133,7 +135,7 @@ def open_feeds(
         ranges = {"": (0.0, 1.0), **signed, **(known.ranges if known else {})}
         words = known.words if known else {}
 
-        def random() -> Iterator[Feed]:
+        def random(planned: Sequence[ShapePoint]) -> Iterator[Feed]:
             first = seed
             for number, point in enumerate(planned):
                 wanted = TensorMetadata()
@@ -145,8 +147,13 @@ def open_feeds(
                 first += count
                 yield from (ProfiledFeed(feed, point.profile, point.point) for feed in loader)
 
+        other = OTHER
+        # A profile of one shape may have been made of assumed sizes (DataConfig.profiled).
+        if runs is not None and all(each.min == each.max for profile in profiles for each in profile.shapes):
+            other = _size_that_runs(lambda size: points(inputs, input_shapes or {}, (), known, size), random, runs)
+        planned = points(inputs, input_shapes or {}, profiles, known, other)
         assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
-        return Feeds(f"random data (seed {seed})", random, random=True, assumed=assumed)
+        return Feeds(f"random data (seed {seed})", lambda: random(planned), random=True, assumed=assumed)
     if isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
@@ -172,6 +179,26 @@ def open_feeds(
     if not profiles:
         return Feeds(feeds.source, cast)
     return Feeds(feeds.source, lambda: with_profiles(cast(), inputs, profiles, added=golden is None))
+
+
+def _size_that_runs(
+    points_of: Callable[[int], list[ShapePoint]],
+    feeds_of: Callable[[list[ShapePoint]], Iterator[Feed]],
+    runs: Callable[[Feed], bool],
+) -> int:
+    """Return the largest size for dimensions that nothing determines at which the model runs, and that halves 64.
+
+    64 if there is no such dimension, or the model runs at no size.
+    """
+    size, planned = OTHER, points_of(OTHER)
+    while planned[0].assumed and size > 1:
+        smaller = points_of(size // 2)
+        if smaller[0].shapes == planned[0].shapes:
+            break
+        if runs(next(feeds_of(planned))):
+            return size
+        size, planned = size // 2, smaller
+    return size if size == 1 and runs(next(feeds_of(planned))) else OTHER
 
 
 def _data_of_saved_outputs(
@@ -206,7 +233,8 @@ class DataConfig(Record):
     Attributes:
         data: Where inputs come from (:func:`open_feeds`); random data by default.
         input_shapes: Shapes of random data, by input; by default those of optimization profiles, or sizes that the
-            model suggests, with 2 for a batch and 64 for other dynamic dimensions.
+            model suggests, with 2 for a batch, and for other dynamic dimensions 64 or the first half of it, half of
+            that, and so on, at which the model runs.
         iterations: Number of random feeds.
         seed: Seed of the random data.
     """
@@ -250,7 +278,26 @@ class DataConfig(Record):
             profiles=profiles,
             accepted=None if model is None else lambda: accepted_inputs(model.structure()),
             golden=getattr(self, "golden", None),  # of a CheckConfig
+            runs=None if model is None else partial(_runs, model),
         )
+
+
+_ran: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], bool] = {}  # by digest of the model, and shapes
+
+
+def _runs(model: Model, feed: Feed) -> bool:
+    """Whether a model runs on a feed, as far as its shapes decide; True for a model that does not even load."""
+    key = model.info.sha256, tuple((name, np.shape(array)) for name, array in feed.items())
+    if key not in _ran:
+        _ran[key] = True
+        try:
+            with reference_runner(model) as reference:
+                reference.infer(feed)
+        except errors.InferenceError:
+            _ran[key] = False
+        except errors.TrtopsError as exc:  # reported where the model is needed
+            log.debug("%s does not load: %s", model.name, exc)
+    return _ran[key]
 
 
 def check_source(source: str | None) -> None:

@@ -40,13 +40,14 @@ def points(
     given: Mapping[str, Sequence[int]],
     profiles: Sequence[OptimizationProfile] = (),
     accepted: AcceptedInputs | None = None,
+    other: int = OTHER,
 ) -> list[ShapePoint]:
     """The shapes to evaluate with random data: the given ones first, then those of every profile.
 
     A profile has its ``opt``, ``min`` and ``max``, and shapes between the last two of them. An input of an engine,
     whose shape has bounds, counts as a profile of its own. Without given shapes or profiles there is one point, with
-    the sizes that the model suggests: those of weights, the same size for the same name, 2 for a batch and 64 for
-    others.
+    the sizes that the model suggests: those of weights, the same size for the same name, 2 for a batch and ``other``
+    elsewhere.
 
     Raises ConfigError if given shapes do not fit the model; InputError if the rank or type of an input is not known.
     """
@@ -64,7 +65,7 @@ def points(
     found = list(profile_points(inputs, profiles, accepted))
     if not given and found:
         if len(found) == 1 and all(spec.shape is not None for spec in inputs.values()):
-            suggested = _completed(inputs, {}, accepted)
+            suggested = _completed(inputs, {}, accepted, other)
             if suggested.shapes == found[0].shapes:  # the profile was made of them (DataConfig.profiled)
                 found = [replace(found[0], assumed=suggested.assumed)]
         return found
@@ -74,7 +75,7 @@ def points(
         name: [dim if dim >= 0 else opt for dim, opt in zip(dims, usual.get(name, dims))]
         for name, dims in {**usual, **given}.items()
     }
-    base = _completed(inputs, whole, accepted)
+    base = _completed(inputs, whole, accepted, other)
     for name, shape in base.shapes.items():
         check_array(name, shape, 1)
     number = profile_of({name: np.broadcast_to(0, shape) for name, shape in base.shapes.items()}, profiles)
@@ -106,7 +107,7 @@ def _at(each: ShapeRange, point: str) -> tuple[int, ...]:
 
 
 def _completed(
-    inputs: TensorMetadata, given: Mapping[str, Sequence[int]], accepted: AcceptedInputs | None
+    inputs: TensorMetadata, given: Mapping[str, Sequence[int]], accepted: AcceptedInputs | None, other: int = OTHER
 ) -> ShapePoint:
     """Shapes of all inputs; dynamic dimensions that are not given get the sizes that the model suggests."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -134,7 +135,7 @@ def _completed(
             if is_dynamic(dim):
                 found = required.get(axis, required.get(axis - len(wanted)))
                 if found is None:
-                    found = _size_of(dim, sizes, axis)
+                    found = _size_of(dim, sizes, axis, other)
                     if name not in assumed:
                         assumed.append(name)
                 dim = found
@@ -144,20 +145,20 @@ def _completed(
     return ShapePoint(shapes, assumed=tuple(assumed))
 
 
-def _size_of(dim: Dim, sizes: dict[str, int], axis: int) -> int:
+def _size_of(dim: Dim, sizes: dict[str, int], axis: int, other: int) -> int:
     """The size of a dynamic dimension; names of several may be added and multiplied (``past + 1``)."""
     if not isinstance(dim, str) or not dim:
-        return BATCH if axis == 0 else OTHER
+        return BATCH if axis == 0 else other
     if dim not in sizes and re.fullmatch(r"\w+(\s*[+*]\s*\w+)+", dim):
         total = 0
         for summand in dim.split("+"):
             product = 1
             for factor in summand.split("*"):
                 factor = factor.strip()
-                product *= int(factor) if factor.isdigit() else _size_of(factor, sizes, 1)
+                product *= int(factor) if factor.isdigit() else _size_of(factor, sizes, 1, other)
             total += product
         return total
-    return sizes.setdefault(dim, BATCH if axis == 0 or _IS_BATCH.search(dim) else OTHER)
+    return sizes.setdefault(dim, BATCH if axis == 0 or _IS_BATCH.search(dim) else other)
 
 
 def _check_fits(spec: TensorSpec, shape: Sequence[int]) -> None:

@@ -65,7 +65,7 @@ class PrecisionConfig(DataConfig):
         tolerances: What the model must meet, compared with itself in FP32; by default what is expected of the
             precision.
         profiles: Shapes that the model has to be accurate at; see :func:`trtops.ops.evaluation.data.open_feeds`.
-        exclude: Nodes that stay in FP32 in any case: names, patterns or types.
+        exclude: Nodes that stay in FP32 in any case: names, outputs, patterns of these, or op types.
         max_checks: Maximum number of checks; the result is then the smallest set so far that passes.
         output: File for the model in mixed precision.
         load_replay: The debug replay of an earlier search, whose answers are not checked again.

@@ -3,14 +3,18 @@
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import onnx
 
 from trtops import errors
 from trtops.backend import trt
 from trtops.backend.base import BaseRunner
 from trtops.backend.common import save_bytes
 from trtops.backend.onnx.save import serialize
+from trtops.backend.trt.describe.layers import layer_outputs, layers_of
 from trtops.backend.trt.library import line
 from trtops.backend.trt.lines import Feature
 from trtops.ops.search.precision import Candidate
@@ -56,7 +60,10 @@ class EngineWriter:
             network = trt.NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
         layers = {name: self.kept_in for name in sorted(candidate.keep)}
         if layers and (by_layer or self.network is not None):
-            network = trt.SetLayerPrecisions(network, layers)
+            # The parser folds constant nodes, which have no layer then.
+            network = trt.SetLayerPrecisions(network, layers, optional=frozenset(layers))
+        if self.network is not None and by_layer:
+            network = trt.PostprocessNetwork(network, partial(_require_nodes, candidate.original))
         if self.config is not None:
             return network, self.config
         low = candidate.config.to
@@ -64,6 +71,17 @@ class EngineWriter:
         if by_layer:
             options = {"fp16": low == "fp16", "bf16": low == "bf16", "precision_constraints": "obey"}
         return network, trt.CreateConfig(load_timing_cache=self._own_cache, **options)
+
+
+def _require_nodes(model: onnx.ModelProto, network: Any) -> None:
+    """Raise ConfigError if none of a network's layers are nodes of the model: nothing would stay in FP32 then."""
+    nodes = {name for node in model.graph.node for name in (node.name, *node.output)}
+    layers = {layer.name for layer in layers_of(network)} | {name for name, _ in layer_outputs(network)}
+    if nodes.isdisjoint(layers):
+        raise errors.ConfigError(
+            f"The network has {len(layers)} layers, none with the name of one of the model's {len(model.graph.node)} "
+            "nodes, so none can stay in FP32. Make the network from the same model."
+        )
 
 
 def require_layer_precisions() -> None:

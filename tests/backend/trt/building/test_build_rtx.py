@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import trtops.backend.trt as back
@@ -17,11 +18,15 @@ from trtops import errors
 from trtops.backend import worker
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import library, util
-from trtops.backend.trt.describe.layers import tensors_of
+from trtops.backend.trt.building.precision import layers_to_keep
+from trtops.backend.trt.describe.layers import layers_of, tensors_of
 from trtops.backend.trt.library import memory
 from trtops.backend.trt.library.log import LOGGER
 from trtops.backend.worker import IsolatedBackend
 from trtops.metadata import DataType
+from trtops.ops.search import precision_engines
+from trtops.ops.search.precision import Candidate, PrecisionConfig
+from trtops.ops.search.precision_engines import EngineWriter
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 
 pytestmark = pytest.mark.usefixtures("rtx")
@@ -124,6 +129,60 @@ def test_layer_precisions_are_written_into_the_model(network):
         parts = back.SetLayerPrecisions(loader, precisions)()
         types = {layer.name: layer.outputs[0].dtype.value for layer in back.describe_network(parts[1]).layers}
         assert (types["conv0"], types["conv1"]) == ("float32", "float16")
+
+
+FOLDING = """(float[2,4] x) => (float[2,4] y) {
+    [c] k = Mul(w, two)
+    h = MatMul(x, k)
+    [s] s = Sigmoid(h)
+    y = Mul(s, h)
+}"""
+
+
+@pytest.fixture
+def folded_network(monkeypatch) -> SimpleNamespace:
+    """A network as TensorRT 8.6 parses the model above: layers have precisions, and c, which is constant, is folded."""
+    proto = models.model(FOLDING, {"w": models.random(4, 4), "two": np.float32(2)})
+    network = back.NetworkFromOnnxBytes(proto.SerializeToString())()[1]
+    layers = [
+        SimpleNamespace(
+            name=layer.name,
+            precision=None,
+            type=layer.type,
+            num_outputs=layer.num_outputs,
+            get_output=layer.get_output,
+            parsed=network,  # which owns the outputs
+        )
+        for layer in layers_of(network)
+        if layer.name != "c"
+    ]
+    line = SimpleNamespace(name="TensorRT 8.6", supports=lambda feature: True, require=lambda feature: None)
+    monkeypatch.setattr(library, "line", lambda: line)
+    monkeypatch.setattr(precision_engines, "line", lambda: line)
+    return SimpleNamespace(proto=proto, layers=layers, num_layers=len(layers), get_layer=layers.__getitem__)
+
+
+def test_kept_nodes_may_be_folded_or_without_names(folded_network):
+    # What is kept is called by the names that the search has, which are outputs for nodes without a name.
+    candidate = Candidate(original=folded_network.proto, keep=frozenset("chs"), config=PrecisionConfig())
+    writer = EngineWriter(network=lambda: (object(), folded_network), config=lambda *_: None)
+
+    loader, _ = writer._network_and_config(candidate)
+    loader()
+
+    kept = {layer.name for layer in folded_network.layers if layer.precision is not None}
+    assert kept == {"node_of_h", "s"}
+    for layer in folded_network.layers:
+        layer.name, layer.get_output = "other", lambda index: None
+    with pytest.raises(errors.ConfigError, match=r"none with the name of one of the model's 4 nodes"):
+        writer._network_and_config(candidate)[0]()
+
+
+def test_precisions_of_layers_that_are_absent_are_refused(folded_network):
+    with pytest.raises(errors.ConfigError, match="The network has no layer 'c'"):
+        back.SetLayerPrecisions((object(), folded_network), {"c": "float32"})()
+    config = BuildConfig(precision="fp16", keep=("y", "k"), options=TensorRTOptions())
+    assert layers_to_keep(folded_network.proto, config) == {"c": "float32", "y": "float32"}
 
 
 def test_late_precision_is_refused_with_a_remedy(network):

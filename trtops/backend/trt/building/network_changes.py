@@ -11,7 +11,7 @@ from trtops.backend.base import ValueOrCallable
 from trtops.backend.loader import BaseLoader, immediately
 from trtops.backend.trt import library
 from trtops.backend.trt.building.network import NetworkParts, ParserOptions
-from trtops.backend.trt.describe.layers import io_of, layer_outputs, layers_of, markable, tensors_of
+from trtops.backend.trt.describe.layers import io_of, layer_outputs, layers_of, markable, outputs_of, tensors_of
 from trtops.backend.trt.library import dtypes
 from trtops.backend.trt.lines import Feature
 from trtops.func import make_iterable, value_of
@@ -109,7 +109,8 @@ class SetLayerPrecisions(_NetworkChange):
     Raises ConfigError if the network has no layer of a name.
     """
 
-    # Data types by layer name or pattern: ``trt.DataType``, numpy dtypes or names.
+    # Data types (``trt.DataType``, numpy dtypes or names) by layer name or pattern, or by an output of the layer, since
+    # nodes of a model may have no name.
     layer_precisions: Mapping[str, object] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()  # names that the network may lack: the parser folds constant nodes
 
@@ -127,10 +128,16 @@ class SetLayerPrecisions(_NetworkChange):
     def change(self, network: Any) -> None:
         library.line().require(Feature.LAYER_PRECISION)
         layers = {layer.name: layer for layer in layers_of(network)}
+        by_output = {output.name: layer for layer in layers_of(network) for output in outputs_of(layer) if output}
         for pattern, dtype in self.layer_precisions.items():
-            absent = pattern in self.optional and pattern not in layers
-            for name in expand([] if absent else [pattern], layers, of="The network", what="layer"):
-                layer = layers[name]
+            if pattern in by_output and pattern not in layers:
+                chosen = [by_output[pattern]]
+            elif pattern in self.optional and pattern not in layers:
+                log.debug("The network has no layer %r, which has no precision then.", pattern)
+                continue
+            else:
+                chosen = [layers[name] for name in expand([pattern], layers, of="The network", what="layer")]
+            for layer in chosen:
                 layer.precision = dtypes.to_trt(dtype)
 
 

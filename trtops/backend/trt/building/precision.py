@@ -48,6 +48,7 @@ def layers_to_keep(model: onnx.ModelProto, config: BuildConfig) -> dict[str, str
     """
     from trtops.backend.onnx.precision import without_functions
     from trtops.backend.onnx.quantize import kept_names
+    from trtops.backend.onnx.walk import node_name
 
     assert isinstance(config.options, TensorRTOptions)
     wanted = config.keep
@@ -57,7 +58,7 @@ def layers_to_keep(model: onnx.ModelProto, config: BuildConfig) -> dict[str, str
         return {}
     model = without_functions(model)
     kept = kept_names(model, wanted)
-    return {node.name: "float32" for node in model.graph.node if node.name and kept & {node.name, *node.output}}
+    return {node_name(node): "float32" for node in model.graph.node if kept & {node.name, *node.output}}
 
 
 def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Path | None = None) -> onnx.ModelProto:
@@ -107,7 +108,9 @@ def require_quantized(quantized: bool, precision: str = "int8") -> None:
 
 def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | None:
     """Names of the nodes that stay FP32; None if all of them do."""
-    names = [node.name for node in model.graph.node]
+    from trtops.backend.onnx.walk import node_name
+
+    names = list(map(node_name, model.graph.node))
     chosen: dict[str, DataType] = {}
     for pattern, dtype in wanted.layers:
         chosen.update(dict.fromkeys(expand([pattern], names, what="node"), dtype))
