@@ -18,6 +18,7 @@ from typing import TypeAlias
 from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
+from trtops.next_step import NextStep
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
 from trtops.ops.campaign.bisection_planner import Planner
@@ -94,12 +95,12 @@ class DebugBuildResult(OpResult):
         return outcomes[-1] if outcomes else "undecided"
 
     @property
-    def next_step(self) -> str:
+    def next_step(self) -> NextStep | None:
         """Prove a culprit by swapping it in and out; or mix builds, where more are needed."""
         if self.run_id and self.headline == "confirmed":
-            return f"trtops debug prove {self.run_id}"
+            return NextStep("debug prove", {"run": self.run_id})
         if self.run_id and self.found.conclusion in ("narrowed down", "not enough runs"):
-            return f"trtops debug bisect {self.run_id}"
+            return NextStep("debug bisect", {"run": self.run_id})
         return super().next_step
 
     def body(self) -> Iterable[str]:

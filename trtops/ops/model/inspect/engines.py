@@ -129,13 +129,9 @@ class InspectEnginesResult(OpResult):
                 yield from ("", f"Only in the {name} engine: {names}.")
 
     @property
-    def next_step(self) -> str:
-        """Build in 8 bits without the nodes that they do not speed up."""
-        if not self.losing:
-            return super().next_step
-        kernels = " ".join(kernel for row in self.alignment.rows for kernel in row.b.tactics)
-        target = "ort" if "ExecutionProvider" in kernels else "trt"
-        return f"trtops convert MODEL --convert-to {target} --int8 --keep {shlex.join(self.losing)}"
+    def needed(self) -> str:
+        """The model, to build it in 8 bits without the nodes that they do not speed up."""
+        return f"the model, for a build with --int8 --keep {shlex.join(self.losing)}" if self.losing else ""
 
     def _table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> Iterable[str]:
         yield markdown_table(columns, rows[: self.shown]) if rows else empty
