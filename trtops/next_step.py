@@ -24,35 +24,27 @@ _OPTIONS = {
     "use_deny_list": "--deny-list",
     "replay": "--load-tactics",
     "timing_cache": "--load-timing-cache",
+    "max_iterations": "--max-builds",
 }
 # Fields that command lines have no option for.
-_FIELDS_ONLY = frozenset(
-    [
-        "kind",
-        "tactics",
-        "timing_iterations",
-        "intra_op_threads",
-        "tactic_seed",
-        "record_tactics",
-        "calibration_samples",
-        "calibration_fit",
-        "mark",
-    ]
-)
-
+_FIELDS_ONLY = frozenset((
+    "kind", "tactics", "timing_iterations", "intra_op_threads", "tactic_seed", "record_tactics", "calibration_samples",
+    "calibration_fit", "mark", "command",
+))  # fmt: skip
 
 OF_8_BITS = frozenset(("calibration_data", "calibration_cache", "keep", "qdq_op_types", "qdq_rules"))
+_BUILDS = (BuildConfig, OnnxRuntimeOptions, TensorRTOptions)
+_BUILD = frozenset(("backend", *(each.name for config in _BUILDS for each in fields(config))))
 _DATA = frozenset(("data", "input_shapes", "iterations", "seed"))
-_BUILD = frozenset(f.name for cls in (BuildConfig, OnnxRuntimeOptions, TensorRTOptions) for f in fields(cls)) | {
-    "backend"
-}
-# Options of other commands that a command has as well; all, if it is not listed.
+# Options that a command shares with others.
 _TAKEN: Mapping[str, frozenset[str]] = {
-    "triage": _BUILD | _DATA | {"tolerances", "golden", "calibration_data", "calibration_cache", "replay"},
+    "calibrate": _DATA,
+    "convert": _DATA | {"tolerances", "profiles"},
     "debug accuracy": _BUILD | _DATA | {"tolerances"},
     "debug accuracy --emulate": _DATA | {"tolerances"},
     "debug precision": _DATA | {"tolerances", "profiles"},
     "sensitivity": _DATA,
+    "triage": _BUILD | _DATA | {"tolerances", "golden", "calibration_data", "calibration_cache", "replay"},
 }
 
 
@@ -73,7 +65,7 @@ class NextStep(Record):
     @classmethod
     def after(cls, options: Mapping[str, Any], verb: str, arguments: Mapping[str, Any]) -> NextStep:
         """The step with those of a command's options that its verb has as well, unless ``arguments`` replace them."""
-        taken = _TAKEN.get(f"{verb} --emulate" if "emulate" in arguments else verb, options)
+        taken = _TAKEN[f"{verb} --emulate" if "emulate" in arguments else verb]
         return cls(verb, {**{name: value for name, value in options.items() if name in taken}, **arguments})
 
     def __str__(self) -> str:

@@ -125,7 +125,7 @@ def build_and_evaluate(
     if bad_in:
         run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
     title = f"build {Path(campaign.model).name} in {request.build.precision.upper()}"
-    options = arguments_of(campaign.config)
+    options = arguments_of(campaign.config.build) | arguments_of(campaign.config.check)
     next_steps = {
         "good": NextStep("runs promote", {"run": run.id}),
         "bad": NextStep.after(options, "debug accuracy", {"model": campaign.model, "experiment": campaign.experiment}),

@@ -95,7 +95,7 @@ class CalibrateResult(OpResult):
     @property
     def next_step(self) -> NextStep | None:
         """If INT8 is not good enough, measure which layers cost the most."""
-        if not (self.run_id and self.verdict == "bad" and self.subject and "data" in self.options):
+        if not (self.run_id and self.verdict == "bad" and self.subject and self.options.get("data")):
             return super().next_step
         own = {"model": self.subject, "calibration_cache": f"run:{self.run_id}", "experiment": self.experiment}
         style = self.engines[-1].backend

@@ -168,7 +168,9 @@ class ConvertResult(OpResult):
     @property
     def next_step(self) -> NextStep | None:
         """Promote a good engine, or record or build a faster one; explain a bad one."""
-        if self.needed or not self.subject:
+        # Triage does not answer why an engine is too large.
+        is_large = self.verdict == "bad" and self.evaluation.verdict in PASSED
+        if self.needed or is_large or not self.subject:
             return super().next_step
         if self.verdict == "good" and self.run_id and self.faster is None:
             return NextStep("runs promote", {"run": self.run_id})

@@ -281,7 +281,9 @@ class GateResult(OpResult):
         """Find the first tensor that goes wrong in a candidate with wrong outputs."""
         if self.measured is None or not any(f.subject == "reference" and f.outcome == "refuse" for f in self.findings):
             return super().next_step
-        return NextStep.after(self.options, "debug accuracy", {"model": self.subject, "experiment": self.experiment})
+        limit = self.policy.of(self.precision).accuracy
+        own = {"model": self.subject, "tolerances": limit and limit.tolerances, "experiment": self.experiment}
+        return NextStep.after(self.options, "debug accuracy", own)
 
     @property
     def evidence(self) -> str:

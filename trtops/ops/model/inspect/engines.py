@@ -1,7 +1,6 @@
 """Comparison of two engines: layers aligned by their ONNX nodes, and layers inserted between them."""
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -131,7 +130,8 @@ class InspectEnginesResult(OpResult):
     @property
     def needed(self) -> str:
         """The model, to build it in 8 bits without the nodes that they do not speed up."""
-        return f"the model, for a build with --int8 --keep {shlex.join(self.losing)}" if self.losing else ""
+        names = ", ".join(map(repr, self.losing))
+        return f"the model, for a build with --int8 that keeps (--keep) {names}" if self.losing else ""
 
     def _table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> Iterable[str]:
         yield markdown_table(columns, rows[: self.shown]) if rows else empty
