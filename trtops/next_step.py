@@ -124,7 +124,10 @@ def _option(name: str, value: Any) -> Iterator[str]:
     elif isinstance(value, bool):
         yield option if value else f"--no-{option.removeprefix('--')}"
     else:
-        yield from (option, *_values(value))
+        values = [*_values(value)]
+        # A value that begins with a dash would be read as an option, unless the first one is attached.
+        values.sort(key=lambda word: not word.startswith("-"))
+        yield from (f"{option}={values[0]}", *values[1:]) if values and values[0][:1] == "-" else (option, *values)
 
 
 def _values(value: Any) -> Iterable[str]:
@@ -158,8 +161,6 @@ def _tolerances(tolerances: Tolerances) -> Iterator[str]:
                 values.append(f"{output}:{value}")
         if values:
             yield from (f"--{option.replace('_', '-')}", *values)
-    if tolerances.infinities_equal:
-        yield "--infinities-compare-equal"
 
 
 def _dims(shape: Sequence[int]) -> str:

@@ -1,16 +1,27 @@
 """Each command that a result proposes is run as it is printed. `-s` prints them with their exit codes."""
 
+import ast
+import re
 import shlex
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnx
 import pytest
 
+import trtops
 from tests import campaigns, models
 from tests.amounts import LONG
+from trtops.cli import registry
+from trtops.cli.logs import with_lists_in_files
 from trtops.cli.main import find_command, main
+from trtops.comparator.report import OutputTolerances, Tolerances
+from trtops.next_step import NextStep, arguments_of
+from trtops.ops.engines.convert import ConvertConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.spec import BuildConfig, TensorRTOptions
 
 TIGHT = "--atol 1e-12 --rtol 0"
 
@@ -123,10 +134,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_scenarios_leave_none_out(folder: Path) -> None:
-    assert onnx.load(folder / "net.onnx").graph.input[0].type.tensor_type.shape.dim[0].dim_value
-
-
 @pytest.mark.parametrize("scenario", [pytest.param(each, id=name) for name, each in SCENARIOS.items()])
 def test_next_steps_run_as_printed(
     scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -149,6 +156,60 @@ def test_next_steps_run_as_printed(
     with capsys.disabled():
         print("\n".join(report))
     assert tuple(verbs[: len(scenario.verbs)]) == scenario.verbs, report
+
+
+def test_long_lists_go_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(folder)
+    names = ("conv0", "bn0", "relu0", "conv1", "relu1", "pool", "flatten")
+    step = NextStep("convert", {"model": "net.onnx", "backend": "onnxruntime", "precision": "int8", "data": "net.npz"})
+    line = str(with_lists_in_files(replace(step, arguments={**step.arguments, "keep": names})))
+    [file] = folder.glob("net.keep-*.txt")
+
+    assert line == f"trtops convert net.onnx --onnxrt --int8 --load-inputs net.npz --keep @{file.name}"
+    assert tuple(file.read_text().splitlines()) == names
+    assert main(shlex.split(line)[1:]) == 0 and "fc" in capsys.readouterr().out
+    assert with_lists_in_files(replace(step, arguments={"keep": names[:6]})).arguments["keep"] == names[:6]
+    assert main(["convert", "net.onnx", "--onnxrt", "--int8", "--keep", "@absent.txt"]) == 2
+    assert "@absent.txt: expected @ and a file" in capsys.readouterr().err
+
+
+def test_options_of_configs_are_spelled() -> None:
+    tolerances = Tolerances(atol=1e-3, per_output={"y": OutputTolerances(rtol=0.5)})
+    options = TensorRTOptions(
+        also=("fp16",), workspace_bytes=1 << 20, layer_precisions=(("a b", "float32"),), precision_constraints="obey"
+    )
+    build = BuildConfig(precision="int8", keep=("-x",), options=options)
+    config = ConvertConfig(build=build, check=CheckConfig(data="load.py:feeds", tolerances=tolerances), replay="r.json")
+    arguments = arguments_of(config)
+
+    assert str(NextStep("convert", {"model": "-m.onnx", **arguments, "precision": "int8"})) == (
+        "trtops convert ./-m.onnx --int8 --keep=-x --trt --fp16 --precision-constraints obey --workspace 1048576 "
+        "--layer-precisions 'a b:float32' --data-loader-script load.py:feeds --atol 0.001 --rtol y:0.5 "
+        "--load-tactics r.json"
+    )
+    triage = NextStep.after(arguments, "triage", {"model": "m.onnx"})
+    assert set(arguments) - set(triage.arguments) == set()
+    emulated = NextStep.after(arguments, "debug accuracy", {"model": "m.onnx", "emulate": "fp16"})
+    assert set(emulated.arguments) == {"model", "emulate", "data", "tolerances"}
+
+
+def test_only_one_module_spells_commands() -> None:
+    """Others mention commands that exist, without arguments of their own."""
+    mentioned = set()
+    for path in Path(trtops.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                for part, after in pairwise(node.values):
+                    text = (
+                        part.value if isinstance(part, ast.Constant) and isinstance(after, ast.FormattedValue) else ""
+                    )
+                    spelled = re.search(r"\btrtops ([a-z -]+) $", text)
+                    assert not spelled or not registry.find(spelled[1].split())[0], f"{path}: {text}"
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                mentioned |= {(words, path) for words in re.findall(r"`trtops ([^`{<]+)", node.value)}
+    assert len(mentioned) > 30
+    for words, path in mentioned:
+        assert registry.find(words.split())[0], f"{path}: trtops {words}"
 
 
 def next_words(printed: str) -> list[str]:

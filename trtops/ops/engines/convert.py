@@ -241,8 +241,9 @@ def convert(
     they are computed, or read from the config's file.
     """
     tracker = tracker_or_default(tracker)
-    path, options = Path(model), arguments_of(config)
+    path = Path(model)
     loaded = run_step("load", Model.load, model_file(path))
+    options = arguments_of(config)
     # Data and back end are checked before a run starts, so that a mistake leaves no run.
     inputs = TensorMetadata.of(loaded.info.inputs)
     feeds = config.check.open_for(loaded, profiles=config.build.profiles)
@@ -658,6 +659,6 @@ def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
         try:
             entries.append(DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)))
         except errors.TrtopsError as exc:
-            pardon = NextStep("runs pardon", {"run": run_id})
+            pardon = NextStep("runs pardon", {"run": run_id, "why": "it cannot be read"})
             log.warning("An entry of the deny-list is ignored: %s Prove it again, or: %s", exc, pardon)
     return DenyList(entries=tuple(dict.fromkeys(entries)))
