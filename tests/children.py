@@ -9,7 +9,11 @@ from unittest.mock import patch
 from trtops.ops.gate import engine_process
 from trtops.system.worker import Worker
 
-_PLACES = ("tests/flows/", *(f"tests/ops/{name}/" for name in ("audit", "campaign", "engines", "evaluation", "gate")))
+_PLACES = (
+    "tests/flows/",
+    "tests/cli/test_next_steps.py",
+    *(f"tests/ops/{name}/" for name in ("audit", "campaign", "engines", "evaluation", "gate")),
+)
 """Tests that do so, except with the fixture ``children``."""
 
 _gate = threading.Lock()

@@ -4,12 +4,14 @@ import functools
 import gc
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from trtops.next_step import NextStep
 from trtops.system.activity import Page
 from trtops.system.locks import locked
 
@@ -115,6 +118,45 @@ def calls_in_process() -> None:
 
     if importlib.util.find_spec("tensorrt") is None:
         run_calls_here()
+
+
+@pytest.fixture(autouse=True)
+def next_steps_are_commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each command that is proposed during a test is one that the command line takes, with each option once."""
+    proposed: list[list[str]] = []
+    spell = NextStep.words
+
+    def words(step: NextStep) -> list[str]:
+        proposed.append(spell(step))
+        return proposed[-1]
+
+    monkeypatch.setattr(NextStep, "words", words)
+    yield
+    for line in proposed:
+        check_proposed(tuple(line))
+
+
+@functools.cache
+def check_proposed(line: tuple[str, ...]) -> None:
+    """Parse a command line as its command does. Options for profiles may be repeated, once for each profile."""
+    from trtops.cli.command_line import load
+    from trtops.cli.main import find_command
+
+    path, words = find_command(list(line[1:]))
+    try:
+        parser_of(path, load(path)).parse(words)
+    except SystemExit:
+        raise AssertionError(f"This is proposed and cannot be parsed: {shlex.join(line)}") from None
+    options = [word for word in words if word.startswith("--") and not word.startswith("--trt-")]
+    assert len(options) == len(set(options)), f"An option is repeated: {shlex.join(line)}"
+
+
+@functools.cache
+def parser_of(path: tuple[str, ...], command: Any) -> Any:
+    """The parser of a command, made once for all tests."""
+    from trtops.cli import command_line
+
+    return command_line.parser_of(path, command)
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_unproven_builds_count_as_good():
     [
         ([], "no builds", "No build has a verdict"),
         ([("good", "x")] * 20, "no bad builds", "fewer than 13.9 % are bad"),
-        ([("bad", "x")] * 5, "no good builds", "draw tactics at random (--random-tactics)"),
+        ([("bad", "x")] * 5, "no good builds", "unless their tactics were drawn at random"),
         ([("good", "x"), ("bad", "y")], "not enough runs", "Not enough runs"),
         ([("good", "x"), ("bad", "x")] * 10, "no single tactic explains this", "same choices"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -110,10 +111,23 @@ def make(args: Options, config: str, values: Mapping[str, Any] | None = None, **
     for name in [name for name in args.__dict__ if name.startswith(prefix)]:
         value = getattr(args, name)
         if value is not None:
-            found[tuple(name.removeprefix(prefix).split("."))] = tuple(value) if isinstance(value, list) else value
+            path = tuple(name.removeprefix(prefix).split("."))
+            found[path] = tuple(_words_of(value)) if isinstance(value, list) else value
     explicit = {**(values or {}), **more}
     found |= {tuple(name.split(".")): value for name, value in explicit.items() if value is not None}
     return with_options(getattr(ops, config), found)
+
+
+def _words_of(values: list[Any]) -> Iterator[Any]:
+    """Yield the values of an option; for ``@FILE``, the lines of the file."""
+    for value in values:
+        if isinstance(value, str) and value.startswith("@"):
+            try:
+                yield from Path(value[1:]).read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as exc:
+                raise UsageError(f"{value}: expected @ and a file with one name per line: {exc}") from None
+        else:
+            yield value
 
 
 QUANTIZING = config_flags(

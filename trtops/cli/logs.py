@@ -7,15 +7,19 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import terminal
 from trtops.cli import values
 from trtops.cli.flags import Group, Options, flag
 from trtops.logger import G_LOGGER
+from trtops.record import sha256
 from trtops.tables import Row, table
 
 if TYPE_CHECKING:
+    from trtops.next_step import NextStep
     from trtops.ops.result import OpResult
 
 _MORE = (G_LOGGER.INFO, G_LOGGER.VERBOSE, G_LOGGER.EXTRA_VERBOSE, G_LOGGER.SUPER_VERBOSE, G_LOGGER.ULTRA_VERBOSE)
@@ -51,6 +55,8 @@ LOGGING = Group(
     flag("--log-file FILE", "a file to log to as well"),
     flag("--timeout SECONDS", "how long loading a model, or one inference, may take", usual="600"),
 )
+
+_LONGEST_LIST = 6  # names in a printed command; longer lists go to a file
 
 # Of the command that runs. Commands print in many places, and a process runs one command at a time.
 _silent = False
@@ -135,4 +141,21 @@ def say_result(result: OpResult, store: str | None = None) -> None:
 def say_ending(result: OpResult, store: str | None = None) -> None:
     """Print verdict, run and next step."""
     if not _silent:
-        terminal.print_line(result.summary_lines(store).removeprefix("verdict:"), start="\nverdict:")
+        lines = result.summary_lines()
+        if (step := result.next_step) is not None:
+            lines += f"\nnext:    {terminal.one_line(str(with_lists_in_files(step.in_store(store))))}"
+        terminal.print_line(lines.removeprefix("verdict:"), start="\nverdict:")
+
+
+def with_lists_in_files(step: NextStep) -> NextStep:
+    """Return the step with each long list of names in a file of the working folder, where one can be written."""
+    arguments = dict(step.arguments)
+    for name, value in step.arguments.items():
+        if isinstance(value, tuple) and len(value) > _LONGEST_LIST and all(isinstance(word, str) for word in value):
+            text = "".join(f"{word}\n" for word in value)
+            stem = Path(str(step.arguments.get("model", "trtops"))).stem
+            path = Path(f"{stem}.{name}-{sha256(text.encode())[:8]}.txt")  # so that no other file is overwritten
+            with contextlib.suppress(OSError):
+                path.write_text(text, encoding="utf-8")
+                arguments[name] = f"@{path}"
+    return replace(step, arguments=arguments)

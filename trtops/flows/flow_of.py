@@ -29,9 +29,11 @@ from trtops import errors
 from trtops.flows.server import ensure_prefect_home
 from trtops.flows.slots import device_slot
 from trtops.logger import mask_log_records
+from trtops.next_step import NextStep
 from trtops.ops.campaign.config import BuildPlace
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record, option_fields, with_options
+from trtops.reports.description import code
 from trtops.spec import BackendName
 from trtops.system.activity import mark_op
 from trtops.system.masking import masked, masked_json
@@ -331,7 +333,10 @@ def _ended(result: OpResult) -> State[Any]:
     state = state_of(result.verdict, reason, message, result if result.verdict == "good" else VerdictError(result))
     # The key keeps the results of an experiment in one history.
     key = re.sub("[^a-z0-9]+", "-", f"{result.title} {result.experiment}".lower()).strip("-")
-    page = f"{result.page()}\n\nReport: `trtops report {result.run_id}`" if result.run_id else result.page()
+    steps = [("Report", NextStep("report", {"run": result.run_id}))] if result.run_id else []
+    steps += [("Next", result.next_step)] if result.next_step is not None else []
+    needed = [f"Needed: {result.needed}"] if result.needed else []
+    page = "\n\n".join([result.page(), *needed, *(f"{title}: {code(str(step))}" for title, step in steps)])
     create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state.name}")
     context = prefect.context.FlowRunContext.get()
     assert context is not None and context.flow is not None and context.flow_run is not None

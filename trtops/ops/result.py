@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from trtops.errors import InvalidModelError, WorkerError
+from trtops.next_step import NextStep
 from trtops.record import JSONValue, Record, to_jsonable
 from trtops.system.activity import mark_op, needs_child
 from trtops.system.masking import masked
@@ -116,26 +116,25 @@ class OpResult(Record):
         return "" if found is None else str(found.sentence())
 
     @property
-    def next_step(self) -> str:
-        """The command that usually comes next; empty without a run."""
-        return f"trtops inspect run {self.run_id}" if self.run_id else ""
+    def next_step(self) -> NextStep | None:
+        """The command that usually comes next; None without a run, or if something is :attr:`needed` first."""
+        return NextStep("inspect run", {"run": self.run_id}) if self.run_id and not self.needed else None
 
-    def summary_lines(self, store: str | None = None) -> str:
-        """Verdict, first reasons, evidence, run and next command; no run if none was kept.
+    @property
+    def needed(self) -> str:
+        """What only the user can supply before another step makes sense, such as data; empty if nothing."""
+        return ""
 
-        Args:
-            store: The store named on the command line, which is added to the next command.
-        """
+    def summary_lines(self) -> str:
+        """Verdict, first reasons, evidence, what is needed, and the run; no run if none was kept."""
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
         given: tuple[str, ...] = getattr(self, "reasons", ())
         why = listed((textwrap.shorten(one_line(reason), 240, placeholder=" ...") for reason in given), 2, "; ")
-        for label, text in (("because: ", why), ("checked: " if why else "because: ", self.evidence)):
+        checked = "checked: " if why else "because: "
+        for label, text in (("because: ", why), (checked, self.evidence), ("needed:  ", self.needed)):
             if text:
                 verdict += "\n" + textwrap.fill(text, 80, initial_indent=label, subsequent_indent=" " * 9)
-        place = f" --store {shlex.quote(store)}" if store else ""
-        run = f"\nrun:     {self.run_id}" if self.run_id else ""
-        step = one_line(self.next_step)
-        return f"verdict: {verdict}{run}" + (f"\nnext:    {step}{place}" if step else "")
+        return f"verdict: {verdict}" + (f"\nrun:     {self.run_id}" if self.run_id else "")
 
     def body(self) -> Iterable[str]:
         """Lines of Markdown below the reasons; by default the :meth:`sections`, without charts."""
@@ -159,8 +158,8 @@ class OpResult(Record):
             title=self.title,
             verdict=self.verdict,
             headline=self.headline,
-            why=tuple(getattr(self, "reasons", ())),
-            next=one_line(self.next_step),
+            why=(*getattr(self, "reasons", ()), *filter(None, (self.needed,))),
+            next=one_line(str(self.next_step or "")),
             sections=tuple(self.sections()),
         )
 

@@ -12,6 +12,7 @@ from trtops import errors
 from trtops.backend.common import save_bytes
 from trtops.backend.trt.describe.alignment import EngineLayers, align
 from trtops.comparator.report import Tolerances
+from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.result import Inspection, tracker_or_default
 from trtops.record import JSONValue, Record
@@ -229,7 +230,7 @@ def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | 
         Section(title=f"Layers that differ ({len(layers)})", table=Table(columns=("layer", *labels), rows=layers)),
     ]
     commands = [
-        (f"trtops report {info.id}", f"all about {label}; {engine_place(info) or 'it has no engine'}")
+        (str(NextStep("report", {"run": info.id})), f"all about {label}; {engine_place(info) or 'it has no engine'}")
         for label, info in zip(labels, infos)
     ]
     return _written(page(document, None, sections, {}, commands), output, infos[0].id)

@@ -8,11 +8,12 @@ from typing import TypeAlias
 
 from trtops import errors
 from trtops.comparator.report import ComparisonReport
+from trtops.next_step import NextStep
 from trtops.reports.document import Chart, Document, Point, Section, Table
 from trtops.tables import size
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.owner import host_of
-from trtops.tracking.run import next_command
+from trtops.tracking.run import step_after_failure
 from trtops.tracking.schema import Artifact, Metric, MetricName, Tag
 
 Facts: TypeAlias = tuple[tuple[str, str], ...]
@@ -86,10 +87,10 @@ def engine_place(info: RunInfo) -> str:
 
 def next_commands(document: Document, run: str) -> Iterator[tuple[str, str]]:
     """Commands for a shell, each with its purpose."""
-    inspect = f"trtops inspect run {run}"
+    inspect = str(NextStep("inspect run", {"run": run}))
     if document.next not in ("", inspect):
         yield document.next, "what usually comes next"
-    yield f"trtops report {run}", "this page, from the store"
+    yield str(NextStep("report", {"run": run})), "this page, from the store"
     yield inspect, "everything in the store about it"
 
 
@@ -122,7 +123,7 @@ def document_of(info: RunInfo, read: Read) -> Document:
     verdict = info.verdict or ("error" if info.status in ("failed", "killed") else "")
     headline = info.status if info.status != "finished" else ""
     why = (info.tags[Tag.ERROR],) if Tag.ERROR in info.tags else ()
-    step = next_command(info.id, info.kind) if info.status in ("failed", "killed") else ""
+    step = str(step_after_failure(info.id, info.kind)) if info.status in ("failed", "killed") else ""
     return Document(title=info.name, verdict=verdict, headline=headline, why=why, next=step)
 
 

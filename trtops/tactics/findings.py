@@ -139,9 +139,8 @@ class TacticDiff(Record):
             return f"All {self.good} builds are good: {sure} fewer than {_percent_text(rate)} are bad."
         if self.conclusion == "no good builds":
             return (
-                f"All {self.bad} builds are bad, so nothing that varied is the cause. What all of them chose may be: "
-                "draw tactics at random (--random-tactics), so that other choices are built too. If those are bad as "
-                "well, no tactic is the cause: try another precision."
+                f"All {self.bad} builds are bad, so nothing that varied is the cause. What all of them chose may be, "
+                "unless their tactics were drawn at random: then the precision is the cause, or the model."
             )
         if self.conclusion == "no single tactic explains this":
             same = "" if self.suspects else " All builds made the same choices."

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
+from trtops.next_step import NextStep
 from trtops.system.processes import is_alive, pid_namespace, started
 from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
@@ -83,7 +84,7 @@ def check_abandoned(info: RunInfo) -> None:
     whose = "was not started by trtops" if own is None else f"belongs to process {own.pid} on {own.host}"
     raise errors.LogError(
         f"Run {info.id} {whose}, which may still be writing it. Wait for its end. If that process is gone, "
-        f"close the run: trtops runs close {info.id} --force"
+        f"close the run: {NextStep('runs close', {'run': info.id, 'force': True})}"
     )
 
 

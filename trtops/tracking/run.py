@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtops import errors
+from trtops.next_step import NextStep
 from trtops.record import JSONValue, Record, sha256, sha256_file, to_jsonable
 from trtops.system import signing
 from trtops.system.masking import masked, masked_json
@@ -222,7 +223,7 @@ class Run(ABC):
                         name = info.name.lstrip("".join(MARKS.values()) + " ")
                         self._put_name(f"{MARKS['error']} {name}"[: schema.MAX_KEY])
                     elif info.parent is None and self.outlives_process:
-                        log.warning("Run %s was interrupted. Next: %s", self.id, next_command(self.id, info.kind))
+                        log.warning("Run %s was interrupted. Next: %s", self.id, step_after_failure(self.id, info.kind))
                     if errors.is_transient(error):
                         tags[Tag.TRANSIENT] = "true"
                     if self._sealed:
@@ -598,13 +599,14 @@ def failure_note(run_id: str, kind: str | None, error: str) -> str:
     """The description of a run that did not finish: the error, and what to do next."""
     shown = error.replace("```", "~~~")[: schema.MAX_TAG // 2]
     lines = ("**error** · did not finish", "", "```text", shown, "```", "", "**Next**", "", "```sh")
-    return "\n".join([*lines, next_command(run_id, kind), "```"])
+    return "\n".join([*lines, str(step_after_failure(run_id, kind)), "```"])
 
 
-def next_command(run_id: str, kind: str | None) -> str:
+def step_after_failure(run_id: str, kind: str | None) -> NextStep:
     """The command that resumes a run that did not finish, or else shows it."""
-    resuming = {"debug_build": f"trtops debug build --resume {run_id}", "bisect": f"trtops debug bisect {run_id}"}
-    return resuming.get(kind or "", f"trtops inspect run {run_id}")
+    if kind == "debug_build":
+        return NextStep("debug build", {"resume": run_id})
+    return NextStep("debug bisect" if kind == "bisect" else "inspect run", {"run": run_id})
 
 
 def error_text(error: BaseException | str) -> str:

@@ -154,9 +154,11 @@ def test_dynamic_models_without_shapes_are_unproven(
 ) -> None:
     result = converted(tmp_path, check, text)
     assert result.verdict == verdict
-    assert ("promote" in result.next_step) == (verdict == "good")
-    if verdict == "unproven" and not check.input_shapes:
-        assert "--input-shapes 'x:[2,4]'" in result.next_step and "--input-shapes x:[2,4]" in result.reasons[0]
+    assert ("promote" in str(result.next_step)) == (verdict == "good")
+    # The shapes that were assumed are no advice: with them, the same random data would be good.
+    assert ("data, given with --load-inputs" in result.needed) == (verdict == "unproven")
+    assert "x:[2,4]" not in f"{result.next_step} {result.needed} {result.reasons}"
+    assert ("x 2x4" in "".join(result.reasons)) == (verdict == "unproven" and not check.input_shapes)
 
 
 @pytest.mark.parametrize(("check", "lost", "verdict"), [
@@ -179,8 +181,9 @@ def test_errors_of_rounding_on_assumed_shapes_are_unproven(
     assert ("assumed shapes" in changed.reasons[0], changed.bad_in) == (
         (True, ()) if verdict == "unproven" else (False, ("outputs",))
     )
-    next_step = replace(result, verdict=changed.verdict, evaluation=changed).next_step
-    assert next_step.endswith("--load-inputs FILE") == (verdict == "unproven")
+    other = replace(result, verdict=changed.verdict, evaluation=changed)
+    assert (other.next_step is None) == (verdict == "unproven")
+    assert ("--load-inputs" in other.needed, "--input-shapes" in other.needed) == (verdict == "unproven", False)
 
 
 def test_bad_shapes_are_named(tmp_path: Path) -> None:
@@ -242,9 +245,11 @@ def test_next_command_of_bad_runs_carries_everything(tmp_path: Path) -> None:
     check = CheckConfig(input_shapes={"x": (3, 4)}, iterations=3, seed=7, latency_runs=0, plots="never")
     path = tmp_path / "m.onnx"
     onnx.save(models.model(ROWS), path)
-    result = convert(path, ConvertConfig(check=check, max_engine_bytes=1), tracker=MemoryTracker())
-    assert result.verdict == "bad"
-    assert result.next_step == f"trtops triage {path} --onnxrt --input-shapes 'x:[3,4]' --iterations 3 --seed 7"
+    large = convert(path, ConvertConfig(check=check, max_engine_bytes=1), tracker=MemoryTracker())
+    assert large.verdict == "bad" and str(large.next_step) == f"trtops inspect run {large.run_id}"
+    bad = replace(large, evaluation=replace(large.evaluation, report=replace(large.evaluation.report, verdict="bad")))
+    data = "--input-shapes 'x:[3,4]' --iterations 3 --seed 7"
+    assert str(bad.next_step) == f"trtops triage {path} --onnxrt {data} --experiment m"
 
 
 def test_data_of_other_shapes_than_asked_is_refused(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_page_starts_with_the_slowest_boundary(files: tuple[str, str]) -> None:
     assert "0.093 ms for 0.064 ms, 3 layers inserted for 2" in lines[0]
     assert any(line.startswith("| `conv1 + relu1` | 1 → 2 | fp16 |") for line in lines)
     assert result.losing == ("conv2",) and "8 bits do not speed up `conv2`." in lines
-    assert result.next_step.endswith("--int8 --keep conv2")
+    assert result.needed.endswith("--int8 that keeps (--keep) 'conv2'") and result.next_step is None
     assert InspectEnginesResult.from_json(result.to_json()) == result
 
 
@@ -63,7 +63,7 @@ def test_engines_of_runs_are_compared(tmp_path: Path) -> None:
     timed = ops.inspect_engines(ops.InspectEnginesConfig(a=runs[0], b=runs[2], profile=True), tracker=tracker)
     assert timed.a.ms is not None and timed.b.ms is not None and timed.a.aligned == timed.b.aligned == 1
     assert set(timed.losing) <= {"conv0", "conv1", "fc"}
-    assert not timed.losing or "--convert-to ort --int8 --keep" in timed.next_step
+    assert not timed.losing or "--int8 that keeps" in timed.needed
 
 
 def test_the_command_prints_the_page_or_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,11 +23,10 @@ from trtops.system.processes import temporary_prefix
 _TURNS, _LEAST_TURNS, _SECONDS = 20, 3, 2.0
 
 
-def timed(builds: Sequence[Build], feed: Feed) -> list[tuple[float, dict[str, float]]]:
-    """The least milliseconds of an inference of each engine, and of its layers by name, which are timed apart.
+def timed(builds: Sequence[Build], feed: Feed) -> list[tuple[list[float], dict[str, float]]]:
+    """Milliseconds of several inferences of each engine, and the least of its layers by name, which are timed apart.
 
-    Engines take turns, so that other load affects all alike; it only adds, so the least of several counts. Bodies of
-    If, Loop and Scan are part of these layers.
+    Engines take turns, so that other load affects all alike. Bodies of If, Loop and Scan are part of these layers.
     """
     inputs = dict(feed)
     seconds = _in_turns([_session(build) for build in builds], inputs)
@@ -35,7 +34,7 @@ def timed(builds: Sequence[Build], feed: Feed) -> list[tuple[float, dict[str, fl
         profiled = [_session(build, str(Path(folder, str(number)))) for number, build in enumerate(builds)]
         _in_turns(profiled, inputs)
         layers = [_layer_ms(build, session.end_profiling()) for build, session in zip(builds, profiled)]
-    return [(1e3 * min(samples), ms) for samples, ms in zip(seconds, layers)]
+    return [([1e3 * sample for sample in samples], ms) for samples, ms in zip(seconds, layers)]
 
 
 def _session(build: Build, profile: str = "") -> ort.InferenceSession:

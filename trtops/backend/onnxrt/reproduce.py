@@ -1,4 +1,4 @@
-"""The script of a bundle: repeat a verdict with plain ONNX Runtime. ``trtops bundle`` copies this file as it is.
+"""The script of a bundle: repeat a verdict with plain ONNX Runtime. ``trtops runs bundle`` copies this file as it is.
 
 Needs numpy and onnxruntime in the releases of constraints.txt. Exit code 0 if the verdict is the reported one, else 1.
 """

@@ -1,4 +1,4 @@
-"""The script of a bundle: repeats a verdict with plain TensorRT. ``trtops bundle`` copies this file as it is.
+"""The script of a bundle: repeats a verdict with plain TensorRT. ``trtops runs bundle`` copies this file as it is.
 
 Runs the reported plan; with ``--build`` builds a new one from model.onnx, with the timing cache of the reported build.
 Needs tensorrt, cuda-python and numpy in the releases of constraints.txt, and the GPU of environment.json. The exit

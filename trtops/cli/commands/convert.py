@@ -45,7 +45,7 @@ _SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", "
     *groups.ONNX,
     groups.SAVE_AS,
     groups.TENSORFLOW,
-    Group(groups.THRESHOLDS.title, groups.THRESHOLDS.only("rtol", "atol")),
+    groups.STATISTICS,
     EVALUATION,
     examples=(
         "trtops convert model.onnx --fp16 -o model.engine",
@@ -72,7 +72,7 @@ def convert(args: Options) -> Job:
             raise UsageError("only engines of unchanged ONNX files are recorded; convert the model first")
         return _evaluated(args, target, output if args.output or args.experiment is None else None)
     # As Polygraphy's: nothing is compared or recorded.
-    recorded = Group("", groups.THRESHOLDS.only("rtol", "atol"), groups.STORE, EVALUATION, configs.QUANTIZING)
+    recorded = Group("", groups.STATISTICS, groups.STORE, EVALUATION, configs.QUANTIZING)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
     loader: Any
     if target == "trt":

@@ -227,6 +227,7 @@ def sensitivity(args: Options) -> Job:
     groups.JSON,
     groups.TRACKING,
     configs.BACKEND,
+    configs.QUANTIZING,
     groups.STATISTICS,
     groups.SOURCE,
     groups.SPEC,

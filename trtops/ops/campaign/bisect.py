@@ -350,6 +350,7 @@ class BisectSession:
             ),
             suspects=tuple(units[place] for place in found.suspects),
             good_run=self.plan.good_run,
+            good_verdict="unproven" if self.mixture.good.info.verdict == "unproven" else "good",
             bad_run=self.plan.bad_run,
             units=len(units),
             consequences=self.mixture.consequences,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trtops import errors
+from trtops.next_step import NextStep
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.tables import listed
@@ -186,6 +187,7 @@ class BisectResult(OpResult):
     culprits: tuple[BisectCulprit, ...]
     suspects: tuple[Unit, ...] = ()
     good_run: str
+    good_verdict: Verdict = "good"  # or ``unproven``
     bad_run: str
     units: int
     consequences: tuple[str, ...] = ()
@@ -207,9 +209,11 @@ class BisectResult(OpResult):
         return self.outcome
 
     @property
-    def next_step(self) -> str:
-        """Pin the good build, which has no culprit."""
-        return f"trtops runs promote {self.good_run}" if self.run_id and self.good_run else super().next_step
+    def next_step(self) -> NextStep | None:
+        """Pin the good build, which has no culprit, unless its data proves nothing."""
+        if not (self.run_id and self.good_run and self.good_verdict == "good"):
+            return super().next_step
+        return NextStep("runs promote", {"run": self.good_run})
 
     @property
     def summary(self) -> str:

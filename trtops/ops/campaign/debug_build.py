@@ -11,13 +11,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
 from trtops.ops.campaign.bisection_planner import Planner
@@ -78,6 +79,7 @@ class DebugBuildResult(OpResult):
     interrupted: tuple[str, ...] = ()  # runs of iterations that were cut short and retried
     bisections: tuple[BisectResult, ...] = ()  # results of mixing good and bad builds, if the campaign did
     confirmed: tuple[str, ...] = ()  # the culprits that these confirm, in words
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
     found: TacticDiff
 
     @property
@@ -94,12 +96,17 @@ class DebugBuildResult(OpResult):
         return outcomes[-1] if outcomes else "undecided"
 
     @property
-    def next_step(self) -> str:
-        """Prove a culprit by swapping it in and out; or mix builds, where more are needed."""
+    def next_step(self) -> NextStep | None:
+        """Prove a culprit, or mix builds where more are needed; if all are bad, vary the tactics, or else triage."""
         if self.run_id and self.headline == "confirmed":
-            return f"trtops debug prove {self.run_id}"
+            return NextStep("debug prove", {"run": self.run_id})
         if self.run_id and self.found.conclusion in ("narrowed down", "not enough runs"):
-            return f"trtops debug bisect {self.run_id}"
+            return NextStep("debug bisect", {"run": self.run_id})
+        if self.run_id and self.subject and self.found.conclusion == "no good builds":
+            options = {"model": self.subject, **self.options}
+            if not (self.drawn or self.options.get("random_tactics")):
+                return NextStep("debug build", {**options, "random_tactics": True, "experiment": self.experiment})
+            return NextStep.after(options, "triage", {"model": self.subject, "experiment": self.experiment})
         return super().next_step
 
     def body(self) -> Iterable[str]:
@@ -378,6 +385,9 @@ class _CampaignState:
             interrupted=tuple(info.id for info in self._interrupted),
             bisections=tuple(self._planner.done),
             confirmed=tuple(each.describe() for each in self._planner.culprits),
+            # Without the seed of draws, since a command line only has that of the data.
+            options=arguments_of(config) | {"seed": arguments_of(config.check).get("seed")},
+            subject="" if config.command is not None else self.campaign.model,
             found=found,
         ).kept_in(self._run, self.campaign.experiment)
         campaigns.log_table(self._run, self._table)

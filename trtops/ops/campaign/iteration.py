@@ -1,7 +1,6 @@
 """One iteration of a campaign: build in a child process, evaluate, and log a complete run, whatever the build does."""
 
 import functools
-import shlex
 import shutil
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.campaign.config import BuildRequest, Campaign
 from trtops.ops.campaign.workers import warm_backend
 from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
@@ -24,7 +24,6 @@ from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_e
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import Feeds
 from trtops.ops.evaluation.limits import RightModel
-from trtops.ops.evaluation.options import engine_options
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
@@ -126,12 +125,12 @@ def build_and_evaluate(
     if bad_in:
         run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
     title = f"build {Path(campaign.model).name} in {request.build.precision.upper()}"
-    engine = engine_options(place.backend, request.build.precision)
+    options = arguments_of(campaign.config.build) | arguments_of(campaign.config.check)
     next_steps = {
-        "good": f"trtops runs promote {run.id}",
-        "bad": f"trtops debug accuracy {shlex.quote(str(campaign.model))}{engine}",
+        "good": NextStep("runs promote", {"run": run.id}),
+        "bad": NextStep.after(options, "debug accuracy", {"model": campaign.model, "experiment": campaign.experiment}),
     }
-    step = next_steps.get(verdict, "")
+    step = str(next_steps.get(verdict, ""))
     present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, why=reasons, next=step))
     run.finish(verdict)
     tactics = None if build is None else build.tactics

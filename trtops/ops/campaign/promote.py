@@ -147,7 +147,7 @@ def promote(
         command = "trtops debug build" if stored.info.kind == "iteration" else "trtops convert"
         raise errors.ConfigError(
             f"Run {run_id} is unproven, and only good builds are promoted: {'; '.join(found.reasons)}. Repeat "
-            f"`{command}` with one of these options, and promote the new run."
+            f"`{command}` with what is missing, and promote the new run."
         )
     if stored.info.verdict != "good":
         raise errors.ConfigError(

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
+from trtops.next_step import NextStep
 from trtops.ops.campaign.bisection_planner import most_alike
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import (
@@ -117,10 +118,12 @@ class ProveResult(OpResult):
         return self.outcome
 
     @property
-    def next_step(self) -> str:
-        """Pin the good build that the culprit was swapped into."""
-        confirmed = self.run_id and self.outcome == "confirmed"
-        return f"trtops runs promote {self.good_run}" if confirmed else super().next_step
+    def next_step(self) -> NextStep | None:
+        """Pin the good build that the culprit was swapped into, unless its data proves nothing."""
+        is_good = any(trial.swap == "good as it was" and trial.verdict == "good" for trial in self.trials)
+        if not (self.run_id and self.outcome == "confirmed" and is_good):
+            return super().next_step
+        return NextStep("runs promote", {"run": self.good_run})
 
     def body(self) -> Iterable[str]:
         """The suspect, the outcome in sentences, and a row for each build."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.backend.base import Feed
@@ -21,10 +20,10 @@ from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, check_al
 from trtops.comparator.report import iterations_of
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.data import DataConfig, golden_outputs, open_feeds
-from trtops.ops.evaluation.options import check_options
+from trtops.ops.evaluation.data import golden_outputs, open_feeds
 from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step, tracker_or_default
 from trtops.record import Record
@@ -91,14 +90,16 @@ class CalibrateResult(OpResult):
     excluded: tuple[str, ...]  # tensors without a range, because NaN or infinity occurred in them
     seconds: float  # of collecting the ranges, without comparing algorithms, building and evaluating
     engines: tuple[ConvertResult, ...]  # in the order of the config's compare_with, INT8 last; each has a child run
-    options: str = ""  # of a command line that measures on the same data
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
 
     @property
-    def next_step(self) -> str:
+    def next_step(self) -> NextStep | None:
         """If INT8 is not good enough, measure which layers cost the most."""
-        if self.run_id and self.verdict == "bad" and self.subject:
-            return f"trtops sensitivity {shlex.quote(self.subject)} --calibration-cache run:{self.run_id}{self.options}"
-        return super().next_step
+        if not (self.run_id and self.verdict == "bad" and self.subject and self.options.get("data")):
+            return super().next_step
+        own = {"model": self.subject, "calibration_cache": f"run:{self.run_id}", "experiment": self.experiment}
+        style = self.engines[-1].backend
+        return NextStep.after(self.options, "sensitivity", own | ({"style": style} if style == "tensorrt" else {}))
 
     def body(self) -> Iterable[str]:
         """A summary of the ranges, and a row for each engine."""
@@ -228,7 +229,7 @@ def calibrate(
             excluded=cache.excluded,
             seconds=seconds,
             engines=tuple(engines),
-            options=check_options(DataConfig(data=config.data)),
+            options=arguments_of(config) | {"data": config.data},
         ).kept_in(run, experiment)
         run_step("log", finish_with, run, result, tracker)
         return result

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shlex
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, EngineBackend, Feed
@@ -21,6 +22,7 @@ from trtops.calibration.cache import read_cache
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.metadata import TensorMetadata, check_feed
+from trtops.next_step import OF_8_BITS, NextStep, arguments_of
 from trtops.ops.evaluation.check import (
     CheckConfig,
     EngineConfig,
@@ -31,9 +33,8 @@ from trtops.ops.evaluation.check import (
     log_evaluation,
     with_power,
 )
-from trtops.ops.evaluation.data import DataConfig, Feeds, golden_outputs, open_feeds
+from trtops.ops.evaluation.data import Feeds, golden_outputs, open_feeds
 from trtops.ops.evaluation.limits import RightModel
-from trtops.ops.evaluation.options import check_options, data_options, engine_options
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.result import (
     OpResult,
@@ -64,6 +65,7 @@ from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict
 from trtops.tracking.builds import log_materials
 from trtops.tracking.records import run_id_of
+from trtops.verdict import PASSED
 
 log = logging.getLogger(__name__)
 
@@ -120,11 +122,10 @@ class ConvertResult(OpResult):
     carried: str = ""  # from a replay of another release or device
     ranges: str = ""  # whether the values of all tensors fit FP16 or BF16, and the layers kept where they do not
     speed: str = ""  # of 8 bits, compared with FP16 or FP32
-    faster: str | None = None  # options of a build that is predicted to be faster than this one in 8 bits
+    faster: Mapping[str, Any] | None = None  # options of a build that is predicted to be faster than this one
     quantization: str = ""  # layers that this build quantized, and those that placement rules exclude
     backend: BackendName = "onnxruntime"
-    options: str = ""  # of a command line that evaluates on the same data, shapes and limits
-    calibration: str = ""  # options of a command line with the same calibration
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the config, as given, that are not the default
 
     def body(self) -> Iterable[str]:
         """The engine's origin, and the numbers."""
@@ -147,29 +148,44 @@ class ConvertResult(OpResult):
             yield from (f"No time to try {', '.join(self.skipped)}; `--tune` tries all.", "")
 
     @property
-    def next_step(self) -> str:
-        """Promote a good engine or build a faster one; evaluate an unproven one with shapes; explain a bad one."""
-        if self.verdict == "good" and self.run_id and self.faster is None:
-            return f"trtops runs promote {self.run_id}"
-        if not self.subject:
-            return super().next_step
-        model, evidence, emulated = shlex.quote(self.subject), self.evaluation.evidence, self.evaluation.emulated
-        if self.verdict in ("good", "unproven"):
-            assumed = {} if evidence is None or self.verdict == "good" else evidence.assumed
-            # Where rounding alone exceeds the limits on random data, shapes do not help.
-            real_data = self.verdict == "unproven" and not self.evaluation.report
-            given = "--load-inputs FILE" if real_data else shlex.join(data_options(DataConfig(input_shapes=assumed)))
-            target = "trt" if self.backend == "tensorrt" else "ort"
-            options = engine_options(None, self.precision) if self.faster is None else self.faster
-            options += self.options + ("" if self.faster == "" else self.calibration)
+    def needed(self) -> str:
+        """Data, if the verdict or the calibration rests on random data that proves nothing."""
+        data, evidence = ("data", "calibration_data", "calibration_cache"), self.evaluation.evidence
+        at_random = self.precision in ("int8", "fp8") and self.quantization and not set(data) & self.options.keys()
+        if self.verdict not in PASSED or not (at_random or self.verdict == "unproven"):
+            return ""
+        inputs = listed(map(repr, evidence.shapes[0].shapes), 4) if evidence and evidence.shapes else "each input"
+        example = f"for example an .npz file with an array for {inputs}"
+        if at_random:
             return (
-                f"trtops convert {model} --convert-to {target}{options} --experiment {self.experiment} {given}".rstrip()
+                "real data to calibrate with: the ranges come from random data, so this engine says little about "
+                f"8 bits on real data. Give it with --calibration-data or --load-inputs, {example}"
             )
+        # Where rounding alone exceeds the limits on random data, shapes do not help.
+        shapes = "; or with --input-shapes the shapes that the model is used at" if self.evaluation.report else ""
+        return f"data, given with --load-inputs, {example}{shapes}"
+
+    @property
+    def next_step(self) -> NextStep | None:
+        """Promote a good engine, or record or build a faster one; explain a bad one."""
+        # Triage does not answer why an engine is too large.
+        is_large = self.verdict == "bad" and self.evaluation.verdict in PASSED
+        if self.needed or is_large or not self.subject:
+            return super().next_step
+        if self.verdict == "good" and self.run_id and self.faster is None:
+            return NextStep("runs promote", {"run": self.run_id})
+        experiment, emulated = self.experiment if self.run_id else None, self.evaluation.emulated
+        if self.verdict == "good":
+            options = self.options
+            if self.faster == {"precision": "fp32"}:
+                options = {name: value for name, value in options.items() if name not in OF_8_BITS}
+            again = {"model": self.subject, **options, **(self.faster or {}), "experiment": self.experiment}
+            return NextStep("convert", again)
+        own = {"model": self.subject, "experiment": experiment}
         if emulated is not None and emulated.verdict == "bad":
             # The precision is the cause, whatever the engine is: the tensor where it begins is what helps.
-            return f"trtops debug accuracy {model} --emulate {emulated.precision}{self.options}"
-        options = engine_options(self.backend, self.precision) + self.options + self.calibration
-        return f"trtops triage {model}{options}"
+            return NextStep.after(self.options, "debug accuracy", {**own, "emulate": emulated.precision})
+        return NextStep.after(self.options, "triage", own)
 
     @property
     def called(self) -> str:
@@ -227,6 +243,7 @@ def convert(
     tracker = tracker_or_default(tracker)
     path = Path(model)
     loaded = run_step("load", Model.load, model_file(path))
+    options = arguments_of(config)
     # Data and back end are checked before a run starts, so that a mistake leaves no run.
     inputs = TensorMetadata.of(loaded.info.inputs)
     feeds = config.check.open_for(loaded, profiles=config.build.profiles)
@@ -244,7 +261,8 @@ def convert(
         with _open_backend(config) as backend:
             result = _build_and_evaluate(backend, loaded, config, run, tracker, built, known_golden)
             device = backend.environment(config.build).device
-        result = replace(result, title=f"convert {path.name}", subject=str(path)).kept_in(run, experiment)
+        result = replace(result, title=f"convert {path.name}", subject=str(path), options=options)
+        result = result.kept_in(run, experiment)
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         device = device.partition(" ")[2] or device  # without the maker
         run.rename(run_name(path.stem, result.called, backend_name, device, verdict=result.verdict))
@@ -345,12 +363,9 @@ def _build_and_evaluate(
             against, faster = _against_fp32(model, config.build, build, next(iter(feeds)), backend)
             said.append(against)
         speed = "; ".join(filter(None, said)) or _NOT_COMPARED
-    calibration = {"--calibration-data": config.calibration_data, "--calibration-cache": config.calibration_cache}
     return ConvertResult(
         verdict=verdict,
         backend=config.build.backend,
-        options=check_options(check, check.tolerances, config.build.profiles),
-        calibration="".join(f" {k} {shlex.quote(v)}" for k, v in calibration.items() if v and config.build.calibrates),
         reasons=reasons,
         reused_from=None if holder is None else holder.info.id,
         precision=config.build.precision,
@@ -414,6 +429,7 @@ def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, 
     return replace(config, build=build), f"{len(found.ranges)} tensors have ranges, of {found.feeds} feeds; {kept}"
 
 
+_WORTH_A_BUILD = 1.05
 _NOT_COMPARED = (
     "Whether 8 bits are faster than FP16 was not measured: the store has no FP16 engine for these shapes here"
 )
@@ -443,8 +459,12 @@ def _against_fp16(tracker: Tracker, run: Run) -> str:
 
 def _against_fp32(
     model: Model, config: BuildConfig, build: Build, feed: Feed, backend: EngineBackend
-) -> tuple[str, str | None]:
-    """Whether INT8 is faster than FP32 in ONNX Runtime, and which layers are not; the options of a faster build."""
+) -> tuple[str, Mapping[str, Any] | None]:
+    """Whether INT8 is faster than FP32 in ONNX Runtime, and which layers are not; the options of a faster build.
+
+    It is slower if its fastest inference takes more than FP32's median, and by more than 5 % longer than the fastest:
+    smaller differences are noise, or not worth another build.
+    """
     from trtops.backend.onnxrt.profile import timed
     from trtops.backend.trt.describe.alignment import EngineLayers, losing_in_8_bits
 
@@ -452,23 +472,25 @@ def _against_fp32(
     plain = replace(config, precision="fp32", options=replace(config.options, tactics=()))
     try:
         low = backend.build(model, plain, timing_feed=feed)
-        (theirs, low_ms), (ours, eight_ms) = timed((low, build), feed)
+        (low_samples, low_ms), (samples, eight_ms) = timed((low, build), feed)
     except errors.TrtopsError as exc:
         return f"Whether 8 bits are faster than FP32 was not measured: {exc}", None
+    theirs, ours = min(low_samples), min(samples)
+    slower = ours > max(statistics.median(low_samples), _WORTH_A_BUILD * theirs)
     quantized = build.quantization.layers
     sides = EngineLayers.of(low.layers, low_ms), EngineLayers.of(build.layers, eight_ms)
     losing, saved = losing_in_8_bits(*sides, quantized)
     share = (sum(eight_ms.values()) - saved) / (sum(low_ms.values()) or 1e-3)  # less than the profiler's unit
-    verdict = "slower than" if ours > theirs else "no longer than"
+    verdict = "slower than" if slower else "no longer than" if ours <= theirs else "within the noise of"
     said = f"INT8 takes {ours:.3f} ms, {verdict} FP32 with {theirs:.3f} ms"
     if losing:
         said += (
             f"; it does not speed up {listed(losing, 8)}, and is predicted to take {share:.2f} of FP32's time without"
         )
-    if ours <= theirs:
+    if not slower:
         return said, None
     partly = share < 1 and 0 < len(losing) < len(quantized)
-    return said, f" --int8 --keep {shlex.join((*config.keep, *losing))}" if partly else ""
+    return said, {"keep": (*config.keep, *losing)} if partly else {"precision": "fp32"}
 
 
 def _build(
@@ -637,6 +659,6 @@ def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
         try:
             entries.append(DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)))
         except errors.TrtopsError as exc:
-            hint = "Prove it again, or: trtops runs pardon"
-            log.warning("An entry of the deny-list is ignored: %s %s %s", exc, hint, run_id)
+            pardon = NextStep("runs pardon", {"run": run_id, "why": "it cannot be read"})
+            log.warning("An entry of the deny-list is ignored: %s Prove it again, or: %s", exc, pardon)
     return DenyList(entries=tuple(dict.fromkeys(entries)))

@@ -1,8 +1,7 @@
 """Sensitivity: each layer's share of the INT8 error, and the layers to keep in FP32 to stay within a budget."""
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from trtops.backend.onnx.quantize import insert_qdq, kept_names, quantizable_lay
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import relative_error
 from trtops.calibration.data import batches
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig
-from trtops.ops.evaluation.options import check_options
 from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.spec import BackendName, BuildConfig, OptimizationProfile
@@ -72,14 +71,17 @@ class SensitivityResult(OpResult):
     keep: tuple[str, ...]  # layers to keep in higher precision, for BuildConfig.keep
     error_kept: float  # relative error with those kept, measured
     layers: tuple[LayerSensitivity, ...]
-    options: str = ""  # of a command line that calibrates on the same data; empty for random data
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
 
     @property
-    def next_step(self) -> str:
+    def next_step(self) -> NextStep | None:
         """Calibrate again and keep the proposed layers, if that meets the budget."""
-        if not (self.run_id and self.options and self.keep and self.verdict == "good"):
+        if not (self.run_id and "data" in self.options and self.keep and self.verdict == "good"):
             return super().next_step
-        return f"trtops calibrate {shlex.quote(self.subject)}{self.options} --keep {shlex.join(self.keep)}"
+        arguments = {"model": self.subject, "keep": self.keep, "experiment": self.experiment}
+        if self.options.get("style") == "tensorrt":
+            arguments["backend"] = "tensorrt"
+        return NextStep.after(self.options, "calibrate", arguments)
 
     @property
     def verdict(self) -> Verdict:
@@ -129,8 +131,7 @@ def sensitivity(
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
         result = run_step("measure layers", _measure, loaded, cache, config, data, progress)
-        options = "" if config.data is None else check_options(config)
-        named = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=options)
+        named = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=arguments_of(config))
         result = named.kept_in(run, experiment)
         run.log_table(
             schema.Artifact.SENSITIVITY,

@@ -56,10 +56,10 @@ class Evidence(Record):
     def missing(self) -> str:
         """Why this does not support a verdict; empty if it does."""
         if self.assumed:
-            shown = " ".join(f"{name}:[{','.join(map(str, shape))}]" for name, shape in self.assumed.items())
+            shown = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in self.assumed.items())
             return (
                 "without data or shapes, this dynamic model was only tried on random data of assumed "
-                f"shapes; give --load-inputs FILE, or --input-shapes {shown}"
+                f"shapes ({shown}); give data (--load-inputs), or the shapes that it is used at (--input-shapes)"
             )
         return "" if self.elements else "no output has an element to compare"
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from trtops import errors
 from trtops.backend.onnx.model import Model
+from trtops.next_step import arguments_of
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
@@ -100,6 +101,7 @@ def gate(
     experiment = experiment or path.stem
     precision, release = config.build.precision, name_of(config.release)
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
+    options = arguments_of(config.build) | arguments_of(config.check)
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as run:
         loaded = run_step("load", Model.load, path)
         config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
@@ -125,6 +127,7 @@ def gate(
             findings=findings,
             policy=config.policy,
             precision=precision,
+            options=options,
             release=release,
             measured=measured,
             holder=measurement.holder,

@@ -4,15 +4,14 @@ Measuring is left to other modules, so that any past run can be evaluated again 
 """
 
 import math
-import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 from trtops.comparator.report import ComparisonReport
+from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import Accuracy, Evaluation
-from trtops.ops.evaluation.options import engine_options
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Policy
@@ -241,6 +240,7 @@ class GateResult(OpResult):
     findings: tuple[Finding, ...]
     policy: Policy
     precision: Precision
+    options: Mapping[str, Any] = field(default_factory=dict)  # of build and check that are not the default
     release: str
     measured: Measured | None = None  # None if the candidate could not be built or run
     holder: str = ""  # id of the run that holds the engine
@@ -277,13 +277,13 @@ class GateResult(OpResult):
         return tuple(finding.line for finding in self.findings if finding.outcome in ("refuse", "error", "open"))
 
     @property
-    def next_step(self) -> str:
+    def next_step(self) -> NextStep | None:
         """Find the first tensor that goes wrong in a candidate with wrong outputs."""
         if self.measured is None or not any(f.subject == "reference" and f.outcome == "refuse" for f in self.findings):
             return super().next_step
-        is_trt = self.measured.candidate.environment.backend != "onnxruntime"
-        options = engine_options("tensorrt" if is_trt else "onnxruntime", self.precision)
-        return f"trtops debug accuracy {shlex.quote(self.subject)}{options}"
+        limit = self.policy.of(self.precision).accuracy
+        own = {"model": self.subject, "tolerances": limit and limit.tolerances, "experiment": self.experiment}
+        return NextStep.after(self.options, "debug accuracy", own)
 
     @property
     def evidence(self) -> str:

@@ -5,7 +5,6 @@ Every tensor is compared, in order of execution, in windows that fit into memory
 
 import logging
 import math
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,15 +26,15 @@ from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
-from trtops.ops.evaluation.options import check_options, engine_options
 from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run, run_step
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
-from trtops.spec import BackendName, BuildConfig, Precision
+from trtops.spec import BuildConfig, Precision
 from trtops.tables import table
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
@@ -165,24 +164,23 @@ class AccuracyResult(OpResult):
     tensors: tuple[TensorError, ...] = field(default=(), repr=False)
     windows: int
     seconds: float = 0.0
-    backend: BackendName | None = None  # of the engine, if one was built
     precision: Precision = "fp32"  # of the side under test
-    options: str = ""  # of a command line that compares on the same data, shapes and limits
+    options: Mapping[str, Any] = field(default_factory=dict)  # of build and config that are not the default
 
     def tensor(self, name: str) -> TensorError:
         """The entry of one tensor; StopIteration if it was not compared."""
         return next(entry for entry in self.tensors if entry.name == name)
 
     @property
-    def next_step(self) -> str:
+    def next_step(self) -> NextStep | None:
         """If an output differs, find the nodes that must stay in FP32, where a precision can be the cause."""
-        if not (self.run_id and self.verdict == "bad" and self.subject):
+        if self.verdict != "bad" or not self.subject:
             return super().next_step
+        own = {"model": self.subject, "experiment": self.experiment if self.run_id else None}
         if self.precision in ("fp16", "bf16"):
-            options = engine_options(None, self.precision) + self.options
-            return f"trtops debug precision {shlex.quote(self.subject)} -o mixed.onnx{options}"
-        options = engine_options(self.backend, self.precision) + self.options
-        return f"trtops triage {shlex.quote(self.subject)}{options}"
+            own |= {"precision": self.precision, "output": "mixed.onnx"}
+            return NextStep.after(self.options, "debug precision", own)
+        return NextStep.after(self.options, "triage", own)
 
     def sections(self) -> Iterator[Section]:
         """The findings, a chart of every tensor's error in order of execution, and the numbers."""
@@ -252,15 +250,14 @@ def accuracy(
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
     tested: Precision = "fp32"
-    options, backend = "", None
     side = getattr(actual, "__qualname__", type(actual).__qualname__)
+    options = {} if feeds is not None else arguments_of(config)  # feeds in memory have no option
     if isinstance(actual, BuildConfig):
+        options |= arguments_of(actual)
         actual = actual if feeds is not None else config.profiled(actual, open_model(model))
         tested, side = actual.precision, f"{actual.backend} {actual.precision}"
-        options, backend = check_options(config, config.tolerances, actual.profiles), actual.backend
     elif isinstance(actual, Emulated):
         tested, side = actual.to, f"emulated {actual.to}"
-        options = check_options(config, config.tolerances)
     name = f"{subject.name} accuracy {side}"
     with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
         opened = run_step("load", open_model, model)
@@ -283,7 +280,6 @@ def accuracy(
             title=f"accuracy {subject}",
             subject=subject_file,
             seconds=seconds,
-            backend=backend,
             precision=tested,
             options=options,
         )

@@ -6,7 +6,6 @@ Each set of nodes is tested by writing its Casts into the ONNX model and running
 import itertools
 import logging
 import math
-import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import onnx
 
@@ -28,11 +27,11 @@ from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
-from trtops.ops.evaluation.options import check_options
 from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run, run_step
@@ -172,7 +171,7 @@ class PrecisionResult(OpResult):
     excess: float | None = None  # largest error over what is allowed; None if a command or function checked it
     latencies: Mapping[str, float] = field(default_factory=dict)  # medians in ms, if the fastest model was searched
     path: str | None = None
-    options: str = ""  # of a command line that evaluates in the same way
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
 
     @property
     def verdict(self) -> Verdict:
@@ -185,11 +184,12 @@ class PrecisionResult(OpResult):
         return self.outcome
 
     @property
-    def next_step(self) -> str:
+    def next_step(self) -> NextStep | None:
         """Build the model in mixed precision, if it was written."""
         if not (self.run_id and self.path and self.verdict == "good"):
             return super().next_step
-        return f"trtops convert {shlex.quote(self.path)} --convert-to ort{self.options}"
+        own = {"model": self.path, "backend": "onnxruntime", "experiment": self.experiment}
+        return NextStep.after(self.options, "convert", own)
 
     def sections(self) -> Iterator[Section]:
         """The result, with a chart of accuracy against the number of nodes kept."""
@@ -333,7 +333,7 @@ class _PrecisionSearch:
             excess=None if step is None else step.excess,
             latencies=latencies,
             path=self.config.output,
-            options=check_options(self.config, self.config.tolerances, self.config.profiles),
+            options=arguments_of(self.config),
         )
         return result, candidate
 

@@ -11,7 +11,6 @@ observed once at the beginning. The search works on *parts* of the model, number
 """
 
 import logging
-import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from trtops.backend.onnxrt.observe import observe
 from trtops.comparator.report import Tolerances
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
+from trtops.next_step import NextStep
 from trtops.ops.evaluation.data import DataConfig, Feeds, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
@@ -139,11 +139,11 @@ class ReduceResult(OpResult):
     detail: str = ""  # how the whole model fails, or why it does not
 
     @property
-    def next_step(self) -> str:
+    def next_step(self) -> NextStep | None:
         """Inspect the part that fails, if it was saved."""
         if not (self.run_id and self.culprit and self.culprit.path):
             return super().next_step
-        return f"trtops inspect model {shlex.quote(self.culprit.path)} --show layers"
+        return NextStep("inspect model", {"model": self.culprit.path, "show": "layers"})
 
     def body(self) -> Iterator[str]:
         """The result as in a terminal."""

@@ -16,6 +16,7 @@ from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import load_json
 from trtops.metadata import TensorMetadata
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.bundling.case import Case, emulated_case, engine_case
 from trtops.ops.bundling.op import BundleConfig, write_bundle
 from trtops.ops.campaign.config import DebugBuildConfig
@@ -33,6 +34,7 @@ from trtops.ops.triaging.result import Answer, Kind
 from trtops.spec import BuildConfig
 from trtops.tables import counted, listed
 from trtops.tracking import builds
+from trtops.tracking.memory import MemoryTracker
 
 MINIMAL = "minimal.onnx"
 INPUTS = "minimal_inputs.json"
@@ -102,7 +104,8 @@ def ask_build(subject: Subject, parent: str) -> Answer:
     try:
         found = _convert(subject, parent, subject.config.build)
     except errors.BackendError as exc:
-        remedy = f"change what the builder refuses; see `trtops inspect capability {subject.path.name}`"
+        verb = "inspect capability" if subject.config.build.backend == "tensorrt" else "check lint"
+        remedy = f"change what the builder refuses; see `{NextStep(verb, {'model': subject.path})}`"
         return Answer("it fails", tuple(first_lines([str(exc)])), kind="build", remedy=remedy, builds=1)
     made = 0 if found.reused_from else 1
     evidence = (f"The {found.called} engine is {found.verdict}.", *first_lines(found.reasons))
@@ -110,9 +113,7 @@ def ask_build(subject: Subject, parent: str) -> Answer:
         return Answer("good", evidence, builds=made)
     if found.verdict == "unproven":
         evidence += ("Its outputs agree on this data, which does not rule out a bad engine.",)
-        remedy = (
-            "repeat the triage with real inputs (`--load-inputs FILE`) or real shapes (`--input-shapes NAME:[...]`)"
-        )
+        remedy = "repeat the triage with real inputs (--load-inputs), or shapes that are used (--input-shapes)"
         return Answer("unproven", evidence, remedy=remedy, builds=made)
     if found.evaluation.report:
         evidence += ("The engine's outputs are right, since it does not compute in the requested precision.",)
@@ -165,7 +166,9 @@ def _run_campaign(subject: Subject, *, random: bool, otherwise: Kind) -> Answer:
     made, places = found.iterations + found.mixtures, found.confirmed
     if not places:
         return Answer("none is confirmed", (counted, found.found.conclusion), kind=otherwise, builds=made)
-    remedy = f"deny it: `trtops debug prove {found.run_id}` and `trtops runs deny`, then build again"
+    remedy = "deny it, then build again"
+    if not isinstance(subject.tracker, MemoryTracker):
+        remedy = f"prove it, which denies it, then build again: `{NextStep('debug prove', {'run': found.run_id})}`"
     return Answer("confirmed", (counted, *places), kind="tactic", places=places, remedy=remedy, builds=made)
 
 
@@ -234,7 +237,9 @@ def ask_keep(subject: Subject, parent: str) -> Answer:
     if found.outcome == "good":
         return Answer("none", (*evidence, "The outputs are within tolerance: only values inside overflow."))
     named = listed(found.keep, 8)
-    remedy = f"keep in FP32: {named} (`trtops debug precision`)"
+    options = arguments_of(subject.config.build) | arguments_of(subject.config.check)
+    search = {"model": subject.path, "precision": config.to, "output": "mixed.onnx"}
+    remedy = f"keep in FP32: {named} (`{NextStep.after(options, 'debug precision', search)}`)"
     return Answer(
         f"{counted(len(found.keep), 'node')}", (*evidence, f"Right with these in FP32: {named}."), remedy=remedy
     )

@@ -21,6 +21,7 @@ from trtops.backend.onnx.walk import constant_tensors, node_name
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
+from trtops.next_step import NextStep
 from trtops.ops.engines.convert import read_cache_file
 from trtops.ops.evaluation.data import naming_assumed
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
@@ -110,7 +111,7 @@ def ask_structure(subject: Subject, parent: str) -> Answer:
     evidence += first_lines([entry.message for entry in (wrong or found.entries)])
     if wrong:
         nodes = tuple(name for entry in wrong for name in entry.nodes)
-        remedy = f"see `trtops check lint {subject.path.name}`"
+        remedy = f"see `{NextStep('check lint', {'model': subject.path})}`"
         return Answer("broken", tuple(evidence), kind="invalid model", places=nodes, remedy=remedy)
     return Answer("sound", tuple(evidence))
 

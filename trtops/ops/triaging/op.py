@@ -111,7 +111,7 @@ def triage(
                 if config.minutes is not None and (time.perf_counter() - began) / 60 >= config.minutes:
                     result = replace(result, verdict="error", steps=tuple(steps), next_question=question.asks)
                     run.fail(f"Stopped after {config.minutes:g} minutes; next: {question.asks}")
-                    return result.kept_in(run, experiment)
+                    return result if tracker is None else result.kept_in(run, experiment)
                 if progress is not None:
                     progress(Step("", question=name, asks=question.asks))
                 steps.append(_ask(subject, run, name, question))
@@ -138,7 +138,7 @@ def triage(
             run.log_metrics({("triage", "builds"): float(result.builds), ("triage", "seconds"): seconds})
             run.set_tags({schema.Tag.FAULT: result.kind})
             finish_with(run, result, store)
-            return result
+            return result if tracker is not None else replace(result, run_id="")  # its run ends with this call
     finally:
         close_workers()
         shutil.rmtree(subject.files, ignore_errors=True)

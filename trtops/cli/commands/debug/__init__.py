@@ -49,6 +49,7 @@ def end_search(result: Any, iterations: Iterations, store: str | None, *, record
     groups.JSON,
     groups.TRACKING,
     configs.BACKEND,
+    configs.QUANTIZING,
     groups.STATISTICS,
     groups.SOURCE,
     groups.SPEC,

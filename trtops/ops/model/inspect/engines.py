@@ -1,7 +1,6 @@
 """Comparison of two engines: layers aligned by their ONNX nodes, and layers inserted between them."""
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -129,13 +128,10 @@ class InspectEnginesResult(OpResult):
                 yield from ("", f"Only in the {name} engine: {names}.")
 
     @property
-    def next_step(self) -> str:
-        """Build in 8 bits without the nodes that they do not speed up."""
-        if not self.losing:
-            return super().next_step
-        kernels = " ".join(kernel for row in self.alignment.rows for kernel in row.b.tactics)
-        target = "ort" if "ExecutionProvider" in kernels else "trt"
-        return f"trtops convert MODEL --convert-to {target} --int8 --keep {shlex.join(self.losing)}"
+    def needed(self) -> str:
+        """The model, to build it in 8 bits without the nodes that they do not speed up."""
+        names = ", ".join(map(repr, self.losing))
+        return f"the model, for a build with --int8 that keeps (--keep) {names}" if self.losing else ""
 
     def _table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> Iterable[str]:
         yield markdown_table(columns, rows[: self.shown]) if rows else empty

@@ -1,0 +1,167 @@
+"""The command that usually follows a result, and the one place that spells commands of trtops for a shell."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from trtops.record import Record, option_fields
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.system.processes import mark
+
+if TYPE_CHECKING:
+    from trtops.comparator.report import OutputTolerances, Tolerances
+    from trtops.spec import OptimizationProfile
+
+_POSITIONAL = ("model", "run")
+# Options whose name is not that of their field.
+_OPTIONS = {
+    "workspace_bytes": "--workspace",
+    "optimization_level": "--builder-optimization-level",
+    "timeout_seconds": "--build-timeout",
+    "use_deny_list": "--deny-list",
+    "replay": "--load-tactics",
+    "timing_cache": "--load-timing-cache",
+    "max_iterations": "--max-builds",
+}
+# Fields that command lines have no option for.
+_FIELDS_ONLY = frozenset((
+    "kind", "tactics", "timing_iterations", "intra_op_threads", "tactic_seed", "record_tactics", "calibration_samples",
+    "calibration_fit", "mark", "command",
+))  # fmt: skip
+
+OF_8_BITS = frozenset(("calibration_data", "calibration_cache", "keep", "qdq_op_types", "qdq_rules"))
+_BUILDS = (BuildConfig, OnnxRuntimeOptions, TensorRTOptions)
+_BUILD = frozenset(("backend", *(each.name for config in _BUILDS for each in fields(config))))
+_DATA = frozenset(("data", "input_shapes", "iterations", "seed"))
+# Options that a command shares with others.
+_TAKEN: Mapping[str, frozenset[str]] = {
+    "calibrate": _DATA,
+    "convert": _DATA | {"tolerances", "profiles"},
+    "debug accuracy": _BUILD | _DATA | {"tolerances"},
+    "debug accuracy --emulate": _DATA | {"tolerances"},
+    "debug precision": _DATA | {"tolerances", "profiles"},
+    "sensitivity": _DATA,
+    "triage": _BUILD | _DATA | {"tolerances", "golden", "calibration_data", "calibration_cache", "replay"},
+}
+
+
+@dataclass(frozen=True)
+class NextStep(Record):
+    """A command, and its arguments by the names of config fields; ``str()`` is a line for a shell.
+
+    Each argument is given once, so steps are made by merging mappings: ``{**arguments, "keep": names}``. An argument
+    that is None is left out. ``model`` and ``run`` are positional.
+
+    >>> print(NextStep("convert", {"model": "a b.onnx", "precision": "fp16", "input_shapes": {"x": (2, 3)}}))
+    trtops convert 'a b.onnx' --fp16 --input-shapes 'x:[2,3]'
+    """
+
+    verb: str  # the words of the command, such as ``runs promote``
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def after(cls, options: Mapping[str, Any], verb: str, arguments: Mapping[str, Any]) -> NextStep:
+        """The step with those of a command's options that its verb has as well, unless ``arguments`` replace them."""
+        taken = _TAKEN[f"{verb} --emulate" if "emulate" in arguments else verb]
+        return cls(verb, {**{name: value for name, value in options.items() if name in taken}, **arguments})
+
+    def __str__(self) -> str:
+        return shlex.join(self.words())
+
+    def words(self) -> list[str]:
+        """The words of the command line, unquoted."""
+        positional = (str(self.arguments[name]) for name in _POSITIONAL if self.arguments.get(name) is not None)
+        words = ["trtops", *self.verb.split(), *(f"./{word}" if word[:1] == "-" else word for word in positional)]
+        for name, value in self.arguments.items():
+            if name not in _POSITIONAL and value is not None:
+                words += _option(name, value)
+        return words
+
+    def in_store(self, store: str | None) -> NextStep:
+        """The step for a store that was named on the command line; unchanged if the step uses none."""
+        reads = any(isinstance(value, str) and value.startswith("run:") for value in self.arguments.values())
+        used = reads or "run" in self.arguments or "experiment" in self.arguments
+        return replace(self, arguments={**self.arguments, "store": store}) if store and used else self
+
+
+def arguments_of(config: Record) -> dict[str, Any]:
+    """The options of a config that differ from their defaults, by name, with the back end and its options.
+
+    Files in temporary folders of this process are left out, since they will be gone.
+    """
+    arguments: dict[str, Any] = {}
+    for option in option_fields(type(config)):
+        value: Any = config
+        for name in option.path:
+            value = getattr(value, name)
+        if option.name == "options":
+            arguments |= {"backend": value.kind, **arguments_of(value)}
+        elif isinstance(value, str) and f".{mark()}." in value:
+            continue
+        elif value != option.default and option.name not in _FIELDS_ONLY:
+            arguments[option.name] = value
+    return arguments
+
+
+def _option(name: str, value: Any) -> Iterator[str]:
+    """Yield the words of one argument."""
+    option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+    if name == "backend":
+        yield {"tensorrt": "--trt", "onnxruntime": "--onnxrt"}[value]
+    elif name in ("precision", "also"):
+        precisions = (value,) if isinstance(value, str) else value
+        yield from (f"--{precision}" for precision in precisions if precision != "fp32")
+    elif name == "data":
+        script = value.rpartition(":")[0] if ".py:" in value else value
+        yield from ("--data-loader-script" if script.endswith(".py") else "--load-inputs", value)
+    elif name == "profiles":
+        yield from _profiles(value)
+    elif name == "tolerances":
+        yield from _tolerances(value)
+    elif isinstance(value, bool):
+        yield option if value else f"--no-{option.removeprefix('--')}"
+    else:
+        values = [*_values(value)]
+        # A value that begins with a dash would be read as an option, unless the first one is attached.
+        values.sort(key=lambda word: not word.startswith("-"))
+        yield from (f"{option}={values[0]}", *values[1:]) if values and values[0][:1] == "-" else (option, *values)
+
+
+def _values(value: Any) -> Iterable[str]:
+    """The words after an option: several of a sequence, ``name:[dims]`` of shapes."""
+    if isinstance(value, Mapping):
+        return (f"{name}:{_dims(shape)}" for name, shape in value.items())
+    if not isinstance(value, (tuple, list)):
+        return (str(value),)
+    return (":".join(each) if isinstance(each, tuple) else str(each) for each in value)
+
+
+def _profiles(profiles: Iterable[OptimizationProfile]) -> Iterator[str]:
+    for profile in profiles:
+        for bound in ("min", "opt", "max"):
+            yield f"--trt-{bound}-shapes"
+            yield from (f"{each.name}:{_dims(getattr(each, bound))}" for each in profile.shapes)
+
+
+def _tolerances(tolerances: Tolerances) -> Iterator[str]:
+    from trtops.comparator.report import Tolerances
+    from trtops.comparator.table import LIMITED
+
+    options = {name: name for name in ("atol", "rtol", "check_error_stat", "error_quantile")}
+    options |= {str(metric.tolerance): metric.option for metric in LIMITED if metric.limit}
+    usual, per_output = Tolerances(), dict[str, "OutputTolerances"](tolerances.per_output)
+    for name, option in options.items():
+        common = getattr(tolerances, name)
+        values = [] if common == getattr(usual, name) else [str(common)]
+        for output, single in per_output.items():
+            if (value := getattr(single, name)) is not None:
+                values.append(f"{output}:{value}")
+        if values:
+            yield from (f"--{option.replace('_', '-')}", *values)
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
