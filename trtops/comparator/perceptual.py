@@ -8,6 +8,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.comparator.arrays import Array
+from trtops.extras import require
 
 
 def lpips_distance(pairs: Sequence[tuple[Array, Array]]) -> float | None:
@@ -34,13 +35,10 @@ def lpips_distance(pairs: Sequence[tuple[Array, Array]]) -> float | None:
 
 @functools.cache
 def _load_model() -> Any:
-    try:
-        import lpips
-        import torch
-    except ImportError as exc:
-        raise errors.ComparisonError(
-            f"The perceptual metric needs torch and lpips ({exc}). Install them, or compare by another metric."
-        ) from None
+    require("lpips", error=errors.ComparisonError)  # which needs torch itself
+    import lpips
+    import torch
+
     try:
         return lpips.LPIPS(net="alex", verbose=False).to(torch.device("cpu")).eval()
     except (OSError, RuntimeError) as exc:

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from trtops.extras import require
 from trtops.tactics.model import Bools, Floats, Ints
 
 Rule: TypeAlias = Literal["sum", "product", "maximum"]
@@ -131,6 +132,7 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
 
 def _weigh(taken: Bools, values: Floats, log_density: float, *, is_maximum: bool = False) -> _Scale:
     """All steps, and the probable sums or maxima; ``log_density`` is what the scale takes from a density of errors."""
+    require("scipy")
     from scipy import special  # takes a tenth of a second to import
 
     builds, units = taken.shape

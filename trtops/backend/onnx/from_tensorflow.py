@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trtops import errors
 from trtops.backend.onnx.model import read_proto
+from trtops.extras import require
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
 
@@ -59,13 +59,7 @@ class OnnxFromTensorFlow:
 
     def __call__(self) -> onnx.ModelProto:
         """Convert the model; InvalidModelError if it does not exist, or tf2onnx cannot convert it."""
-        missing = [name for name in ("tensorflow", "tf2onnx") if importlib.util.find_spec(name) is None]
-        if missing:
-            raise errors.BackendUnavailableError(
-                f"{self.path} is a TensorFlow model ({self.kind}), and {' and '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} not installed. Install them with: pip install tensorflow "
-                "tf2onnx. Or convert it elsewhere and give the ONNX model."
-            )
+        require("tensorflow", "tf2onnx")
         if not Path(self.path).exists():
             raise errors.InvalidModelError(f"{self.path} does not exist; expected a TensorFlow model.")
         check_file(self.path, "TensorFlow model")  # a Lambda layer of Keras is code that gets executed

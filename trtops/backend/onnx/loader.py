@@ -19,6 +19,7 @@ from trtops.backend.loader import BaseLoader, immediately
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes
 from trtops.backend.onnx.model import Model, parse_proto, read_proto
 from trtops.backend.onnx.walk import copy_of
+from trtops.extras import require
 from trtops.func import value_of
 from trtops.metadata import TensorSpec
 
@@ -95,14 +96,10 @@ class OnnxFromTfGraph(BaseLoader[onnx.ModelProto]):
     optimize: bool = True  # before and after the conversion
 
     def call_impl(self) -> onnx.ModelProto:
-        try:
-            import tensorflow as tf  # type: ignore[import-untyped]
-            import tf2onnx
-        except ImportError as exc:
-            raise errors.BackendUnavailableError(
-                f"Converting a TensorFlow graph needs tensorflow and tf2onnx; {exc.name} is not installed. "
-                "Install them with: pip install tensorflow tf2onnx"
-            ) from exc
+        require("tensorflow", "tf2onnx")
+        import tensorflow as tf  # type: ignore[import-untyped]
+        import tf2onnx
+
         graph, outputs = value_of(self.graph)
         inputs = [op.outputs[0].name for op in graph.get_operations() if op.type == "Placeholder"]
         definition = graph.as_graph_def()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtops import errors
+from trtops.extras import require
 from trtops.metadata import DataType
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 @functools.cache
 def cudart() -> Any:
     """The CUDA runtime's bindings; BackendUnavailableError if cuda-python is not installed."""
+    require("cuda")
     failed: list[str] = []
     # The module moved in cuda-python 12.6.
     for name in ("cuda.bindings.runtime", "cuda.cudart"):
@@ -31,8 +33,7 @@ def cudart() -> Any:
         except ImportError as exc:
             failed.append(str(exc))
     raise errors.BackendUnavailableError(
-        f"The CUDA runtime's bindings cannot be imported ({'; '.join(failed)}). Install them with: pip install "
-        "cuda-python"
+        f"The CUDA runtime's bindings cannot be imported ({'; '.join(failed)}). Repair the installation of cuda-python."
     )
 
 
