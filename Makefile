@@ -20,7 +20,7 @@ $(VENV)/.made:
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml $(wildcard .ci/constraints-*.txt)
 	@echo "Installing trtops into $(VENV) (a minute or two, once)"
-	$(PIP) -e .
+	$(PIP) -e '.[all]'
 	@touch $@
 
 # One call, which also installs what `.demo` does. Python compiles what it imports; pip would compile everything, one file

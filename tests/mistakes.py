@@ -40,7 +40,7 @@ The data lacks an input | image | 3 | InputError
 The data has another shape | shape | 3 | InputError
     convert model.onnx --convert-to ort --experiment e --load-inputs other_shape.npz
     convert('model.onnx', ConvertConfig(check=CheckConfig(data='other_shape.npz')), tracker=tracker)
-TensorRT is not installed | pip install tensorrt | 3 | BackendUnavailableError
+TensorRT is not installed | pip install "trtops[trt]" | 3 | BackendUnavailableError
     convert model.onnx --experiment e
     convert('model.onnx', ConvertConfig(build=BuildConfig().on_backend('tensorrt')), tracker=tracker)
 There is no such run | abcdef12 | 3 | RunNotFoundError

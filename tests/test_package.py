@@ -1,17 +1,22 @@
 """Promises of the package as a whole: what importing it loads, and who may import whom."""
 
+import ast
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from setuptools import find_packages
 
 import trtops
+from tests import models
 from trtops.cli import registry
+from trtops.extras import EXTRAS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -127,6 +132,118 @@ def test_imports_write_no_telemetry(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", "import trtops, onnxruntime"], check=True, env=environment)
 
     assert not list(tmp_path.iterdir())
+
+
+def _imports() -> Iterator[tuple[Path, ast.stmt, str, bool]]:
+    """Each import of another package: its file, its statement, the package, and whether it is for type checkers."""
+    for path in sorted((ROOT / "trtops").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        typed = {
+            inner
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for name in names:
+                package = name.partition(".")[0]
+                if package != "trtops" and package not in sys.stdlib_module_names:
+                    yield path.relative_to(ROOT), node, package, node in typed
+
+
+def _distributions(requirements: list[str]) -> set[str]:
+    return {re.match(r"[\w-]+", line)[0].lower().replace("_", "-") for line in requirements}  # type: ignore[index]
+
+
+MODULES = {"google": "protobuf", "yaml": "pyyaml", "markdown_it": "markdown-it-py", "cuda": "cuda-python"}
+# In bundles, which run without trtops; installed next to another package of the list; or without an extra.
+NO_EXTRA = {"evaluate", "typing_extensions"}
+# Where modules may import it at their top, since they are only imported after a check.
+BEHIND_A_CHECK = {
+    "onnxruntime": "trtops/backend/onnxrt/library.py", "flatbuffers": "trtops/backend/onnxrt/ort_format.py",
+    "prefect": "trtops/flows/",
+}  # fmt: skip
+
+
+def test_every_import_is_of_the_base_or_an_extra() -> None:
+    project = PYPROJECT["project"]
+    base = _distributions(project["dependencies"])
+    for path, node, package, for_types in _imports():
+        distribution = MODULES.get(package, package).replace("_", "-")
+        extra = EXTRAS.get(package)
+        if distribution not in base and package not in NO_EXTRA and not for_types:
+            assert extra is not None, f"{path}:{node.lineno} imports {package}, which nothing installs"
+        if extra is not None:
+            brought = _distributions(project["optional-dependencies"][extra])
+            assert distribution in brought or package in ("flask_wtf", "sqlalchemy"), (package, extra)  # of MLflow
+        is_top = node.col_offset == 0 and not for_types
+        if is_top and extra is not None and "reproduce" not in path.name:
+            assert str(path).startswith(BEHIND_A_CHECK.get(package, "nowhere")), f"{path} needs {package}"
+
+
+def test_base_is_small() -> None:
+    assert len(PYPROJECT["project"]["dependencies"]) == 10
+
+
+BARE = """
+import sys
+from trtops.extras import EXTRAS
+for name in {*EXTRAS, *sys.argv[1].split()}:
+    sys.modules[name] = None
+from trtops.cli.main import main
+for line in sys.stdin.read().splitlines():
+    print(">", main(line.split()), flush=True)
+"""
+
+
+def test_missing_packages_are_one_sentence(tmp_path: Path) -> None:
+    """Commands in an environment without any extra: those of the base work, others end with 3 before they begin."""
+    models.conv_net().fixed().write(tmp_path)
+    lines = {
+        "inspect model conv_net.onnx": (0, "==== ONNX Model ===="),
+        "check lint conv_net.onnx": (0, 'pip install "trtops[cpu]"'),
+        "convert conv_net.onnx --fp-to-fp16 -o half.onnx": (0, "Wrote half.onnx"),
+        "run conv_net.onnx --onnxrt": (3, 'pip install "trtops[cpu]"'),
+        "convert conv_net.onnx --onnxrt -o new.ort": (3, 'pip install "trtops[cpu]"'),
+        "convert conv_net.onnx -o new.engine": (3, 'pip install "trtops[trt]"'),
+        "run conv_net.onnx --trt --onnxrt": (3, 'pip install "trtops[cpu]"'),
+        "convert conv_net.onnx --onnxrt --experiment e": (3, 'pip install "trtops[mlflow]"'),
+        "runs list": (3, 'pip install "trtops[mlflow]"'),
+        "gate conv_net.onnx": (3, 'pip install "trtops[mlflow]"'),
+        "store ui": (3, 'pip install "trtops[mlflow]"'),
+        "team up": (3, 'pip install "trtops[mlflow,prefect,team]"'),
+        "run conv_net.onnx --onnx --onnx --save-heatmaps maps": (3, 'pip install "trtops[plots]"'),
+        "doctor": (0, 'pip install "trtops[mlflow]"'),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, ""],
+        input="\n".join(lines), capture_output=True, text=True, cwd=tmp_path, check=True,
+        env={**os.environ, "TRTOPS_HOME": str(tmp_path / "mlruns")},
+    )  # fmt: skip
+
+    assert "Traceback" not in done.stderr
+    codes = [int(line[2:]) for line in done.stdout.splitlines() if line.startswith("> ")]
+    assert dict(zip(lines, codes)) == {line: code for line, (code, _) in lines.items()}, done.stderr
+    assert [text for _, text in lines.values() if text not in done.stdout + done.stderr] == []
+    assert {path.name for path in tmp_path.iterdir()} == {"conv_net.onnx", "half.onnx"}
+
+
+def test_convert_works_without_mlflow(tmp_path: Path) -> None:
+    models.conv_net().fixed().write(tmp_path)
+    kept = "onnxruntime flatbuffers sympy"
+    code = BARE.replace("{*EXTRAS, *sys.argv[1].split()}", "set(EXTRAS) - {*sys.argv[1].split()}")
+    code += "import trtops; print(trtops.convert('conv_net.onnx').run_id == '')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, kept],
+        input="convert conv_net.onnx --onnxrt -o new.ort", capture_output=True, text=True, cwd=tmp_path, check=True,
+        env={**os.environ, "TRTOPS_HOME": str(tmp_path / "mlruns")},
+    )  # fmt: skip
+
+    assert "verdict: " in done.stdout and "True" in done.stdout.splitlines()
+    assert done.stderr.count("Nothing was recorded. ") == done.stderr.count("Nothing is recorded. ") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"conv_net.onnx", "new.ort"}
 
 
 def test_the_wheel_has_the_flows() -> None:

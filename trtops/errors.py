@@ -53,7 +53,7 @@ class BackendError(TrtopsError):
 
 
 class BackendUnavailableError(BackendError, ImportError):
-    """A back end's library is not installed, or cannot be used here."""
+    """A library is not installed, or cannot be used here."""
 
 
 class UnsupportedFeatureError(BackendError):

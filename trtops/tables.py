@@ -64,6 +64,7 @@ def counted(number: int, noun: str) -> str:
 
 def size(count: float) -> str:
     """Return a number of bytes as text, in binary units."""
-    import humanize  # most commands print no sizes
-
-    return humanize.naturalsize(count, binary=True)
+    power = min(max(int(count).bit_length() - 1, 0) // 10, 8)
+    if not power:
+        return counted(int(count), "Byte")
+    return f"{count / (1 << 10 * power):.1f} {' KMGTPEZY'[power]}iB"

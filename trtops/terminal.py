@@ -59,9 +59,10 @@ def print_line(text: str, file: TextIO | None = None, *, start: str = "") -> Non
 def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
     """Show a bar on standard error during a block, if that is a terminal. Lines on standard error appear above it.
 
-    Yields a function to call with how much is done, and of how much if that is known by now.
+    Yields a function to call with how much is done, and of how much if that is known by now. Without rich, there is no
+    bar, and pages are plain text on a terminal as well.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or not _has_rich():
         yield lambda done, total=None: None
         return
     # rich is imported on first use, since `trtops -h` must be fast.
@@ -75,12 +76,18 @@ def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
 
 def print_page(page: str) -> None:
     """Print a page of Markdown: rendered on a terminal, elsewhere as it is."""
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and _has_rich():
         from rich.markdown import Markdown
 
         _console(sys.stdout).print(Markdown(escaped(page)))
     else:
         print_line(re.sub(r"\n{3,}", "\n\n", page).rstrip())
+
+
+def _has_rich() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("rich") is not None
 
 
 def _console(file: TextIO) -> Console:

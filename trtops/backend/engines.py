@@ -16,10 +16,6 @@ _CLASSES = {
     "onnxruntime": ("trtops.backend.onnxrt.builder", "OnnxRuntimeBackend"),
     "tensorrt": ("trtops.backend.trt.building.backend", "TensorRTBackend"),
 }
-_INSTALL = {
-    "onnxruntime": "pip install onnxruntime",
-    "tensorrt": "pip install 'trtops[trt]' (with the package index that NVIDIA's installation guide names)",
-}
 _SUFFIXES = {".ort": "onnxruntime", ".engine": "tensorrt", ".plan": "tensorrt"}
 
 BACKENDS: tuple[str, ...] = tuple(_CLASSES)
@@ -33,16 +29,7 @@ def engine_backend(name: str) -> EngineBackend:
     """
     errors.check_known(name, _CLASSES, "Unknown back end")
     module, class_name = _CLASSES[name]
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as exc:
-        # A module of ours that is missing is a bug, not a missing installation.
-        if (exc.name or "trtops").startswith("trtops"):
-            raise
-        raise errors.BackendUnavailableError(
-            f"Back end {name!r} needs {exc.name!r}, which is not installed. Install it: {_INSTALL[name]}"
-        ) from exc
-    return cast(EngineBackend, getattr(found, class_name)())
+    return cast(EngineBackend, getattr(importlib.import_module(module), class_name)())
 
 
 def backend_of_suffix(suffix: str) -> str | None:

@@ -109,7 +109,8 @@ def op_job(
             elif progress is not None:
                 kwargs["progress"] = progress
             result = getattr(ops, op)(*resolve(inputs), **kwargs)
-        if store == "temporary" and place is None and kwargs.get("experiment") is None and hasattr(result, "run_id"):
+        is_kept = place is not None or kwargs.get("experiment") is not None
+        if store in ("temporary", "optional") and not is_kept and hasattr(result, "run_id"):
             result = dataclasses.replace(result, run_id="", url="")  # its run ends with this process
         if as_json:
             logs.say_json(json_of(result))

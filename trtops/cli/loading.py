@@ -16,6 +16,7 @@ from trtops.cli.script import Late, Name, given, late
 from trtops.cli.values import per_name
 from trtops.comparator.table import COMPARISONS
 from trtops.errors import ConfigError
+from trtops.extras import require
 from trtops.metadata import DataType, TensorMetadata
 
 if TYPE_CHECKING:
@@ -428,6 +429,8 @@ def _simple_options(args: Options) -> Iterable[dict[str, Any]]:
         save_error_metrics_plot=args.save_error_metrics_plot,
         show_error_metrics_plot=args.show_error_metrics_plot,
     )
+    if plots:
+        require("matplotlib")
     pairs = args.check_error_stat or ()
     own = {name: stat for name, stat in pairs if name}
     for stat in [stat for name, stat in pairs if not name] or [None]:

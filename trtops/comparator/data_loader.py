@@ -11,6 +11,7 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, cast_array, permuted_axes, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_saved
+from trtops.extras import require
 from trtops.metadata import (
     DEFAULT_SHAPE_VALUE,
     BoundedShape,
@@ -108,11 +109,8 @@ class DataLoader:
         made = {name: self._make_input(name, spec, random) for name, spec in wanted.items()}
         if self.module == "numpy":
             return made
-        try:
-            return {name: to_torch(array) for name, array in made.items()}
-        except ImportError:
-            text = "data_loader_backend_module='torch' needs torch. Install it, or use 'numpy'."
-            raise errors.BackendUnavailableError(text) from None
+        require("torch")
+        return {name: to_torch(array) for name, array in made.items()}
 
     def _make_input(self, name: str, spec: TensorSpec, random: np.random.RandomState) -> Any:
         dtype, shape = spec.dtype, spec.shape

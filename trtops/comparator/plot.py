@@ -20,6 +20,7 @@ import numpy as np
 from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, holds_strings, to_numpy
 from trtops.comparator.report import Outputs, iterations_of
+from trtops.extras import installed, sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,8 +41,11 @@ _log = logging.getLogger(__name__)
 def error_figures(actual: Outputs, golden: Outputs) -> Iterator[tuple[str, bytes]]:
     """File names and SVG files, three per output, of a run's first iteration against a golden one's.
 
-    Outputs that cannot be compared are left out.
+    Outputs that cannot be compared are left out. Without matplotlib, there are no figures.
     """
+    if not installed("matplotlib"):
+        _log.warning("Errors are not drawn. %s", sentence("matplotlib"))
+        return
     ours, theirs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
     for name in (name for name in ours[0] if name in theirs[0]):
         a, b = to_numpy(ours[0][name]), to_numpy(theirs[0][name])

@@ -14,6 +14,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from trtops.extras import RECORDING, require
 from trtops.lazy import exports
 from trtops.team.access import PREFECT_SETTINGS
 from trtops.tracking.location import default_root
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from trtops.flows.campaigns import bisect, debug_build, diff_tactics, promote, prove
     from trtops.flows.engines import calibrate, compare, convert, nightly, sensitivity, watch
     from trtops.flows.reaping import prune_runs, reap
+
+require("prefect", *RECORDING)
 
 __getattr__, __dir__ = exports(__name__)
 

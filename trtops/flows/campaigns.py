@@ -17,6 +17,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from trtops import errors
+from trtops.extras import require
 from trtops.flows.flow_of import flow_of, open_tracker, task_of
 from trtops.flows.slots import device_slot
 from trtops.ops.campaign import bisect as bisects
@@ -89,10 +90,9 @@ def _dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
     Raises BackendUnavailableError if prefect-dask is not installed; ConfigError if no scheduler answers there, or it
     has no workers.
     """
-    try:
-        from prefect_dask.task_runners import DaskTaskRunner
-    except ImportError as exc:
-        raise errors.BackendUnavailableError("Dask needs prefect-dask. Install it: pip install 'trtops[dask]'") from exc
+    require("prefect_dask")
+    from prefect_dask.task_runners import DaskTaskRunner
+
     # Without an address, each worker would start a server of its own: slow, left behind, and without this flow run.
     with get_client(sync_client=True) as client:
         url = PREFECT_API_URL.value() or str(client.api_url)

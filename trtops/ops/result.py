@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from trtops.errors import InvalidModelError, WorkerError
+from trtops.extras import installed
 from trtops.next_step import NextStep
 from trtops.record import JSONValue, Record, to_jsonable
 from trtops.system.activity import mark_op, needs_child
@@ -206,7 +207,7 @@ def finish_with(
     """
     if artifact:
         run.log_json(result, artifact)
-    if tracker is not None and run.id:
+    if tracker is not None and run.id and installed("jinja2", "markdown_it"):
         from trtops.reports.present import present  # imports templates and Markdown
 
         document = result.document()

@@ -7,14 +7,11 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import markdown_it
-from markdown_it import MarkdownIt
-from markupsafe import Markup
-
+from trtops.extras import require
 from trtops.record import sha256
 from trtops.reports.document import Chart, Document, Section
 from trtops.reports.sections import engine_place, facts_of, next_commands
@@ -23,10 +20,15 @@ from trtops.verdict import VERDICTS
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_BARS = 60
-# Pages of one layout show the same data in the same way, so that they can be compared.
 _SOURCES = sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".html", ".css", ".js"))
-LAYOUT = sha256(b"".join(path.read_bytes() for path in _SOURCES) + markdown_it.__version__.encode())[:16]
 _TONES = {"good": "good", "bad": "bad", "error": "crashed or hung", "unproven": "unproven", "plain": "value"}
+
+
+@functools.cache
+def layout() -> str:
+    """Return an id of the pages' layout: pages of one layout show the same data in the same way."""
+    sources = b"".join(path.read_bytes() for path in _SOURCES)
+    return sha256(sources + version("markdown-it-py").encode())[:16]
 
 
 def page(
@@ -41,10 +43,13 @@ def page(
     Without a run, the page of a comparison, with its own next ``commands``.
     """
     # The page's policy allows the script with this digest and no other.
+    require("jinja2", "markdown_it")
+    from markupsafe import Markup
+
     script = (_TEMPLATES / "report.js").read_text("utf-8")
-    return _environment().get_template("report.html").render(
+    text: str = _environment().get_template("report.html").render(
         document=document,
-        layout=LAYOUT,
+        layout=layout(),
         info=info,
         verdicts=VERDICTS,
         place=engine_place(info) if info else "",
@@ -57,6 +62,7 @@ def page(
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),
     )  # fmt: skip
+    return text
 
 
 def picture(data: bytes | None, name: str) -> str:
@@ -70,7 +76,11 @@ def picture(data: bytes | None, name: str) -> str:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment() -> Any:
+    import jinja2
+    from markdown_it import MarkdownIt
+    from markupsafe import Markup
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,

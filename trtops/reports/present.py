@@ -9,7 +9,7 @@ from itertools import chain, combinations
 from trtops import errors
 from trtops.reports.description import description
 from trtops.reports.document import Document
-from trtops.reports.page import LAYOUT, page
+from trtops.reports.page import layout, page
 from trtops.reports.sections import document_of, stored_sections
 from trtops.tracking.base import Run, StoredRun, Tracker
 from trtops.tracking.schema import BUILD_FILES, Artifact, Tag
@@ -58,7 +58,7 @@ def drawn_again(tracker: Tracker, stored: StoredRun) -> list[tuple[str, str]]:
 
     Empty if another release drew them. Several if the run was spooled, since parts of the store could not be read then.
     """
-    if f'layout {LAYOUT}"'.encode() not in stored.read_bytes(Artifact.REPORT):
+    if f'layout {layout()}"'.encode() not in stored.read_bytes(Artifact.REPORT):
         return []
     info, stated = stored.info, stored.manifest.run
     spooled = stated is not None and stated.spooled

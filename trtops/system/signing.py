@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trtops import errors
+from trtops.extras import require
 
 KEY_VARIABLE = "TRTOPS_SIGNING_KEY"
 PASSWORD_VARIABLE = "TRTOPS_SIGNING_PASSWORD"
@@ -29,6 +30,7 @@ def sign(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
 
     ConfigError if the key from the environment cannot be read.
     """
+    require("securesystemslib", "cryptography")
     from securesystemslib.dsse import Envelope
     from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
 
@@ -50,6 +52,7 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[st
     Raises SignatureError if none of the public keys matches, or this is not an envelope of a statement; ConfigError if
     a key cannot be read.
     """
+    require("securesystemslib")
     from securesystemslib.exceptions import VerificationError
 
     known = [_public_key(key) for key in keys]
@@ -68,6 +71,7 @@ def open_envelope(envelope: bytes) -> tuple[Any, Mapping[str, Any]]:
 
     SignatureError if it holds no statement.
     """
+    require("securesystemslib")
     from securesystemslib.dsse import Envelope
 
     try:
@@ -100,6 +104,7 @@ def private_key() -> Any:
 
 
 def _public_key(path: str | Path) -> Any:
+    require("securesystemslib", "cryptography")
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
     from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trtops.extras import require
 from trtops.tactics.model import Bools, Floats, Ints
 
 _CERTAIN = 1e3  # log-odds that need no comparison
@@ -109,6 +110,7 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
 
 def _weigh(taken: Bools, error: Floats) -> _Sums:
     """Weigh all steps and the probable sums."""
+    require("scipy")
     from scipy import special  # takes a tenth of a second to import
 
     builds, units = taken.shape

@@ -75,10 +75,7 @@ class Likelihood:
 @lru_cache(maxsize=256)
 def _log_gammas(start: float, count: int) -> Floats:
     """Logarithms of the gamma function at ``start, start + 1, ... start + count``."""
-    from scipy import special  # takes a tenth of a second to import
-
-    logs: Floats = special.gammaln(start + np.arange(count + 1))
-    return logs
+    return np.array([math.lgamma(start + step) for step in range(count + 1)])
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from trtops import errors
+from trtops.extras import require
 from trtops.record import Record
 from trtops.system.files import open_atomically
 from trtops.system.processes import TEAM_FOLDER
@@ -94,6 +95,7 @@ def up(folder: Path, *, wait_seconds: float = 240.0, **changes: Any) -> tuple[Se
     Raises ConfigError if a process cannot be started, ends, or does not answer in time; the message has the end of its
     log. What this call started is ended again.
     """
+    require("prefect", "mlflow", "flask_wtf")
     with _locked(folder):
         before = read_state(folder) or TeamState()
         state = replace(before, **{name: value for name, value in changes.items() if value is not None})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from trtops import errors
+from trtops.extras import installed, sentence
 from trtops.record import Record
 from trtops.system import processes
 from trtops.system.masking import masked
@@ -56,6 +57,8 @@ class HealthFinding(Record):
 
 def store_findings(location: str | Path | None = None) -> list[HealthFinding]:
     """Whether the store exists, can be opened and written, and has spooled runs. Makes nothing."""
+    if not installed("mlflow"):
+        return [HealthFinding(subject="mlflow", state="none", text=f"Nothing is recorded. {sentence('mlflow')}")]
     try:
         where = resolve(location)
         if not isinstance(where, Store):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trtops import errors
+from trtops.extras import require
 from trtops.record import Record, sha256
 from trtops.tracking.schema import AS_PARAM, KINDS, MAX_TAG, Kind, MetricName, Tag
 from trtops.verdict import VERDICTS, Verdict
@@ -266,6 +267,7 @@ class Runs(tuple[RunInfo, ...]):
 
         Params and metrics are columns named ``params.<name>`` and ``metrics.<part>/<part>``; start times are in UTC.
         """
+        require("pandas")
         import pandas as pd  # takes half a second
 
         rows = [

@@ -4,6 +4,8 @@ import functools
 from pathlib import Path
 
 from trtops import errors
+from trtops.extras import RECORDING, require
+from trtops.system.signing import signs_here
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.offline import OfflineTracker
@@ -15,8 +17,9 @@ def open_tracker(location: str | Path | None = None) -> OfflineTracker:
 
     Runs that the store cannot take go to the spool (:mod:`trtops.tracking.offline`).
 
-    Raises StoreError if the store cannot be used as it is.
+    Raises BackendUnavailableError if MLflow is not installed; StoreError if the store cannot be used as it is.
     """
+    require(*RECORDING, *(["securesystemslib", "cryptography"] if signs_here() else []))
     return _open_once(resolve(location))
 
 
@@ -25,6 +28,7 @@ def existing_tracker(location: str | Path | None = None) -> OfflineTracker:
 
     Raises StoreError if there is no store yet, or as :func:`open_tracker`.
     """
+    require(*RECORDING)
     where = resolve(location)
     if isinstance(where, Store) and not where.database.exists() and not default_spool(where).runs():
         raise errors.StoreError(

@@ -20,6 +20,7 @@ from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.model import Model, bad_divisors, can_propagate_values, data_type, raw_bytes, read_proto
 from trtops.backend.onnx.save import PROTOBUF_LIMIT
 from trtops.backend.worker import warm_worker
+from trtops.extras import installed, sentence
 from trtops.record import JSONValue, Record
 from trtops.system.activity import Activity
 from trtops.system.limits import MAX_DIMENSIONS, limited_time, time_limit
@@ -242,6 +243,11 @@ def _lint(
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries), unnamed=unnamed)
     broken = {name for entry in named if entry.level == "error" for name in entry.nodes}
+    if not installed("onnxruntime"):
+        message = f"Nodes were not run, only checked by ONNX. {sentence('onnxruntime')}"
+        entries.append(LintEntry(level="warning", source="onnxruntime", message=message))
+        rest = tuple(name for name in dict.fromkeys(names) if name not in broken)
+        return LintReport(passing=(), failing=(*broken,), unchecked=rest, entries=tuple(entries), unnamed=unnamed)
     run = _Run(model, weights, _cast(feed, graph), names, time.monotonic() + seconds, deaths)
     # If ONNX's checker accepts a model and ONNX Runtime loads and runs it, the model has no errors. Otherwise each node
     # is run by itself on the values that the nodes before it computed. Nodes after a failing node have no values to run

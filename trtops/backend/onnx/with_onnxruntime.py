@@ -18,6 +18,7 @@ from trtops import errors
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.messages import ModelProto
 from trtops.backend.onnx.model import bad_divisors, can_propagate_values, check_inlined_size
+from trtops.extras import require
 from trtops.system.activity import Activity
 from trtops.system.files import read_regular
 from trtops.system.limits import bytes_of_files, limited_memory, memory_limit, time_limit, too_much, too_slow
@@ -35,6 +36,7 @@ def load(model: onnx.ModelProto | str, what: str = "a part of the model") -> Any
 
     ``what`` the model is, for the message of a crash.
     """
+    require("onnxruntime")
     import onnxruntime as ort  # noqa: TID251
 
     options = ort.SessionOptions()
@@ -66,9 +68,9 @@ def evaluate(
 
     The model is a message below 2 GiB, or the path of a file, which may be larger.
     """
+    session = load(model, what)
     import onnxruntime as ort  # noqa: TID251
 
-    session = load(model, what)
     options = ort.RunOptions()
     # The arena is shared by all sessions, so each run gives its memory back.
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -163,6 +165,7 @@ def out_of_memory(exc: Exception) -> bool:
 
 def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model with the shapes that ONNX Runtime's symbolic inference finds, complete or not."""
+    require("onnxruntime", "sympy", error=errors.InferenceError)
     from onnxruntime.tools.symbolic_shape_infer import get_opset  # noqa: TID251
 
     if (get_opset(model) or 0) < 7:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import onnx
-import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
@@ -19,6 +18,7 @@ from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import Quantization, is_quantized, widen_small_integers
 from trtops.backend.onnxrt import calibration, device, tactics
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack, provider_settings
+from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.measure import Budget, Measurement
 from trtops.backend.onnxrt.optimize import Optimizer

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Feed
@@ -21,6 +20,7 @@ from trtops.backend.onnx.save import serialize
 from trtops.backend.onnx.submodel import Array
 from trtops.backend.onnx.with_onnxruntime import out_of_memory
 from trtops.backend.onnxrt.inference import Inference
+from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.runner import SessionFromMemory, reference_outputs
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why

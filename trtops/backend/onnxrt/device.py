@@ -8,10 +8,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnxruntime as ort
-
 from trtops import errors
 from trtops.backend import environment as surroundings
+from trtops.backend.onnxrt.library import ort
 from trtops.spec import GPU_PROVIDERS, Environment
 
 log = logging.getLogger(__name__)

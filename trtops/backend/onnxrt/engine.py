@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import onnxruntime as ort
-
 from trtops import errors
 from trtops.backend.base import Engine, ValueOrCallable
 from trtops.backend.onnx.with_onnxruntime import limit_run_memory
 from trtops.backend.onnxrt.device import environment as environment_of
 from trtops.backend.onnxrt.device import new_session
+from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.session import (
     CUDA,
     DEFAULT_PROVIDERS,

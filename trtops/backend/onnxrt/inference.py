@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.onnx.with_onnxruntime import out_of_memory
+from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.session import CUDA, ORT_ERRORS, why
 from trtops.backend.runner import Feed
 from trtops.metadata import DataType, TensorMetadata

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 from typing_extensions import Self
 
 from trtops import errors
@@ -15,6 +14,7 @@ from trtops.backend.onnx import walk
 from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.with_onnxruntime import check_loads
 from trtops.backend.onnxrt.device import new_session
+from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
 from trtops.backend.onnxrt.session import CUDA, ORT_ERRORS, find_providers, session_options, unsupported_op, why

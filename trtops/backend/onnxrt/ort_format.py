@@ -9,11 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
-from flatbuffers import number_types as N
-from flatbuffers.table import Table
 
 from trtops.backend.onnx import walk
+from trtops.extras import require
 from trtops.record import JSONValue
+
+require("flatbuffers")
+
+from flatbuffers import number_types as N  # noqa: E402
+from flatbuffers.table import Table  # noqa: E402
 
 
 @dataclass(frozen=True, kw_only=True)

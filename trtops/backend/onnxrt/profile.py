@@ -7,11 +7,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import onnxruntime as ort
-
 from trtops import errors
 from trtops.backend.base import Build
 from trtops.backend.onnxrt.engine import open_plan, provider_settings
+from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.ort_format import read_graph
 from trtops.backend.onnxrt.session import ORT_ERRORS, why
 from trtops.backend.onnxrt.tactics import Candidate

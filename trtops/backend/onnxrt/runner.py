@@ -141,10 +141,9 @@ class SessionFromMemory:
 
     def __call__(self) -> ort.InferenceSession:
         """Create the session, which belongs to the caller; raises as ``SessionFromOnnx``."""
-        import onnxruntime as ort
-
         from trtops.backend.onnx.model import is_large, is_lean
         from trtops.backend.onnx.save import save_model
+        from trtops.backend.onnxrt.library import ort
         from trtops.backend.onnxrt.loader import SessionFromOnnx
 
         # Interleaved: the threads sleep between runs, so that they do not disturb what is timed at the same time.

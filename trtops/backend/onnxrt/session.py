@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as _state
-
 from trtops import errors
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.backend.onnxrt.device import load_cuda, new_session
+from trtops.backend.onnxrt.library import ort
 from trtops.spec import GPU_PROVIDERS
 from trtops.system.activity import Activity
 from trtops.system.limits import bytes_of_files, limited_memory, too_much
@@ -27,6 +25,8 @@ ModelSource: TypeAlias = "bytes | str | os.PathLike[str] | onnx.ModelProto"
 
 # An execution provider's name, or its name with its options.
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
+
+_state = ort.capi.onnxruntime_pybind11_state
 
 # The exceptions of ONNX Runtime, which have no common base class.
 ORT_ERRORS: tuple[type[Exception], ...] = (

@@ -14,6 +14,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say
 from trtops.cli.script import load
+from trtops.extras import installed, sentence
 
 if TYPE_CHECKING:
     from trtops.backend.base import Build
@@ -125,10 +126,13 @@ def _evaluated(args: Options, target: str, output: str | None) -> Job:
             # Raised in the end: an engine is recorded also if its file cannot be written.
             failed.append(exc)
 
+    is_recorded = args.experiment is not None
     convert = op_job(args, "convert", args.model_file, config, store="temporary", built=write)
 
     def run() -> int:
         code = convert()
+        if not is_recorded and not installed("mlflow"):
+            log.warning("Nothing was recorded. %s", sentence("mlflow"))
         if failed:
             raise failed[0]
         return code

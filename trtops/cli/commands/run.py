@@ -17,6 +17,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Late, Name, Shared, Source, Unresolved, given, late, load, quoted, resolve
+from trtops.extras import require
 from trtops.tables import counted
 
 if TYPE_CHECKING:
@@ -158,10 +159,12 @@ def run(args: Options) -> Job:
             log.warning("No runners have been selected. Add some: --onnxrt --trt, or outputs by --load-outputs")
         if not runners and not config.load_outputs:
             return 0
+        # Reports what is missing before anything is run.
+        if any(runner.function.startswith("trtops.backend.onnxrt.") for runner in runners):
+            require("onnxruntime")
         if any(runner.function.startswith("trtops.backend.trt.") for runner in runners):
             from trtops.backend.trt import library
 
-            # Reports what is missing before anything is run.
             library.load()
         if shaped:
             from trtops.backend.onnx.model import read_proto

@@ -21,6 +21,7 @@ from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.calibration.cache import read_cache
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
+from trtops.extras import installed, sentence
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import OF_8_BITS, NextStep, arguments_of
 from trtops.ops.evaluation.check import (
@@ -64,6 +65,7 @@ from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict
 from trtops.tracking.builds import log_materials
+from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.records import run_id_of
 from trtops.verdict import PASSED
 
@@ -142,8 +144,8 @@ class ConvertResult(OpResult):
         if self.crashed:
             yield from (f"The builder crashed with {', '.join(self.crashed)}; the engine is built without.", "")
         said = (self.carried, self.ranges, self.quantization, self.speed, self.tuning, self.fallback)
-        for sentence in filter(None, said):
-            yield from (f"{sentence}.", "")
+        for note in filter(None, said):
+            yield from (f"{note}.", "")
         if self.skipped:
             yield from (f"No time to try {', '.join(self.skipped)}; `--tune` tries all.", "")
 
@@ -238,9 +240,12 @@ def convert(
     An engine of the same spec from the same environment is not built twice: the earlier one is evaluated again, with
     the current data and tolerances. A bad engine is a result, not an error. ``built`` is called with the build, made
     now or read from the store, before it is evaluated. ``known_golden`` are the golden outputs of the feeds; by default
-    they are computed, or read from the config's file.
+    they are computed, or read from the config's file. Without a tracker and without MLflow, nothing is recorded.
     """
-    tracker = tracker_or_default(tracker)
+    is_recorded = tracker is not None or installed("mlflow")
+    if not is_recorded:
+        log.warning("Nothing is recorded. %s", sentence("mlflow"))
+    tracker = tracker_or_default(tracker) if is_recorded else MemoryTracker()
     path = Path(model)
     loaded = run_step("load", Model.load, model_file(path))
     options = arguments_of(config)
@@ -250,7 +255,7 @@ def convert(
     # A script may take minutes to make its data, so it only runs when the data is needed.
     if config.check.data is not None and ".py" not in config.check.data:
         check_feed(inputs, next(iter(feeds)))
-    # ONNX Runtime on the CPU is always there; TensorRT and a GPU may not be.
+    # TensorRT and a GPU may be missing.
     if not isinstance(config.build.options, OnnxRuntimeOptions) or config.build.options.on_gpu:
         engine_backend(config.build.backend).environment(config.build)
     config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
@@ -267,7 +272,7 @@ def convert(
         device = device.partition(" ")[2] or device  # without the maker
         run.rename(run_name(path.stem, result.called, backend_name, device, verdict=result.verdict))
         run_step("log", finish_with, run, result, tracker, title=title)
-        return result
+        return result if is_recorded else replace(result, run_id="", url="")
 
 
 @contextlib.contextmanager

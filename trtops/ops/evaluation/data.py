@@ -29,6 +29,7 @@ from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
+from trtops.extras import require
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
 from trtops.ops.evaluation.shapes import OTHER, ShapePoint, points, profile_of, spanning, with_profiles
 from trtops.record import Record
@@ -269,6 +270,10 @@ class DataConfig(Record):
         """
         from trtops.backend.onnx.accepted_inputs import accepted_inputs  # imports onnx
 
+        # Before anything is built or run: golden outputs and limits come from ONNX Runtime.
+        require(
+            *(["onnxruntime"] if model else []), *(["matplotlib"] if getattr(self, "plots", "") == "always" else [])
+        )
         return open_feeds(
             self.data if instead is None else instead,
             TensorMetadata.of(model.info.inputs if model else ()) if inputs is None else inputs,

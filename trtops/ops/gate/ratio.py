@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from trtops.extras import require
 from trtops.record import Record
 
 Metric: TypeAlias = Literal["wall", "cpu-time", "instructions"]
@@ -58,6 +59,7 @@ def estimate(
     ``last`` says that no look follows, which is known from the time spent and not from the ratios. With ``known``
     noise of other engines two starts can decide, unless these differ by more.
     """
+    require("scipy")
     from scipy import special
 
     # Memory layout and thread placement are the same in all rounds of a process, so rounds are not independent: each
@@ -120,6 +122,7 @@ def decide_ratio(
 
 def starts_needed(noise: float, change: float, confidence: float) -> int:
     """Starts that show, four times in five, a change by a factor of more than 1, for a ratio with this noise."""
+    require("scipy")
     from scipy import special
 
     # The usual sample size: the quantiles of the last look's error probability, and of the probability to miss.

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
+from trtops.extras import require
 from trtops.record import Record
 
 ShareDecision: TypeAlias = Literal["accept", "refuse", "open"]
@@ -76,6 +77,7 @@ def shown_share(wanted: BuildShare, builds: int, outside: int) -> float:
     of the error. Better are an earlier acceptance, and fewer builds outside at this look (stage-wise ordering; Jennison
     and Turnbull, Group Sequential Methods, 2000, chapter 8). Leaving out earlier refusals makes the limit smaller.
     """
+    require("scipy")
     from scipy.optimize import brentq
 
     accepts = {**_bounds(wanted)[0], builds: outside}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtops import errors
+from trtops.extras import require
 from trtops.system.masking import masked, masked_json
 
 SETTINGS = {
@@ -35,6 +36,7 @@ def library() -> Any:
 
 @functools.cache
 def _imported() -> Any:
+    require("mlflow")
     import mlflow
     import mlflow.tracking.context.registry
 

@@ -378,7 +378,7 @@ def test_tensorrt_is_loaded_on_first_use():
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
     last = done.stderr.splitlines()[-1]
-    assert "BackendUnavailableError" in last and "pip install tensorrt" in done.stderr, done.stderr
+    assert "BackendUnavailableError" in last and "trtops[trt]" in done.stderr, done.stderr
     code = "from trtops.backend.trt import library as l; print(l.load_for_device() is l.load() is l.load_for_device())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

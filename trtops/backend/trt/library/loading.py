@@ -15,8 +15,7 @@ import numpy as np
 
 from trtops import config, errors
 from trtops.backend.trt.lines import ReleaseLine, release_line
-
-_INSTALL = "Install it with: pip install tensorrt. Or use ONNX Runtime: --onnxrt, with convert also --convert-to ort"
+from trtops.extras import require
 
 
 def uses_rtx() -> bool:
@@ -73,7 +72,9 @@ def line() -> ReleaseLine:
 
 @functools.cache
 def _import_and_check(rtx: bool) -> Any:
-    module = _import_rtx() if rtx else _import_module("tensorrt", _INSTALL)
+    if not rtx:
+        require("tensorrt")
+    module = _import_rtx() if rtx else _import_module("tensorrt", "Repair its installation")
     check_numpy(module)
     return module
 

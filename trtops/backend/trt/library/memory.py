@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtops import errors
+from trtops.extras import require
 from trtops.metadata import DataType
 from trtops.torch_tensors import is_torch
 
@@ -28,6 +29,7 @@ LEGACY_STREAM = 1
 @functools.cache
 def cudart() -> Any:
     """The CUDA runtime's bindings; BackendUnavailableError if cuda-python is not installed."""
+    require("cuda")
     failed: list[str] = []
     # The module moved in cuda-python 12.6.
     for name in ("cuda.bindings.runtime", "cuda.cudart"):
@@ -36,8 +38,7 @@ def cudart() -> Any:
         except ImportError as exc:
             failed.append(str(exc))
     raise errors.BackendUnavailableError(
-        f"The CUDA runtime's bindings cannot be imported ({'; '.join(failed)}). Install them with: pip install "
-        "cuda-python"
+        f"The CUDA runtime's bindings cannot be imported ({'; '.join(failed)}). Repair the installation of cuda-python."
     )
 
 

@@ -1,0 +1,9 @@
+"""ONNX Runtime, imported; BackendUnavailableError with the command that installs it if it is missing."""
+
+from trtops.extras import require
+
+require("onnxruntime")
+
+import onnxruntime as ort  # noqa: E402
+
+__all__ = ["ort"]
