@@ -145,9 +145,9 @@ class DeviceAddress(int):
 
     def __new__(cls, address: int, owner: object) -> DeviceAddress:
         """Create the address."""
-        made = super().__new__(cls, address)
-        made.owner = owner
-        return made
+        instance = super().__new__(cls, address)
+        instance.owner = owner
+        return instance
 
 
 class DeviceView:
@@ -313,9 +313,9 @@ def device_address(value: Any) -> tuple[int, int] | None:
     if is_torch(value):
         if not value.is_cuda:
             return None
-        tensor = value.detach().contiguous()
+        contiguous = value.detach().contiguous()
         stream = sys.modules["torch"].cuda.current_stream(value.device).cuda_stream
-        return DeviceAddress(tensor.data_ptr(), tensor), stream or LEGACY_STREAM
+        return DeviceAddress(contiguous.data_ptr(), contiguous), stream or LEGACY_STREAM
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is None:
         return None
