@@ -97,7 +97,7 @@ class Stream:
         call("cudaStreamSynchronize", self.ptr)
 
     def wait_for(self, stream: int) -> None:
-        """Let later work of this stream wait for the work that another stream, given by its handle, has now."""
+        """Make later work of this stream wait for all work queued so far on another one, given by its handle."""
         if self._event is None:
             self._event = call("cudaEventCreateWithFlags", cudart().cudaEventDisableTiming)
         call("cudaEventRecord", self._event, stream)
@@ -139,7 +139,7 @@ class Event:
 
 
 class DeviceAddress(int):
-    """An address in device memory, which keeps the object alive that owns the memory."""
+    """An address in device memory, with a reference to the owner of the memory."""
 
     owner: object
 
@@ -301,7 +301,7 @@ class PinnedArray:
 
 
 def device_address(value: Any) -> tuple[int, int] | None:
-    """The address of an array in device memory, and the handle of the stream that writes it; None for a host array.
+    """Return the address of an array in device memory, and the handle of its writer's stream; None for a host array.
 
     Reads :class:`DeviceView`, torch tensors and ``__cuda_array_interface__``. A torch tensor with gaps is copied, and
     the address keeps the copy alive; InputError for other arrays with gaps.
