@@ -70,7 +70,7 @@ class MemcpyKind(enum.IntEnum):
 
 
 class Operation:
-    """Work in a stream, which other operations must precede."""
+    """Work in a stream, with the operations before it."""
 
     def __init__(self, work: Callable[[], object], earlier: list["Operation | None"]) -> None:
         self.work, self.earlier = work, [operation for operation in earlier if operation]

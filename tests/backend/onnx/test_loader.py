@@ -300,6 +300,19 @@ def test_nodes_without_inputs_are_accepted() -> None:
         assert can_propagate_values(helper.make_model(helper.make_graph(nodes, "g", [], outputs))), op
 
 
+def test_vectors_of_bodies_have_their_own_lengths() -> None:
+    # The second branch reads the long vector of the graph around it, whose name the first branch uses again.
+    text = """(int64[70000] t, bool c) => (int64[n] y) {
+        y = If(c) <
+            then_branch = yes () => (int64[1] u) { t = Constant<value_ints = [1]>() u = Identity(t) },
+            else_branch = no () => (int64[n] v) { v = Concat<axis = 0>(t, t) }
+        >
+    }"""
+
+    assert not can_propagate_values(models.model(text))
+    assert can_propagate_values(models.model(text.replace("70000", "7")))
+
+
 def test_long_vectors_of_functions_are_not_propagated() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
     g (float[9223372036854775807] x) => (float[n] y) { y = own.twice(x) }

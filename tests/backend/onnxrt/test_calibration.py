@@ -4,6 +4,7 @@ import tracemalloc
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 
 from tests import models
@@ -259,3 +260,23 @@ def test_builds_calibrate_with_the_best_algorithm() -> None:
     assert "[trtops] Best algorithm: percentile" in build.log
     again = OnnxRuntimeBackend().build(model, INT8, caches=Caches(calibration=build.calibration_cache))
     assert again.calibration_cache == build.calibration_cache and "Best" not in again.log
+
+
+@pytest.mark.parametrize("options", [OnnxRuntimeOptions(), TensorRTOptions()])
+def test_layers_in_functions_are_quantized(options) -> None:
+    proto = models.model("(float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) y = own.twice(h, w) }", opset=17)
+    call = onnx.parser.parse_function(
+        """<domain: "own", opset_import: ["" : 17]> twice (x, m) => (r) { h = MatMul(x, m) r = MatMul(h, m) }"""
+    )
+    proto.functions.append(call)
+    proto.opset_import.add(domain="own", version=1)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(models.random(8, 8, scale=0.4), "w"))
+    feeds = [{"x": models.random(4, 8, seed=seed)} for seed in range(4)]
+    config = BuildConfig(precision="int8", qdq_rules=(), options=options)
+
+    collected = collect(proto, feeds, inputs=TensorMetadata().add("x", np.float32, (None, 8)))
+    quantized, done = Quantizer(proto, SessionLog(), config)(collected.cache())
+
+    assert len(done.layers) == 3
+    found, expected = reference_outputs(quantized, feeds), reference_outputs(proto, feeds)
+    assert 0 < relative_error(found, expected) < 0.05

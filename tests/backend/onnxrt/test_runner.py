@@ -1,4 +1,6 @@
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -10,10 +12,10 @@ from tests.contracts.runner import RunnerContract
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx, session_from_onnx
+from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx, inference, session_from_onnx
 from trtops.comparator import compare_outputs
 from trtops.func import constant
-from trtops.metadata import DataType
+from trtops.metadata import DataType, TensorMetadata
 
 
 class TestOnnxrtRunner(RunnerContract):
@@ -40,6 +42,31 @@ def test_graph_is_captured_for_each_shape(monkeypatch):
         assert runner.last_device_time() > 0
     # Twice without a graph for the shapes of the outputs, once to capture, then replays; the last is the repetition.
     assert session.runs == ["-1", "-1", "1", "1", "1", "-1", "-1", "2", "2", "1", "1"]
+
+
+def test_torch_tensors_are_complete_before_they_are_bound(monkeypatch):
+    """A tensor with gaps is copied on torch's stream, which has to finish the copy as well."""
+    calls = []
+
+    class Tensor:
+        device = "cuda:1"
+
+        def detach(self):
+            return self
+
+        def contiguous(self):
+            calls.append("copy")
+            return self
+
+    def current_stream(device):
+        return SimpleNamespace(synchronize=lambda: calls.append(f"wait for {device}"))
+
+    torch = SimpleNamespace(Tensor=Tensor, cuda=SimpleNamespace(current_stream=current_stream))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(ort.OrtValue, "from_dlpack", lambda tensor: calls.append("bind"))
+
+    inference._to_ort_values({"x": Tensor()}, TensorMetadata())
+    assert calls == ["copy", "wait for cuda:1", "bind"]
 
 
 class TestReferenceRunner(RunnerContract):

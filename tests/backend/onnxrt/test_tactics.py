@@ -12,14 +12,17 @@ from tests import models
 from tests.models import model, random
 from trtops import errors
 from trtops.backend.environment import Processor
+from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import lower_precision
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.ort_format import read_graph
 from trtops.backend.onnxrt.plan import Plan, describe
+from trtops.backend.onnxrt.profile import timed
 from trtops.backend.onnxrt.tactics import CUDA_TACTICS, TACTICS, Candidate, allowed, overflows_in_8_bits
 from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
-from trtops.spec import OnnxRuntimeOptions
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
 W = random(8, 8, seed=1, scale=0.3)
 KERNEL = random(8, 8, 3, 3, seed=2, scale=0.3)
@@ -261,6 +264,23 @@ def test_layers_of_bodies_are_resolved_by_scope():
     assert list(ops) == ["h", "z", *(f"z/{part}_branch/{name}" for part in ("then", "else") for name in "at"), "a", "y"]
     assert list(ops.values()) == ["Relu", "If", "Tanh", "Neg", "Exp", "Sigmoid", "Cos", "Sub"]
     assert len({choice.layer for choice in choices}) == len(layers)
+
+
+def test_times_of_layers_are_those_of_the_main_graph():
+    # The branches return a tensor of the If's own name.
+    proto = model(
+        """(float[n,8] x, bool c) => (float[n,8] y) {
+            h = Relu(x)
+            y = If(c) <
+                then_branch = yes () => (float[n,8] y) { y = Neg(h) },
+                else_branch = no () => (float[n,8] y) { y = Exp(h) }
+            > }"""
+    )
+    build = OnnxRuntimeBackend().build(Model.from_proto(proto), BuildConfig(options=OnnxRuntimeOptions(tactics=())))
+
+    [(_, layers)] = timed([build], {"x": random(2, 8), "c": np.array(True)})
+
+    assert set(layers) == {"h", "y"}
 
 
 def test_signature_covers_what_bodies_read_and_return():

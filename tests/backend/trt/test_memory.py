@@ -1,6 +1,7 @@
 """Device memory and streams: what is written before something reads it, and how long it lives."""
 
 import gc
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -34,7 +35,7 @@ class External:
 
 
 def test_copies_without_stream_have_arrived(runtime):
-    found = np.zeros_like(X)
+    copied = np.zeros_like(X)
     _, other = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
     for _ in range(3):
         for copy in (
@@ -43,10 +44,10 @@ def test_copies_without_stream_have_arrived(runtime):
         ):
             with DeviceArray(X.shape) as array:
                 copy(array, X)
-                runtime.cudaMemcpyAsync(found.ctypes.data, array.ptr, X.nbytes, TO_HOST, other)
+                runtime.cudaMemcpyAsync(copied.ctypes.data, array.ptr, X.nbytes, TO_HOST, other)
                 runtime.cudaStreamSynchronize(other)
-                np.testing.assert_array_equal(found, X)
-                found[:] = 0
+                np.testing.assert_array_equal(copied, X)
+                copied[:] = 0
 
 
 def test_streams_and_default_stream_keep_their_order(runtime):
@@ -54,9 +55,9 @@ def test_streams_and_default_stream_keep_their_order(runtime):
         first.copy_from(X)
         within = cuda_double.MemcpyKind.cudaMemcpyDeviceToDevice
         runtime.cudaMemcpyAsync(second.ptr, first.ptr, X.nbytes, within, 0)
-        found = second.copy_to(np.zeros_like(X), stream)
+        copied = second.copy_to(np.zeros_like(X), stream)
         stream.synchronize()
-        np.testing.assert_array_equal(found, X)
+        np.testing.assert_array_equal(copied, X)
 
         second.copy_from(X + 1, stream)
         np.testing.assert_array_equal(second.numpy(), X + 1)
@@ -73,19 +74,48 @@ def input_on(stream) -> slots.Input:
 
 @pytest.mark.parametrize("writer", ["default stream", "another stream", "non-blocking stream"])
 def test_runner_waits_for_the_writer(runtime, writer):
-    with Stream() as own, Stream() as another, DeviceArray(X.shape) as array, DeviceArray(X.shape) as source:
+    with Stream() as stream, Stream() as another, DeviceArray(X.shape) as array, DeviceArray(X.shape) as source:
         source.copy_from(X)
         _, foreign = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
         handle = {"default stream": 0, "another stream": another.ptr, "non-blocking stream": foreign}[writer]
         within = cuda_double.MemcpyKind.cudaMemcpyDeviceToDevice
         runtime.cudaMemcpyAsync(array.ptr, source.ptr, X.nbytes, within, handle)
 
-        slot = input_on(own)
+        slot = input_on(stream)
         slot.feed(External(array, foreign) if handle == foreign else array)
-        found = np.zeros_like(X)
-        runtime.cudaMemcpyAsync(found.ctypes.data, slot.address, X.nbytes, TO_HOST, own.ptr)
-        own.synchronize()
-        np.testing.assert_array_equal(found, X)
+        copied = np.zeros_like(X)
+        runtime.cudaMemcpyAsync(copied.ctypes.data, slot.address, X.nbytes, TO_HOST, stream.ptr)
+        stream.synchronize()
+        np.testing.assert_array_equal(copied, X)
+
+
+def test_torch_tensors_name_their_stream(monkeypatch, runtime):
+    with Stream() as stream, Stream() as torch_stream, DeviceArray(X.shape) as array:
+
+        class Tensor:
+            is_cuda, device, shape = True, "cuda:0", X.shape
+
+            def detach(self):
+                return self
+
+            def contiguous(self):
+                array.copy_from(X, torch_stream)
+                return self
+
+            def data_ptr(self):
+                return int(array.ptr)
+
+        def current_stream(device):
+            return SimpleNamespace(cuda_stream=torch_stream.ptr)
+
+        torch = SimpleNamespace(Tensor=Tensor, cuda=SimpleNamespace(current_stream=current_stream))
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        slot = input_on(stream)
+        slot.feed(Tensor())
+        assert isinstance(slot.address.owner, Tensor)
+        copied = DeviceView(slot.address, X.shape, np.float32).copy_to(np.zeros_like(X), stream)
+        stream.synchronize()
+        np.testing.assert_array_equal(copied, X)
 
 
 def test_arrays_with_gaps_are_refused(runtime):
@@ -157,12 +187,12 @@ def doubling_engine():
 @pytest.mark.gpu
 def test_ten_thousand_copies_arrive():
     with Stream() as stream, DeviceArray((SIZE,)) as array:
-        found = memory.PinnedArray(4 * SIZE).view((SIZE,), np.dtype(np.float32))
+        copied = memory.PinnedArray(4 * SIZE).view((SIZE,), np.dtype(np.float32))
         for number in range(COUNT):
             array.copy_from(np.full(SIZE, number, np.float32))
-            array.copy_to(found, stream)
+            array.copy_to(copied, stream)
             stream.synchronize()
-            assert found[0] == found[-1] == number and (found == number).all()
+            assert copied[0] == copied[-1] == number and (copied == number).all()
 
 
 @pytest.mark.gpu
@@ -214,8 +244,8 @@ def test_runners_of_a_data_dependent_engine_follow_each_other(nonzero_engine):
         with back.TrtRunner(source) as runner:
             dtype = runner.get_input_metadata()["x"].dtype.numpy()
             for values in ([1, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]):
-                found = runner.infer({"x": np.array(values, dtype)})["y"]
-                np.testing.assert_array_equal(found, np.array(np.nonzero(values)))
+                indices = runner.infer({"x": np.array(values, dtype)})["y"]
+                np.testing.assert_array_equal(indices, np.array(np.nonzero(values)))
             assert runner.infer({"x": np.array([0, 1, 0, 0])}, copy_outputs_to_host=False)["y"].numpy().item() == 1
 
     context = nonzero_engine.create_execution_context()

@@ -266,9 +266,9 @@ def test_data_dependent_outputs_have_the_right_shape():
 
 def test_data_dependent_outputs_follow_the_batch():
     proto = models.model("(float[n,4] x) => (int64[2,k] where) { where = NonZero(x) }")
-    profile = back.Profile().add("x", (1, 4), (2, 4), (8, 4))
+    profile = back.Profile().add("x", (1, 4), (2, 4), (4096, 4))
     with back.TrtRunner(engine_of(network_of(proto), profiles=[profile])) as runner:
-        for rows, kept in ((2, 0.0), (8, -9.0), (1, 0.0), (8, 9.0), (2, -9.0), (2, 0.5)):
+        for rows, kept in ((2, 0.0), (8, -9.0), (1, 0.0), (8, 9.0), (2, -9.0), (2, 0.5), (4096, -9.0), (1, 0.0)):
             x = np.where(models.random(rows, 4, seed=rows) > kept, 1, 0).astype(np.float32)
             np.testing.assert_array_equal(runner.infer({"x": x})["where"], np.array(np.nonzero(x)))
 

@@ -8,12 +8,15 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
+from tests import models
 from tests.models import random
-from trtops import ConvertConfig, MemoryTracker, convert, errors
+from trtops import ConvertConfig, MemoryTracker, OnnxRuntimeOptions, convert, errors
 from trtops.backend.onnx.accepted_inputs import accepted_inputs
 from trtops.backend.onnx.model import Model
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.spec import BuildConfig
 
 vi, node = h.make_tensor_value_info, h.make_node
 W = numpy_helper.from_array(random(8, 4, seed=1), "w")
@@ -110,6 +113,59 @@ def test_it_converts(name, tmp_path):
     assert result.verdict == ("unproven" if dynamic else "good"), result.page()
     assert all(entry.verdict == "good" for entry in result.evaluation.evidence.shapes)
     assert all(output.statistics is not None for output in result.evaluation.report.outputs)
+
+
+BODIES = {
+    # Names are used again in each branch and behind it, and both branches read a computed tensor.
+    "if": """(float[n,8] x, bool c) => (float[n,8] y) {
+        h = MatMul(x, w)
+        z = If(c) <
+            then_branch = yes () => (float[n,8] t) { a = MatMul(h, w) t = Relu(a) },
+            else_branch = no () => (float[n,8] t) { a = Sigmoid(h) t = MatMul(a, w) }
+        >
+        a = Tanh(z) y = MatMul(a, w) }""",
+    "if in loop": """(float[n,8] x, bool c) => (float[n,8] y) {
+        h = MatMul(x, w)
+        trips = Constant<value_int = 3>()
+        last = Loop(trips, c, h) <
+            body = step (int64 i, bool k, float[n,8] s) => (bool k2, float[n,8] s2) {
+                k2 = Identity(k)
+                m = If(k) <
+                    then_branch = yes () => (float[n,8] t) { t = MatMul(s, w) },
+                    else_branch = no () => (float[n,8] t) { t = Neg(h) }
+                >
+                s2 = Add(m, h) }
+        >
+        m = Relu(last) y = MatMul(m, w) }""",
+    "scan": """(float[n,8] x, bool c) => (float[n,8] y) {
+        h = MatMul(x, w)
+        zero = Constant<value = float[8] {0, 0, 0, 0, 0, 0, 0, 0}>()
+        last, s = Scan <num_scan_inputs = 1, body = step (float[8] state, float[8] row) => (float[8] next, float[8] o) {
+            k = Add(state, row) next = Tanh(k) o = Mul(next, next) }>(zero, h)
+        y = MatMul(s, w) }""",
+}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_convert_below_fp32(name, precision, tmp_path):
+    model = models.model(BODIES[name], {"w": random(8, 8, seed=1, scale=0.4)})
+    onnx.save(model, tmp_path / "model.onnx")
+    for seed in range(4):
+        np.savez(tmp_path / f"{seed}.npz", x=random(4, 8, seed=seed), c=np.array(seed % 2 == 0))
+        feed = dict(np.load(tmp_path / f"{seed}.npz"))
+        [expected] = ReferenceEvaluator(model).run(None, feed)
+        np.testing.assert_allclose(models.run(model, feed)["y"], expected, rtol=1e-4, atol=1e-5)
+    build = BuildConfig(precision=precision, options=OnnxRuntimeOptions(tactics=()))
+    check = CheckConfig(data=str(tmp_path), latency_runs=0, plots="never")
+
+    result = convert(
+        tmp_path / "model.onnx",
+        ConvertConfig(build=build, check=check, calibration_data=str(tmp_path) if precision == "int8" else None),
+        tracker=MemoryTracker(),
+    )
+
+    assert result.verdict == "good", result.page()
 
 
 def test_random_ids_and_words_are_known():

@@ -164,6 +164,19 @@ def test_removed_nodes_pass_their_input_on(tmp_path: Path) -> None:
     assert (result.nodes_before, result.nodes) == (3, 2) and "2 nodes" in result.changes[0]
     assert [node.op_type for node in model.graph.node] == ["Abs", "Neg", "Abs"]
 
+    # Bodies read the tensor too.
+    text = """(float[4] x, bool c) => (float[4] y) {
+        b = Neg(x) a = Abs(b)
+        z = If(c) <then_branch = yes () => (float[4] t) { d = Abs(a) t = Neg(d) },
+                   else_branch = no () => (float[4] t) { e = Exp(a) t = Neg(e) }>
+        y = Add(z, a)
+    }"""
+    removed = ops.remove_nodes(models.model(text), None, ["Abs"])
+    assert removed.nodes == 6
+    for flag in (True, False):
+        expected = -feed["x"] + (feed["x"] if flag else -np.exp(-feed["x"]))
+        np.testing.assert_allclose(run(removed.model, {**feed, "c": np.array(flag)})[0], expected, rtol=1e-6)
+
     # Weights do not count as inputs.
     model = models.model("(float[4] x) => (float[4] y) { a = Add(x, w) y = Neg(a) }", {"w": np.ones(4, np.float32)})
     np.testing.assert_array_equal(run(ops.remove_nodes(model, None, ["Add"]).model, feed)[0], -feed["x"])

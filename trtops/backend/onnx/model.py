@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -425,6 +425,7 @@ _MAX_SMALL_NODES, _MAX_GROWTH = 10_000, 200
 _MAX_DEPTH = 200
 _MAX_LENGTH = 1 << 16
 _PROPAGATING = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
+_Bounds: TypeAlias = "ChainMap[str, int]"  # of vectors' lengths or of ranks, by name, of a graph and those around it
 _ASSUMED_RANK = 8  # of tensors without a declaration
 # Their results are never sizes. Without these, networks that join feature maps often would count as bombs.
 _DATA = {
@@ -482,31 +483,38 @@ def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
 def can_propagate_values(model: onnx.ModelProto) -> bool:
     """Whether data propagation is affordable: no vector gets long, nor is joined with itself repeatedly."""
     # Data propagation follows values to infer computed shapes, and stores each element of a vector in about 100 bytes.
-    lengths: dict[str, int] = {}  # of vectors; these and the ranks are upper bounds
-    ranks: dict[str, int] = {}
-    for graph in walk.graphs(model.graph):
+    # What functions do with a vector is not followed.
+    propagating = _PROPAGATING | {function.name for function in model.functions}
+
+    def stays_short(nodes: Iterable[onnx.NodeProto], lengths: _Bounds, ranks: _Bounds) -> bool:
+        for node in nodes:
+            length, rank = _largest_output(node, lengths, ranks)
+            if length > _MAX_LENGTH and node.op_type in propagating:
+                return False
+            for name in node.output:
+                lengths[name], ranks[name] = length, min(rank, _MAX_LENGTH + 1)  # bounded, since ranks may double
+        return all(
+            graph_stays_short(body, lengths.new_child(), ranks.new_child())
+            for node in nodes
+            for body in walk.subgraphs(node)
+        )
+
+    def graph_stays_short(graph: onnx.GraphProto, lengths: _Bounds, ranks: _Bounds) -> bool:
         for value in (*graph.input, *graph.value_info):
             if value.type.tensor_type.HasField("shape"):
                 dims = value.type.tensor_type.shape.dim
                 ranks[value.name] = len(dims)
-                if len(dims) == 1 and dims[0].dim_value > 0:
-                    lengths[value.name] = dims[0].dim_value
+                lengths[value.name] = dims[0].dim_value if len(dims) == 1 and dims[0].dim_value > 0 else 1
         for tensor in graph.initializer:
             ranks[tensor.name] = len(tensor.dims)
-            if len(tensor.dims) == 1:
-                lengths[tensor.name] = tensor.dims[0]
-    # What functions do with a vector is not followed.
-    propagating = _PROPAGATING | {function.name for function in model.functions}
-    for node in walk.nodes(model):
-        length, rank = _largest_output(node, lengths, ranks)
-        if length > _MAX_LENGTH and node.op_type in propagating:
-            return False
-        for name in node.output:
-            lengths[name], ranks[name] = length, min(rank, _MAX_LENGTH + 1)  # bounded, since ranks may double
-    return True
+            lengths[tensor.name] = tensor.dims[0] if len(tensor.dims) == 1 else 1
+        return stays_short(graph.node, lengths, ranks)
+
+    functions = all(stays_short(function.node, ChainMap(), ChainMap()) for function in model.functions)
+    return functions and graph_stays_short(model.graph, ChainMap(), ChainMap())
 
 
-def _largest_output(node: onnx.NodeProto, lengths: dict[str, int], ranks: dict[str, int]) -> tuple[int, int]:
+def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> tuple[int, int]:
     """Upper bounds of a node's outputs: the length (of vectors), and the rank."""
     if node.op_type == "Constant":
         for attribute in node.attribute:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import placement, shapes, walk
 from trtops.backend.onnx.model import tensor_array
+from trtops.backend.onnx.precision import without_functions
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.record import Record
 from trtops.spec import BuildConfig, TensorRTOptions
@@ -135,8 +136,8 @@ def insert_qdq(
 ) -> Quantization:
     """Quantize a model's layers to INT8, or to FP8 (E4M3) if that is the config's precision, in place.
 
-    Inputs, outputs and all tensor names stay. Only FP32 layers of the main graph are quantized, not those of bodies and
-    functions. A model of an older operator set than Q/DQ nodes need is converted to theirs.
+    Inputs, outputs and all tensor names stay, and functions are inlined. Only FP32 layers of the main graph are
+    quantized, not those of bodies. A model of an older operator set than Q/DQ nodes need is converted to theirs.
 
     Args:
         model: The model, with its weights inside or lean.
@@ -148,6 +149,8 @@ def insert_qdq(
     Raises ConfigError if a pattern of ``keep`` selects nothing, or an op type or rule is unknown; CalibrationError if
     the cache does not fit; UnsupportedFeatureError if the model has quantized layers already.
     """
+    if model.functions:
+        model.CopyFrom(without_functions(model))
     if is_quantized(model):
         raise errors.UnsupportedFeatureError(
             "The model already has QuantizeLinear nodes; build it as it is, or start from the model without them."

@@ -15,6 +15,7 @@ from trtops.backend.base import Feed
 from trtops.backend.onnx import edit, walk
 from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.precision import without_functions
 from trtops.backend.onnx.quantize import OP_TYPES, Quantization, insert_qdq, kept_names
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnx.submodel import Array
@@ -203,6 +204,7 @@ class _Collecting:
     def __init__(
         self, model: onnx.ModelProto, inputs: TensorMetadata, *, model_sha256: str | None, counted: bool, hold_out: bool
     ) -> None:
+        model = without_functions(model)  # as when the ranges are used
         session = _session_with_outputs(model, edit.tensor_names(model.graph))
         watched = [node.name for node in session.get_outputs() if node.type in _FLOATING]
         floating = [name for name, spec in inputs.items() if spec.dtype is not None and spec.dtype.is_floating]
@@ -354,6 +356,7 @@ class Quantizer:
 
     def __init__(self, proto: onnx.ModelProto, log: SessionLog, config: BuildConfig) -> None:
         """Take a model, which is not changed, and how it is built."""
+        proto = without_functions(proto)
         self._model, self._config = proto, config
         if config.backend == "tensorrt":
             return

@@ -152,7 +152,7 @@ class Optimizer:
         op, node = missing
         if not node:  # name the first node of the type, which is given with or without its domain
             op_type = op.rpartition(":")[2].rpartition(".")[2]
-            nodes = (walk.node_name(proto) for proto in self.model.graph.node if proto.op_type == op_type)
+            nodes = (walk.node_name(proto) for proto in walk.nodes(self.model) if proto.op_type == op_type)
             node = next(nodes, "")
         return (
             f"Op {op!r} of node {node!r} has no kernel in ONNX Runtime {ort.__version__} for these types on "

@@ -61,11 +61,25 @@ def _in_turns(sessions: Sequence[ort.InferenceSession], inputs: Feed) -> list[li
 
 def _layer_ms(build: Build, profile: str) -> dict[str, float]:
     """The least milliseconds of each layer in a profile."""
-    names = {layer.outputs: layer.name for layer in build.layers}
-    nodes = {node.index: node for node in read_graph(build.engine.plan).nodes if not node.scope}
+    graph = read_graph(build.engine.plan)
+    # A body may have tensors of the same names.
+    bodies = tuple(filter(None, graph.scopes))
+    names = {layer.outputs: layer.name for layer in build.layers if not layer.name.startswith(bodies)}
+    nodes = {node.index: node for node in graph.nodes if not node.scope}
+    with_bodies = {graph.nodes[scope.owner].index for scope in graph.scopes.values() if scope.outer is graph.scopes[""]}
     samples: dict[str, list[float]] = defaultdict(list)
-    for event in json.loads(Path(profile).read_bytes()):
+    end = 0.0
+    for event in sorted(json.loads(Path(profile).read_bytes()), key=lambda event: event["ts"]):
         node = nodes.get(int(event.get("args", {}).get("node_index", -1)))
-        if node is not None and event["name"] == f"{node.name}_kernel_time":
-            samples[names[tuple(filter(None, node.outputs))]].append(event["dur"] / 1e3)
+        # Nodes of bodies, which run within their owner's time, have the same numbers. ONNX Runtime names nodes without
+        # a name after their operator and number.
+        if (
+            node is None
+            or event["ts"] < end
+            or event["name"] != f"{node.name or f'{node.op}_{node.index}'}_kernel_time"
+        ):
+            continue
+        samples[names[tuple(filter(None, node.outputs))]].append(event["dur"] / 1e3)
+        if node.index in with_bodies:
+            end = event["ts"] + event["dur"]
     return {name: min(own) for name, own in samples.items()}

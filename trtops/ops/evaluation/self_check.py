@@ -141,7 +141,7 @@ def accepts_nan(model: Model) -> bool:
     """Whether inputs of NaN are safe to run: no node sorts, loops, or makes shapes of values."""
     from trtops.backend.onnx import walk
 
-    return not any(node.op_type in _NO_NAN for graph in walk.graphs(model.structure().graph) for node in graph.node)
+    return not any(node.op_type in _NO_NAN for node in walk.nodes(model.structure()))
 
 
 def self_check(

@@ -98,14 +98,12 @@ def remove_nodes(
     For operators that a back end lacks and that do not change values: identities of a framework, debug prints, fake
     quantization. Each must have one output, and one input that is not a weight.
     """
+    removed: list[str] = []
 
-    def remove(proto: onnx.ModelProto) -> list[str]:
-        known = {node.op_type for node in proto.graph.node}
-        for kind in types:
-            errors.check_known(kind, known, "The model has no node of type")
-        graph = proto.graph
-        constants = walk.initializer_names(graph)
-        removed = []
+    def remove_from(graph: onnx.GraphProto, outer: Mapping[str, bool]) -> None:
+        constants = walk.visible(outer, graph, dict.fromkeys(walk.initializer_names(graph), True))
+        _, *bodies = walk.graphs(graph)
+        inside = set().union(*map(walk.defined, bodies))
         for node in [n for n in graph.node if n.op_type in types]:
             inputs = [name for name in node.input if name and name not in constants]
             outputs = [name for name in node.output if name]
@@ -118,14 +116,22 @@ def remove_nodes(
                     "surgeon insert`."
                 )
             source, target = inputs[0], outputs[0]
-            if any(value.name == target for value in graph.output):
-                # An output of the model keeps its name.
+            if source in inside or any(value.name == target for value in graph.output):
+                # An output keeps its name, and a body with its own tensor of the input's name reads the output.
                 name = f"{node.name or target}_removed"
                 graph.node.append(onnx.helper.make_node("Identity", [source], [target], name=name))
             else:
-                for reader in graph.node:
-                    walk.rename(reader.input, target, source)
+                walk.rename_uses(graph, {target: source})
             graph.node.remove(node)
+        for node in graph.node:
+            for body in walk.subgraphs(node):
+                remove_from(body, constants)
+
+    def remove(proto: onnx.ModelProto) -> list[str]:
+        known = {node.op_type for graph in walk.graphs(proto.graph) for node in graph.node}
+        for kind in types:
+            errors.check_known(kind, known, "The model has no node of type")
+        remove_from(proto.graph, {})
         return [f"Removed {len(removed)} nodes: {listed(removed)}."]
 
     return operate(model, output, save_as, remove)

@@ -89,7 +89,8 @@ class Built:
         for layer in () if self.layers else build.layers:
             text = f"{layer.name} [{layer.tactic}]" if layer.tactic else layer.name
             for name in (*layer.onnx_nodes, *layer.outputs):
-                self.layers.setdefault(name, text)
+                if layer.name == name or name not in self.layers:  # layers of bodies may have equal names inside
+                    self.layers[name] = text
         return engine_backend(self.config.backend).runner(build.engine, self.config.backend)
 
     def _build(self, model: Model) -> Build:

@@ -159,7 +159,7 @@ def convolution():
     return back.network_from_onnx_bytes(proto.SerializeToString())
 
 
-def own_config(convolution, calibrator):
+def raw_config(convolution, calibrator):
     """A config made with TensorRT's API."""
     config = convolution[0].create_builder_config()
     config.set_flag(library.load().BuilderFlag.INT8)
@@ -169,7 +169,7 @@ def own_config(convolution, calibrator):
 
 def ranges_of(convolution, data) -> dict[str, float]:
     calibrator = back.Calibrator(data)
-    plan = convolution[0].build_serialized_network(convolution[1], own_config(convolution, calibrator))
+    plan = convolution[0].build_serialized_network(convolution[1], raw_config(convolution, calibrator))
     assert plan is not None and calibrator.error is None and calibrator.num_batches == 2
     assert not calibrator.device_buffers
     return {
@@ -226,12 +226,12 @@ def test_calibration_caches_may_be_open_files(convolution, tmp_path, mode) -> No
 
 
 def test_data_loader_follows_the_network(convolution) -> None:
-    for is_own in (True, False):
+    for is_raw in (True, False):
         calibrator = back.Calibrator(DataLoader(iterations=2))
-        config = own_config(convolution, calibrator) if is_own else back.CreateConfig(int8=True, calibrator=calibrator)
+        config = raw_config(convolution, calibrator) if is_raw else back.CreateConfig(int8=True, calibrator=calibrator)
         assert back.engine_from_network(convolution, config) and calibrator.num_batches == 2
         assert tuple(calibrator.input_metadata["x"].shape) == SHAPE
 
-    lost = back.Calibrator(DataLoader())
-    assert convolution[0].build_serialized_network(convolution[1], own_config(convolution, lost)) is None
-    assert "has no 'x'" in str(lost.error) and "EngineFromNetwork" in str(lost.error)
+    without_inputs = back.Calibrator(DataLoader())
+    assert convolution[0].build_serialized_network(convolution[1], raw_config(convolution, without_inputs)) is None
+    assert "has no 'x'" in str(without_inputs.error) and "EngineFromNetwork" in str(without_inputs.error)

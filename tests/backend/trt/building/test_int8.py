@@ -158,7 +158,9 @@ def release_86(monkeypatch, runtime):
     """The data types of TensorRT 8.6, which has no INT64."""
     library = SimpleNamespace(DataType=SimpleNamespace(__members__={"FLOAT": 0, "HALF": 1, "INT8": 2, "INT32": 3}))
     monkeypatch.setattr("trtops.backend.trt.library.load", lambda: library)
-    monkeypatch.setattr("trtops.backend.trt.library.line", lambda: SimpleNamespace(name="TensorRT 8.6"))
+    monkeypatch.setattr(
+        "trtops.backend.trt.library.line", lambda: SimpleNamespace(name="TensorRT 8.6", supports=lambda _: True)
+    )
 
 
 @pytest.mark.usefixtures("release_86")
@@ -274,6 +276,7 @@ def tensor(name, dtype, shape, is_shape_tensor=False):
     return SimpleNamespace(name=name, dtype=SimpleNamespace(name=dtype), shape=shape, is_shape_tensor=is_shape_tensor)
 
 
+@pytest.mark.usefixtures("release_86")
 def test_data_loader_gets_inputs_of_the_network() -> None:
     tensors = [tensor("x", "HALF", (-1, 3)), tensor("rows", "INT32", (2,)), tensor("sizes", "INT32", (2,), True)]
     network = SimpleNamespace(num_inputs=3, get_input=tensors.__getitem__)
@@ -285,13 +288,13 @@ def test_data_loader_gets_inputs_of_the_network() -> None:
         config = SimpleNamespace(int8_calibrator=batches, get_calibration_profile=lambda profile=profile: profile)
 
         calibrator.prepare_calibrator_of(config, network)
-        made = {name: (spec.dtype.value, spec.shape) for name, spec in loader.input_metadata.items()}
-        assert made == {"x": ("float32", shape), "rows": ("int32", (2,)), "sizes": ("int32", None)}
+        loaded = {name: (spec.dtype.value, spec.shape) for name, spec in loader.input_metadata.items()}
+        assert loaded == {"x": ("float32", shape), "rows": ("int32", (2,)), "sizes": ("int32", None)}
 
-    own = TensorMetadata().add("x", "float32", (7, 3))
-    batches.set_input_metadata(own)
+    user_inputs = TensorMetadata().add("x", "float32", (7, 3))
+    batches.set_input_metadata(user_inputs)
     calibrator.prepare_calibrator_of(config, network)
-    assert loader.input_metadata is own
+    assert loader.input_metadata is user_inputs
     calibrator.prepare_calibrator_of(SimpleNamespace(int8_calibrator=None), network)
 
 

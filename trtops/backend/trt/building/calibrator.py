@@ -331,7 +331,7 @@ def prepare_calibrator_of(config: Any, network: Any) -> None:
 
     The config may have been made with TensorRT's API.
     """
-    calibrator = config.int8_calibrator
+    calibrator: Any = config.int8_calibrator if library.line().supports(Feature.CALIBRATOR) else None
     if not getattr(calibrator, "is_trtops_calibrator", False) or calibrator.is_strict:
         return
     profile, shapes = config.get_calibration_profile(), {}

@@ -117,8 +117,7 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
     from trtops.backend.trt.choices.selector import check_followed
 
     line = library.line()
-    if line.supports(Feature.CALIBRATOR):
-        prepare_calibrator_of(config, network)
+    prepare_calibrator_of(config, network)
     with library.collect_log() as lines:
         plan = builder.build_serialized_network(network, config)
     # These come first: they explain a missing engine better than TensorRT's log.

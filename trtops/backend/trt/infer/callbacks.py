@@ -11,11 +11,11 @@ from trtops.metadata import DataType
 
 
 def make_output_allocator() -> Any:
-    """A ``trt.IOutputAllocator`` for one output, which owns the output's ``buffer`` and reports its ``shape``.
+    """Create a ``trt.IOutputAllocator`` for one output, with the output's ``buffer`` and ``shape``.
 
-    The execution context owns the allocator, and writes to the buffer without a call as long as it is large enough.
-    The allocator must not reference the context, whose memory and profile would never be released: Python's garbage
-    collector does not follow references in TensorRT.
+    The execution context references the allocator. The allocator must not reference the context: its memory and profile
+    would never be released, since Python's garbage collector does not see references in TensorRT. A context keeps its
+    allocator: TensorRT 8.6 requests the largest size only once, and from then on the size of the last inference.
     """
     base: Any = library.load().IOutputAllocator
 

@@ -238,8 +238,7 @@ class Output(Slot):
 
     def __init__(self, execution: Execution, name: str, profile: int) -> None:
         super().__init__(execution, name, profile)
-        # Set by an earlier runner of this context, which then writes to the allocator's buffer. From then on 8.6 states
-        # the size of the last inference as the shape.
+        # That of an earlier runner of this context. After an inference 8.6 states its size as the output's shape.
         self.allocator: Any = execution.context.get_output_allocator(name)
 
     def prepare(self, inputs: Sequence[Input]) -> None:
@@ -257,7 +256,9 @@ class Output(Slot):
                 raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
         elif self.allocator is not None:
             if not hasattr(self.allocator, "buffer"):
-                raise errors.InferenceError(f"Output {self.name!r} has another allocator. Use a context without one.")
+                raise errors.InferenceError(
+                    f"Output {self.name!r} has an allocator that is not trtops's. Use another execution context."
+                )
         elif self.on_host:
             self.shape = shape
             self.set_address(self.reserve_pinned(self.nbytes()).ptr)

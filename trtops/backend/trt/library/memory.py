@@ -98,7 +98,7 @@ class Stream:
         call("cudaStreamSynchronize", self.ptr)
 
     def wait_for(self, stream: int) -> None:
-        """Let later work of this stream wait for the work that another stream, given by its handle, has now."""
+        """Make later work of this stream wait for all work queued so far on another one, given by its handle."""
         if self._event is None:
             self._event = call("cudaEventCreateWithFlags", cudart().cudaEventDisableTiming)
         call("cudaEventRecord", self._event, stream)
@@ -140,15 +140,15 @@ class Event:
 
 
 class DeviceAddress(int):
-    """An address in device memory, which keeps the object alive that owns the memory."""
+    """An address in device memory, with a reference to the owner of the memory."""
 
     owner: object
 
     def __new__(cls, address: int, owner: object) -> DeviceAddress:
         """Create the address."""
-        made = super().__new__(cls, address)
-        made.owner = owner
-        return made
+        instance = super().__new__(cls, address)
+        instance.owner = owner
+        return instance
 
 
 class DeviceView:
@@ -302,7 +302,7 @@ class PinnedArray:
 
 
 def device_address(value: Any) -> tuple[int, int] | None:
-    """The address of an array in device memory, and the handle of the stream that writes it; None for a host array.
+    """Return the address of an array in device memory, and the handle of its writer's stream; None for a host array.
 
     Reads :class:`DeviceView`, torch tensors and ``__cuda_array_interface__``. A torch tensor with gaps is copied, and
     the address keeps the copy alive; InputError for other arrays with gaps.
@@ -314,9 +314,9 @@ def device_address(value: Any) -> tuple[int, int] | None:
     if is_torch(value):
         if not value.is_cuda:
             return None
-        tensor = value.detach().contiguous()
+        contiguous = value.detach().contiguous()
         stream = sys.modules["torch"].cuda.current_stream(value.device).cuda_stream
-        return DeviceAddress(tensor.data_ptr(), tensor), stream or LEGACY_STREAM
+        return DeviceAddress(contiguous.data_ptr(), contiguous), stream or LEGACY_STREAM
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is None:
         return None
