@@ -82,7 +82,7 @@ class NextStep(Record):
     def in_store(self, store: str | None) -> NextStep:
         """The step for a store that was named on the command line; unchanged if the step uses none."""
         reads = any(isinstance(value, str) and value.startswith("run:") for value in self.arguments.values())
-        used = reads or "run" in self.arguments or "experiment" in self.arguments
+        used = reads or not {"run", "resume", "experiment"}.isdisjoint(self.arguments)
         return replace(self, arguments={**self.arguments, "store": store}) if store and used else self
 
 
