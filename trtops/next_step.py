@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from trtops.record import Record, option_fields
+from trtops.record import Record, option_fields, to_jsonable
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.system.processes import mark
 
 if TYPE_CHECKING:
-    from trtops.comparator.report import OutputTolerances, Tolerances
-    from trtops.spec import OptimizationProfile
+    pass
 
 _POSITIONAL = ("model", "run")
 # Options whose name is not that of their field.
@@ -83,12 +82,12 @@ class NextStep(Record):
     def in_store(self, store: str | None) -> NextStep:
         """The step for a store that was named on the command line; unchanged if the step uses none."""
         reads = any(isinstance(value, str) and value.startswith("run:") for value in self.arguments.values())
-        used = reads or "run" in self.arguments or "experiment" in self.arguments
+        used = reads or not {"run", "resume", "experiment"}.isdisjoint(self.arguments)
         return replace(self, arguments={**self.arguments, "store": store}) if store and used else self
 
 
 def arguments_of(config: Record) -> dict[str, Any]:
-    """The options of a config that differ from their defaults, by name, with the back end and its options.
+    """The options of a config that differ from their defaults, by name, as JSON, with the back end and its options.
 
     Files in temporary folders of this process are left out, since they will be gone.
     """
@@ -102,7 +101,7 @@ def arguments_of(config: Record) -> dict[str, Any]:
         elif isinstance(value, str) and f".{mark()}." in value:
             continue
         elif value != option.default and option.name not in _FIELDS_ONLY:
-            arguments[option.name] = value
+            arguments[option.name] = to_jsonable(value)
     return arguments
 
 
@@ -125,9 +124,8 @@ def _option(name: str, value: Any) -> Iterator[str]:
         yield option if value else f"--no-{option.removeprefix('--')}"
     else:
         values = [*_values(value)]
-        # A value that begins with a dash would be read as an option, unless the first one is attached.
-        values.sort(key=lambda word: not word.startswith("-"))
-        yield from (f"{option}={values[0]}", *values[1:]) if values and values[0][:1] == "-" else (option, *values)
+        # A value that begins with a dash would be read as an option.
+        yield from (f"{option}={values[0]}",) if len(values) == 1 and values[0][:1] == "-" else (option, *values)
 
 
 def _values(value: Any) -> Iterable[str]:
@@ -136,29 +134,28 @@ def _values(value: Any) -> Iterable[str]:
         return (f"{name}:{_dims(shape)}" for name, shape in value.items())
     if not isinstance(value, (tuple, list)):
         return (str(value),)
-    return (":".join(each) if isinstance(each, tuple) else str(each) for each in value)
+    return (":".join(each) if isinstance(each, list) else str(each) for each in value)
 
 
-def _profiles(profiles: Iterable[OptimizationProfile]) -> Iterator[str]:
+def _profiles(profiles: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for profile in profiles:
         for bound in ("min", "opt", "max"):
             yield f"--trt-{bound}-shapes"
-            yield from (f"{each.name}:{_dims(getattr(each, bound))}" for each in profile.shapes)
+            yield from (f"{shape['name']}:{_dims(shape[bound])}" for shape in profile["shapes"])
 
 
-def _tolerances(tolerances: Tolerances) -> Iterator[str]:
+def _tolerances(tolerances: Mapping[str, Any]) -> Iterator[str]:
     from trtops.comparator.report import Tolerances
     from trtops.comparator.table import LIMITED
 
     options = {name: name for name in ("atol", "rtol", "check_error_stat", "error_quantile")}
     options |= {str(metric.tolerance): metric.option for metric in LIMITED if metric.limit}
-    usual, per_output = Tolerances(), dict[str, "OutputTolerances"](tolerances.per_output)
+    usual = Tolerances().to_dict()
     for name, option in options.items():
-        common = getattr(tolerances, name)
-        values = [] if common == getattr(usual, name) else [str(common)]
-        for output, single in per_output.items():
-            if (value := getattr(single, name)) is not None:
-                values.append(f"{output}:{value}")
+        values = [] if tolerances[name] == usual[name] else [str(tolerances[name])]
+        for output, single in tolerances["per_output"].items():
+            if single[name] is not None:
+                values.append(f"{output}:{single[name]}")
         if values:
             yield from (f"--{option.replace('_', '-')}", *values)
 

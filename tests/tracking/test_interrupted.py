@@ -65,6 +65,17 @@ def test_killed_process_leaves_complete_or_incomplete_run(new_store, tmp_path: P
     assert not list((tmp_path / "mlruns").rglob(".artifact.uploading.*"))
 
 
+def test_interrupted_campaign_names_its_store(new_store, tmp_path: Path, monkeypatch, caplog) -> None:
+    root = new_store(tmp_path / "mlruns")
+    tracker = OfflineTracker(MlflowTracker(root), Spool(tmp_path / "spool"))
+    for home, option in (("elsewhere", f" --store {root}"), ("mlruns", "")):
+        monkeypatch.setenv("TRTOPS_HOME", str(tmp_path / home))
+        with pytest.raises(KeyboardInterrupt), tracked(tracker, "m", "c", kind="debug_build") as run:
+            raise KeyboardInterrupt
+        resume = f"trtops debug build --resume {run.id}{option}"
+        assert caplog.messages[-1] == f"Run {run.id} was interrupted. Next: {resume}"
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 12 MB."""

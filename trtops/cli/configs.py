@@ -93,6 +93,7 @@ def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Fl
     else:
         more |= {"choices": words, "shown": None} if words else {"convert": readers[0]}
     word = {int: "N", float: "X"}.get(kinds[0], option.name.upper())
+    word += "|@FILE" * bool(suffix and kinds == [str])
     yield flag(f"{names} {word}{suffix}", text, **more)
 
 

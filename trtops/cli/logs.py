@@ -151,7 +151,8 @@ def with_lists_in_files(step: NextStep) -> NextStep:
     """Return the step with each long list of names in a file of the working folder, where one can be written."""
     arguments = dict(step.arguments)
     for name, value in step.arguments.items():
-        if isinstance(value, tuple) and len(value) > _LONGEST_LIST and all(isinstance(word, str) for word in value):
+        is_list = isinstance(value, (tuple, list)) and all(isinstance(word, str) for word in value)
+        if is_list and len(value) > _LONGEST_LIST:
             text = "".join(f"{word}\n" for word in value)
             stem = Path(str(step.arguments.get("model", "trtops"))).stem
             path = Path(f"{stem}.{name}-{sha256(text.encode())[:8]}.txt")  # so that no other file is overwritten

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trtops import errors
+from trtops.tracking.location import resolve
 from trtops.tracking.records import ArtifactEntry, RunDetails, RunInfo, RunStatus, Tags, incomplete, is_local
 from trtops.tracking.run import Run, Scratch, StoredRun, new_run, read_manifest, write_artifact
 from trtops.tracking.schema import Artifact, Kind, MetricName, metric_key
@@ -192,6 +193,12 @@ class OfflineRun(Run):
     def is_spooling(self) -> bool:
         """True while the run is written to the spool."""
         return self._inner is None and self._ended is None
+
+    @property
+    def store_folder(self) -> str | None:
+        """The folder to name in commands; None for the default store, and for a server."""
+        store = self._tracker.store
+        return None if store is None or store == resolve() else str(store.root)
 
     def logged_bytes(self, path: str) -> bytes | None:
         """The content of an artifact that was logged as bytes; None for others."""

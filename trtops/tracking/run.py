@@ -82,6 +82,11 @@ class Run(ABC):
         """True while the run is written to the spool."""
         return False
 
+    @property
+    def store_folder(self) -> str | None:
+        """The folder to name in commands; None for the default store, and where the store is no folder."""
+        return None
+
     def rename(self, name: str) -> None:
         """Replace the run's name, such as by one that states a result.
 
@@ -223,7 +228,8 @@ class Run(ABC):
                         name = info.name.lstrip("".join(MARKS.values()) + " ")
                         self._put_name(f"{MARKS['error']} {name}"[: schema.MAX_KEY])
                     elif info.parent is None and self.outlives_process:
-                        log.warning("Run %s was interrupted. Next: %s", self.id, step_after_failure(self.id, info.kind))
+                        step = step_after_failure(self.id, info.kind).in_store(self.store_folder)
+                        log.warning("Run %s was interrupted. Next: %s", self.id, step)
                     if errors.is_transient(error):
                         tags[Tag.TRANSIENT] = "true"
                     if self._sealed:

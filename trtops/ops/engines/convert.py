@@ -183,10 +183,13 @@ class ConvertResult(OpResult):
                 options = {name: value for name, value in options.items() if name not in OF_8_BITS}
             again = {"model": self.subject, **options, **(self.faster or {}), "experiment": self.experiment}
             return NextStep("convert", again)
-        own = {"model": self.subject, "experiment": experiment}
+        own: dict[str, Any] = {"model": self.subject, "experiment": experiment}
         if emulated is not None and emulated.verdict == "bad":
             # The precision is the cause, whatever the engine is: the tensor where it begins is what helps.
-            return NextStep.after(self.options, "debug accuracy", {**own, "emulate": emulated.precision})
+            own |= {"emulate": emulated.precision}
+            if "profiles" in self.options and not {"data", "input_shapes"} & self.options.keys():
+                own["input_shapes"] = {each["name"]: each["opt"] for each in self.options["profiles"][0]["shapes"]}
+            return NextStep.after(self.options, "debug accuracy", own)
         return NextStep.after(self.options, "triage", own)
 
     @property

@@ -282,7 +282,9 @@ class GateResult(OpResult):
         if self.measured is None or not any(f.subject == "reference" and f.outcome == "refuse" for f in self.findings):
             return super().next_step
         limit = self.policy.of(self.precision).accuracy
-        own = {"model": self.subject, "tolerances": limit and limit.tolerances, "experiment": self.experiment}
+        own: dict[str, Any] = {"model": self.subject, "experiment": self.experiment}
+        if limit is not None and limit.tolerances is not None:
+            own["tolerances"] = limit.tolerances.to_dict()
         return NextStep.after(self.options, "debug accuracy", own)
 
     @property

@@ -275,8 +275,8 @@ def ask_layers(subject: Subject, parent: str) -> Answer:
     file = subject.files / "int8.json"
     file.write_bytes(cache)
     limit = subject.tolerances.max_nrmse
-    config = SensitivityConfig(data=subject.config.check.data, budget=0.2 if limit is None else float(limit))
-    found = sensitivity(subject.path, str(file), config, **subject.below(parent))
+    config = SensitivityConfig(budget=0.2 if limit is None else float(limit))
+    found = sensitivity(subject.path, str(file), config, data=subject.feeds, **subject.below(parent))
     worst, kept = found.keep or [layer.layer for layer in found.layers[:3]], len(found.keep)
     said = f"Relative error with all layers in INT8 {found.error:.3g}; {found.error_kept:.3g} with {kept} kept."
     remedy = f"keep in higher precision: {', '.join(found.keep)}" if kept else ""
