@@ -11,7 +11,6 @@ from typing import Any
 from trtops import errors
 from trtops.backend import environment as surroundings
 from trtops.backend.onnxrt.library import ort
-from trtops.extras import hidden_onnxruntime
 from trtops.spec import GPU_PROVIDERS, Environment
 
 log = logging.getLogger(__name__)
@@ -25,18 +24,9 @@ def environment(providers: Sequence[str]) -> Environment:
     facts: dict[str, Any] = {"backend": "onnxruntime", "backend_version": ort.__version__}
     packages = ("numpy", "onnx", "onnxruntime")
     if GPU_PROVIDERS.intersection(providers[:1]):
-        check_not_hidden(providers[0])
         return surroundings.environment(**facts, **_gpu(), packages=(*packages, "onnxruntime-gpu"))
     processor = surroundings.processor()
     return surroundings.environment(**facts, device=processor.name, device_sha256=processor.sha256, packages=packages)
-
-
-def check_not_hidden(provider: str) -> None:
-    """Raise BackendUnavailableError if another distribution of ONNX Runtime hides this execution provider."""
-    if provider not in ort.get_available_providers():
-        text, remedy = hidden_onnxruntime()
-        if text:
-            raise errors.BackendUnavailableError(f"{provider} is missing: {text}. Do: {remedy}")
 
 
 def new_session(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from trtops import errors
-from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
@@ -98,8 +97,6 @@ def gate(
     path = model_file(model)
     if config.metric == "instructions":
         count_instructions()
-    if config.release is None and getattr(config.build.options, "on_gpu", False):  # a missing one leaves no run
-        engine_backend(config.build.backend).environment(config.build)
     experiment = experiment or path.stem
     precision, release = config.build.precision, name_of(config.release)
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
