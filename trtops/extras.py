@@ -1,6 +1,7 @@
 """Optional packages: which extra of trtops installs each of them, and one error for all that are missing."""
 
 import sys
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 
 from trtops import errors
@@ -38,6 +39,17 @@ def require(*modules: str, error: type[errors.TrtopsError] = errors.BackendUnava
     missing = [module for module in modules if not installed(module)]
     if missing:
         raise error(sentence(*missing))
+
+
+def hidden_onnxruntime() -> tuple[str, str]:
+    """Return a sentence about several distributions of ONNX Runtime, and the commands that mend it; empty without."""
+    # All of them install the folder `onnxruntime`, so the files of the last one replaced those of the others.
+    names = sorted(set(packages_distributions().get("onnxruntime", ())))
+    if len(names) < 2:
+        return "", ""
+    wanted = next(name for name in reversed(names) if name != "onnxruntime")
+    text = f"{' and '.join(names)} are both installed and share a folder, so one hides the providers of the other"
+    return text, f"pip uninstall -y {' '.join(names)} && pip install {wanted}"
 
 
 def sentence(*missing: str) -> str:

@@ -240,6 +240,22 @@ def test_doctor_says_what_to_do(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_hidden_gpu_of_onnx_runtime_is_named(tmp_path, monkeypatch, capsys, caplog):
+    monkeypatch.chdir(tmp_path)
+    models.conv_net().fixed().write(tmp_path)
+    both = {"onnxruntime": ["onnxruntime", "onnxruntime-gpu", "onnxruntime"]}
+    monkeypatch.setattr("trtops.extras.packages_distributions", lambda: both)
+    mend = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+
+    assert main(["doctor"]) == 1
+    assert f"do: {mend}" in capsys.readouterr().out
+    for command in ("convert", "run", "gate"):
+        assert main([command, "conv_net.onnx", "--onnxrt", "--providers", "CUDAExecutionProvider"]) == 3
+        hidden = "CUDAExecutionProvider is missing: onnxruntime and onnxruntime-gpu are both installed"
+        assert hidden in caplog.text and mend in caplog.text, command
+        caplog.clear()
+
+
 def test_long_step_is_named_while_it_runs(monkeypatch, caplog):
     monkeypatch.setattr(jobs, "_SILENT", 0.01)
     caplog.set_level("INFO", "trtops.cli.jobs")

@@ -45,7 +45,7 @@ def test_default_location(monkeypatch, tmp_path: Path):
 
 
 def test_other_addresses_are_refused(tmp_path: Path):
-    for address in ("postgresql://h/db", "file:///x", "sqlite://", "sqlite:///:memory:", "s3://bucket", "databricks:x"):
+    for address in ("postgresql://h/db", "file:///x", "sqlite://", "sqlite:///:memory:", "s3://bucket"):
         with pytest.raises(errors.StoreError, match="mlflow server"):
             location.resolve(address)
     with pytest.raises(errors.StoreError, match="Rename"):
@@ -62,7 +62,7 @@ def test_relative_address_is_made_absolute(monkeypatch, new_store, tmp_path: Pat
 
     run_id = log_one(tracker)
 
-    assert list((tmp_path / "there").iterdir()) == []
+    assert not list((tmp_path / "there").rglob("*.*"))  # some releases of MLflow make an empty folder
     assert len(list(root.rglob("x.plan"))) == 1
     assert MlflowTracker(root).load(run_id).read_bytes("engine/x.plan") == b"plan"
 
@@ -106,7 +106,7 @@ def test_half_made_database_is_replaced(tmp_path: Path):
 
     embedded.ensure_store(root)
 
-    assert sorted(file.name for file in root.glob("[!m]*")) == [".init.lock"]
+    assert {file.name for file in root.glob("[!m]*")} - {"artifacts"} == {".init.lock"}
     assert execute(root, "PRAGMA journal_mode") == [("wal",)]
 
 
@@ -122,20 +122,26 @@ def test_other_files_are_refused_unchanged(tmp_path: Path):
         embedded.ensure_store(tmp_path / "mlflow.db" / "mlruns")
 
 
-@pytest.mark.parametrize("age", ["newer", "older"])
-def test_stores_of_another_mlflow_are_refused(new_store, tmp_path: Path, age: str):
-    root = new_store(tmp_path / "mlruns")
-    other = "f4a9b2c7d1e6" if age == "newer" else embedded.known_revisions()[1]  # the former is MLflow 3.18's
-    execute(root, "UPDATE alembic_version SET version_num = ?", other)
-    before = (root / "mlflow.db").read_bytes()
-    reason = (
-        "newer MLflow wrote it.*Install that" if age == "newer" else f"mlflow db upgrade sqlite:///{root}/mlflow.db"
-    )
+def test_schema_of_another_release_is_mlflows_affair(new_store, tmp_path: Path):
+    root, newer = new_store(tmp_path / "mlruns"), "f4a9b2c7d1e7"
+    execute(root, "UPDATE alembic_version SET version_num = ?", newer)
 
-    with pytest.raises(errors.StoreError, match=reason):
-        MlflowTracker(root)
+    with pytest.raises(errors.StoreError, match=f"(out-of-date database schema|Can't locate revision).*{newer}"):
+        log_one(MlflowTracker(root))
 
-    assert (root / "mlflow.db").read_bytes() == before
+
+@pytest.mark.parametrize(
+    "address", ["databricks", "databricks://profile", "azureml://x.net/ws", "uc:model", "arn:aws:x"]
+)
+def test_managed_servers_are_refused_by_name(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+
+    with pytest.raises(errors.StoreError, match=r"a managed MLflow \(.*http"):
+        location.resolve()
+
+    assert not list(tmp_path.iterdir())
+    assert location.resolve("./databricks") == location.Store(database=tmp_path / "databricks" / "mlflow.db")
 
 
 def test_moved_and_copied_stores_are_refused(new_store, tmp_path: Path):

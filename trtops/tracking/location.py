@@ -18,7 +18,10 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.record import sha256
+from trtops.system.masking import masked
 from trtops.tracking import schema
+
+_MANAGED = re.compile(r"databricks$|(databricks|databricks-uc|uc|azureml|arn):", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,11 @@ def resolve(location: str | Path | None = None) -> Store | str:
     A location is a folder, ``sqlite:///<file>``, or a server's ``http(s)://`` address; None for the default.
     """
     text = os.fspath(location if location is not None else default_location())
+    if not isinstance(location, Path) and re.match(_MANAGED, text):
+        raise errors.StoreError(
+            f"Store {masked(text)!r} is a managed MLflow (Databricks, Azure, SageMaker), which trtops cannot use. "
+            "Set MLFLOW_TRACKING_URI to an MLflow server (http://...), or unset it to use ./mlruns."
+        )
     scheme = "" if isinstance(location, Path) else (re.match(r"([a-zA-Z][\w+.\-]+):", text) or ["", ""])[1].lower()
     if scheme in ("http", "https"):
         return text.rstrip("/")

@@ -14,6 +14,7 @@ from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.backend.onnxrt.device import load_cuda, new_session
 from trtops.backend.onnxrt.library import ort
+from trtops.extras import hidden_onnxruntime
 from trtops.spec import GPU_PROVIDERS
 from trtops.system.activity import Activity
 from trtops.system.limits import bytes_of_files, limited_memory, too_much
@@ -63,6 +64,9 @@ def find_providers(
         name, options = (provider, None) if isinstance(provider, str) else (provider[0], dict(provider[1]))
         matches = [name] if name in available else [full for full in available if name.lower() in full.lower()]
         if not matches:
+            hidden, remedy = hidden_onnxruntime()
+            if hidden:
+                raise errors.BackendUnavailableError(f"{name} is missing: {hidden}. Do: {remedy}")
             raise errors.BackendUnavailableError(
                 f"Could not find specified ONNX-Runtime execution provider {name!r}. onnxruntime {ort.__version__} has "
                 f"{', '.join(available)}. Install the onnxruntime package that has it (onnxruntime-gpu for CUDA and "

@@ -11,6 +11,7 @@ from trtops.cli.flags import Options
 from trtops.cli.jobs import direct_command, json_of
 from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
+from trtops.extras import hidden_onnxruntime
 from trtops.tracking.check import HealthFinding, store_findings
 
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch")
@@ -47,6 +48,9 @@ def _version_of(package: str) -> str:
 
 
 def _backend_findings() -> Iterator[HealthFinding]:
+    text, remedy = hidden_onnxruntime()
+    if text:
+        yield HealthFinding(subject="onnxruntime", state="problem", text=text, remedy=remedy)
     for name in BACKENDS:
         try:
             environment = engine_backend(name).environment()

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from trtops import errors
+from trtops.backend.engines import engine_backend
 from trtops.ops.gate.across_releases import Candidate, Regression, accepted_candidates, explain
 from trtops.ops.gate.distribution import gate_builds
 from trtops.ops.gate.op import GateConfig, gate, registered
@@ -110,6 +111,8 @@ def gate_all(
     ]
     if len(given) == 1:
         [(model, own)] = given
+        if not own.release and getattr(own.build.options, "on_gpu", False):
+            engine_backend(own.build.backend).environment(own.build)  # a missing device leaves no run
         return run_step("gate", gate_one, model, own, tracker=tracker, experiment=experiment, tags=tags)
     if config.candidate is not None:
         raise errors.ConfigError(f"candidate is one run, but there are {len(given)} combinations; expected one.")

@@ -162,8 +162,9 @@ class _RemoteFiles:
             else:
                 entry = write_artifact(source, file, path)
             parent = None if name.parent == PurePosixPath() else str(name.parent)
-            put, arguments = self._connection.client.log_artifact, (self._run_id, str(file), parent)
-            self._connection.call(put, *arguments, transferred=lambda: entry.size)
+            self._connection.call(
+                lambda: self._repository().log_artifact(str(file), parent), transferred=lambda: entry.size
+            )
         return entry
 
     def get(self, entry: ArtifactEntry) -> Path | None:
@@ -211,10 +212,13 @@ class _RemoteFiles:
         """The server's half-written files are its own."""
 
     def _repository(self) -> Any:
-        # That of its client would read the run again for each call.
-        return library().store.artifact.artifact_repository_registry.get_artifact_repository(
-            self._uri, tracking_uri=self._connection.location
-        )
+        # That of its client would read the run again for each call. Before 3.8, MLflow resolves addresses on a server
+        # by its global tracking URI.
+        artifact = library().store.artifact
+        uri = self._uri
+        if uri.startswith("mlflow-artifacts:"):
+            uri = artifact.mlflow_artifacts_repo.MlflowArtifactsRepository.resolve_uri(uri, self._connection.location)
+        return artifact.artifact_repository_registry.get_artifact_repository(uri)
 
     def _list(self, folder: str) -> list[Any]:
         found = list(self._connection.call(lambda: self._repository().list_artifacts(folder or None)))

@@ -69,13 +69,13 @@ class Connection:
         try:
             client: MlflowClient = library().MlflowClient(self.location, self.location)
         except Exception as exc:
-            # SQLAlchemy is only imported for databases, so its classes cannot be named here.
+            # SQLAlchemy and Alembic are only imported for databases, so their classes cannot be named here.
             module = type(exc).__module__.partition(".")[0]
-            if not isinstance(exc, UnicodeDecodeError) and module not in ("mlflow", "sqlalchemy"):
+            if not isinstance(exc, UnicodeDecodeError) and module not in ("mlflow", "sqlalchemy", "alembic"):
                 raise
-            text = (
-                f"{self.shown} cannot be used as an MLflow database: {masked(str(exc)):.300}. Restore it from a backup."
-            )
+            text = f"{self.shown} cannot be used as an MLflow database: {masked(str(exc)):.400}"
+            if "schema" not in text and module != "alembic":  # of another release, for which MLflow has its own advice
+                text += ". Restore it from a backup."
             raise errors.StoreError(text) if self.store is None else store_error(exc, self.store, text) from exc
         return client
 

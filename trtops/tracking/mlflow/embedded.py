@@ -1,16 +1,13 @@
-"""An embedded store that is safe to open: made under a lock, and with the schema of the installed MLflow.
+"""An embedded store that is safe to open: made under a lock.
 
-MLflow makes a database wherever it finds none, without a lock, and upgrades an old one without asking. So the
-database is made here, under a lock, and appears whole; and its version is checked before MLflow opens it.
+MLflow makes a database wherever it finds none, without a lock. So the database is made here, under a lock, and appears
+whole. A store of another release of MLflow is opened, upgraded or refused by MLflow itself.
 """
 
 import functools
-import importlib.util
 import logging
 import math
 import os
-import re
-import shlex
 import shutil
 import sqlite3
 import sys
@@ -36,7 +33,7 @@ _BLOCK = 200  # runs that are read at once
 
 
 def ensure_store(location: str | Path | Store | None = None) -> Store:
-    """An embedded store that exists and has the schema of the installed MLflow.
+    """An embedded store that exists.
 
     Any number of processes may call this at once for a missing store: one makes it, all get it.
     """
@@ -45,7 +42,7 @@ def ensure_store(location: str | Path | Store | None = None) -> Store:
         raise errors.StoreError(f"{store} is a server; expected an embedded store's folder. Run this on its machine.")
     if not store.database.exists():
         _create_store(store)
-    _check_version(store)
+    _check_database(store)
     return store
 
 
@@ -65,6 +62,9 @@ def _create_store(store: Store) -> None:
                 leftover.unlink()
             building = store.root / f".{store.database.name}.{os.getpid()}"
             SqlAlchemyStore(f"sqlite:///{building}", str(store.artifacts))  # type: ignore[no-untyped-call]
+            for name, logger in logging.root.manager.loggerDict.items():
+                if name.startswith("trtops") and isinstance(logger, logging.Logger):
+                    logger.disabled = False  # before 3.8, MLflow disables all loggers when it migrates a database
             # Readers do not wait for a writer, so that the UI works while runs are logged.
             with closing(sqlite3.connect(building)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
@@ -77,30 +77,16 @@ def _create_store(store: Store) -> None:
         ) from exc
 
 
-def _check_version(store: Store) -> None:
-    """Refuse a store that another MLflow release wrote, before MLflow can change it."""
+def _check_database(store: Store) -> None:
+    """Refuse a file that is not MLflow's database, before MLflow makes one of it. Schemas are left to MLflow."""
     try:
-        address = f"{store.database.as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, timeout=20)) as database:
-            # Alembic's own table, read without MLflow, which would upgrade the database when it opens it.
-            [(found,)] = database.execute("SELECT version_num FROM alembic_version").fetchall()
+        with closing(sqlite3.connect(f"{store.database.as_uri()}?mode=ro", uri=True, timeout=20)) as database:
+            # Alembic's own table.
+            database.execute("SELECT version_num FROM alembic_version").fetchall()
     # Text that is not Unicode is a ValueError.
     except (OSError, sqlite3.Error, ValueError) as exc:
         text = f"{store.database} cannot be used as an MLflow database: {exc}. Restore it from a backup."
         raise store_error(exc, store, text) from exc
-    head, *older = known_revisions()
-    if found == head:
-        return
-    start = f"Store {store.root} has MLflow schema {found}; the installed MLflow {library().__version__} has {head}."
-    if found in older:
-        raise errors.StoreError(
-            f"{start} It is older. Copy {store.database.name}, then upgrade it by: "
-            f"mlflow db upgrade {shlex.quote(store.uri)}"
-        )
-    raise errors.StoreError(
-        f"{start} A newer MLflow wrote it, and nothing was changed. Install that release, or set "
-        "TRTOPS_HOME to another folder."
-    )
 
 
 def store_error(exc: Exception, store: Store, otherwise: str) -> errors.TrackingError:
@@ -197,21 +183,6 @@ def _select(store: Store, query: str, *values: str | int) -> list[Any]:
             return database.execute(query, values).fetchall()
     except (sqlite3.Error, ValueError) as exc:
         raise store_error(exc, store, f"{store.database} cannot be read: {exc}. Restore it from a backup.") from exc
-
-
-@functools.cache
-def known_revisions() -> tuple[str, ...]:
-    """The revisions of the database schema that the installed MLflow knows, its own first."""
-    # Alembic would import all scripts, which takes a fifth of a short command's time.
-    [package] = importlib.util.find_spec("mlflow").submodule_search_locations  # type: ignore[union-attr, misc]
-    scripts = Path(package).glob("store/db_migrations/versions/*.py")
-    pattern = re.compile(r'^revision = "(\w+)"$.*?^down_revision = (?:"(\w+)"|None)$', re.M | re.S)
-    before = {found[1]: found[2] for script in scripts if (found := pattern.search(script.read_text("utf-8")))}
-    [revision] = before.keys() - before.values()
-    revisions = [revision]
-    while (revision := before[revision]) is not None:
-        revisions.append(revision)
-    return tuple(revisions)
 
 
 @functools.cache
