@@ -105,7 +105,7 @@ class OnnxRuntimeBackend:
                 why = why_denied(choice.candidate, choice.applicable)
                 if why is not None:
                     raise errors.TacticMismatchError(
-                        f"The tactic record cannot be replayed: {why}. Pardon the tactic, or replay another record."
+                        f"The tactic record cannot be replayed: {why}. Allow it, or replay another record."
                     )
             else:
                 choice = Search(
@@ -146,6 +146,7 @@ class OnnxRuntimeBackend:
             timing_cache_use=choice.cache_use,
             skipped=choice.skipped,
             tuning=choice.tuning,
+            denied=choice.denied,
             calibration_cache=rewritten.calibration_cache,
             quantization=rewritten.quantization,
             seconds=time.perf_counter() - start,

@@ -40,6 +40,11 @@ def data_options(config: DataConfig) -> Iterator[str]:
             yield from (f"--{field.name}", str(getattr(config, field.name)))
 
 
+def limits_text(tolerances: Tolerances) -> str:
+    """Limits in words, such as "atol 1e-12, rtol 0.0"."""
+    return " ".join(_limits(tolerances)).replace(" --", ", ").removeprefix("--") or "given limits"
+
+
 def _limits(given: Tolerances | None) -> Iterator[str]:
     if given is None:
         return

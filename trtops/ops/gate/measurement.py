@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine, Feed
 from trtops.backend.onnx.model import Model
+from trtops.backend.ratio import Metric, StartNoise
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.metadata import is_dynamic
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
-from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
+from trtops.ops.engines.convert import BuildJob, read_cache_file
+from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
 from trtops.ops.evaluation.data import golden_outputs
 from trtops.ops.evaluation.evidence import SeenFeeds
@@ -38,7 +40,6 @@ from trtops.ops.gate.engine_process import (
 )
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
-from trtops.ops.gate.ratio import Metric, StartNoise
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import EngineFacts, Finding, Measured, latency_finding
 from trtops.ops.result import run_step

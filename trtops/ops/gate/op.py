@@ -9,12 +9,12 @@ from typing import Literal, TypeVar
 
 from trtops import errors
 from trtops.backend.onnx.model import Model
+from trtops.backend.ratio import Metric
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
 from trtops.ops.gate.measurement import GateSession, Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
-from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare

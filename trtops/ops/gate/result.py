@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from trtops.backend.ratio import MIN_STARTS, Metric, RatioEstimate, decide_ratio, starts_needed
 from trtops.comparator.report import ComparisonReport
 from trtops.ops.evaluation.check import Accuracy, Evaluation
 from trtops.ops.evaluation.options import engine_options
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Policy
-from trtops.ops.gate.ratio import MIN_STARTS, Metric, RatioEstimate, decide_ratio, starts_needed
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
