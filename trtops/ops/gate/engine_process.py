@@ -84,10 +84,15 @@ class EngineProcess:
         return self._run()
 
     def infer(self, feed: Feed) -> dict[str, Any]:
-        """Run the engine on another feed; after an inference that ends the process, the engine is open again."""
+        """Run the engine on another feed; after an inference that ends the process, the engine is open again.
+
+        TimeoutError if it ended because the time of all calls is over, which is no fault of the engine.
+        """
         try:
             return dict(self._run(feed)[0][1][0])
-        except errors.WorkerError:
+        except errors.WorkerError as exc:
+            if time.monotonic() >= self._backend.worker.until:
+                raise TimeoutError("The time for this engine is over.") from exc
             self.reopen()
             raise
 

@@ -44,6 +44,8 @@ class GateConfig(EngineConfig):
         use_deny_list: Exclude tactics that are on the deny-list.
         name: Registered model; the name of the model file without its suffix if None.
         register: Whether an accepted candidate gets the alias.
+        require_accepted: Refuse a candidate if there is no accepted engine to compare with; by default it is accepted
+            for its comparison with the model.
         accept_unproven: Accept a candidate that was compared on data that cannot support a verdict, such as random
             values in shapes that were not given.
         keep_model: Log the model file with its external data.
@@ -63,6 +65,7 @@ class GateConfig(EngineConfig):
     use_deny_list: bool = True
     name: str | None = None
     register: bool = True
+    require_accepted: bool = False
     accept_unproven: bool = False
     keep_model: bool = True
     distribution: BuildShare = field(default_factory=BuildShare)
@@ -118,7 +121,9 @@ def gate(
         measured = measurement.measured
         if measured is not None:  # as far as it is complete: the subject that stopped has its reason already
             found = evaluate_measured(measured, config.policy, accept_unproven=config.accept_unproven)
-            findings += tuple(each for each in found if not findings or each.subject != findings[0].subject)
+            # Without all of its measurements, an accepted engine is not "none".
+            ended = {each.subject for each in findings} | ({"accepted"} if findings else set())
+            findings += tuple(each for each in found if each.subject not in ended)
         result = GateResult(
             title=f"gate {path.name} {precision} {release}",
             subject=str(path),
