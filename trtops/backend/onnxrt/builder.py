@@ -64,7 +64,7 @@ class OnnxRuntimeBackend:
         calibration_data: Iterable[Feed] | None = None,
         timing_feed: "Feed | None" = None,
     ) -> Build:
-        """Build one engine: rewrite the precision, time the candidates, keep the fastest.
+        """Build one engine: rewrite the precision, time the candidates, keep the fastest, or else the defaults.
 
         With a timing cache that has all candidates, nothing is timed and the choice is the same as before. A tactic
         record pins the settings: only that candidate is built, without timing, and its layers must match the record's

@@ -98,7 +98,7 @@ class Lane:
     cost: float = 0.0
     samples: list[float] = field(default_factory=list)
     rounds: list[float] = field(default_factory=list)
-    seconds: float = 0.0  # of the last inference
+    seconds: float = 0.0  # of the last inference, or of the last visit's
 
     def infer(self, feed: Feed) -> float:
         """Run one inference; return its seconds."""
@@ -112,7 +112,8 @@ class Lane:
         """Take one sample."""
         count = min(_MAX_INFERENCES, math.ceil(_VISIT_SECONDS / max(self.seconds, 1e-7)))
         seconds = [self.infer(feed) for _ in range(max(1, count))]
-        self.samples.append(float(np.quantile(seconds, UNDISTURBED)))
+        self.seconds = float(np.quantile(seconds, UNDISTURBED))
+        self.samples.append(self.seconds)
 
     def end_round(self) -> None:
         """Combine the two visits of a round: a linear drift adds the same to this value of each lane."""
@@ -165,7 +166,11 @@ class Measurement:
         """Return the seconds that one inference of each feed takes with ONNX Runtime's defaults."""
         lane = self._open(self.optimizer(Candidate()))
         self._default = lane  # its session is used again for the timing
-        return sum([lane.infer(feed), lane.infer(feed)][1] for feed in feeds)
+        total = 0.0
+        for feed in feeds:
+            lane.infer(feed)
+            total += lane.infer(feed)
+        return total
 
     def seconds(self, candidates: Sequence[Candidate], feed: Feed) -> dict[Candidate, Timing]:
         """Time candidates with one feed, in turns with the first; those that there is no time for are skipped."""

@@ -150,7 +150,8 @@ def _load_model(path: str) -> Model:
 def own_check(campaign: Campaign, evaluate_engine: EngineEvaluator | None) -> str:
     """The command or Python callable that evaluates a campaign's engines, as text; empty if outputs are compared."""
     if evaluate_engine is not None:
-        return getattr(evaluate_engine, "__qualname__", type(evaluate_engine).__qualname__)
+        function = evaluate_engine if hasattr(evaluate_engine, "__qualname__") else type(evaluate_engine)
+        return f"{function.__module__}.{function.__qualname__}"
     return "" if campaign.config.command is None else shlex.join(campaign.config.command.command)
 
 

@@ -142,13 +142,7 @@ class Measurement:
             process = EngineProcess(backend, build.engine, file, metrics)
             stack.callback(process.close)
             outputs = run_step("run", process.outputs)
-        own, calibration = build.spec.config, build.calibration_cache
-        key = digest([model.info.sha256, own.digest, None if calibration is None else sha256(calibration)])
-        if (right := self._session.right_models.get(key)) is None:
-            plain = plain or self._reference_outputs(source, feeds)
-            right = RightModel(model=model, build=own, feeds=feeds, golden=plain, calibration=calibration)
-            noise, draws = run_step("measure noise", self._reference, noise_and_draws, right)
-            self._session.right_models[key] = right = replace(right, measured=noise, _draws=draws)
+        right = self._right_model(build, source, feeds, plain)
         golden = right.golden if config.check.golden is None else RunResults.load(config.check.golden)
         tolerances = right.tolerances(check.tolerances)
         evaluation = run_step("compare", assess, outputs, golden, None, check, tolerances, source, seen, right)
@@ -224,6 +218,17 @@ class Measurement:
         if latency_finding(rounds, limit).outcome != "open":
             session.timed[pair] = rounds
         return rounds
+
+    def _right_model(self, build: Build, source: Feeds, feeds: list[Feed], plain: RunResults | None) -> RightModel:
+        """The right model of a build, with its noise; ``plain`` are its own outputs, if they are known."""
+        model, own, calibration = self._model, build.spec.config, build.calibration_cache
+        key = digest([model.info.sha256, own.digest, None if calibration is None else sha256(calibration)])
+        if (right := self._session.right_models.get(key)) is None:
+            plain = plain or self._reference_outputs(source, feeds)
+            right = RightModel(model=model, build=own, feeds=feeds, golden=plain, calibration=calibration)
+            noise, draws = run_step("measure noise", self._reference, noise_and_draws, right)
+            self._session.right_models[key] = right = replace(right, measured=noise, _draws=draws)
+        return right
 
     def _reference(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that runs the model itself, in a child process, which ends with the budget."""
