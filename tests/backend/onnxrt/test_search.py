@@ -6,6 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import models
@@ -13,6 +14,7 @@ from tests.backend.onnxrt.test_tactics import MODELS
 from trtops import BuildConfig, errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt import search
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.measure import Budget, Lane, Measurement, successive_halving
@@ -85,6 +87,30 @@ def test_drift_does_not_favour_a_lane() -> None:
 
     for timing in timings.values():
         assert timing.log_ratios == pytest.approx((0.0,) * len(timing.log_ratios), abs=1e-12)
+
+
+@pytest.mark.parametrize("load", [0.0, 0.4, 0.8])
+def test_noise_of_a_loaded_machine_chooses_nothing(load: float) -> None:
+    """Of equal candidates hardly one is chosen; on a quiet machine, one that saves a tenth is always chosen."""
+
+    class Noisy(FakeRunner):
+        """Inferences scatter by 2 %, and other work slows down a part of them, by up to ten times."""
+
+        def last_inference_time(self) -> float:
+            slowed = 1 + 9 * random.random() if random.random() < load else 1.0
+            return self.seconds * float(random.lognormal(0, 0.02)) * slowed
+
+    def chosen(*speeds: float) -> list[int]:
+        lanes = [Lane(Candidate((str(n),)), Noisy(s), seconds=s) for n, s in enumerate((1e-3, *speeds))]  # type: ignore[arg-type]
+        timings = [*successive_halving(lanes, {}, 8, Budget()).values()][1:]
+        confidence = 1 - 0.01 / len(timings)
+        return [n for n, t in enumerate(timings) if search._ratio([t], [1e-3], confidence).decision == "below"]
+
+    random = np.random.default_rng(1)
+
+    assert sum(map(bool, (chosen(1e-3, 1e-3, 1e-3) for _ in range(100)))) <= 1
+    if not load:
+        assert [chosen(1e-3, 0.9e-3) for _ in range(20)] == [[1]] * 20
 
 
 def test_short_inferences_are_repeated_and_disturbed_ones_dropped() -> None:
