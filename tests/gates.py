@@ -15,7 +15,7 @@ from tests import models
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.ops.gate.ratio import Metric
+from trtops.backend.ratio import Metric
 from trtops.ops.gate.releases import COMPLETE, environment_of
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord

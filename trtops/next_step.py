@@ -160,5 +160,10 @@ def _tolerances(tolerances: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"--{option.replace('_', '-')}", *values)
 
 
+def limits_text(tolerances: Record) -> str:
+    """Return limits in words, such as "atol 1e-12, rtol 0.0"."""
+    return " ".join(_tolerances(tolerances.to_dict())).replace(" --", ", ").removeprefix("--") or "given limits"
+
+
 def _dims(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"

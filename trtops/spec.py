@@ -72,10 +72,12 @@ class OnnxRuntimeOptions(Record):
     # Names of the choices that the builder may vary and time; empty builds ONNX Runtime's default engine.
     tactics: tuple[str, ...] | None = None
     allow_approximation: bool = False  # faster but less exact choices, such as Gelu approximation, may be used
-    # Maximum number per candidate; the median counts. The slower half of the candidates drops out early.
+    # Maximum number of rounds, in which candidates are timed in turns with the defaults: four decide at the earliest.
+    # The slower half of the candidates drops out early.
     timing_iterations: int = 8
-    # For trying settings, in addition to the default engine. By default the time of five session starts, but at least
-    # two seconds and at most ten. Settings that were not tried are named in the build.
+    # For trying settings, in addition to the default engine. By default the time of five session starts, or of the 16
+    # inferences that decide on one setting, but at least two seconds and at most ten. Settings that were not tried are
+    # named in the build.
     timing_seconds: float | None = None
     intra_op_threads: int = 0  # within one operator; 0 lets ONNX Runtime decide
     # Choose tactics at random with this seed, instead of by time; for campaigns. Seed 0 uses all allowed approximations

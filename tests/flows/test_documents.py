@@ -5,6 +5,7 @@ The pages share one folder with the demo's model and images, so that a page can 
 if that is not 0.
 """
 
+import os
 import re
 import runpy
 import shlex
@@ -51,6 +52,7 @@ DOCUMENTS = sorted(
     [ROOT / "README.md", *PAGES.rglob("*.md"), *EXAMPLES.rglob("*.md")],
     key=lambda path: (ORDER.index(path.stem) if path.stem in ORDER else len(ORDER), str(path)),
 )
+EXPORT = re.compile(r"export (\w+)=\$PWD/(\S+)")
 NOT_RUN = re.compile("make |pip |prefect |git |cp |cd |python script|eval |trtops team|trtops store ui")
 
 
@@ -108,11 +110,14 @@ def shortened(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_all_blocks_run(path, folder, capsys, caplog):
+def test_all_blocks_run(path, folder, capsys, caplog, monkeypatch):
     for line, codes in lines(path):
         if NOT_RUN.match(line):
             continue
-        words = shlex.split(filled(shortened(line), folder / "mlruns"))
+        if exported := EXPORT.fullmatch(line):
+            monkeypatch.setenv(exported[1], str(folder / exported[2]))
+            continue
+        words = shlex.split(filled(shortened(line), Path(os.environ["TRTOPS_HOME"])))
         assert words[0] == "trtops", line
         if path.stem in ONLY_PARSED:
             command, rest = registry.find(words[1:])
@@ -121,7 +126,7 @@ def test_all_blocks_run(path, folder, capsys, caplog):
         code = main(words[1:])
         assert code in codes, f"{line}: exit code {code}\n{capsys.readouterr()}\n{caplog.text}"
     for snippet in blocks(path, "python"):
-        code = compile(filled(shortened(snippet), folder / "mlruns"), str(path), "exec")
+        code = compile(filled(shortened(snippet), Path(os.environ["TRTOPS_HOME"])), str(path), "exec")
         if path.stem not in ONLY_PARSED:
             exec(code, {})
     for script in path.parent.glob("script.py"):
@@ -168,3 +173,11 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     written = (tmp_path / "reference" / "config" / "index.html").read_text(encoding="utf-8")
     assert "BuildConfig" in written and (tmp_path / "mistakes" / "index.html").exists()
+
+
+def test_pages_that_deny_a_tactic_have_a_store_of_their_own():
+    proving = [path for path in DOCUMENTS if any("debug prove" in line for line, _ in lines(path))]
+    assert len(proving) >= 2
+    for path in proving:
+        commands = [line for line, _ in lines(path)]
+        assert EXPORT.fullmatch(commands[0]) and commands[0].startswith("export TRTOPS_HOME="), path

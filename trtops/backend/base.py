@@ -28,7 +28,7 @@ from trtops.lazy import known_as
 from trtops.metadata import is_dynamic
 from trtops.record import JSONValue, Record, sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, ModelInfo
-from trtops.tables import listed
+from trtops.tables import counted, listed
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
@@ -158,10 +158,17 @@ class Build:
     timing_cache_use: TimingCacheUse = TimingCacheUse()
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
     tuning: str = ""  # what timing settings gained; empty if none were timed in this build
+    denied: tuple[str, ...] = ()  # choices left out since they are on the deny-list, each with its reason
     calibration_cache: bytes | None = field(default=None, repr=False)
     quantization: Quantization | None = None  # layers with Q/DQ nodes that this build wrote
     seconds: float  # wall time, without reading the model and logging
     log: str = field(default="", repr=False)
+
+    @property
+    def left_out(self) -> str:
+        """The choices that the deny-list excluded, in a line; empty without any."""
+        kind = "setting" if self.tactics.mechanism == "onnxruntime" else "tactic"
+        return f"{counted(len(self.denied), kind)} left out: {listed(self.denied, 3, '; ')}" if self.denied else ""
 
     @property
     def fallback(self) -> str:

@@ -117,6 +117,23 @@ class Tolerances(Record):
         changes = {f.name: v for f in dataclasses.fields(own) if (v := getattr(own, f.name)) is not None}
         return dataclasses.replace(self, per_output={}, **changes)
 
+    def implies(self, other: Tolerances) -> bool:
+        """Whether every run that meets these tolerances meets the others; False where that cannot be told."""
+        # By limit: whether lower values are tighter.
+        limits = {str(m.tolerance): m.better == "lower" for m in LIMITED}
+        limits |= dict.fromkeys(("atol", "rtol", "atol_of_scale"), True)
+        for output in ("", *self.per_output, *other.per_output):
+            own, theirs = self.of(output), other.of(output)
+            for name in (each.name for each in dataclasses.fields(own)):
+                limit, bound = getattr(own, name), getattr(theirs, name)
+                if name == "atol_of_scale":  # no share is a share of 0
+                    limit, bound = limit or 0.0, bound or 0.0
+                if limit == bound or (bound is None and name in limits):
+                    continue
+                if limit is None or name not in limits or (limit < bound) != limits[name]:
+                    return False
+        return True
+
     def largest_abs(self, stats: OutputStatistics) -> float:
         """The absolute tolerance for an output, in its own unit."""
         return max(self.atol, (self.atol_of_scale or 0.0) * (stats.scale or 0.0))

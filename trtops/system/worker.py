@@ -100,9 +100,11 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 "importable by name, and runners made from loaders rather than from loaded objects."
             ) from None
         with self._lock:
+            left = min(math.inf if timeout is None else timeout, self.until - time.monotonic())
+            if left <= 0:
+                raise errors.WorkerError(f"{self._name or 'The child process'} has no time left.", timed_out=True)
             try:
-                left = min(math.inf if timeout is None else timeout, self.until - time.monotonic())
-                returned, answer = self._answer_to(call, max(0.0, left))
+                returned, answer = self._answer_to(call, left)
             except BaseException:  # after Ctrl-C, the child would answer the next call with this result
                 self.close(0)
                 raise

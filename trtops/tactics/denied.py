@@ -1,9 +1,10 @@
 """The deny-list: tactics that later builds must not choose, and the run that confirmed them."""
 
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trtops import errors
 from trtops.record import JSONValue, Record
@@ -18,7 +19,11 @@ class DeniedTactic(Record):
     A choice is identified by its layer's name and its tactic, whose text includes TensorRT's tensor formats. So it is
     denied in every model with such a layer, for instance after exporting the model again, and in no other.
 
-    ``settings`` without choices are denied if a build has all of them. ``evidence`` is the run that confirmed them.
+    ``settings`` without choices are denied if a build has all of them. ``evidence`` is the run that confirmed them, and
+    ``run`` the entry in the store.
+
+    Where only a user's own limits (``tolerances``) or own check (``command``) found the builds bad, the entry is for
+    builds that are checked in that way. ``limits`` describes the tolerances. Without any, it is for all builds.
     """
 
     backend_version: str
@@ -26,21 +31,36 @@ class DeniedTactic(Record):
     choices: tuple[TacticChoice, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     evidence: str = ""
+    run: str = ""
+    tolerances: Mapping[str, Any] | None = None  # comparator.report.Tolerances as JSON
+    limits: str = ""
+    command: str = ""
 
     @classmethod
-    def of(cls, record: TacticRecord, columns: Container[Column], evidence: str) -> "DeniedTactic":
-        """The entry for some layers and settings of a record."""
+    def of(cls, record: TacticRecord, columns: Container[Column], evidence: str, **scope: Any) -> "DeniedTactic":
+        """The entry for some layers and settings of a record; ``scope`` are fields that limit it to some checks."""
         return cls(
             backend_version=record.backend_version,
             device_sha256=record.device_sha256,
             choices=tuple(choice for choice in record.choices if ("layer", choice.layer) in columns),
             settings=tuple(pair for pair in record.settings if ("setting", pair[0]) in columns),
             evidence=evidence,
+            **scope,
         )
 
     def deciding(self) -> JSONValue:
-        """What is denied, without the evidence."""
-        return replace(self, evidence="").to_dict()
+        """What is denied, without the evidence and the checks that it is for."""
+        return replace(self, evidence="", run="", tolerances=None, limits="", command="").to_dict()
+
+    @property
+    def scope(self) -> str:
+        """The checks that the entry is for, in words that follow it; empty if it is for all."""
+        return f" by the check `{self.command}`" if self.command else f" at {self.limits}" if self.limits else ""
+
+    def reason(self, choice: str) -> str:
+        """Return that a choice is denied: by which run, at which limits, and how to allow it again."""
+        again = f" (`trtops runs pardon {self.run} --why REASON` allows it)" if self.run else ""
+        return f"{choice} is denied by run {self.run or self.evidence}{self.scope}{again}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +85,9 @@ class DenyList(Record):
         for entry in self.entries:
             for choice in entry.choices:
                 if choice.identity in chosen:
-                    return f"it gives {choice.layer} the tactic {choice.tactic}, which run {entry.evidence} denies"
+                    return entry.reason(f"{choice.tactic} of {choice.layer}")
             if not entry.choices and entry.settings and given.issuperset(entry.settings):
-                named = ", ".join(f"{name}={value}" for name, value in entry.settings)
-                return f"it sets {named}, which run {entry.evidence} denies"
+                return entry.reason(", ".join(f"{name}={value}" for name, value in entry.settings))
         return None
 
 

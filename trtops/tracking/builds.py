@@ -69,6 +69,8 @@ def log_build(run: Run, build: Build, engine_suffix: str, key: str | None = None
     run.log_json(dict(engine.options), Artifact.ENGINE_OPTIONS)
     run.log_json(build.tactics, Artifact.TACTICS)
     run.log_json([layer.to_dict() for layer in build.layers], Artifact.LAYERS)
+    if build.denied:
+        run.log_json(list(build.denied), Artifact.LEFT_OUT)
     if build.timing_cache is not None:
         run.log_bytes(build.timing_cache, Artifact.TIMING_CACHE)
     if build.calibration_cache is not None:
@@ -103,6 +105,7 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
         timing_cache=run.get(Artifact.TIMING_CACHE),
         timing_cache_use=TimingCacheUse.from_json(run.read_bytes(Artifact.TIMING_CACHE_USE)),
         calibration_cache=run.get(Artifact.CALIBRATION_CACHE),
+        denied=tuple(map(str, json.loads(run.get(Artifact.LEFT_OUT) or b"[]"))),
         quantization=load_quantization(run),
         seconds=run.info.metrics.get(Metric.BUILD_SECONDS, 0.0),
         log=run.read_bytes(Artifact.BUILD_LOG).decode("utf-8", "replace"),

@@ -139,6 +139,7 @@ class Artifact:
     MODEL = "model/"  # the ONNX file and its external data
     TACTICS = "tactics/replay.json"
     LAYERS = "tactics/layers.json"
+    LEFT_OUT = "tactics/left_out.json"  # choices that the deny-list excluded from the build, each with its reason
     QUANTIZATION = "tactics/quantization.json"  # the layers that got Q/DQ nodes, and those excluded, by rule
     PRECISIONS = "tactics/precisions.json"  # the precision of each kernel, as a table
     TIMING_CACHE = "caches/timing.cache"
@@ -191,7 +192,7 @@ class Artifact:
 
 # The files of a build, or the folders that hold them. A run that reuses a build has none of them.
 BUILD_FILES = (
-    Artifact.ENGINE, Artifact.MODEL, Artifact.TACTICS, Artifact.LAYERS, Artifact.TIMING_CACHE,
+    Artifact.ENGINE, Artifact.MODEL, Artifact.TACTICS, Artifact.LAYERS, Artifact.LEFT_OUT, Artifact.TIMING_CACHE,
     Artifact.TIMING_CACHE_USE, Artifact.CALIBRATION_CACHE, Artifact.BUILD_LOG,
 )  # fmt: skip
 

@@ -183,7 +183,7 @@ def test_damaged_or_foreign_caches_are_refused() -> None:
     good = make_cache(a=1.0).to_bytes()
     for data in (
         *(b"", b"\x80\x04junk", b"[]", b"{}", b"[" * 100_000, good[:-20]),
-        good.replace(b'"version":1', b'"version":2'),
+        good.replace(b'"version":2', b'"version":3'),
         good.replace(b'"median_seconds":1.0', b'"median_seconds":"fast"'),
         good.replace(b'"graphs"', b'"graph"'),
     ):

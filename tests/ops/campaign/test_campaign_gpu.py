@@ -18,7 +18,7 @@ from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.campaign.prove import ProveConfig, ProveResult, prove
-from trtops.ops.engines.convert import deny_list
+from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
@@ -109,7 +109,7 @@ def test_campaign_of_sixteen_builds_and_proof(
             model, campaign(folder, tolerance, until=2, use_deny_list=True), tracker=tracker, experiment="avoided"
         )
         environment = promote_and_resolve(result.run_id, model, tracker)
-        denied = deny_list(tracker, environment)
+        denied = deny_list(tracker, environment, Tolerances(atol=tolerance, rtol=0))
         assert [entry.evidence for entry in denied.entries] == [confirmed[0].run_id]
         for info in tracker.find("avoided", tags={Tag.KIND: "iteration"}):
             log = tracker.load(info.id).read_bytes(Artifact.BUILD_LOG).decode()

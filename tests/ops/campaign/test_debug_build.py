@@ -23,15 +23,21 @@ from tests.waiting import workers_time_out_when
 from trtops import errors
 from trtops.backend.base import Engine
 from trtops.cli.main import main
+from trtops.comparator.report import OutputTolerances, Tolerances
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
+from trtops.ops.campaign.iteration import denial_scope
+from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
-from trtops.ops.engines.convert import ConvertConfig, convert, deny_list
-from trtops.ops.engines.deny import deny, pardon
+from trtops.ops.campaign.workers import close_workers
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.deny import deny, deny_list, pardon
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.locks import held
+from trtops.tactics.denied import DeniedTactic
+from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns
 from trtops.tracking.memory import MemoryTracker
@@ -119,7 +125,9 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
     assert {info.id for info in tracker.find("blocks", parent=proved.run_id)} == {t.run_id for t in proved.trials}
 
     # Later builds keep off it, and say so; until somebody pardons it.
-    assert proved.backend == "onnxruntime" and proved.denied
+    # The model's own limits find these builds bad as well, so it is denied whatever the limits of a build.
+    assert proved.backend == "onnxruntime" and proved.denied and proved.denied_in == "all builds"
+    assert f"trtops runs pardon {proved.deny_run}" in proved.page()
     entry = tracker.info(proved.deny_run)
     assert entry.tags[Tag.EVIDENCE] == proved.run_id
     again_config = config(data, until=5, use_deny_list=True)
@@ -129,16 +137,77 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
         tracker.load(info.id).read_bytes(Artifact.BUILD_LOG).decode()
         for info in tracker.find("avoided", tags={Tag.KIND: "iteration"})
     ]
-    assert any(f"which run {proved.run_id} denies; taking the next" in log for log in logs)
+    assert any(
+        f"denied by run {proved.deny_run} (`trtops runs pardon" in log and "taking the next" in log for log in logs
+    )
     drawn = again_config.build_of(int(tracker.info(proved.bad_run).tags[Tag.ITERATION]))
     as_bad = ConvertConfig(build=drawn, check=again_config.check)  # draws what the bad iteration drew
-    converted = tracker.load(convert(model, as_bad, tracker=tracker, experiment="avoided").run_id)
+    avoiding = convert(model, as_bad, tracker=tracker, experiment="avoided")
+    converted = tracker.load(avoiding.run_id)
     assert FAST not in converted.read_bytes(Artifact.TACTICS).decode()
+    left_out = f"{FAST} of one/e4 is denied by run {proved.deny_run} (`trtops runs pardon {proved.deny_run}"
+    assert f"1 setting left out: {left_out}" in avoiding.page()
+    assert "1 choice left out, since denied" in avoiding.evaluation.evidence.sentence()
+    assert left_out in converted.info.params["evidence.denied"]
+    reused = convert(model, as_bad, tracker=tracker, experiment="avoided")
+    assert reused.reused_from == avoiding.run_id and reused.left_out == avoiding.left_out
 
     pardon(proved.deny_run, tracker=tracker, why="the tolerance was too strict")
     assert deny_list(tracker, Environment.from_json(converted.read_bytes(Artifact.ENVIRONMENT))).entries == ()
     free = convert(model, as_bad, tracker=tracker, experiment="avoided")
     assert FAST in tracker.load(free.run_id).read_bytes(Artifact.TACTICS).decode()
+
+
+def test_limits_of_ones_own_deny_only_builds_with_them(decided, model, data, tracker) -> None:
+    result, _ = decided
+    campaign = open_campaign(tracker, result.run_id)
+    runs = tracker.find("blocks", parent=result.run_id, tags={Tag.KIND: "iteration"})
+    good, bad = (tracker.load(next(i.id for i in runs if i.verdict == verdict)) for verdict in ("good", "bad"))
+
+    # A good build stands for one that nothing but limits of one's own would find bad.
+    scope = denial_scope(campaign, good, tracker, "")
+
+    assert denial_scope(campaign, bad, tracker, "") == {}
+    assert scope["limits"] == "atol 0.0001, rtol 0.0001"
+    assert denial_scope(campaign, bad, tracker, "check.py {engine}") == {"command": "check.py {engine}"}
+    close_workers()
+    environment = Environment.from_json(bad.read_bytes(Artifact.ENVIRONMENT))
+    record = TacticRecord.from_json(bad.read_bytes(Artifact.TACTICS))
+    approximate = {("setting", "GeluApproximation")}
+    own = MemoryTracker()
+    for name, fields in (("limits", scope), ("command", {"command": "check.py {engine}"})):
+        run = own.start("e", name, kind="proof")
+        run.log_json(DeniedTactic.of(record, approximate, run.id, **fields), Artifact.DENIED)
+        run.set_tags({Tag.PROOF: "confirmed"})
+        run.finish()
+        deny(run.id, tracker=own)
+
+    def denying(*check: object) -> list[str]:
+        return [entry.scope for entry in deny_list(own, environment, *check).entries]
+
+    assert denying() == denying(Tolerances(atol=1e-3, rtol=1e-4)) == []
+    assert denying(Tolerances(atol=1e-4, rtol=0)) == [" at atol 0.0001, rtol 0.0001"]
+    assert denying(None, "check.py {engine}") == [" by the check `check.py {engine}`"]
+    always = deny(run.id, always=True, tracker=own)
+    assert denying() == [""] and "For all builds." in always.page()
+    # A plain conversion, and one at the limits of the proof.
+    drawn = config(data).build_of(0)  # all approximations
+    plain = ConvertConfig(build=drawn, check=dataclasses.replace(config(data).check, tolerances=None))
+    strict = ConvertConfig(build=drawn, check=config(data).check)
+    pardon(always.run_id, tracker=own, why="a test")
+    assert not convert(model, plain, tracker=own).left_out
+    assert "at atol 0.0001, rtol 0.0001 (`trtops runs pardon" in convert(model, strict, tracker=own).left_out
+
+
+def test_tolerances_that_imply_others() -> None:
+    strict = Tolerances(atol=1e-6, rtol=0, max_nrmse=0.1, per_output={"y": OutputTolerances(min_cosine=0.9)})
+
+    assert strict.implies(strict) and strict.implies(Tolerances(atol=1e-6, rtol=1e-3))
+    assert not Tolerances(atol=1e-6, rtol=0).implies(strict)
+    assert not strict.implies(Tolerances(atol=1e-7, rtol=1e-3))
+    assert not dataclasses.replace(strict, atol_of_scale=0.1).implies(strict)
+    assert not strict.implies(dataclasses.replace(strict, per_output={"y": OutputTolerances(min_cosine=0.95)}))
+    assert not strict.implies(dataclasses.replace(strict, nans_equal=True))
 
 
 def test_cleared_suspect_is_refuted(decided, tracker) -> None:

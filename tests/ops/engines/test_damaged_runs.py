@@ -1,6 +1,7 @@
 """Damaged, pruned and forged runs are skipped with a warning."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ import pytest
 from tests import models
 from tests.hostile import forge_run, manifest_of, rewrite, write_artifact
 from trtops.backend.engines import engine_backend
-from trtops.ops.engines.convert import ConvertConfig, convert, deny_list
-from trtops.ops.engines.deny import pardon
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.deny import deny_list, pardon
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tactics.denied import DeniedTactic
@@ -92,7 +93,7 @@ def test_damaged_deny_list_entries_are_ignored(tracker, model, caplog) -> None:
         "elsewhere": forge_run(root, data, tags, uri="/etc"),
     }
 
-    assert deny_list(tracker, here).entries == (entry,)
+    assert deny_list(tracker, here).entries == (replace(entry, run=sound),)
     for run_id in damaged.values():
         assert f"trtops runs pardon {run_id}" in caplog.text
     assert convert(model, QUICK, tracker=tracker, experiment="damaged").verdict == "good"

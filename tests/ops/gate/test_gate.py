@@ -18,19 +18,23 @@ from tests.hostile import plant_modules
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
+from trtops.backend.worker import IsolatedBackend
 from trtops.metadata import DataType, TensorMetadata
 from trtops.ops.campaign.promote import resolve
-from trtops.ops.gate import across_releases, distribution, measurement
+from trtops.ops.evaluation import self_check
+from trtops.ops.gate import across_releases, distribution, engine_process, measurement
 from trtops.ops.gate.across_releases import accepted_candidates, explain
-from trtops.ops.gate.engine_process import ProcessRunner, Rounds
+from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, Rounds
 from trtops.ops.gate.matrix import MatrixResult, gate_all
-from trtops.ops.gate.measurement import GateSession, Measurement
+from trtops.ops.gate.measurement import GateSession, Measurement, differing_choices
 from trtops.ops.gate.op import GateConfig, approve, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import Finding, GateResult, decide, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.system import worker
+from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tracking import builds
 from trtops.tracking.base import EngineQuery, tracked
 from trtops.tracking.memory import MemoryTracker
@@ -487,6 +491,105 @@ def test_share_stays_open_without_time(heads, accepted, tracker) -> None:
     assert "22.3 % are required. Raise --builds or --minutes" in result.reasons[0]
     with pytest.raises(errors.ConfigError, match="candidate is one engine"):
         gate_all((heads,), trial(distribution=BuildShare(builds=2), candidate=result.run_id), tracker=tracker)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """A clock of the gate, its workers and its engines that tests move forward."""
+    clock = SimpleNamespace(late=0.0)
+    moved = SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() + clock.late})
+    for module in (measurement, engine_process, worker):
+        monkeypatch.setattr(module, "time", moved)
+    return clock
+
+
+STEPS = {
+    "build": (IsolatedBackend, "build"),
+    "reference": (Measurement, "_reference_outputs"),
+    "self-check": (self_check._Check, "attempt"),
+    "latency": (EngineProcess, "visit"),
+}
+
+
+@pytest.mark.parametrize("subject", STEPS)
+def test_step_that_outlasts_the_budget_is_undecided(subject, heads, accepted, tracker, clock, monkeypatch) -> None:
+    """Whatever runs when the budget ends: no engine is blamed for that, and nothing further starts."""
+    owner, name = STEPS[subject]
+    step, calls = getattr(owner, name), []
+
+    def outlast(self: object, *args: object, **named: object) -> object:
+        calls.append(name)
+        clock.late += 1000
+        return step(self, *args, **named)
+
+    monkeypatch.setattr(owner, name, outlast)
+    slower = replace(FP32, options=replace(FP32.options, intra_op_threads=2))  # so that it is timed
+    result = gate(heads, trial(accepted=accepted.holder, build=slower, policy=Policy()), tracker=tracker)
+
+    assert result.decision == "undecided" and result.exit_code == 4, result.page()
+    assert [f.subject for f in result.findings if f.outcome == "open"] == [subject]
+    assert "raise --minutes" in result.reasons[0] and "WorkerError" not in result.page()
+    assert len(calls) <= 2 and not [f for f in result.findings if f.subject == "accepted" and f.outcome == "note"]
+
+
+def test_gate_may_require_an_accepted_engine(folder, tracker, monkeypatch) -> None:
+    path = gates.write(gates.convolutions(8, 8, 1), folder, "new model")
+
+    refused = gate(path, trial(require_accepted=True, register=True), tracker=tracker)
+    several = gate_all(
+        (path,), trial(require_accepted=True, distribution=BuildShare(builds=2), minutes=60.0), tracker=tracker
+    )
+
+    assert refused_for(refused) == refused_for(several) == {"accepted"} and several.made == 0
+    assert "no accepted FP32 engine of 'new model'" in refused.reasons[0] and not refused.holder
+    assert gate(path, trial(), tracker=tracker).decision == "accept"
+
+
+def test_other_settings_and_denied_ones_are_named(again) -> None:
+    denied = (
+        "NchwcTransformer=on is denied by run ab12 at atol 1e-12 (`trtops runs pardon ab12 --why REASON` allows it)"
+    )
+    slower = replace(again.measured.rounds, starts={"wall": ((0.5, 0.5),) * 6})
+    differences = ("NchwcTransformer is off, on in the accepted engine",)
+    measured = replace(
+        again.measured,
+        evaluation=again.measured.evaluation.leaving_out((denied,)),
+        differences=differences,
+        rounds=slower,
+    )
+
+    findings = {finding.subject: finding for finding in evaluate_measured(measured, Policy())}
+
+    assert findings["deny-list"].text == f"1 choice left out: {denied}"
+    assert (findings["settings"].outcome, findings["settings"].text) == ("note", differences[0])
+    assert findings["latency"].outcome == "refuse"
+    assert findings["latency"].text.endswith(f". Possible causes: {differences[0]}; {denied}")
+    assert "settings" not in {finding.subject for finding in again.findings}
+
+
+def test_differing_choices_are_named_by_their_values() -> None:
+    here = {"mechanism": "onnxruntime", "backend_version": "1", "device_sha256": "d"}
+    one, two, relu = (TacticChoice(layer=layer, op="Conv", tactic=layer) for layer in ("one", "two", "relu"))
+    usual = TacticRecord(**here, settings=(("NchwcTransformer", "on"),), choices=(one, relu))
+    # What was tried and kept at its default is recorded or not, as time allowed.
+    tried = TacticRecord(**here, settings=(("ConvActivationFusion", "on"),), choices=(one, relu))
+    other = TacticRecord(**here, settings=(("NchwcTransformer", "off"),), choices=(one, two))
+
+    assert differing_choices(usual, tried) == ()
+    assert differing_choices(other, usual) == (
+        "NchwcTransformer is off, on in the accepted engine",
+        "2 of 2 layers have other tactics",
+    )
+
+
+def test_settings_at_their_defaults_make_no_other_engine(accepted, heads, tracker) -> None:
+    stored = builds.load_build(tracker.load(accepted.run_id))
+    tried = replace(stored.tactics, settings=(("MatMulAddFusion", "on"),))
+    same = gates.kept(tracker, heads, replace(stored, tactics=tried))
+
+    result = gate(heads, trial(candidate=same, accepted=accepted.run_id, policy=Policy()), tracker=tracker)
+
+    assert result.decision == "accept" and result.measured.same_engine and result.measured.rounds is None
 
 
 @pytest.mark.usefixtures("children")

@@ -64,7 +64,7 @@ class OnnxRuntimeBackend:
         calibration_data: Iterable[Feed] | None = None,
         timing_feed: "Feed | None" = None,
     ) -> Build:
-        """Build one engine: rewrite the precision, time the candidates, keep the fastest.
+        """Build one engine: rewrite the precision, time the candidates, keep the fastest, or else the defaults.
 
         With a timing cache that has all candidates, nothing is timed and the choice is the same as before. A tactic
         record pins the settings: only that candidate is built, without timing, and its layers must match the record's
@@ -105,7 +105,7 @@ class OnnxRuntimeBackend:
                 why = why_denied(choice.candidate, choice.applicable)
                 if why is not None:
                     raise errors.TacticMismatchError(
-                        f"The tactic record cannot be replayed: {why}. Pardon the tactic, or replay another record."
+                        f"The tactic record cannot be replayed: {why}. Allow it, or replay another record."
                     )
             else:
                 choice = Search(
@@ -146,6 +146,7 @@ class OnnxRuntimeBackend:
             timing_cache_use=choice.cache_use,
             skipped=choice.skipped,
             tuning=choice.tuning,
+            denied=choice.denied,
             calibration_cache=rewritten.calibration_cache,
             quantization=rewritten.quantization,
             seconds=time.perf_counter() - start,

@@ -1,12 +1,14 @@
-"""Times candidates in turns. After every round the slower half drops out (successive halving)."""
+"""Times candidates and the defaults in turns. The slower half drops out after some rounds (successive halving)."""
 
 import logging
 import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from trtops import errors
 from trtops.backend.onnxrt.engine import open_plan, provider_settings
@@ -14,6 +16,7 @@ from trtops.backend.onnxrt.optimize import Optimized, Optimizer
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import Timing
+from trtops.backend.ratio import MIN_STARTS, UNDISTURBED
 from trtops.backend.runner import BaseRunner
 from trtops.spec import OnnxRuntimeOptions
 
@@ -21,21 +24,29 @@ log = logging.getLogger(__name__)
 
 Feed: TypeAlias = Mapping[str, Any]
 
-TURNS_PER_ROUND = 2
+ROUNDS_PER_HALVING = 2
 
 # The first inferences allocate memory and pack weights, and are not counted. For a slow model one is enough.
 _WARM_UP, _WARM_UP_SLOW, _SLOW_SECONDS = 3, 1, 0.02
 
+# A visit repeats short inferences for this long, since single ones are interrupted by other work.
+_VISIT_SECONDS, _MAX_INFERENCES = 0.004, 50
+
 # Candidates are timed in turns, so that other load on the machine affects all alike. All of their sessions are in
-# memory then; if the engines have more bytes than this, they are timed one by one.
+# memory then; if the engines have more bytes than this, each is timed in turns with the defaults alone.
 _INTERLEAVE_BYTES = 1 << 30
+
+# Visits of a candidate that can be decided, and inferences of it and of the defaults.
+_LEAST_VISITS = 2 * MIN_STARTS
+_LEAST_INFERENCES = 2 * _LEAST_VISITS
 
 
 class Budget:
     """The time of one search: unlimited until the model's own speed is known, then limited.
 
-    By default a search may take the time of 5 session starts, but at least 2 seconds and at most 10; ``given`` seconds
-    replace that. ``skipped`` has the ids of the candidates that there was no time for.
+    By default a search may take the time of 5 session starts, or of the inferences that decide on one setting, but at
+    least 2 seconds and at most 10; ``given`` seconds replace that. ``skipped`` has the ids of the candidates that there
+    was no time for.
     """
 
     def __init__(self, given: float | None = None) -> None:
@@ -54,7 +65,7 @@ class Budget:
     def begin(self, start_seconds: float, inference_seconds: float) -> None:
         """Limit the time from now on, given how long a session start and an inference at all shapes take."""
         self._start_seconds, self._inference_seconds = start_seconds, inference_seconds
-        default = min(max(5 * start_seconds, 2.0), 10.0)
+        default = min(max(5 * start_seconds, start_seconds + _LEAST_INFERENCES * inference_seconds, 2.0), 10.0)
         self._deadline = time.perf_counter() + (default if self.given is None else self.given)
 
     def allows(self, candidate: Candidate, waiting: int) -> bool:
@@ -63,7 +74,7 @@ class Budget:
         ``waiting`` candidates are optimized but not yet timed.
         """
         # Loading an optimized model takes about half as long as optimizing it.
-        timing = 0.5 * self._start_seconds + 3 * self._inference_seconds
+        timing = 0.5 * self._start_seconds + _LEAST_VISITS * max(self._inference_seconds, _VISIT_SECONDS)
         if self._start_seconds + (waiting + 1) * timing <= self.left:
             return True
         self.skip(candidate)
@@ -77,43 +88,73 @@ class Budget:
 
 @dataclass
 class Lane:
-    """One candidate that is being timed, with its loaded runner, the cost so far and the samples in seconds."""
+    """One candidate that is being timed, with its loaded runner and the cost so far.
+
+    ``samples`` are the seconds of an undisturbed inference, one for each visit; ``rounds`` are those of each round.
+    """
 
     candidate: Candidate
     runner: BaseRunner
     cost: float = 0.0
     samples: list[float] = field(default_factory=list)
+    rounds: list[float] = field(default_factory=list)
+    seconds: float = 0.0  # of the last inference, or of the last visit's
 
-    def run(self, feed: Feed) -> None:
-        """Take one sample."""
+    def infer(self, feed: Feed) -> float:
+        """Run one inference; return its seconds."""
         start = time.perf_counter()
         self.runner.infer(feed)
         self.cost += time.perf_counter() - start
-        self.samples.append(self.runner.last_inference_time())
+        self.seconds = self.runner.last_inference_time()
+        return self.seconds
 
-    def median(self) -> float:
-        """Return the median of the samples so far."""
-        return statistics.median(self.samples)
+    def visit(self, feed: Feed) -> None:
+        """Take one sample."""
+        count = min(_MAX_INFERENCES, math.ceil(_VISIT_SECONDS / max(self.seconds, 1e-7)))
+        seconds = [self.infer(feed) for _ in range(max(1, count))]
+        self.seconds = float(np.quantile(seconds, UNDISTURBED))
+        self.samples.append(self.seconds)
+
+    def end_round(self) -> None:
+        """Combine the two visits of a round: a linear drift adds the same to this value of each lane."""
+        self.rounds.append(math.sqrt(self.samples[-1] * self.samples[-2]))
+
+    def timing(self, default: "Lane") -> Timing:
+        """Return the result, with the ratios to the default in the same rounds."""
+        ratios = [math.log(max(ours, 1e-9) / max(theirs, 1e-9)) for ours, theirs in zip(self.rounds, default.rounds)]
+        return Timing(
+            median_seconds=statistics.median(self.samples),
+            cost_seconds=self.cost,
+            log_ratios=() if self is default else tuple(ratios),
+        )
 
 
-def successive_halving(lanes: Sequence[Lane], feed: Feed, turns: int, budget: Budget) -> dict[Candidate, Timing]:
-    """Time lanes in turns, at most ``turns`` times each, and keep only the faster half after every round."""
+def successive_halving(lanes: Sequence[Lane], feed: Feed, rounds: int, budget: Budget) -> dict[Candidate, Timing]:
+    """Time lanes in turns, in ``rounds`` rounds at most; keep the first lane and the faster half of the others.
+
+    In a round, each lane is visited on the way there and on the way back: A B C C B A, then C B A A B C.
+    """
     standing = list(lanes)
-    for turn in range(turns):
-        # A different lane begins each turn, since the first place may be slower.
-        shift = turn % len(standing)
-        for lane in standing[shift:] + standing[:shift]:
-            lane.run(feed)
+    for number in range(rounds):
+        order = standing[::-1] if number % 2 else standing
+        for lane in (*order, *reversed(order)):
+            if number and budget.left <= 0:
+                break  # a part of a round compares nothing
+            lane.visit(feed)
+        else:
+            for lane in standing:
+                lane.end_round()
         if budget.left <= 0:
             break
-        if (turn + 1) % TURNS_PER_ROUND == 0 and len(standing) > 2:
-            standing = sorted(standing, key=Lane.median)[: (len(standing) + 1) // 2]
-    return {lane.candidate: Timing(median_seconds=lane.median(), cost_seconds=lane.cost) for lane in lanes}
+        if (number + 1) % ROUNDS_PER_HALVING == 0 and len(standing) > 2:
+            others = sorted(standing[1:], key=lambda lane: statistics.median(lane.samples))
+            standing = [standing[0], *others[: (len(others) + 1) // 2]]
+    return {lane.candidate: lane.timing(lanes[0]) for lane in lanes}
 
 
 @dataclass
 class Measurement:
-    """Times the candidates of one build, with at most ``timing_iterations`` timed inferences per candidate and feed."""
+    """Times the candidates of one build, in at most ``timing_iterations`` rounds for each candidate and feed."""
 
     optimizer: Optimizer
     options: OnnxRuntimeOptions
@@ -124,25 +165,27 @@ class Measurement:
     def first_seconds(self, feeds: Sequence[Feed]) -> float:
         """Return the seconds that one inference of each feed takes with ONNX Runtime's defaults."""
         lane = self._open(self.optimizer(Candidate()))
+        self._default = lane  # its session is used again for the timing
         total = 0.0
         for feed in feeds:
-            lane.run(feed)
-            lane.run(feed)
-            total += lane.samples.pop()
-        lane.samples.clear()
-        self._default = lane  # its session is used again for the timing
+            lane.infer(feed)
+            total += lane.infer(feed)
         return total
 
     def seconds(self, candidates: Sequence[Candidate], feed: Feed) -> dict[Candidate, Timing]:
-        """Time candidates with one feed; those that there is no time for are skipped."""
-        engines = [self.optimizer(candidate) for candidate in candidates]
-        in_memory = sum(engine.path.stat().st_size for engine in engines) <= _INTERLEAVE_BYTES
+        """Time candidates with one feed, in turns with the first; those that there is no time for are skipped."""
+        first, *others = (self.optimizer(candidate) for candidate in candidates)
+        in_memory = sum(engine.path.stat().st_size for engine in (first, *others)) <= _INTERLEAVE_BYTES
         timings: dict[Candidate, Timing] = {}
-        for group in [engines] if in_memory else [[engine] for engine in engines]:
-            log.info("Timing %d settings of ONNX Runtime, %.1f s left", len(group), max(self.budget.left, 0))
-            lanes: list[Lane] = []
+        groups = [others] if in_memory or not others else [[engine] for engine in others]
+        default = self._warm_lane(first, feed)
+        for group in groups:
+            if timings and self.budget.left <= 0:
+                break
+            log.info("Timing %d settings of ONNX Runtime, %.1f s left", len(group) + 1, max(self.budget.left, 0))
+            lanes = [replace(default, samples=[], rounds=[])]
             for engine in group:
-                if not (timings or lanes) or self.budget.left > 0:
+                if self.budget.left > 0:
                     try:
                         lanes.append(self._warm_lane(engine, feed))
                     except errors.BackendError as exc:
@@ -150,8 +193,8 @@ class Measurement:
                         if not engine.candidate.provider_settings:
                             raise
                         self.failed[engine.candidate] = str(exc)
-            if lanes:
-                timings |= successive_halving(lanes, feed, self.options.timing_iterations, self.budget)
+            rounds = self.options.timing_iterations if len(lanes) > 1 else 1
+            timings = successive_halving(lanes, feed, rounds, self.budget) | timings
         for candidate in candidates:
             if candidate not in timings and candidate not in self.failed:
                 self.budget.skip(candidate)
@@ -162,10 +205,9 @@ class Measurement:
             lane, self._default = self._default, None
         else:
             lane = self._open(engine)
-        lane.run(feed)
-        for _ in range((_WARM_UP if lane.samples[0] < _SLOW_SECONDS else _WARM_UP_SLOW) - 1):
-            lane.run(feed)
-        lane.samples.clear()
+        first = lane.infer(feed)
+        for _ in range((_WARM_UP if first < _SLOW_SECONDS else _WARM_UP_SLOW) - 1):
+            lane.infer(feed)
         return lane
 
     def _open(self, engine: Optimized) -> Lane:

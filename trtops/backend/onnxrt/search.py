@@ -1,5 +1,6 @@
 """The builder's search: which tactics change a model's graph, how fast each candidate is, which one is built."""
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,18 @@ from trtops.backend.onnxrt.measure import Measurement
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.session import usable_threads
 from trtops.backend.onnxrt.tactics import FALLBACKS, Candidate, Tactic, find
-from trtops.backend.onnxrt.timing_cache import TimingCache, timing_key
+from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
+from trtops.backend.ratio import RatioEstimate, estimate
 from trtops.metadata import DataType, TensorSpec, is_dynamic, shape_accepts
 from trtops.spec import CAMPAIGN_SEEDS, OptimizationProfile
 from trtops.system.limits import MEMORY, check_array
 
 # Up to this many tactics that change the graph, every combination is a candidate.
 _MAX_EXHAUSTIVE = 3
+
+# A setting is chosen if it saves more than this share of the defaults' time, with this confidence over all settings.
+# Sessions of one engine differ by up to that much, and a build that chooses by chance is no build to repeat.
+_LEAST_GAIN, _CONFIDENCE = 0.03, 0.99
 
 # After this many settings that crashed the process, whole levels of optimization are switched off instead.
 _MAX_CRASHES = 4
@@ -34,13 +40,32 @@ Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of a search, with the tactics that change the model's graph or may do so, and skipped candidates."""
+    """The result of a search, with the tactics that change the model's graph or may do so, and skipped candidates.
+
+    ``denied`` are the reasons why candidates were left out that would have been chosen.
+    """
 
     candidate: Candidate
     applicable: tuple[str, ...] = ()
     cache_use: TimingCacheUse = field(default_factory=TimingCacheUse)
     skipped: tuple[str, ...] = ()
     tuning: str = ""
+    denied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds per inference of a candidate, and their ratio to the defaults'; None for the defaults themselves."""
+
+    seconds: float
+    ratio: RatioEstimate | None = None
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Sorting by it gives what is faster beyond the noise, then the defaults, then the others."""
+        if self.ratio is None:
+            return 1, 1.0
+        return (0 if self.ratio.decision == "below" else 2), self.ratio.ratio
 
 
 @dataclass
@@ -58,7 +83,7 @@ class Search:
     avoid: frozenset[str] = frozenset()  # ids of candidates under which ONNX Runtime crashed in earlier attempts
     failed: dict[str, str] = field(default_factory=dict)  # reasons why candidates cannot be built, by id
     use: TimingCacheUse = field(default_factory=TimingCacheUse)
-    timed: dict[Candidate, float] = field(default_factory=dict)  # seconds per inference
+    timed: dict[Candidate, Speed] = field(default_factory=dict)
     _clock_runs: bool = False
 
     def __post_init__(self) -> None:
@@ -69,8 +94,9 @@ class Search:
     def run(self, tactics: Sequence[Tactic], *, seed: int | None = None, why_denied: WhyDenied) -> Choice:
         """Find the fastest candidate that may be built; with a seed, draw one at random without timing.
 
-        With up to three applicable tactics all their combinations are tried. With more, each is tried on its own, and
-        then all that were faster than the default together. Of candidates with the same graph only one is timed. A
+        The default is chosen unless another is faster by more than the noise of the measurement. With up to three
+        applicable tactics all their combinations are tried. With more, each is tried on its own, and then all that
+        were faster than the default together. Of candidates with the same graph only one is timed. A
         candidate under which ONNX Runtime fails is left out. Candidates that there is no time for are skipped.
         EngineBuildError if ONNX Runtime refuses the model, or no candidate may be built.
         """
@@ -82,6 +108,7 @@ class Search:
         untried = (tactic.name for tactic in tactics if Candidate.toggling([tactic.name]).id in self.budget.skipped)
         recorded = tuple(dict.fromkeys((*applicable, *untried)))
         draw = seed is not None and applicable
+        denied: dict[str, None] = {}
         for candidate in random_candidates(applicable, seed or 0) if draw else self._by_time(applicable):
             if self._signature(candidate) is None:
                 continue
@@ -90,21 +117,26 @@ class Search:
                 for name in self.budget.skipped:
                     self.cache.skipped |= self._keys(name)
                     self.log.add(f"[trtops] {name} was not tried for lack of time (--tune tries all)")
-                return Choice(candidate, recorded, self.use, tuple(self.budget.skipped), self._tuning(candidate))
+                skipped, tuning = tuple(self.budget.skipped), self._tuning(candidate)
+                return Choice(candidate, recorded, self.use, skipped, tuning, tuple(denied))
+            denied[why] = None
             self.log.add(f"[trtops] {candidate.id} is not built: {why}; taking the next")
         raise errors.EngineBuildError(
-            "Every candidate has a tactic on the deny-list. Pardon one, or allow more tactics."
+            f"Every candidate has a tactic on the deny-list. {'; '.join(denied)}. Allow one, or more tactics."
         )
 
     def _tuning(self, candidate: Candidate) -> str:
-        """What the candidate gains over ONNX Runtime's defaults, in a line; empty if they are all that was timed."""
-        default, own = self.timed.get(Candidate()), self.timed.get(candidate)
-        if not default or own is None or len(self.timed) < 2:
+        """How the candidate compares with ONNX Runtime's defaults, in a line; empty if they are all that was timed."""
+        if len(self.timed) < 2 or Candidate() not in self.timed:
             return ""
-        if candidate == Candidate():
-            return f"None of {len(self.timed) - 1} other settings is faster than the defaults ({default * 1e3:.4g} ms)"
-        gain = f"{1 - own / default:.0%} less than with the defaults ({default * 1e3:.4g} ms)"
-        return f"With {candidate.id}, the fastest of {len(self.timed)} settings, an inference takes {gain}"
+        default, ratio = f"the defaults ({self.timed[Candidate()].seconds * 1e3:.4g} ms)", self.timed[candidate].ratio
+        if ratio is None:
+            margin = f"more than the noise and {_LEAST_GAIN:.0%}"
+            return f"None of {len(self.timed) - 1} other settings is faster than {default} by {margin}"
+        span = f"{ratio.low:.2f} to {min(ratio.high, 99):.2f} with {_CONFIDENCE:.0%} confidence"
+        takes = f"With {candidate.id}, an inference takes {ratio.ratio:.2f} times the time of {default}, {span}"
+        reason = f"{len(self.timed)} settings were timed" if ratio.decision == "below" else "the defaults are denied"
+        return f"{takes}; {reason}"
 
     def _without_default(self, tactics: Sequence[Tactic], why_denied: WhyDenied) -> Choice:
         """Choose where the default cannot be built: the fastest candidate with one tactic toggled, or a lower level."""
@@ -116,8 +148,8 @@ class Search:
         usable = self._distinct_by_graph([] if hopeless else [Candidate.toggling([t.name]) for t in tactics])
         if usable:
             try:
-                seconds = self._seconds_per_inference(usable)
-                usable = sorted(seconds, key=lambda candidate: seconds[candidate])
+                speeds = self._speeds(usable)
+                usable = sorted(speeds, key=lambda candidate: speeds[candidate].seconds)
             except errors.InferenceError as exc:
                 self.log.add(f"[trtops] nothing was timed: {exc}")
         for candidate in (*usable, *(Candidate.toggling([tactic.name]) for tactic in FALLBACKS)):
@@ -139,21 +171,23 @@ class Search:
                 if self._can_afford(candidate, len(candidates)) and self._signature(candidate) is not None:
                     candidates.append(candidate)
         try:
-            seconds = self._seconds_per_inference(self._distinct_by_graph(candidates))
-            faster = [c.toggled[0] for c in seconds if c.toggled and seconds[c] < seconds[Candidate()]]
+            speeds = self._speeds(self._distinct_by_graph(candidates))
+            faster = [c.toggled[0] for c, speed in speeds.items() if speed.order < speeds[Candidate()].order]
             together = Candidate.toggling(faster)
-            if not exhaustive and len(faster) > 1 and self._can_afford(together, len(seconds)):
+            if not exhaustive and len(faster) > 1 and self._can_afford(together, len(speeds)):
                 # Nothing new remains if a timed candidate has the same graph.
-                new = self._distinct_by_graph([*seconds, self._without_idle(together)])[len(seconds) :]
-                seconds |= self._seconds_per_inference(new)
+                new = self._distinct_by_graph([*speeds, self._without_idle(together)])[len(speeds) :]
+                speeds |= self._speeds([Candidate(), *new], compared=len(speeds)) if new else {}
         except errors.InferenceError as exc:
             # The model may refuse random feeds (an index out of range); its engine is valid nevertheless.
             self.log.add(f"[trtops] nothing was timed, ONNX Runtime's defaults are used: {exc}")
             return [Candidate()]
-        self.timed = seconds
-        for candidate, median in seconds.items():
-            self.log.add(f"[trtops] {median * 1e3:10.4f} ms  {candidate.id}")
-        return sorted(seconds, key=lambda candidate: seconds[candidate])
+        self.timed = speeds
+        for candidate, speed in speeds.items():
+            ratio = speed.ratio
+            span = "" if ratio is None else f"  {ratio.ratio:.3f}, {ratio.low:.3f} to {min(ratio.high, 999):.3f} times"
+            self.log.add(f"[trtops] {speed.seconds * 1e3:10.4f} ms  {candidate.id}{span}")
+        return sorted(speeds, key=lambda candidate: speeds[candidate].order)
 
     def _applicable_tactics(self, tactics: Iterable[Tactic], *, limited: bool) -> tuple[str, ...]:
         """Names of the tactics that change the graph when toggled alone; while there is time, if ``limited``."""
@@ -253,36 +287,56 @@ class Search:
         """The keys of a candidate's timings."""
         return {self._key(candidate_id, shapes) for shapes in self.shapes}
 
-    def _seconds_per_inference(self, candidates: Sequence[Candidate]) -> dict[Candidate, float]:
-        """Seconds per inference of each candidate, summed over all shapes; from the cache where possible."""
-        total = dict.fromkeys(candidates, 0.0)
+    def _speeds(self, candidates: Sequence[Candidate], *, compared: int = 0) -> dict[Candidate, Speed]:
+        """The speed of each candidate over all shapes, compared with the first; from the cache where possible.
+
+        ``compared`` candidates were compared before, with which these share the error probability.
+        """
+        first, *_ = candidates
+        timings: dict[Candidate, list[Timing]] = {candidate: [] for candidate in candidates}
         for shapes in self.shapes:
             keys = {candidate: self._key(candidate.id, shapes) for candidate in candidates}
             known = {c: self.cache.timings[key] for c, key in keys.items() if key in self.cache.timings}
             unknown = [candidate for candidate in candidates if candidate not in known]
-            measured = self.measurement.seconds(unknown, self._feed(shapes)) if unknown else {}
+            measured = (
+                self.measurement.seconds(list(dict.fromkeys((first, *unknown))), self._feed(shapes)) if unknown else {}
+            )
             for candidate, why in self.measurement.failed.items():
                 self.failed[candidate.id] = why
                 self.log.add(f"[trtops] {candidate.id} does not run: {why}")
+            measured = {candidate: timing for candidate, timing in measured.items() if candidate not in known}
             self.cache.timings |= {keys[candidate]: timing for candidate, timing in measured.items()}
-            for candidate in candidates:
-                if candidate in known or candidate in measured:
-                    if candidate in total:
-                        total[candidate] += (known | measured)[candidate].median_seconds
-                else:  # skipped
-                    total.pop(candidate, None)
+            for candidate, timing in (known | measured).items():
+                timings[candidate].append(timing)
             self.use = replace(
                 self.use,
                 hits=self.use.hits + len(known),
                 misses=self.use.misses + len(measured),
                 saved_seconds=self.use.saved_seconds + sum(timing.cost_seconds for timing in known.values()),
             )
-        return total
+        whole = {c: each for c, each in timings.items() if len(each) == len(self.shapes)}  # the others were skipped
+        confidence = 1 - (1 - _CONFIDENCE) / max(1, compared + len(whole) - 1)
+        usual = [timing.median_seconds for timing in whole[first]]
+        return {
+            candidate: Speed(
+                sum(timing.median_seconds for timing in each),
+                None if candidate == first else _ratio(each, usual, confidence),
+            )
+            for candidate, each in whole.items()
+        }
 
     def _feed(self, shapes: Shapes) -> dict[str, Any]:
         wanted = dict(shapes)
         given = {name: array for name, array in self.feed.items() if wanted.get(name) == tuple(array.shape)}
         return {**random_feed([spec for spec in self.inputs if spec.name not in given], wanted), **given}
+
+
+def _ratio(timings: Sequence[Timing], default_seconds: Sequence[float], confidence: float) -> RatioEstimate:
+    """The ratio of a candidate's time over all shapes to the defaults', which take ``default_seconds`` at each."""
+    total = sum(default_seconds) or 1.0
+    weighted = zip(*([s / total * math.exp(x) for x in t.log_ratios] for s, t in zip(default_seconds, timings)))
+    rounds = tuple((math.log(max(sum(shares), 1e-9)),) for shares in weighted) or ((0.0,),)
+    return estimate(rounds, 1 - _LEAST_GAIN, confidence, last=True)
 
 
 def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:

@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.record import Record, canonical_json
 
 _FORMAT = "trtops onnxruntime timing cache"
-_VERSION = 1
+_VERSION = 2
 
 
 def timing_key(
@@ -35,10 +35,14 @@ def timing_key(
 
 @dataclass(frozen=True, kw_only=True)
 class Timing(Record):
-    """Median time of one inference, and the time that the measurement took, including the loading of the session."""
+    """Median time of one inference, and the time that the measurement took, including the loading of the session.
+
+    ``log_ratios`` are logarithms of the ratio to the defaults' time, one for each round; empty for the defaults.
+    """
 
     median_seconds: float
     cost_seconds: float
+    log_ratios: tuple[float, ...] = ()
 
 
 @dataclass

@@ -27,7 +27,9 @@ from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import (
     EngineEvaluator,
     build_and_evaluate,
+    denial_scope,
     errors_of,
+    own_check,
     tested_aspect,
     verdict_in,
 )
@@ -110,7 +112,8 @@ def bisect(
         session = BisectSession(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)
         result = session.run().kept_in(parent, campaign.experiment)
         if (entry := _denied(result, mixture, campaigns.load_table(tracker, campaign.run_id))) is not None:
-            parent.log_json(entry, schema.Artifact.DENIED)
+            scope = denial_scope(campaign, mixture.bad, tracker, own_check(campaign, evaluate))
+            parent.log_json(replace(entry, **scope), schema.Artifact.DENIED)
             # As of a proof, so that the deny-list takes it.
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}

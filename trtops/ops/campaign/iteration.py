@@ -1,25 +1,29 @@
 """One iteration of a campaign: build in a child process, evaluate, and log a complete run, whatever the build does."""
 
+import contextlib
 import functools
+import shlex
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
+from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
-from trtops.next_step import NextStep, arguments_of
+from trtops.next_step import NextStep, arguments_of, limits_text
 from trtops.ops.campaign.config import BuildRequest, Campaign
 from trtops.ops.campaign.workers import warm_backend
-from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
+from trtops.ops.engines.convert import BuildJob, read_cache_file
+from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import Feeds
@@ -36,7 +40,7 @@ from trtops.system.processes import temporary_prefix
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, Verdict, incomplete
+from trtops.tracking.base import MetricName, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
 from trtops.verdict import PASSED, BadIn
 
 EngineEvaluator: TypeAlias = Callable[[Engine], bool | str | CheckOutcome]
@@ -112,7 +116,8 @@ def build_and_evaluate(
     build: Build | None
     with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
         try:
-            build = _build_engine(backend, model, campaign, request, run, tracker)
+            command = own_check(campaign, evaluate_engine)
+            build = _build_engine(backend, model, campaign, request, run, tracker, command)
             verdict, reasons, bad_in = _evaluate_build(campaign, model, backend, build, run, tracker, evaluate_engine)
         except errors.BackendError as exc:
             if isinstance(exc, _NOT_OF_THE_BUILD):
@@ -142,8 +147,45 @@ def _load_model(path: str) -> Model:
     return Model.load(path)
 
 
+def own_check(campaign: Campaign, evaluate_engine: EngineEvaluator | None) -> str:
+    """The command or Python callable that evaluates a campaign's engines, as text; empty if outputs are compared."""
+    if evaluate_engine is not None:
+        function = evaluate_engine if hasattr(evaluate_engine, "__qualname__") else type(evaluate_engine)
+        return f"{function.__module__}.{function.__qualname__}"
+    return "" if campaign.config.command is None else shlex.join(campaign.config.command.command)
+
+
+def denial_scope(campaign: Campaign, bad: StoredRun, tracker: Tracker, command: str) -> dict[str, Any]:
+    """The checks that a denied tactic is for, as fields of DeniedTactic, given a build that it makes bad.
+
+    Without fields, it is for all: the model's own limits find that build bad as well. Otherwise it is for the
+    campaign's own limits, or for the ``command``.
+    """
+    tolerances = campaign.config.check.tolerances
+    if command:
+        return {"command": command}
+    if tolerances is None or tested_aspect(bad.info) == "precision":
+        return {}
+    place, model, check = campaign.config.place, _load_model(campaign.model), campaign.config.check
+    with contextlib.suppress(errors.TrtopsError):  # such as a number that was not recorded
+        build = builds.load_build(bad, engine=False)
+        report = Evaluation.from_json(bad.read_bytes(schema.Artifact.ACCURACY)).report
+        request = (model, check, build.spec.config, str(_golden_file(tracker, campaign)), build.calibration_cache)
+        with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
+            limits = backend.worker.run(default_limits, *request, timeout=backend.timeout)
+        if not report.evaluate(limits):
+            return {}
+    return {"tolerances": tolerances.to_dict(), "limits": limits_text(tolerances)}
+
+
 def _build_engine(
-    backend: IsolatedBackend, model: Model, campaign: Campaign, request: BuildRequest, run: Run, tracker: Tracker
+    backend: IsolatedBackend,
+    model: Model,
+    campaign: Campaign,
+    request: BuildRequest,
+    run: Run,
+    tracker: Tracker,
+    command: str,
 ) -> Build:
     config = campaign.config
     environment = backend.environment(request.build)
@@ -151,8 +193,11 @@ def _build_engine(
     calibrates = request.build.calibrates
     ranges = read_cache_file(config.calibration_cache, "calibration_cache") if calibrates else None
     if request.replay is None:
-        listed = deny_list(tracker, environment).entries if config.use_deny_list else ()
-        caches = Caches(calibration=ranges, denied=DenyList(entries=(*listed, *campaign.denied.entries)))
+        denied = campaign.denied
+        if config.use_deny_list:
+            listed = deny_list(tracker, environment, config.check.tolerances, command)
+            denied = DenyList(entries=(*listed.entries, *denied.entries))
+        caches = Caches(calibration=ranges, denied=denied)
     else:  # a mixture or a proof has to make denied choices, to show what they do
         timing = tracker.load(request.replayed_run).get(schema.Artifact.TIMING_CACHE) if request.replayed_run else None
         caches = Caches.replaying(request.replay, timing, calibration=ranges)
@@ -198,7 +243,7 @@ def _evaluate_build(
             build.calibration_cache,
             timeout=backend.timeout,
         )
-        log_evaluation(run, evaluation)
+        log_evaluation(run, evaluation.leaving_out(build.denied))
         for path, png in pictures:
             run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
         return evaluation.verdict, evaluation.reasons, evaluation.bad_in
@@ -247,6 +292,14 @@ def evaluate_in_child(
     from trtops.comparator.plot import error_figures  # imports matplotlib
 
     return evaluation, list(error_figures(outputs, expected))
+
+
+def default_limits(
+    model: Model, check: CheckConfig, build: BuildConfig, golden: str, calibration: bytes | None
+) -> Tolerances:
+    """The limits from the model's own noise, by which engines are evaluated that get no others."""
+    feeds = check.open_for(model, profiles=build.profiles)
+    return _right_model(model, check, build, golden, feeds, calibration).tolerances(None)
 
 
 _right: dict[str, RightModel] = {}

@@ -18,14 +18,16 @@ from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import (
     EngineEvaluator,
     build_and_evaluate,
+    denial_scope,
+    own_check,
     tested_aspect,
     verdict_in,
 )
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.workers import close_workers
-from trtops.ops.engines.deny import deny
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, tracker_or_default
+from trtops.ops.engines.deny import builds_in, deny
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
@@ -93,7 +95,7 @@ class ProofTrial(Record):
 class ProveResult(OpResult):
     """How a proof ended: ``not isolable`` where the swap could not be made, or not alone.
 
-    ``deny_run`` is the new entry of the deny-list, and ``denied`` are its tactics.
+    ``deny_run`` is the new entry of the deny-list, ``denied`` are its tactics, and ``denied_in`` the builds it is for.
     """
 
     title: str = "prove"
@@ -105,6 +107,7 @@ class ProveResult(OpResult):
     trials: tuple[ProofTrial, ...]
     deny_run: str | None = None
     denied: tuple[str, ...] = ()
+    denied_in: str = ""  # the builds that it is denied in
     backend: str = ""
 
     @property
@@ -134,7 +137,8 @@ class ProveResult(OpResult):
             followed = "yes" if trial.followed else "no"
             yield f"| {_SWAPS[trial.swap][0]} | {trial.verdict} | {followed} | {also} | `{trial.run_id}` |"
         if self.deny_run is not None:
-            yield from ("", f"It is on the deny-list now, by run `{self.deny_run}`.")
+            yield from ("", f"It is on the deny-list now, by run `{self.deny_run}`, for {self.denied_in}.")
+            yield f"`trtops runs pardon {self.deny_run} --why REASON` removes it."
 
 
 def prove(
@@ -191,7 +195,12 @@ def prove(
             # Settings it takes together.
             if suspect.settings or not together:
                 denied = {column for column in columns if column[0] == "setting" or not together}
-                entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id)
+                made_bad = next((t.run_id for t in trials if t.swap == "in" and t.verdict == "bad"), None)
+                scope = {}
+                if outcome == "confirmed" and made_bad is not None:
+                    command = own_check(campaign, evaluate)
+                    scope = run_step("check limits", denial_scope, campaign, tracker.load(made_bad), tracker, command)
+                entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id, **scope)
                 run.log_json(entry, schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome})
             finish_with(run, result, tracker, artifact=schema.Artifact.PROOF, title=name, evaluated=False)
@@ -200,7 +209,8 @@ def prove(
     if outcome == "confirmed" and config.deny and entry is not None:
         tactics = tuple(dict.fromkeys(choice.tactic for choice in entry.choices))
         denied_by = deny(run.id, tracker=tracker, tags=tags).run_id
-        return replace(result, deny_run=denied_by, denied=tactics, backend=campaign.config.build.backend)
+        backend = campaign.config.build.backend
+        return replace(result, deny_run=denied_by, denied=tactics, denied_in=builds_in(entry), backend=backend)
     return result
 
 

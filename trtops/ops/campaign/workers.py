@@ -38,10 +38,10 @@ def gpus_of(backend: str, devices: Sequence[str] = ()) -> dict[str, str]:
     return found
 
 
-def _gpu_of(backend: str, device: str) -> str | None:
+def _gpu_of(backend: str, device: str, seconds: float = _ANSWER_SECONDS) -> str | None:
     with _asking:  # one at a time, or each thread of a campaign would start a child of its own
         if device not in _gpus:
-            with _warm_child(backend, device, _ANSWER_SECONDS) as child:
+            with _warm_child(backend, device, seconds) as child:
                 try:
                     _gpus[device] = child.device_state()["uuid_sha256"]
                 except (errors.BackendError, KeyError):
@@ -72,7 +72,9 @@ def free_device(backend: str, devices: Sequence[str] = (), until: float = math.i
     # A build that shares its GPU with another one times its tactics wrongly and may run out of memory, so a device is
     # locked against every process of this machine.
     # One lock for a GPU, whatever its name: "0" here may be "GPU-5f1c..." for another process.
-    names = {device: _gpu_of(backend, device) or device for device in devices}
+    names = {}
+    for device in devices:
+        names[device] = _gpu_of(backend, device, min(_ANSWER_SECONDS, max(0.0, until - time.monotonic()))) or device
     while True:
         for device, name in names.items():
             with held(f"device {name}") as acquired:

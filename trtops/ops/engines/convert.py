@@ -24,6 +24,7 @@ from trtops.comparator.table import RECORDED
 from trtops.extras import installed, sentence
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import OF_8_BITS, NextStep, arguments_of
+from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import (
     CheckConfig,
     EngineConfig,
@@ -60,7 +61,6 @@ from trtops.spec import (
 )
 from trtops.system.activity import needs_child
 from trtops.tables import listed, size, table
-from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict
@@ -82,7 +82,8 @@ class ConvertConfig(EngineConfig):
         carry_over: Follow a replay of another release, CUDA release or device as far as its choices exist here. The
             builder makes the other choices, and the result names each of them. Without this such a replay is refused.
         measure_ranges: Keep layers in FP32 whose values on the given data do not fit FP16 or BF16.
-        use_deny_list: Leave out tactics on the deny-list of this device and release; a replay that has one is refused.
+        use_deny_list: Leave out tactics on the deny-list of this device and release, which the result names; a replay
+            that has one is refused.
         rebuild: Build even if the tracking store holds an engine of the same spec from the same environment.
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt without it.
         isolated: Build, and run the new engine for the first time, in a child process. If a setting of the builder
@@ -120,6 +121,7 @@ class ConvertResult(OpResult):
     crashed: tuple[str, ...] = ()  # settings that were left out because they crashed the builder's process
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
     tuning: str = ""  # what timing settings gained
+    left_out: str = ""  # choices that the deny-list excluded
     fallback: str = ""  # layers of a GPU's engine that run on the CPU
     carried: str = ""  # from a replay of another release or device
     ranges: str = ""  # whether the values of all tensors fit FP16 or BF16, and the layers kept where they do not
@@ -143,7 +145,7 @@ class ConvertResult(OpResult):
     def _left_out(self) -> Iterable[str]:
         if self.crashed:
             yield from (f"The builder crashed with {', '.join(self.crashed)}; the engine is built without.", "")
-        said = (self.carried, self.ranges, self.quantization, self.speed, self.tuning, self.fallback)
+        said = (self.carried, self.ranges, self.quantization, self.speed, self.tuning, self.left_out, self.fallback)
         for note in filter(None, said):
             yield from (f"{note}.", "")
         if self.skipped:
@@ -309,7 +311,7 @@ def _build_and_evaluate(
         carry_over=config.carry_over,
     )
     if config.use_deny_list:
-        caches = replace(caches, denied=deny_list(tracker, environment))
+        caches = replace(caches, denied=deny_list(tracker, environment, check.tolerances))
     job = BuildJob.prepare(
         model, config.build, environment, caches=caches, check=check, calibration_data=config.calibration_data
     )
@@ -385,6 +387,7 @@ def _build_and_evaluate(
         crashed=crashed,
         skipped=build.skipped,
         tuning=build.tuning,
+        left_out=build.left_out,
         fallback=build.fallback,
         carried=CarriedOver.between(caches.replay, build.tactics).sentence()
         if caches.replay and config.carry_over
@@ -551,7 +554,7 @@ def _evaluate(
         evaluation, outputs = evaluate(runner, golden, feeds, check, right)
     # Whether the model in this precision is bad on any hardware, or only this engine of it.
     emulated = None if computed.low_precision is None else right.emulation(check.tolerances)
-    evaluation = replace(evaluation, computed=computed, emulated=emulated)
+    evaluation = replace(evaluation.leaving_out(build.denied), computed=computed, emulated=emulated)
     evaluation = with_power(evaluation, model, feeds, golden, check, right.tolerances(check.tolerances))
     return evaluation, outputs
 
@@ -642,31 +645,3 @@ def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environm
     if cache is None:
         raise errors.ConfigError(f"Run {run_id} has no timing cache (timing_cache={asked!r}). Name a run with a build.")
     return cache
-
-
-def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
-    """The tactics that builds in an environment must not use.
-
-    Damaged entries are left out with a warning, and so is the whole list if the store cannot be read: a build does not
-    depend on the store.
-    """
-    place = {
-        schema.Tag.KIND: "deny",
-        schema.Tag.BACKEND_VERSION: environment.backend_version,
-        schema.Tag.DEVICE_SHA256: environment.device_sha256,
-    }
-    try:
-        found = tracker.find(tags=place, status="finished")
-    except errors.TrackingError as exc:
-        log.warning("The deny-list cannot be read, so that the build may use a tactic on it: %s", exc)
-        return DenyList()
-    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
-    runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
-    entries = []
-    for run_id in runs:
-        try:
-            entries.append(DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)))
-        except errors.TrtopsError as exc:
-            pardon = NextStep("runs pardon", {"run": run_id, "why": "it cannot be read"})
-            log.warning("An entry of the deny-list is ignored: %s Prove it again, or: %s", exc, pardon)
-    return DenyList(entries=tuple(dict.fromkeys(entries)))

@@ -1,14 +1,20 @@
 """The deny-list: tactics that a proof confirmed as culprits; later builds on the same device and release avoid them."""
 
+import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtops import errors
+from trtops.comparator.report import Tolerances
+from trtops.next_step import NextStep
 from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
-from trtops.tactics.denied import DeniedTactic
+from trtops.spec import Environment
+from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.records import run_id_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +40,27 @@ class DenyResult(OpResult):
             return
         yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
         yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
-        yield from ("", f"Confirmed by run `{self.entry.evidence}`.")
+        yield from ("", f"Confirmed by run `{self.entry.evidence}`.", f"For {builds_in(self.entry)}.")
 
 
-def deny(proof_run: str, *, tracker: Tracker | None = None, tags: Mapping[str, str] | None = None) -> DenyResult:
+def builds_in(entry: DeniedTactic) -> str:
+    """The builds that an entry is for, in words."""
+    checked = f"builds that are checked{entry.scope}{'' if entry.command else ' or tighter limits'} only"
+    step = NextStep("runs deny", {"run": entry.evidence, "always": True})
+    return f"{checked}; `{step}` denies it for all" if entry.scope else "all builds"
+
+
+def deny(
+    proof_run: str,
+    *,
+    always: bool = False,
+    tracker: Tracker | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> DenyResult:
     """Add the tactics that a proof confirmed to the deny-list of its device and release.
 
-    ConfigError if the run is not a proof, or it confirmed nothing.
+    A proof at limits or by a check that only its user asked for denies builds that are checked in that way; ``always``
+    denies all builds. ConfigError if the run is not a proof, or it confirmed nothing.
     """
     tracker = tracker_or_default(tracker)
     proof_run = run_id_of(proof_run, tracker)
@@ -57,6 +77,8 @@ def deny(proof_run: str, *, tracker: Tracker | None = None, tags: Mapping[str, s
             f"Run {proof_run} confirmed layers that fail only together: neither is a culprit by itself."
         )
     entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
+    if always:
+        entry = replace(entry, tolerances=None, limits="", command="")
     own = {
         schema.Tag.EVIDENCE: proof_run,
         schema.Tag.BACKEND_VERSION: entry.backend_version,
@@ -83,3 +105,46 @@ def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyRe
     with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as run:
         finish_with(run, result, tracker, evaluated=False)
     return result.kept_in(run, info.experiment)
+
+
+def deny_list(
+    tracker: Tracker, environment: Environment, tolerances: Tolerances | None = None, command: str = ""
+) -> DenyList:
+    """The tactics that builds in an environment must not use, which are checked at given limits or by a command.
+
+    Entries that were confirmed at limits of a user's own count only for builds with these limits or tighter ones.
+
+    Damaged entries are left out with a warning, and so is the whole list if the store cannot be read: a build does not
+    depend on the store.
+    """
+    place = {
+        schema.Tag.KIND: "deny",
+        schema.Tag.BACKEND_VERSION: environment.backend_version,
+        schema.Tag.DEVICE_SHA256: environment.device_sha256,
+    }
+    try:
+        found = tracker.find(tags=place, status="finished")
+    except errors.TrackingError as exc:
+        log.warning("The deny-list cannot be read, so that the build may use a tactic on it: %s", exc)
+        return DenyList()
+    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
+    runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
+    entries = []
+    for run_id in runs:
+        try:
+            entry = DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED))
+            if _applies(entry, tolerances, command):
+                entries.append(replace(entry, run=run_id))
+        except errors.TrtopsError as exc:
+            pardon_step = NextStep("runs pardon", {"run": run_id, "why": "it cannot be read"})
+            log.warning("An entry of the deny-list is ignored: %s Prove it again, or: %s", exc, pardon_step)
+    return DenyList(entries=tuple(entries))
+
+
+def _applies(entry: DeniedTactic, tolerances: Tolerances | None, command: str) -> bool:
+    """Whether builds with these limits, or this check, are checked as strictly as those that confirmed an entry."""
+    if entry.command:
+        return entry.command == command
+    if entry.tolerances is None:
+        return True
+    return tolerances is not None and not command and tolerances.implies(Tolerances.from_dict(entry.tolerances))

@@ -182,6 +182,10 @@ class Evaluation(Record):
             found += (self.computed.reason(),)
         return found
 
+    def leaving_out(self, denied: tuple[str, ...]) -> Evaluation:
+        """The evaluation of a build from which the deny-list excluded choices, each with its reason."""
+        return self if self.evidence is None else replace(self, evidence=replace(self.evidence, denied=denied))
+
     @property
     def blind(self) -> tuple[str, ...]:
         """What the data never exercises, in phrases."""
@@ -451,7 +455,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
 def log_evaluation(run: Run, evaluation: Evaluation, *, engine: str = "") -> None:
     """Log an evaluation: its numbers as metrics, the whole as an artifact; ``engine`` as for ``Run.log_metrics``."""
     if (evidence := evaluation.evidence) is not None:
-        names = ("source", "feeds", "samples", "reference", "limits", "margin")
+        names = ("source", "feeds", "samples", "reference", "limits", "margin", "denied")
         params = {name: getattr(evidence, name) for name in names}
         params["shapes"] = "; ".join(dict.fromkeys(entry.text() for entry in evidence.shapes))[: schema.MAX_TAG]
         params["data"] = evidence.data_sha256[: schema.DATA_DIGITS]

@@ -51,6 +51,7 @@ class Evidence(Record):
     margin: str  # the number that comes closest to its limit, or exceeds it the most
     elements: int  # compared elements of all outputs
     blind: tuple[str, ...] = ()  # what the data never exercises, so that an error there cannot be seen, in phrases
+    denied: tuple[str, ...] = ()  # choices that the deny-list excluded from the build, each with its reason
 
     @property
     def missing(self) -> str:
@@ -72,10 +73,11 @@ class Evidence(Record):
         """Everything but the blind spots in one line."""
         shapes = listed(dict.fromkeys(entry.text() for entry in self.shapes), _SHOWN, "; ") or "no inputs"
         assumed = ", assumed" if self.assumed else ""
+        denied = f"; {counted(len(self.denied), 'choice')} left out, since denied" if self.denied else ""
         return (
             f"{self.margin or 'nothing was compared'}; {self.source}, {counted(self.samples, 'sample')} in "
             f"{counted(self.feeds, 'feed')}; "
-            f"shapes: {shapes}{assumed}; reference: {self.reference}; limits: {self.limits}"
+            f"shapes: {shapes}{assumed}; reference: {self.reference}; limits: {self.limits}{denied}"
         )
 
 

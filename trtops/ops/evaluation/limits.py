@@ -283,6 +283,7 @@ class RightModel:
         golden: The golden outputs; the model's own unless ``golden_given``.
         golden_given: Whether the golden outputs are of another origin.
         calibration: The calibration cache of the engines; INT8 cannot be emulated without.
+        measured: The noise, if it was measured before (:func:`noise_and_draws`).
     """
 
     model: Model
@@ -291,6 +292,7 @@ class RightModel:
     golden: RunResults
     golden_given: bool = False
     calibration: bytes | None = None
+    measured: NoiseLimits | None = None
     _draws: list[RunResults] = field(default_factory=list, repr=False)
 
     @property
@@ -356,6 +358,8 @@ class RightModel:
         """What rounding does to each output."""
         from trtops.backend.onnx.quantize import is_quantized
 
+        if self.measured is not None:
+            return self.measured
         precision = self.precision
         try:
             if is_quantized(self.model.structure()):
@@ -426,6 +430,11 @@ class RightModel:
         allowed = self.useful if given is None else self.tolerances(given)
         report = compare_outputs(outputs, self.golden, allowed)
         return Emulation(precision=self.precision, report=report, overflows=overflows)
+
+
+def noise_and_draws(right: RightModel) -> tuple[NoiseLimits, list[RunResults]]:
+    """Measure the noise of a right model; it and the runs that show it are all that a copy needs."""
+    return right.noise, right._draws
 
 
 def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoise, ...]:

@@ -117,7 +117,7 @@ def explain(
         try:
             calibration = accepted.calibration_cache
             smallest, nodes = _smallest(path, config, calibration, "build" in subjects, end, where)
-        except errors.TrtopsError as exc:
+        except (errors.TrtopsError, TimeoutError) as exc:
             smallest = f"not found: {exc}"
     helping = (
         text
@@ -142,9 +142,10 @@ def _smallest(
     build = replace(config.build, calibration_fit="partial", profiles=())
     with contextlib.ExitStack() as stack:
         file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("reduce"))), "feeds.npz")
-        device = stack.enter_context(free_device(build.backend, config.devices))
+        device = stack.enter_context(free_device(build.backend, config.devices, end))
         environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
-        worker = stack.enter_context(Worker(environment, python=interpreter_of(config.release, build.backend)))
+        python = interpreter_of(config.release, build.backend, end)
+        worker = stack.enter_context(Worker(environment, python=python, until=end))
         backend = IsolatedBackend(build.backend, config.timeout_seconds, worker)
 
         def check(part: SubModel) -> CheckOutcome:
@@ -156,7 +157,8 @@ def _smallest(
                 made = backend.build(Model.from_proto(part.proto), build, caches=caches, timing_feed=sample)
                 outputs = EngineProcess(backend, made.engine, file).outputs()
             except errors.BackendError as exc:
-                return CheckOutcome(verdict="fail" if fails else "error", detail=str(exc))
+                shows = fails and time.monotonic() < end  # or it was ended with the budget
+                return CheckOutcome(verdict="fail" if shows else "error", detail=str(exc))
             report = compare_outputs(outputs, part.golden, tolerances_for(build.precision, None))
             return CheckOutcome(verdict="pass" if fails or report else "fail", detail="; ".join(report.reasons[:3]))
 

@@ -18,12 +18,12 @@ from trtops import errors
 from trtops.backend.base import Engine, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.backend.ratio import UNDISTURBED, Metric, StartNoise, Starts, decide_ratio
 from trtops.backend.runner import BaseRunner
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.gate.policy import LatencyLimit
-from trtops.ops.gate.ratio import Metric, StartNoise, Starts, decide_ratio
 from trtops.record import Record
 from trtops.system.counters import count_instructions
 from trtops.system.processes import temporary_prefix
@@ -33,10 +33,6 @@ _MIN_INFERENCES, _MAX_INFERENCES = 3, 200  # of one visit
 _START_SECONDS = 1.0  # of one start at most, but for slow engines
 _SLOW_SECONDS = 0.1  # of an inference: slower ones are measured once in a visit
 _WARM_UP = 2
-
-UNDISTURBED = 0.1
-"""The quantile of a visit's inferences that counts: on a loaded machine, most of them are interrupted or share their
-processor's units with other work, and the spread of the median was 5 to 50 times larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +84,15 @@ class EngineProcess:
         return self._run()
 
     def infer(self, feed: Feed) -> dict[str, Any]:
-        """Run the engine on another feed; after an inference that ends the process, the engine is open again."""
+        """Run the engine on another feed; after an inference that ends the process, the engine is open again.
+
+        TimeoutError if it ended because the time of all calls is over, which is no fault of the engine.
+        """
         try:
             return dict(self._run(feed)[0][1][0])
-        except errors.WorkerError:
+        except errors.WorkerError as exc:
+            if time.monotonic() >= self._backend.worker.until:
+                raise TimeoutError("The time for this engine is over.") from exc
             self.reopen()
             raise
 

@@ -7,25 +7,29 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine, Feed
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.tactics import BY_NAME, Candidate
+from trtops.backend.ratio import Metric, StartNoise
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.metadata import is_dynamic
 from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
-from trtops.ops.engines.convert import BuildJob, deny_list, read_cache_file
-from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
-from trtops.ops.evaluation.data import golden_outputs
+from trtops.ops.engines.convert import BuildJob, read_cache_file
+from trtops.ops.engines.deny import deny_list
+from trtops.ops.evaluation.check import assess, measure_accuracy
+from trtops.ops.evaluation.data import Feeds, golden_outputs, naming_assumed
 from trtops.ops.evaluation.evidence import SeenFeeds
-from trtops.ops.evaluation.limits import RightModel
+from trtops.ops.evaluation.limits import RightModel, noise_and_draws
+from trtops.ops.evaluation.power import measure_power
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.evaluation.self_check import check_engine
 from trtops.ops.gate.engine_process import (
@@ -38,7 +42,6 @@ from trtops.ops.gate.engine_process import (
 )
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
-from trtops.ops.gate.ratio import Metric, StartNoise
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import EngineFacts, Finding, Measured, latency_finding
 from trtops.ops.result import run_step
@@ -46,6 +49,7 @@ from trtops.record import JSONValue, digest, sha256
 from trtops.spec import Environment
 from trtops.system.locks import locked, machine_folder
 from trtops.system.processes import temporary_prefix
+from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker
 from trtops.tracking.builds import log_materials
@@ -54,6 +58,8 @@ from trtops.tracking.schema import Tag
 
 if TYPE_CHECKING:
     from trtops.ops.gate.op import GateConfig
+
+T = TypeVar("T")
 
 # Shares of the budget: for all steps, and for the end of one that still runs then. The rest is for the report.
 _USED, _GRACE = 0.88, 0.06
@@ -109,128 +115,167 @@ class Measurement:
         self._run = run
         self._tracker = tracker
         self._limits = config.policy.of(config.build.precision)
+        self._tolerances = (self._limits.accuracy or AccuracyLimit()).tolerances
 
     def measure(self) -> None:
         """Build, run, compare and time; NotMeasuredError if an engine cannot be built or run, or the budget ends."""
+        with self._bounded("reference"), contextlib.ExitStack() as stack:
+            self._measure(stack)
+
+    def _measure(self, stack: contextlib.ExitStack) -> None:
         config, model = self._config, self._model
         source = config.check.open_for(model, profiles=config.build.profiles)
         seen = SeenFeeds(source)
         feeds = list(seen)
-        check = replace(config.check, tolerances=(self._limits.accuracy or AccuracyLimit()).tolerances)
+        check = replace(config.check, tolerances=self._tolerances)
         # First, since a builder would be blamed for shapes that the model itself does not accept.
-        plain = run_step("run reference", golden_outputs, model, source, None) if source.assumed else None
-        with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
-            file = folder / "feeds.npz"
-            save_feeds(feeds, file)
-            # Held to the end, so that no other build or gate changes the clock of this GPU in between.
-            with self._ending("device"):
-                device = stack.enter_context(free_device(config.build.backend, config.devices, self._end))
-            backend = self._open_release("candidate", config.release, device)
-            build, accepted = run_step("build", self._candidate, backend, feeds)
-            with self._ending("build"):
-                metrics, deciding = _metrics(config.metric, build.engine)
-                process = EngineProcess(backend, build.engine, file, metrics)
-                stack.callback(process.close)
-                outputs = run_step("run", process.outputs)
-            own, calibration = build.spec.config, build.calibration_cache
-            key = digest([model.info.sha256, own.digest, None if calibration is None else sha256(calibration)])
-            if (right := self._session.right_models.get(key)) is None:
-                plain = plain or run_step("run reference", golden_outputs, model, source, None)
-                right = RightModel(model=model, build=own, feeds=feeds, golden=plain, calibration=calibration)
-                self._session.right_models[key] = right
-            golden = right.golden if config.check.golden is None else RunResults.load(config.check.golden)
-            tolerances = run_step("measure noise", right.tolerances, check.tolerances)
-            evaluation = run_step("compare", assess, outputs, golden, None, check, tolerances, source, seen, right)
-            evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances)
-            if check.self_check is not False:
-                with self._ending("build"), ProcessRunner(process) as candidate:
-                    given = iterations_of(outputs, "actual")
-                    checked = run_step("self-check", check_engine, candidate, model, feeds, given, config.build)
-                evaluation = replace(evaluation, self_check=checked)
+        plain = self._reference_outputs(source, feeds) if source.assumed else None
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))), "feeds.npz")
+        save_feeds(feeds, file)
+        # Held to the end, so that no other build or gate changes the clock of this GPU in between.
+        with self._ending("device"):
+            device = stack.enter_context(free_device(config.build.backend, config.devices, self._end))
+        backend = self._open_release("candidate", config.release, device)
+        build, accepted = run_step("build", self._candidate, backend, feeds)
+        with self._ending("build"):
+            metrics, deciding = _metrics(config.metric, build.engine)
+            process = EngineProcess(backend, build.engine, file, metrics)
+            stack.callback(process.close)
+            outputs = run_step("run", process.outputs)
+        right = self._right_model(build, source, feeds, plain)
+        golden = right.golden if config.check.golden is None else RunResults.load(config.check.golden)
+        tolerances = right.tolerances(check.tolerances)
+        evaluation = run_step("compare", assess, outputs, golden, None, check, tolerances, source, seen, right)
+        evaluation = evaluation.leaving_out(build.denied)
+        if config.check.power:
+            power = run_step("measure power", self._reference, measure_power, model, feeds, golden, tolerances)
+            evaluation = replace(evaluation, power=power)
+        if check.self_check is not False:
+            with self._ending("self-check"), ProcessRunner(process) as candidate:
+                given = iterations_of(outputs, "actual")
+                checked = run_step("self-check", check_engine, candidate, model, feeds, given, config.build)
+            evaluation = replace(evaluation, self_check=checked)
+        with self._ending("build"):
             facts = _facts(self.holder, build, process, outputs)
-            self.measured = measured = Measured(candidate=facts, evaluation=evaluation)
-            if accepted is None:
-                return
-            other, other_backend = self._open_accepted(accepted, device)
-            with self._ending("accepted"):
-                try:
-                    other_process = EngineProcess(other_backend, other.engine, file, metrics)
-                    stack.callback(other_process.close)
-                except errors.InputError as exc:
-                    text = f"the accepted engine does not run on the candidate's inputs: {exc}"
-                    raise NotMeasuredError(Finding("interface", "refuse", text)) from exc
-                # Twice, because the difference from run to run is part of the noise.
-                theirs, again = (run_step("run accepted", other_process.outputs) for _ in range(2))
-            same_model = other.spec.model_sha256 == model.info.sha256
+        self.measured = measured = Measured(candidate=facts, evaluation=evaluation)
+        if accepted is None:
+            return
+        other, other_backend = self._open_accepted(accepted, device)
+        with self._ending("accepted"):
+            try:
+                other_process = EngineProcess(other_backend, other.engine, file, metrics)
+                stack.callback(other_process.close)
+            except errors.InputError as exc:
+                text = f"the accepted engine does not run on the candidate's inputs: {exc}"
+                raise NotMeasuredError(Finding("interface", "refuse", text)) from exc
+            # Twice, because the difference from run to run is part of the noise.
+            theirs, again = (run_step("run accepted", other_process.outputs) for _ in range(2))
             other_facts = _facts(accepted.id, other, other_process, theirs)
-            self.measured = measured = replace(
-                measured,
-                accepted=other_facts,
-                agreement=compare_outputs(outputs, theirs, Tolerances()),
-                widths=measure_widths(outputs, (theirs, again), golden, right.noise, same_model=same_model),
-                accepted_top1=measure_accuracy(theirs, golden, check.labels, tolerances, seen.given),
+        same_model = other.spec.model_sha256 == model.info.sha256
+        self.measured = measured = replace(
+            measured,
+            accepted=other_facts,
+            agreement=compare_outputs(outputs, theirs, Tolerances()),
+            widths=measure_widths(outputs, (theirs, again), golden, right.noise, same_model=same_model),
+            accepted_top1=measure_accuracy(theirs, golden, check.labels, tolerances, seen.given),
+            differences=differing_choices(build.tactics, other.tactics),
+        )
+        if self._limits.latency is not None and not measured.same_engine:
+            threads = [each.engine.options.get("intra_op_threads") for each in (build, other)]
+            if config.metric == "auto" and threads[0] != threads[1]:
+                deciding = ("wall",)  # more threads may use more CPU time in less time
+            self.measured = replace(measured, rounds=self._time(process, other_process, measured, deciding, threads[0]))
+
+    def _time(
+        self,
+        process: EngineProcess,
+        accepted: EngineProcess,
+        measured: Measured,
+        deciding: tuple[Metric, ...],
+        threads: JSONValue,
+    ) -> Rounds:
+        """Time both engines, unless an equal pair was timed in this session."""
+        limit, session = self._limits.latency, self._session
+        assert limit is not None and measured.accepted is not None
+        pair = measured.candidate.speed_digest, measured.accepted.speed_digest
+        if (rounds := session.timed.get(pair)) is not None:
+            return rounds
+        starts = {metric: [each.starts.get(metric, ()) for each in session.rounds] for metric in deciding}
+        with self._ending("latency"):
+            rounds = run_step(
+                "time",
+                measure_rounds,
+                process,
+                accepted,
+                limit,
+                deciding=deciding,
+                cores=sorted(os.sched_getaffinity(0)) if threads == 1 else (),
+                turn=self._turn_on_cpu if self._config.build.backend == "onnxruntime" else contextlib.nullcontext,
+                known={metric: noise for metric, each in starts.items() if (noise := StartNoise.pooled(each))},
+                until=self._end,
             )
-            if self._limits.latency is None or measured.same_engine:
-                return
-            pair = measured.candidate.speed_digest, other_facts.speed_digest
-            if (rounds := self._session.timed.get(pair)) is None:
-                with self._ending("latency"):
-                    threads = build.engine.options.get("intra_op_threads")
-                    if config.metric == "auto" and threads != other.engine.options.get("intra_op_threads"):
-                        deciding = ("wall",)  # more threads may use more CPU time in less time
-                    known = {
-                        metric: noise
-                        for metric in deciding
-                        if (noise := StartNoise.pooled([r.starts.get(metric, ()) for r in self._session.rounds]))
-                    }
-                    rounds = run_step(
-                        "time",
-                        measure_rounds,
-                        process,
-                        other_process,
-                        self._limits.latency,
-                        deciding=deciding,
-                        cores=sorted(os.sched_getaffinity(0)) if threads == 1 else (),
-                        turn=self._turn_on_cpu if config.build.backend == "onnxruntime" else contextlib.nullcontext,
-                        known=known,
-                        until=self._end,
-                    )
-                self._session.rounds.append(rounds)
-                if latency_finding(rounds, self._limits.latency).outcome != "open":
-                    self._session.timed[pair] = rounds
-            self.measured = replace(measured, rounds=rounds)
+        session.rounds.append(rounds)
+        if latency_finding(rounds, limit).outcome != "open":
+            session.timed[pair] = rounds
+        return rounds
+
+    def _right_model(self, build: Build, source: Feeds, feeds: list[Feed], plain: RunResults | None) -> RightModel:
+        """The right model of a build, with its noise; ``plain`` are its own outputs, if they are known."""
+        model, own, calibration = self._model, build.spec.config, build.calibration_cache
+        key = digest([model.info.sha256, own.digest, None if calibration is None else sha256(calibration)])
+        if (right := self._session.right_models.get(key)) is None:
+            plain = plain or self._reference_outputs(source, feeds)
+            right = RightModel(model=model, build=own, feeds=feeds, golden=plain, calibration=calibration)
+            noise, draws = run_step("measure noise", self._reference, noise_and_draws, right)
+            self._session.right_models[key] = right = replace(right, measured=noise, _draws=draws)
+        return right
+
+    def _reference(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that runs the model itself, in a child process, which ends with the budget."""
+        return self._session.worker("reference", HERE, "", until=self._until).run(function, *args)
+
+    def _reference_outputs(self, source: Feeds, feeds: list[Feed]) -> RunResults:
+        with naming_assumed(self._model, source):
+            return run_step("run reference", self._reference, golden_outputs, self._model, feeds, None)
+
+    @property
+    def _until(self) -> float:
+        """The time at which calls of child processes end."""
+        return self._end + _GRACE * 60 * self._config.minutes
 
     def _turn_on_cpu(self) -> contextlib.AbstractContextManager[None]:
         """Keep other gates on this machine's processor waiting, which would be measured as well. GPUs are held."""
         return locked(machine_folder() / "gate_on_cpu", max(0.0, self._end - time.monotonic()))
 
     @contextlib.contextmanager
-    def _ending(self, subject: str, *further: type[errors.TrtopsError]) -> Iterator[None]:
-        """Turn errors of the back end, and further ones, into a refusal, and the end of the budget into no decision."""
-        kinds: tuple[type[Exception], ...] = (errors.BackendError, TimeoutError, *further)
+    def _bounded(self, subject: str) -> Iterator[None]:
+        """Turn the end of the budget into no decision."""
         try:
             yield
-        except kinds as exc:
-            finding = Finding(subject, "refuse", f"{type(exc).__name__}: {exc}")
-            if time.monotonic() >= self._end and (isinstance(exc, TimeoutError) or getattr(exc, "timed_out", False)):
-                text = f"not finished within the {self._config.minutes:g} minutes of this gate; raise --minutes"
-                finding = Finding(subject, "open", text)
-            elif isinstance(exc, TimeoutError):
+        except (TimeoutError, errors.WorkerError) as exc:
+            if time.monotonic() < self._end or not getattr(exc, "timed_out", True):
                 raise
-            elif isinstance(exc, errors.BackendUnavailableError) and (subject, self._config.release) == (
-                "device",
-                HERE,
-            ):
+            text = f"not finished within the {self._config.minutes:g} minutes of this gate; raise --minutes"
+            raise NotMeasuredError(Finding(subject, "open", text)) from exc
+
+    @contextlib.contextmanager
+    def _ending(self, subject: str, *further: type[errors.TrtopsError]) -> Iterator[None]:
+        """Turn errors of the back end, and further ones, into a refusal, and the end of the budget into no decision."""
+        kinds: tuple[type[errors.TrtopsError], ...] = (errors.BackendError, *further)
+        try:
+            with self._bounded(subject):
+                yield
+        except kinds as exc:
+            is_here = (subject, self._config.release) == ("device", HERE)
+            if isinstance(exc, errors.BackendUnavailableError) and is_here:
                 raise  # nothing can be built here, whatever the candidate
-            raise NotMeasuredError(finding) from exc
+            raise NotMeasuredError(Finding(subject, "refuse", f"{type(exc).__name__}: {exc}")) from exc
 
     def _open_release(self, engine: str, release: str, device: str) -> IsolatedBackend:
         """The back end of a release, in the child process of one of the two engines."""
         with self._ending("release", errors.ConfigError):
-            python = interpreter_of(release, self._config.build.backend)
-        until = self._end + _GRACE * 60 * self._config.minutes
-        worker = self._session.worker(engine, release, device, python, until)
+            python = interpreter_of(release, self._config.build.backend, self._end)
+        worker = self._session.worker(engine, release, device, python, self._until)
         return IsolatedBackend(self._config.build.backend, self._config.timeout_seconds, worker)
 
     def _candidate(self, backend: IsolatedBackend, feeds: list[Feed]) -> tuple[Build, RunInfo | None]:
@@ -251,7 +296,9 @@ class Measurement:
             environment = backend.environment(config.build)
             run.log_params({schema.DEVICE_STATE.strip("."): backend.device_state(config.build)})
         accepted = self._accepted_run(environment)
-        denied = deny_list(self._tracker, environment) if config.use_deny_list else Caches().denied
+        denied = Caches().denied
+        if config.use_deny_list:
+            denied = deny_list(self._tracker, environment, self._tolerances)
         ranges = read_cache_file(config.calibration_cache, "calibration_cache")
         job = BuildJob.prepare(
             model,
@@ -293,6 +340,12 @@ class Measurement:
                 same_release = tags.get(Tag.BACKEND_VERSION) == environment.backend_version
                 # One of the same model is preferred, then one of the same release, then the newest.
                 found.append(((same_model, same_release, int(version.version)), info))
+        if not found and config.require_accepted:
+            text = (
+                f"there is no accepted {config.build.precision.upper()} engine of {name!r} for this device to compare"
+            )
+            text += " with; register one (`trtops runs promote RUN`), or leave --require-accepted out"
+            raise NotMeasuredError(Finding("accepted", "refuse", text))
         return max(found, key=lambda each: each[0])[1] if found else None
 
     def _open_accepted(self, info: RunInfo, device: str) -> tuple[Build, IsolatedBackend]:
@@ -320,6 +373,21 @@ class Measurement:
             )
 
 
+def differing_choices(candidate: TacticRecord, accepted: TacticRecord) -> tuple[str, ...]:
+    """What the builder chose in other ways for the candidate than for the accepted engine, in phrases."""
+    names = {name for record in (candidate, accepted) for name, _ in record.settings if name in BY_NAME}
+    mine, theirs = (dict(_toggled(record).settings(names)) for record in (candidate, accepted))
+    differing = [f"{n} is {mine[n]}, {theirs[n]} in the accepted engine" for n in sorted(names) if mine[n] != theirs[n]]
+    if layers := candidate.differing_layers(accepted):
+        differing.append(f"{len(layers)} of {len(candidate.choices)} layers have other tactics")
+    return tuple(differing)
+
+
+def _toggled(record: TacticRecord) -> Candidate:
+    """The settings of ONNX Runtime in a record that are not at their defaults."""
+    return Candidate.from_settings(pair for pair in record.settings if pair[0] in BY_NAME)
+
+
 def _metrics(wanted: Metric | Literal["auto"], engine: Engine) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
     """What to measure of an engine, and what of it may decide."""
     # On a GPU, its own clock measures. The CPU time of a process then says nothing about the latency.
@@ -337,7 +405,9 @@ def _facts(run_id: str, build: Build, process: EngineProcess, outputs: RunResult
     options = {name: value for name, value in engine.options.items() if name != "plan_sha256"}
     identity: list[JSONValue] = [engine.sha256, options]
     if engine.backend == "onnxruntime":  # it writes equal graphs with tables in another order each time
-        identity = [build.tactics.digest, build.spec.model_sha256, len(engine.plan), options]
+        # Settings at their defaults are recorded if there was time to try others.
+        tactics = replace(build.tactics, settings=_toggled(build.tactics).settings(())).digest
+        identity = [tactics, build.spec.model_sha256, len(engine.plan), options]
     return EngineFacts(
         run_id=run_id,
         environment=engine.environment,

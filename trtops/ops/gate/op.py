@@ -9,13 +9,13 @@ from typing import Literal, TypeVar
 
 from trtops import errors
 from trtops.backend.onnx.model import Model
+from trtops.backend.ratio import Metric
 from trtops.next_step import arguments_of
 from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
 from trtops.ops.gate.measurement import GateSession, Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
-from trtops.ops.gate.ratio import Metric
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
@@ -45,6 +45,8 @@ class GateConfig(EngineConfig):
         use_deny_list: Exclude tactics that are on the deny-list.
         name: Registered model; the name of the model file without its suffix if None.
         register: Whether an accepted candidate gets the alias.
+        require_accepted: Refuse a candidate if there is no accepted engine to compare with; by default it is accepted
+            for its comparison with the model.
         accept_unproven: Accept a candidate that was compared on data that cannot support a verdict, such as random
             values in shapes that were not given.
         keep_model: Log the model file with its external data.
@@ -64,6 +66,7 @@ class GateConfig(EngineConfig):
     use_deny_list: bool = True
     name: str | None = None
     register: bool = True
+    require_accepted: bool = False
     accept_unproven: bool = False
     keep_model: bool = True
     distribution: BuildShare = field(default_factory=BuildShare)
@@ -120,7 +123,9 @@ def gate(
         measured = measurement.measured
         if measured is not None:  # as far as it is complete: the subject that stopped has its reason already
             found = evaluate_measured(measured, config.policy, accept_unproven=config.accept_unproven)
-            findings += tuple(each for each in found if not findings or each.subject != findings[0].subject)
+            # Without all of its measurements, an accepted engine is not "none".
+            ended = {each.subject for each in findings} | ({"accepted"} if findings else set())
+            findings += tuple(each for each in found if each.subject not in ended)
         result = GateResult(
             title=f"gate {path.name} {precision} {release}",
             subject=str(path),

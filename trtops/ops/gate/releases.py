@@ -1,10 +1,12 @@
 """Releases of a back end: constraints files of pip, each with a Python environment that is created once."""
 
+import math
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from trtops import errors
@@ -42,8 +44,11 @@ def environment_of(release: str, backend: BackendName) -> Path:
     return default_root() / "environments" / f"{backend}-{key}"
 
 
-def interpreter_of(release: str, backend: BackendName) -> str | None:
-    """The interpreter of a release, whose environment is created if missing; None for this process' own."""
+def interpreter_of(release: str, backend: BackendName, until: float = math.inf) -> str | None:
+    """The interpreter of a release, whose environment is created if missing; None for this process' own.
+
+    TimeoutError if it is not there at ``until``, a time of ``time.monotonic()``.
+    """
     if release == HERE:
         return None
     folder = environment_of(release, backend)
@@ -53,7 +58,11 @@ def interpreter_of(release: str, backend: BackendName) -> str | None:
     # PYTHONPATH would let this process' packages shadow those of the release.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.parent / f"{folder.name}.lock"):
+
+    def seconds() -> float:
+        return min(_INSTALL_SECONDS, max(0.0, until - time.monotonic()))
+
+    with locked(folder.parent / f"{folder.name}.lock", seconds()):
         if (folder / COMPLETE).exists():
             return python
         shutil.rmtree(folder, ignore_errors=True)  # of an interrupted installation
@@ -66,10 +75,12 @@ def interpreter_of(release: str, backend: BackendName) -> str | None:
                 # In a folder of ours, because Python searches the working folder for modules first.
                 subprocess.run(
                     command, cwd=folder, capture_output=True, text=True, env=environment,
-                    timeout=_INSTALL_SECONDS, check=True,
+                    timeout=seconds(), check=True,
                 )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as exc:
             shutil.rmtree(folder, ignore_errors=True)
+            if time.monotonic() >= until:
+                raise TimeoutError(f"Release {release} was not installed in time.") from None
             said = (getattr(exc, "stderr", None) or "") + (getattr(exc, "stdout", None) or "")
             why = " ".join([line for line in said.splitlines() if line.startswith("ERROR")][-2:]) or exc
             raise errors.BackendUnavailableError(f"Release {release} cannot be installed: {why}") from None

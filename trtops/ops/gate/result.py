@@ -6,21 +6,21 @@ Measuring is left to other modules, so that any past run can be evaluated again 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from trtops.backend.ratio import MIN_STARTS, Metric, RatioEstimate, decide_ratio, starts_needed
 from trtops.comparator.report import ComparisonReport
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import Accuracy, Evaluation
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Policy
-from trtops.ops.gate.ratio import MIN_STARTS, Metric, RatioEstimate, decide_ratio, starts_needed
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
 from trtops.spec import Environment, Precision
-from trtops.tables import size
+from trtops.tables import counted, size
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Verdict
 
@@ -68,6 +68,7 @@ class Measured(Record):
     widths: tuple[OutputWidth, ...] = ()
     accepted_top1: Accuracy | None = None  # on labelled data
     rounds: Rounds | None = None
+    differences: tuple[str, ...] = ()  # between the builder's choices for both, in phrases
 
     @property
     def same_engine(self) -> bool:
@@ -127,8 +128,14 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
         found.append(Finding("power", "note", evaluation.power.sentence(evaluation.blind)))
     elif evaluation.evidence is not None and evaluation.blind:
         found.append(Finding("data", "note", evaluation.evidence.coverage()))
+    denied = () if evaluation.evidence is None else evaluation.evidence.denied
+    if denied:
+        found.append(Finding("deny-list", "note", f"{counted(len(denied), 'choice')} left out: {'; '.join(denied)}"))
     if accepted is None:
-        return (*found, Finding("accepted", "note", "there is no accepted engine to compare with"))
+        text = "there is no accepted engine to compare with (--require-accepted refuses then)"
+        return (*found, Finding("accepted", "note", text))
+    if measured.differences:
+        found.append(Finding("settings", "note", "; ".join(measured.differences)))
     if candidate.model_sha256 != accepted.model_sha256:
         text = f"another model ({candidate.model_sha256[:12]}) than the accepted one ({accepted.model_sha256[:12]})"
         found.append(Finding("model", "note", text))
@@ -140,7 +147,10 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
         text = "nothing to measure, since the candidate is the accepted engine, with the same kernels and options"
         found.append(Finding("latency", "pass", text))
     elif limits.latency is not None:
-        found.append(latency_finding(measured.rounds, limits.latency))
+        latency = latency_finding(measured.rounds, limits.latency)
+        if latency.outcome != "pass" and (causes := (*measured.differences, *denied)):
+            latency = replace(latency, text=f"{latency.text}. Possible causes: {'; '.join(causes)}")
+        found.append(latency)
     if limits.size is not None:
         mine, theirs, limit = candidate.engine_bytes, accepted.engine_bytes, limits.size
         over = mine > limit.ratio * theirs and mine - theirs > limit.slack

@@ -333,6 +333,7 @@ def test_next_fastest_replaces_a_denied_tactic(builder):
                 f"matMul1_myl0_0: sm80_gemm_32x32x64 #{tactic_hash('sm80_gemm_32x32x64'):#018x} is on the deny-list; "
                 f"{kernel} ({tactic_hash(kernel):#x}) was taken, 0.0118784 ms"
             ]
+            assert [" of matMul1_myl0_0 is denied by run abc" in reason for reason in again.left_out] == [True]
     assert denied.why(before.choices) is not None and again.notes == []
 
 

@@ -141,18 +141,20 @@ OFFERED = [Algorithm(1, tactic, (), ()) for tactic in range(7)]
 
 def test_denied_tactic_is_not_offered() -> None:
     record = selector.to_record(TacticReplayData({"conv": OFFERED[2]}), **WHERE)
-    denied = DenyList(entries=(DeniedTactic(**WHERE, choices=record.choices),))
+    denied = DenyList(entries=(DeniedTactic(**WHERE, choices=record.choices, run="ab12", limits="atol 1e-12"),))
     keep = restriction_for(denied, None)
 
     assert keep("conv", OFFERED) == [0, 1, 3, 4, 5, 6]
     assert keep("fc", OFFERED) == list(range(7))
     assert keep("conv", OFFERED[2:3]) == [0]  # a layer keeps its only tactic
     assert keep.notes[0] == "conv: 1 of 7 tactics are on the deny-list" and "all 1 tactics" in keep.notes[1]
+    [left_out] = keep.left_out
+    assert left_out.startswith(record.choices[0].tactic) and "of conv is denied by run ab12 at atol 1e-12 (" in left_out
 
 
 def test_recorded_tactic_is_preferred_where_offered() -> None:
     record = selector.to_record(TacticReplayData({"conv": OFFERED[2], "gone": OFFERED[0]}), **WHERE)
-    prefer = selector.preferring(record, Restriction(frozenset({("conv", OFFERED[1])})))
+    prefer = selector.preferring(record, Restriction({("conv", OFFERED[1]): "denied"}))
 
     assert prefer("conv", OFFERED) == [2] and prefer("new", OFFERED) == list(range(len(OFFERED)))
     assert prefer("conv", OFFERED[:2]) == [0]  # the other one is denied

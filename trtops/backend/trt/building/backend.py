@@ -215,6 +215,7 @@ class _Building:
             timing_cache_use=timing_cache.use(self.timing, cache, seconds, self.entries_read),
             calibration_cache=calibration,
             quantization=None if self.quantized is None else self.quantized.done,
+            denied=tuple(dict.fromkeys(self.restriction.left_out)),
             seconds=seconds,
             log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
         )
@@ -284,6 +285,7 @@ class _Building:
         else:
             plan = editing.build(self.options.tactic_seed, self.denied)
         self.restriction.notes.extend(editing.notes)
+        self.restriction.left_out.extend(editing.left_out)
         return plan
 
     def _check_request(self) -> None:
@@ -301,7 +303,7 @@ class _Building:
             self.line.require(Feature.ALGORITHM_SELECTOR)
         if (why := self.denied.why(replay.choices)) is not None:
             raise errors.TacticMismatchError(
-                f"The tactic record may not be followed: {why}. Pardon it, or replay another."
+                f"The tactic record may not be followed: {why}. Allow it, or replay another."
             )
         if self.carried_from is None:
             replay.require_of(self.environment)

@@ -39,6 +39,7 @@ class Editing:
     record_of: Callable[[bytes], TacticRecord]  # returns the tactic record of a plan (:func:`to_record`)
     ops: dict[str, TimedOp]  # the known ops of the cache's keys; builds add those that they time
     notes: list[str] = field(default_factory=list)  # what was replaced, a sentence each; filled by the builds
+    left_out: list[str] = field(default_factory=list)  # the denied tactics among them, each with its reason
 
     def replay(self, record: TacticRecord) -> bytes:
         """Build with a record's tactics, from the timing cache of the recorded build; nothing is timed.
@@ -93,7 +94,8 @@ class Editing:
             replaced = replace_denied(self.config, self.record_of(plan), self.ops, denied)
             if not replaced:
                 break
-            self.notes.extend(replaced)
+            self.notes.extend(replaced.values())
+            self.left_out.extend(replaced)
             plan = self._build()
         return plan
 
@@ -123,29 +125,28 @@ def check_replay(config: Any, record: TacticRecord) -> None:
         selector.raise_mismatch({**differing, **added}, len(wanted))
 
 
-def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp], denied: DenyList) -> list[str]:
+def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp], denied: DenyList) -> dict[str, str]:
     """Replace each denied tactic in the timing cache by the fastest allowed one, after a build; the next build uses it.
 
-    Returns a sentence for each replacement; none if no denied tactic was chosen, or no other one is known or accepted.
+    Returns a sentence for each replacement, by the reason; none if no denied tactic was chosen, or no other one is
+    known or accepted.
     """
-    refused = {choice.identity for entry in denied.entries for choice in entry.choices}
     written: dict[str, tuple[int, float]] = {}
-    notes: dict[str, str] = {}
+    notes: dict[str, tuple[str, str]] = {}
     for choice in record.choices:
-        op = ops.get(choice.key or "")
-        if op is None or choice.identity not in refused:
+        op, why = ops.get(choice.key or ""), denied.why([choice])
+        if op is None or why is None:
             continue
-        left = [c for c in op.candidates if _tactic_choice(choice.layer, choice.op, op, c).identity not in refused]
+        others = ((c, _tactic_choice(choice.layer, choice.op, op, c)) for c in op.candidates)
+        left = [candidate for candidate, other in others if denied.why([other]) is None]
         if not left:
             continue
         best = min(left, key=lambda candidate: candidate.milliseconds)
         written[op.key] = (best.tactic_hash, best.milliseconds)
-        notes[op.key] = (
-            f"{choice.layer}: {choice.tactic} is on the deny-list; {best.kernel} ({best.tactic_hash:#x}) was taken, "
-            f"{best.milliseconds:g} ms"
-        )
+        note = f"{choice.layer}: {choice.tactic} is on the deny-list; {best.kernel} ({best.tactic_hash:#x}) was taken, "
+        notes[op.key] = (why, f"{note}{best.milliseconds:g} ms")
     unchanged = library.line().update_timing_entries(config, written)
-    return [note for key, note in notes.items() if key not in unchanged]
+    return dict(note for key, note in notes.items() if key not in unchanged)
 
 
 def write_random_choices(config: Any, ops: Iterable[TimedOp], seed: int) -> None:

@@ -155,9 +155,11 @@ def _decode_replay(content: dict[str, Any]) -> TacticReplayData:
 class Restriction:
     """Algorithms that a :class:`TacticRecorder` hides from TensorRT."""
 
-    denied: frozenset[tuple[str, Algorithm]] = frozenset()  # pairs of a layer and an algorithm that it must not get
+    # Why a layer must not get an algorithm, by both.
+    denied: Mapping[tuple[str, Algorithm], str] = field(default_factory=dict)
     seed: int | None = None  # offer a random half of a layer's algorithms; None offers all
     notes: list[str] = field(default_factory=list)  # a sentence per restricted layer; filled during the build
+    left_out: list[str] = field(default_factory=list)  # why algorithms that TensorRT offered were hidden
 
     def __call__(self, layer: str, offered: list[Algorithm]) -> list[int]:
         """Positions of the algorithms that a layer may get; all of them if all are denied."""
@@ -167,6 +169,8 @@ class Restriction:
             kept = list(range(len(offered)))
         elif len(kept) < len(offered):
             self.notes.append(f"{layer}: {len(offered) - len(kept)} of {len(offered)} tactics are on the deny-list")
+            pairs = ((layer, algorithm) for algorithm in offered)
+            self.left_out.extend(self.denied[pair] for pair in pairs if pair in self.denied)
         if self.seed is None:
             return kept
         # The layer's name is in the seed, so the offer does not depend on the order of layers.
@@ -176,13 +180,12 @@ class Restriction:
 
 def restriction_for(denied: DenyList, seed: int | None) -> Restriction:
     """The restriction for a seed and a deny-list with entries of this device and release."""
-    algorithms = {
-        (choice.layer, algorithm)
-        for entry in denied.entries
-        for choice in entry.choices
-        if (algorithm := _algorithm_of(choice)) is not None
-    }
-    return Restriction(frozenset(algorithms), seed)
+    reasons: dict[tuple[str, Algorithm], str] = {}
+    for entry in denied.entries:
+        for choice in entry.choices:
+            if (algorithm := _algorithm_of(choice)) is not None:
+                reasons[choice.layer, algorithm] = entry.reason(f"{choice.tactic} of {choice.layer}")
+    return Restriction(reasons, seed)
 
 
 def preferring(record: TacticRecord, restriction: Restriction) -> Callable[[str, list[Algorithm]], list[int]]:

@@ -1,4 +1,7 @@
-"""Decide whether a candidate is slower, from logarithms of ratios measured in rounds, by one or several clocks."""
+"""Decide whether an engine is slower than another, from logarithms of ratios measured in rounds, by some clocks.
+
+The gate compares a candidate with the accepted engine, and ONNX Runtime's builder compares settings with the defaults.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,6 +18,10 @@ Metric: TypeAlias = Literal["wall", "cpu-time", "instructions"]
 
 Starts: TypeAlias = tuple[tuple[float, ...], ...]
 """Logarithms of ratios, one row for each start of the processes. One look was taken after each start."""
+
+UNDISTURBED = 0.1
+"""The quantile of a visit's inferences that counts: on a loaded machine, most of them are interrupted or share their
+processor's units with other work, and the spread of the median was 5 to 50 times larger."""
 
 MIN_STARTS = 4
 """Starts before a decision: fewer do not show how much starts differ, unless other engines showed it."""
