@@ -146,7 +146,10 @@ class Measurement:
             if check.self_check is not False:
                 with self._ending("build"), ProcessRunner(process) as candidate:
                     given = iterations_of(outputs, "actual")
-                    checked = run_step("self-check", check_engine, candidate, model, feeds, given, config.build)
+                    thorough = check.self_check is True
+                    checked = run_step(
+                        "self-check", check_engine, candidate, model, feeds, given, config.build, thorough=thorough
+                    )
                 evaluation = replace(evaluation, self_check=checked)
             facts = _facts(self.holder, build, process, outputs)
             self.measured = measured = Measured(candidate=facts, evaluation=evaluation)
