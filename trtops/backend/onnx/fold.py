@@ -22,9 +22,6 @@ from trtops.system.limits import memory_limit
 
 log = logging.getLogger(__name__)
 
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
 # Folded, they would be weights in FP32 again; builders take Q/DQ pairs as the instruction to compute in integers.
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _READ_SCALES = frozenset({"Range", "Resize", "Upsample"})
@@ -167,7 +164,7 @@ class _Folding:
 
     def _is_computable(self, node: onnx.NodeProto, known: KnownTensors, computed: set[str]) -> bool:
         """Whether a node's result is constant, and ONNX Runtime may be able to compute it."""
-        if node.op_type in _RANDOM or node.op_type in _QUANTIZE or not node.output or node.output[0] in self.stuck:
+        if walk.is_random(node) or node.op_type in _QUANTIZE or not node.output or node.output[0] in self.stuck:
             return False
         domain = walk.domain(node)
         # The onnx package has no schemas of ONNX Runtime's own operators.

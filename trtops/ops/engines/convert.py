@@ -151,9 +151,12 @@ class ConvertResult(OpResult):
         """Promote a good engine or build a faster one; evaluate an unproven one with shapes; explain a bad one."""
         if self.verdict == "good" and self.run_id and self.faster is None:
             return f"trtops runs promote {self.run_id}"
-        if not self.subject:
+        evidence = self.evaluation.evidence
+        # Neither shapes nor a triage help where data, golden outputs or a random model are the cause.
+        of_data = self.verdict == "unproven" and not (evidence is not None and evidence.assumed)
+        if not self.subject or of_data or self.evaluation.foreign_golden:
             return super().next_step
-        model, evidence, emulated = shlex.quote(self.subject), self.evaluation.evidence, self.evaluation.emulated
+        model, emulated = shlex.quote(self.subject), self.evaluation.emulated
         if self.verdict in ("good", "unproven"):
             assumed = {} if evidence is None or self.verdict == "good" else evidence.assumed
             # Where rounding alone exceeds the limits on random data, shapes do not help.

@@ -34,6 +34,7 @@ from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assume
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.options import check_options
 from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
+from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run, run_step
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
@@ -298,6 +299,10 @@ class _PrecisionSearch:
         with naming_assumed(model, opened):
             found = reference_outputs(self.original, self.feeds) if self.feeds else []
         self.golden = [dict(outputs) for outputs in found]
+        nan = NanRows.of(model, self.feeds)
+        undefined = find_undefined(model, self.feeds, nan, config.tolerances) if self.feeds else Undefined()
+        if undefined.reasons:
+            raise errors.InputError(f"No precision is good enough on this data: {'; '.join(undefined.reasons)}.")
         self.make = make
         self.evaluate = evaluate
         self.latencies: dict[Items, float | None] = {}
