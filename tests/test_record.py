@@ -201,6 +201,30 @@ def test_options_of_nested_records_have_paths():
     assert next(option_fields(Whole, Whole(count=1, part=Part(share=1.0)))).default == 1.0
 
 
+def test_fields_that_an_op_does_not_use_are_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class SomeOpConfig(Record, uses={"part": "names"}):
+        part: Part = field(default_factory=lambda: Part(share=0.25))
+
+    assert [option.path for option in option_fields(SomeOpConfig)] == [("part", "names")]
+    for part in (Part(), Part(share=0.25, names=("a",)), Part(share=0.0)):  # the defaults of both, and nothing of it
+        assert SomeOpConfig(part=part).part == part
+    with pytest.raises(errors.ConfigError, match=r"some_op does not use part.share=0.75. .* used are: names."):
+        SomeOpConfig(part=Part(share=0.75))
+    with pytest.raises(errors.ConfigError, match=r"part.share=0.75"):
+        with_options(SomeOpConfig, {("part", "share"): 0.75})
+    with pytest.raises(errors.FormatError, match=r"part.share=0.75"):
+        SomeOpConfig.from_dict({"part": {"share": 0.75}})
+
+    @dataclass(frozen=True, kw_only=True)
+    class OtherOpConfig(Part, uses={"": "names"}):
+        """Inherits what it does not use."""
+
+    assert [option.name for option in option_fields(OtherOpConfig)] == ["names"]
+    with pytest.raises(errors.ConfigError, match="other_op does not use share"):
+        OtherOpConfig(share=0.75)
+
+
 def test_options_are_set_by_path():
     made = with_options(Whole, {("count",): 3, ("part", "names"): ("a",)})
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from trtops import errors
 
@@ -81,6 +81,24 @@ class Record:
     """Mixin for frozen dataclasses, which are declared ``@dataclass(frozen=True, kw_only=True)``."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, which wants a plain dict
+    uses: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, uses: Mapping[str, str] | None = None, **options: Any) -> None:
+        """Declare which fields an op uses of a record that it shares with other ops.
+
+        ``uses`` has their names by the field that holds the record, or by ``""`` for inherited fields. Others are no
+        options of the op (:func:`option_fields`), and a config with one is refused (:func:`refuse_unused`).
+        """
+        super().__init_subclass__(**options)
+        if uses is None:
+            return
+        cls.uses, own_checks = uses, getattr(cls, "__post_init__", lambda self: None)
+
+        def check(self: Record) -> None:
+            refuse_unused(self)
+            own_checks(self)
+
+        cls.__post_init__ = check  # type: ignore[attr-defined]
 
     def to_dict(self) -> dict[str, JSONValue]:
         """The record as JSON values, in the order of its fields."""
@@ -149,17 +167,19 @@ class OptionField:
 def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[OptionField]:
     """Yield the options of a config class, in the order of declaration; defaults are the values of ``base``, if given.
 
-    Fields whose type is a record are replaced by that record's own options. Unions of records, such as a build's back
-    end options, stay one option.
+    Fields whose type is a record are replaced by that record's own options, as far as :attr:`Record.uses` names them.
+    Unions of records, such as a build's back end options, stay one option.
     """
     # Command line flags, flow parameters and help texts are derived from these, so that an option is written once.
     hints, texts = typing.get_type_hints(cls), _attribute_texts(cls)
+    used = {place: names.split() for place, names in cls.uses.items()}
     for each in fields(cls):  # type: ignore[arg-type]
         kind, default = hints[each.name], _default_of(each, base)
         if isinstance(kind, type) and issubclass(kind, Record):
             for inner in option_fields(kind, default if isinstance(default, kind) else None):
-                yield replace(inner, path=(each.name, *inner.path))
-        elif each.init:
+                if inner.path[0] in used.get(each.name, inner.path):
+                    yield replace(inner, path=(each.name, *inner.path))
+        elif each.init and each.name in used.get("", (each.name,)):
             yield OptionField(each.name, (each.name,), kind, default, texts.get(each.name, ""), each.metadata)
 
 
@@ -177,6 +197,32 @@ def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
             whole = typing.get_type_hints(cls)[each.name] if whole is MISSING else whole
             changed[each.name] = with_options(whole, inner) if inner else whole
     return cls(**changed) if given is None else replace(given, **changed)  # type: ignore[type-var]
+
+
+def refuse_unused(config: Record, uses: Mapping[str, str] | None = None, *, op: str = "") -> None:
+    """Raise ConfigError for a field that an op does not use and that is not the default.
+
+    Args:
+        config: The op's config.
+        uses: The used fields, as in :attr:`Record.uses` (default: those of the config's class).
+        op: The op's name in the message (default: from the config's class).
+    """
+    op = op or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(config).__name__.removesuffix("Config")).lower()
+    for place, names in (config.uses if uses is None else uses).items():
+        shared = getattr(config, place) if place else config
+        if shared is None:
+            continue
+        preset = next((_default_of(f, None) for f in fields(config) if f.name == place), None)  # type: ignore[arg-type]
+        for each in fields(shared):  # type: ignore[arg-type]
+            value = getattr(shared, each.name)
+            usual = _default_of(each, None), getattr(preset, each.name, None)
+            # A value that switches something off, such as no plots, is respected by an op that does not have it.
+            if each.name in names.split() or not value or value == "never" or value in usual:
+                continue
+            raise errors.ConfigError(
+                f"{op} does not use {f'{place}.' * bool(place)}{each.name}={value!r}. Leave it out; used are: "
+                f"{', '.join(names.split())}."
+            )
 
 
 def _default_of(field: dataclasses.Field[Any], base: Record | None) -> Any:

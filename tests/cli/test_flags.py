@@ -294,6 +294,16 @@ def test_help_shows_defaults():
                 assert flag.usual or flag.default or re.search("default|unless", flag.help), (path, flag.names)
 
 
+def test_help_lists_only_options_that_ops_use():
+    for path, used, unused in (
+        ("compare", {"--self-check", "--power", "--latency-runs"}, {"--plots", "--golden", "--min-precision-share"}),
+        ("gate", {"--self-check", "--golden"}, {"--plots", "--warm-up", "--latency-runs", "--min-precision-share"}),
+        ("convert", {"--plots", "--warm-up", "--min-precision-share"}, set()),
+    ):
+        names = {name for flag in flags_of_command((path,)) for name in flag.names}
+        assert used <= names and not unused & names, path
+
+
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "polygraphy.md"
 
 _LOADING_TENSORFLOW = {"--ckpt", "--tf-outputs", "--freeze-graph", "--opset"}

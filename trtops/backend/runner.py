@@ -28,7 +28,8 @@ ValueOrCallable: TypeAlias = T | Callable[[], T]
 class ProfiledFeed(dict[str, Any]):
     """A feed for one optimization profile, which engines with several profiles select by it.
 
-    ``point`` says which shapes of the profile it has: ``min``, ``opt``, ``max`` or ``between``; empty for given data.
+    ``point`` says which shapes of the profile it has: ``min``, ``opt``, ``max`` or ``between``. For given data it is
+    empty, or ``outside`` if no profile accepts the shapes.
     """
 
     def __init__(self, arrays: Feed, profile: int | None, point: str = "") -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trtops.ops.engines.sensitivity import SensitivityConfig, SensitivityResult, sensitivity
     from trtops.ops.evaluation.check import CheckConfig
     from trtops.ops.evaluation.command import CommandCheck
-    from trtops.ops.evaluation.compare import CompareResult, compare
+    from trtops.ops.evaluation.compare import CompareConfig, CompareResult, compare
     from trtops.ops.evaluation.data import DataConfig
     from trtops.ops.evaluation.limits import default_tolerances, tolerances_for
     from trtops.ops.evaluation.run import RunConfig, RunResult, run_models

@@ -7,6 +7,7 @@ if it is small enough; its digest is always logged.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from trtops.record import Record, digest, sha256, sha256_file, to_jsonable
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
-from trtops.tracking.base import Run, StoredRun, Tracker, incomplete
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
 from trtops.tracking.records import RUN_PREFIX, ReusedBuild, run_id_of
 from trtops.tracking.schema import Artifact, Metric, Tag
 
@@ -157,6 +158,24 @@ def engine_path(run: StoredRun) -> str:
     for path in run.paths(f"{ENGINE_STEM}."):
         return path
     raise incomplete(run.info.id, f"it has no engine ({ENGINE_STEM}.*)")
+
+
+def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None) -> Path:
+    """The ONNX file of a run: the given one, the one at its old place if it is the same, or the one that was kept."""
+    from trtops.backend.onnx.model import Model
+
+    if given is not None:
+        return Path(given).absolute()
+    named = Path(info.fact(Tag.MODEL_PATH) or "model.onnx").absolute()
+    with contextlib.suppress(errors.InvalidModelError):  # on another machine, any file may be at that place
+        if named.is_file() and Model.load(named).info.sha256 == info.tags.get(Tag.MODEL_SHA256):
+            return named
+    if info.status == "finished":
+        stored = tracker.load(info.id)
+        # Including data files, which the model needs next to it.
+        if kept := [stored.local_path(path) for path in stored.paths(Artifact.MODEL)]:
+            return next((file for file in kept if file.suffix == ".onnx"), kept[0])
+    raise errors.ConfigError(f"The model of run {info.id} is not at {named}, and the run kept none. Give its path.")
 
 
 def find_build(tracker: Tracker, key: str) -> tuple[StoredRun, Build] | None:

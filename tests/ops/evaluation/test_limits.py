@@ -150,8 +150,9 @@ def test_channels_of_small_scale_have_limits() -> None:
     proto = models.model("(float[64,3] x) => (float[64,3] y) { h = Tanh(x) y = Mul(h, units) }", {"units": units})
     right = right_model(Case(proto, {"x": models.random(64, 3, seed=1)}, name="units"))
     tolerances, golden = right.tolerances(None), right.golden[0][1][0]["y"]
-    assert right.noise.outputs[0].channel_axis == 1 and "per channel" in right.noise.sentence()
-    assert compare_outputs(right.rounded[0], right.golden, tolerances)
+    good = compare_outputs(right.rounded[0], right.golden, tolerances)
+    assert right.noise.outputs[0].channel_axis == 1 and "per channel" in right.noise.sentence(good)
+    assert good
     lost = golden * np.array([1, 1, 0], np.float32)
     report = compare_outputs({"y": lost}, {"y": golden}, tolerances)
     assert not report and "the worst is channel 2" in report.reasons[0]
@@ -214,8 +215,8 @@ def test_tf32_has_limits_of_its_own() -> None:
     right = replace(exact, build=BuildConfig(options=options), _draws=[])
     wrong = golden_outputs(Model.from_proto(with_wrong_weight(case.proto, 1.1)), [case.feed], None)
 
-    assert right.precision == "tf32" and "TF32's rounding" in right.noise.sentence()
-    assert compare_outputs(right.rounded[0], right.golden, right.tolerances(None))
+    good = compare_outputs(right.rounded[0], right.golden, right.tolerances(None))
+    assert good and right.precision == "tf32" and "TF32's rounding" in right.noise.sentence(good)
     assert not compare_outputs(right.rounded[0], right.golden, exact.tolerances(None))
     assert not compare_outputs(wrong, right.golden, right.tolerances(None))
 
@@ -232,7 +233,7 @@ def test_unknown_noise_leaves_fixed_limits() -> None:
         fixed = limits.tolerances_for(precision, None, right.model)
         assert right.tolerances(None) == fixed
         assert reason in right.noise.why_not
-        assert "fixed" in right.noise.sentence()
+        assert "fixed" in right.noise.sentence(compare_outputs(right.golden, right.golden, fixed))
 
 
 def test_scales_of_shapes_are_not_moved() -> None:
@@ -251,10 +252,10 @@ def test_precision_that_rounding_destroys_is_named() -> None:
     assert report.verdict == "bad"
     [reason] = right.noise.reasons(report)
     assert "FP16 does not suffice for this model on this data" in reason
-    assert "but at most what is useful in FP16" in right.noise.sentence()
+    assert right.noise.sentence(report) == "what is useful in FP16, since rounding alone exceeds it in `y`"
     unbounded = limits.Noise(size=1.0, scale=1.0, rms=np.inf, largest=np.inf, independent=0.0)
-    noise = replace(right.noise, outputs=(limits.OutputNoise(name="y", whole=unbounded),))
-    assert "which gives infinity or NaN" in noise.sentence()
+    noise = replace(right.noise, outputs=(limits.OutputNoise(name="y", whole=unbounded),), insufficient=())
+    assert "gives infinity or NaN" in noise.sentence(report)
     # An engine that is better than its precision is good.
     assert right.noise.reasons(compare_outputs(right.golden, right.golden, right.tolerances(None))) == ()
 

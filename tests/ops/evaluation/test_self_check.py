@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from tests import models, sound, zoo
@@ -22,11 +23,13 @@ from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.runner import OnnxrtRunner, reference_outputs
 from trtops.backend.runner import BaseRunner, Feed
 from trtops.comparator import compare_outputs
+from trtops.comparator.results import IterationResult, RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.auditing.rebuilding import Outputs as Rebuilt
 from trtops.ops.auditing.rebuilding import _grade_outputs
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.compare import CompareConfig, compare
 from trtops.ops.evaluation.limits import default_tolerances
 from trtops.ops.evaluation.self_check import RELATIONS, RelationName, SelfCheck, accepts_nan, check_repeated, self_check
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
@@ -493,7 +496,7 @@ def test_repeated_results_need_no_inference() -> None:
 
 @pytest.mark.parametrize(("asked", "fault", "broken"), [
     (True, sound_engine, ()),
-    (True, last_row_by(1.5), ("batch size",)),
+    (True, last_row_by(1.5), ("equal rows",)),
     (None, FAULTS["repeated inference"]["wrong from the fifth"][1], ("repeated inference",)),
     (None, last_row_by(1.5), ()),
     (False, FAULTS["repeated inference"]["wrong from the fifth"][1], ()),
@@ -526,3 +529,40 @@ def test_rebuilt_engine_with_broken_relation_drifted() -> None:
     report = compare_outputs({"y": np.eye(6)}, {"y": np.eye(6)}, default_tolerances("fp32"))
     assert _grade_outputs(Rebuilt(report), None)[0] == "outputs equal"
     assert _grade_outputs(Rebuilt(report, broken=found.reasons), None) == ("drifted", "; ".join(found.reasons))
+
+
+def test_compare_checks_the_side_under_test(tmp_path: Path) -> None:
+    rows = "(float[n,12] x) => (float[n,12] y) { h = Mul(x, x) "
+    late = (
+        "s = Shape<start = 0, end = 1>(h) n0 = Squeeze(s) i = Range(zero, n0, one) j = Min(i, last) y = Gather(h, j) }"
+    )
+    weights = {"zero": np.array(0), "one": np.array(1), "last": np.array(15)}  # rows from the 17th on are the 16th
+    right, wrong = tmp_path / "right.onnx", tmp_path / "wrong.onnx"
+    onnx.save(models.model(rows + "y = Identity(h) }"), right)
+    onnx.save(models.model(rows + late, weights), wrong)
+    np.savez(tmp_path / "data.npz", x=models.random(8, 12))
+    config = CompareConfig(data=str(tmp_path / "data.npz"), self_check=True, latency_runs=0)
+    tracker = MemoryTracker()
+    built = convert(right, ConvertConfig(build=BuildConfig(options=OnnxRuntimeOptions(tactics=()))), tracker=tracker)
+
+    found = compare(wrong, right, config, tracker=tracker)
+    assert found.verdict == "bad" and found.evaluation.self_check.named("broken") == ("equal rows",)
+    for sides in ((right, right), (f"run:{built.run_id}", f"run:{built.run_id}")):  # the run names its model
+        found = compare(*sides, config, tracker=tracker)
+        assert found.verdict == "good" and "equal rows" in found.evaluation.self_check.named("held")
+
+
+def test_compare_refuses_options_that_its_sides_do_not_use(tmp_path: Path) -> None:
+    path, saved = mlp().write(tmp_path), str(tmp_path / "saved.json")
+    RunResults([("saved", [IterationResult({"y": np.eye(6)})])]).save(saved)
+    engine = tmp_path / "m.ort"
+    build = BuildConfig(options=OnnxRuntimeOptions(tactics=()))
+    engine.write_bytes(OnnxRuntimeBackend().build(Model.load(path), build).engine.plan)
+    tracker = MemoryTracker()
+    with pytest.raises(errors.ConfigError, match="compare does not use golden="):
+        compare(path, path, CheckConfig(golden="g.json"), tracker=tracker)
+    with pytest.raises(errors.ConfigError, match="compare of saved outputs does not use self_check=True"):
+        compare(saved, saved, CheckConfig(self_check=True), tracker=tracker)
+    with pytest.raises(errors.ConfigError, match="self_check needs the model"):
+        compare(engine, engine, CheckConfig(self_check=True), tracker=tracker)
+    assert compare(saved, saved, CheckConfig(plots="never", latency_runs=0), tracker=tracker).verdict == "good"

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from trtops import errors
 from trtops.backend.onnx.model import Model, class_axes
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator import Tolerances, compare_outputs
+from trtops.comparator.results import IterationResult, RunResults
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.compare import compare
+from trtops.ops.evaluation.data import golden_outputs
 from trtops.ops.evaluation.limits import default_tolerances, tolerances_for
-from trtops.spec import BuildConfig, Precision
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, Precision, ShapeRange
 from trtops.tracking.memory import MemoryTracker
 
 Array = np.ndarray
@@ -155,3 +158,178 @@ def test_runs_are_compared_by_their_precision(precision: Precision, tmp_path: Pa
     assert (forward.verdict, backward.verdict) == ("good", "good"), forward.reasons
     assert forward.evaluation.report.tolerances.atol_of_scale == built.evaluation.report.tolerances.atol_of_scale
     assert stricter.verdict == "bad"
+
+
+QUICK = CheckConfig(latency_runs=0, plots="never")
+HEAD = "(float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) "
+WEIGHTS = {
+    "w": models.random(8, 8, seed=1), "zero": np.float32(0), "far": np.float32(1e3), "three": np.array(3),
+    "on": np.array(True), "off": np.array(False), "half": np.float32(0.5), "bias": models.random(8, seed=2),
+}  # fmt: skip
+ROWS = models.random(8, 8, seed=3)
+WITH_NAN = ROWS.copy()
+WITH_NAN[3, 2] = np.nan
+
+
+def evaluated(folder: Path, text: str, precision: Precision = "fp32", check: CheckConfig = QUICK, **feed: Array):
+    proto = models.model(text, {name: array for name, array in WEIGHTS.items() if name in text})
+    np.savez(folder / "x.npz", **feed)
+    build = BuildConfig(precision=precision, options=OnnxRuntimeOptions(tactics=()))
+    config = ConvertConfig(build=build, check=replace(check, data=str(folder / "x.npz")), isolated=False)
+    return convert(Case(proto, feed, name="m").write(folder), config, tracker=MemoryTracker())
+
+
+# By what makes outputs random: the rest of a model, and the node that is named.
+RANDOM = {
+    "Dropout": ("y = Dropout(h, half, on) }", "Dropout 'y'"),
+    "seed": ("r = RandomNormalLike<seed = 3.0>(h) y = Add(h, r) }", "RandomNormalLike 'r'"),
+    "sample": ("p = Sigmoid(h) y = Bernoulli(p) }", "Bernoulli 'y'"),
+    "branch": (
+        "y = If(on) <then_branch = a () => (float[n,8] u) { r = RandomUniformLike(h) u = Add(h, r) }, "
+        "else_branch = b () => (float[n,8] v) { v = Identity(h) }> }",
+        "RandomUniformLike 'r'",
+    ),
+    "loop": (
+        "y = Loop(three, on, h) <body = b (int64 i, bool c, float[n,8] v) => (bool d, float[n,8] u) "
+        "{ d = Identity(c) r = RandomNormalLike(v) u = Add(v, r) }> }",
+        "RandomNormalLike 'r'",
+    ),
+    "function": (
+        'y = custom.f(h) } <domain: "custom", opset_import: ["" : 17]> f (a) => (b) '
+        "{ r = RandomUniformLike(a) b = Add(a, r) }",
+        "RandomUniformLike 'r'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_random_models_are_unproven(kind: str, tmp_path: Path) -> None:
+    text, node = RANDOM[kind]
+    check = replace(QUICK, self_check=True, power=True) if kind == "seed" else QUICK
+    result = evaluated(tmp_path, HEAD + text, "fp16" if kind == "Dropout" else "fp32", check, x=ROWS)
+    assert result.verdict == "unproven" and "triage" not in result.next_step
+    [reason] = result.reasons
+    assert f"the model is random: {node} draws random numbers" in reason and "`y`" in reason
+    assert result.evaluation.power is None or result.evaluation.power.share is None
+
+
+def test_outputs_that_are_not_random_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "(float[n,8] x) => (float[n,8] y, float[n,8] z) { h = MatMul(x, w) z = Tanh(h) "
+    text += "r = RandomNormalLike<scale = 0.1>(h) y = Add(h, r) }"
+    assert [o.name for o in evaluated(tmp_path, text, x=ROWS).evaluation.report.outputs] == ["z"]
+    within = replace(QUICK, tolerances=Tolerances(atol=3.0))
+    assert evaluated(tmp_path, text, check=within, x=ROWS).verdict == "good"
+
+    def inverted(*args: Any) -> RunResults:
+        results = golden_outputs(*args)
+        for outputs in results[0][1]:
+            outputs["z"] = -outputs["z"]
+        return results
+
+    monkeypatch.setattr("trtops.ops.engines.convert.golden_outputs", inverted)
+    assert evaluated(tmp_path, text, x=ROWS).verdict == "bad"
+
+
+@pytest.mark.parametrize("text", [
+    "y = Dropout(h, half, off) }",
+    "y = Dropout(h, zero, on) }",
+    RANDOM["branch"][0].replace("If(on)", "If(off)"),
+])  # fmt: skip
+def test_random_nodes_without_effect_are_good(text: str, tmp_path: Path) -> None:
+    assert evaluated(tmp_path, HEAD + text, x=ROWS).verdict == "good"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_nan_in_data_is_named_with_its_row(precision: Precision, tmp_path: Path) -> None:
+    result = evaluated(tmp_path, HEAD + "y = Relu(h) }", precision, replace(QUICK, self_check=True), x=WITH_NAN)
+    assert result.verdict == "unproven"
+    [reason] = result.reasons
+    assert reason.startswith("input `x` holds NaN in row 3 of feed 0, and MatMul 'h' computes with it")
+    [output] = result.evaluation.report.outputs
+    assert output.verdict == "good" and output.statistics.elements == 56  # of the 7 other rows
+    everywhere = evaluated(tmp_path, HEAD + "y = Relu(h) }", x=np.full_like(ROWS, np.nan))
+    assert everywhere.verdict == "unproven" and "8 rows with NaN" in everywhere.reasons[0]
+
+
+@pytest.mark.parametrize(("text", "feed"), [
+    ("(float[n,8] x) => (float[n,8] y) { i = IsNaN(x) r = Where(i, zero, x) y = MatMul(r, w) }", {"x": WITH_NAN}),
+    (
+        "(float[n,8] x, bool[n,1] k) => (float[n,8] y) { r = Where(k, x, zero) y = MatMul(r, w) }",
+        {"x": WITH_NAN, "k": np.arange(8).reshape(8, 1) != 3},
+    ),
+])  # fmt: skip
+def test_nan_that_a_model_replaces_is_good(text: str, feed: dict[str, Array], tmp_path: Path) -> None:
+    for precision in ("fp32", "fp16"):
+        result = evaluated(tmp_path, text, precision, **feed)
+        assert result.verdict == "good" and result.evaluation.report.outputs[0].statistics.elements == 64
+
+
+def test_nan_of_the_model_is_no_matter_of_precision(tmp_path: Path) -> None:
+    result = evaluated(tmp_path, HEAD + "y = Log(h) }", x=ROWS)
+    assert result.verdict == "bad" and "elements are NaN (golden: " in result.reasons[0]
+    assert not any("does not suffice" in reason for reason in result.reasons)
+
+
+# By the rest of a model: its data, and its verdict.
+CONSTANT: dict[str, tuple[Array, str]] = {
+    "s = Sub(h, far) y = Relu(s) }": (ROWS, "unproven"),
+    "s = Sub(h, far) r = Relu(s) y = Add(r, bias) }": (ROWS, "unproven"),  # the same values in each row
+    "s = Sub(h, far) r = Relu(s) y = Max(h, r) }": (ROWS, "good"),
+    "s = Sub(h, half) y = Relu(s) }": (ROWS, "good"),  # few numbers are not 0
+    "y = Identity(h) }": (np.repeat(ROWS[:1], 32, 0), "good"),  # a single sample
+    "y = Relu(h) }": (ROWS[:1], "good"),
+}
+
+
+@pytest.mark.parametrize("text", CONSTANT)
+def test_outputs_that_are_all_constant_prove_nothing(text: str, tmp_path: Path) -> None:
+    rows, verdict = CONSTANT[text]
+    result = evaluated(tmp_path, HEAD + text, x=rows)
+    assert result.verdict == verdict
+    assert ("every output is constant on this data (`y`)" in " ".join(result.reasons)) == (verdict == "unproven")
+    assert ("1 sample (of 32 rows, since some are equal)" in result.evidence) == (len(rows) == 32)
+
+
+def test_constant_outputs_beside_others_and_integers(tmp_path: Path) -> None:
+    two = (
+        "(float[n,8] x) => (float[n,8] y, float[n,8] z) { h = MatMul(x, w) y = Softmax(h) s = Sub(h, far) z = Relu(s) }"
+    )
+    assert evaluated(tmp_path, two, x=ROWS).verdict == "good"
+    best = "(float[n,8] x) => (int64[n] y) { h = MatMul(x, w) y = ArgMax<axis = 1, keepdims = 0>(h) }"
+    assert evaluated(tmp_path, best, x=ROWS).verdict == evaluated(tmp_path, best, x=ROWS[:1]).verdict == "good"
+    alike = ROWS[:1] * np.linspace(1, 1.01, 4, dtype=np.float32)[:, None]
+    assert evaluated(tmp_path, best, x=alike).verdict == "unproven"
+
+
+def test_golden_outputs_of_other_data_are_named(tmp_path: Path) -> None:
+    text, golden = HEAD + "y = Relu(h) }", str(tmp_path / "golden.json")
+    for outputs, verdict in (
+        ({"y": np.maximum(ROWS @ WEIGHTS["w"], 0)}, "good"),
+        ({"y": np.maximum(ROWS[::-1] @ WEIGHTS["w"], 0)}, "bad"),
+        ({"other": ROWS}, "bad"),
+    ):
+        RunResults([("saved", [IterationResult(outputs)])]).save(golden)
+        result = evaluated(tmp_path, text, check=replace(QUICK, golden=golden), x=ROWS)
+        assert result.verdict == verdict
+        if verdict == "bad":
+            assert result.reasons[0].startswith("the golden outputs are not this model's")
+            assert "triage" not in result.next_step
+
+
+@pytest.mark.parametrize(("text", "rows", "origin"), [
+    ("y = Relu(h) }", ROWS, "64 times FP32's rounding of the model on this data"),
+    ("s = Sub(h, far) r = Relu(s) y = Mul(r, x) }", ROWS, "a fixed one of FP32 for outputs of zeros"),
+    ("s = Shape(x) r = Cast<to = 1>(s) a = ReduceMax<keepdims = 0>(r) b = Add(x, a) y = Mul(b, zero) }", ROWS, "zeros"),
+])  # fmt: skip
+def test_evidence_names_the_limit_that_decides(text: str, rows: Array, origin: str, tmp_path: Path) -> None:
+    assert origin in evaluated(tmp_path, HEAD + text, x=rows).evidence
+
+
+def test_data_outside_the_profiles_is_named(tmp_path: Path) -> None:
+    text, shape = HEAD + "y = Relu(h) }", ShapeRange(name="x", min=(1, 8), opt=(2, 8), max=(4, 8))
+    case = Case(models.model(text, {"w": WEIGHTS["w"]}), {"x": ROWS}, name="m")
+    np.savez(tmp_path / "x.npz", x=ROWS)
+    build = BuildConfig(profiles=(OptimizationProfile(shapes=(shape,)),), options=OnnxRuntimeOptions(tactics=()))
+    for check in (replace(QUICK, data=str(tmp_path / "x.npz")), replace(QUICK, input_shapes={"x": (8, 8)})):
+        result = convert(case.write(tmp_path), ConvertConfig(build=build, check=check), tracker=MemoryTracker())
+        assert "x 8x8 (outside of all profiles)" in result.evidence and "x 4x8 (profile 0 max)" in result.evidence

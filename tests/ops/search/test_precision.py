@@ -73,6 +73,12 @@ def test_hopeless_back_ends_and_lenient_checks_are_named() -> None:
     assert passing.outcome == "good" and "The check has not failed once" in passing.text()
 
 
+def test_random_models_are_refused() -> None:
+    proto = models.model("(float[2,8] x) => (float[2,8] y) { r = RandomNormalLike(x) y = Add(x, r) }")
+    with pytest.raises(errors.InputError, match="the model is random: RandomNormalLike 'r'"):
+        precision(proto, fast())
+
+
 def test_the_written_model_has_casts_and_runs(tmp_path: Path) -> None:
     precision(overflowing(), fast(output=str(tmp_path / "mixed.onnx")))
 

@@ -23,9 +23,6 @@ from trtops.system.limits import memory_limit
 
 log = logging.getLogger(__name__)
 
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
 # Folded, they would be weights in FP32 again; builders take Q/DQ pairs as the instruction to compute in integers.
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _READ_SCALES = frozenset({"Range", "Resize", "Upsample"})
@@ -301,7 +298,7 @@ class _GraphPass:
         """Whether a node's result is constant, and ONNX Runtime may be able to compute it."""
         if not node.output or (self.scope, node.output[0]) in self.folding.stuck:
             return False
-        if any(inner.op_type in _RANDOM or inner.op_type in _QUANTIZE for inner in walk.nodes_within(node)):
+        if walk.is_random(node) or any(inner.op_type in _QUANTIZE for inner in walk.nodes_within(node)):
             return False
         domain = walk.domain(node)
         # The onnx package has no schemas of ONNX Runtime's own operators.

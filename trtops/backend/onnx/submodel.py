@@ -23,9 +23,6 @@ from trtops.metadata import TensorSpec
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
 
-_RANDOM_OPS = frozenset(
-    ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
-)
 _SHAPE_OPS = frozenset(("Shape", "Size"))
 _SEQUENCE_OPS = frozenset(
     (
@@ -271,7 +268,7 @@ class Cutter:
         fixed: set[str] = set()
         for index in self.order:
             node = self.model.graph.node[index]
-            if node.op_type in _RANDOM_OPS:
+            if walk.is_random(node):
                 continue
             if node.op_type in _SHAPE_OPS or all(name in fixed for name in self._reads[index]):
                 fixed.update(filter(None, node.output))

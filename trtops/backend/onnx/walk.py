@@ -27,6 +27,20 @@ M = TypeVar("M")
 V = TypeVar("V")
 FLOATING = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 
+_RANDOM_OPS = frozenset(
+    ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
+)
+# The input that puts a Dropout in training mode.
+_TRAINING_MODE = {"Dropout": 2, "BiasDropout": 4}
+
+
+def is_random(node: onnx.NodeProto) -> bool:
+    """Whether a node or one inside it draws random numbers; a Dropout may, if it has an input for its training mode."""
+    mode = _TRAINING_MODE.get(node.op_type)
+    if node.op_type in _RANDOM_OPS or (mode is not None and any(node.input[mode : mode + 1])):
+        return True
+    return any(is_random(inner) for body in subgraphs(node) for inner in body.node)
+
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies that a node has as attributes (If, Loop, Scan), without those nested inside them."""

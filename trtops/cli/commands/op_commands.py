@@ -85,7 +85,7 @@ def calibrate(args: Options) -> Job:
         ),
     ),
     Group(groups.STATISTICS.title, groups.STATISTICS, groups.COMPARING.only("infinities_compare_equal")),
-    configs.config_flags("comparing", "CheckConfig", skip="data golden labels plots latency_runs min_precision_share"),
+    configs.config_flags("comparing", "CompareConfig", skip="data"),
     groups.SOURCE,
     groups.TRACKING,
     groups.JSON,
@@ -117,7 +117,7 @@ def compare(args: Options) -> Job:
         args,
         "compare",
         *sides,
-        configs.make(args, "CheckConfig", configs.check_values(args, prefix="")),
+        configs.make(args, "CompareConfig", configs.check_values(args, prefix="")),
         store="reads" if stored else "temporary",
     )
 

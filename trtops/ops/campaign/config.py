@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from trtops import errors
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.record import Record
+from trtops.record import Record, refuse_unused
 from trtops.spec import CAMPAIGN_SEEDS, BackendName, BuildConfig
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
@@ -81,6 +81,10 @@ class DebugBuildConfig(Record):
     keep_model: bool = True
 
     def __post_init__(self) -> None:
+        if self.command is not None:
+            used = "data input_shapes iterations seed min_precision_share"
+            golden = " golden" * self.command.wants("{golden}")
+            refuse_unused(self, {"check": used + golden}, op="debug_build with a command")
         for name in ("max_iterations", "parallel", "clean_builds", "until"):
             count = getattr(self, name)
             if isinstance(count, int) and count < 1:

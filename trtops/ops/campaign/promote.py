@@ -14,7 +14,6 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
 from trtops.ops.campaign.config import BuildPlace, DebugBuildConfig
-from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.campaign.workers import close_workers, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
@@ -26,13 +25,19 @@ from trtops.spec import BackendName, BuildConfig, Environment, OnnxRuntimeOption
 from trtops.system.allowed import ask_for
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
-from trtops.tracking.builds import log_materials
+from trtops.tracking.builds import find_model, log_materials
 from trtops.tracking.records import run_id_of
 from trtops.tracking.signatures import require_signed
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromoteConfig(Record):
+class PromoteConfig(
+    Record,
+    uses={
+        "check": "data input_shapes iterations seed golden labels tolerances warm_up latency_runs min_precision_share "
+        "power self_check"
+    },
+):
     """How a build is verified before it is accepted.
 
     Attributes:

@@ -40,7 +40,9 @@ _EVALUATED_FEEDS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateConfig(Record):
+class CalibrateConfig(
+    Record, uses={"build": "profiles calibration_samples calibration_fit keep qdq_op_types qdq_rules mark options"}
+):
     """What to calibrate with, how, and how to evaluate the result.
 
     Attributes:

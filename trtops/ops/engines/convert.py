@@ -158,6 +158,8 @@ class ConvertResult(OpResult):
         at_random = self.precision in ("int8", "fp8") and self.quantization and not set(data) & self.options.keys()
         if self.verdict not in PASSED or not (at_random or self.verdict == "unproven"):
             return ""
+        if evidence is not None and evidence.undefined:  # other shapes or data of the same kind do not help
+            return ""
         inputs = listed(map(repr, evidence.shapes[0].shapes), 4) if evidence and evidence.shapes else "each input"
         example = f"for example an .npz file with an array for {inputs}"
         if at_random:
@@ -174,7 +176,7 @@ class ConvertResult(OpResult):
         """Promote a good engine, or record or build a faster one; explain a bad one."""
         # Triage does not answer why an engine is too large.
         is_large = self.verdict == "bad" and self.evaluation.verdict in PASSED
-        if self.needed or is_large or not self.subject:
+        if self.needed or self.verdict == "unproven" or is_large or not self.subject or self.evaluation.foreign_golden:
             return super().next_step
         if self.verdict == "good" and self.run_id and self.faster is None:
             return NextStep("runs promote", {"run": self.run_id})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,7 @@ from trtops.ops.evaluation.limits import NoiseLimits, RightModel
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
+from trtops.ops.evaluation.undefined import Undefined
 from trtops.ops.result import run_step, step_time
 from trtops.record import Record
 from trtops.spec import BuildConfig
@@ -134,6 +135,7 @@ class Evaluation(Record):
     power: Power | None = None  # None if it was not requested
     noise: NoiseLimits | None = None  # the model's own noise, from which the limits are derived; None if they are given
     self_check: SelfCheck | None = None
+    foreign_golden: str = ""  # why given golden outputs are not those of the model; empty if they are
 
     @property
     def verdict(self) -> Verdict:
@@ -169,8 +171,9 @@ class Evaluation(Record):
 
     @property
     def _faults(self) -> tuple[str, ...]:
-        # First that the precision does not suffice: it explains the errors that follow.
+        # First what explains the errors that follow: other golden outputs, or that the precision does not suffice.
         found = () if self.noise is None else self.noise.reasons(self.report)
+        found = (self.foreign_golden,) if self.foreign_golden else found
         found += self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
         # All feeds together may hide an error that only some of them have.
         if self.report and self.evidence is not None:
@@ -231,7 +234,7 @@ def evaluate(
     checked = None
     if config.self_check:
         results = iterations_of(outputs, "actual")
-        checked = run_step("self-check", check_engine, runner, right.model, feeds, results, right.build)
+        checked = run_step("self-check", check_engine, runner, right.model, feeds, results, right.build, thorough=True)
     elif config.self_check is None and last:
         sizes = [sum(map(math.prod, shapes.values())) for _, _, shapes in seen.places]
         pair = iterations_of(outputs, "actual")[0], last
@@ -256,8 +259,18 @@ def assess(
     are those of ``right`` unless the config gives them.
     """
     noise = right.noise if right is not None and config.tolerances is None else None
-    report = compare_outputs(outputs, golden, tolerances)
-    evidence, given = None, report.iterations
+    undefined = Undefined() if right is None else right.undefined(config.tolerances)
+    ours, theirs = undefined.comparable(outputs, golden)
+    report = compare_outputs(ours, theirs, tolerances)
+    evidence, given, foreign = None, report.iterations, ""
+    elements = sum(o.statistics.elements for o in report.outputs if o.statistics is not None)
+    if right is not None and config.golden is not None and not report:
+        own = compare_outputs(*undefined.comparable(right.plain, golden), tolerances)
+        if not own:
+            foreign = (
+                f"the golden outputs are not this model's: its own outputs differ as well ({own.decided_by}), so they "
+                "are of other data or another model, or it was exported wrongly"
+            )
     if feeds is not None and seen is not None:
         given = seen.given
         evidence = Evidence(
@@ -265,22 +278,32 @@ def assess(
             data_sha256=seen.digest.hexdigest(),
             feeds=seen.covered.feeds,
             samples=seen.covered.samples,
+            rows=seen.covered.rows,
             shapes=seen.entries(
-                iterations_of(outputs, "actual"),
-                iterations_of(golden, "golden"),
+                iterations_of(ours, "actual"),
+                iterations_of(theirs, "golden"),
                 tolerances,
                 right.tolerances_of if right is not None and noise is not None else None,
             ),
             assumed=feeds.assumed,
             reference="the model in ONNX Runtime, not optimized" if config.golden is None else config.golden,
-            limits="given ones" if config.tolerances else "fixed ones" if noise is None else noise.sentence(),
-            margin=report.decided_by,
-            elements=sum(o.statistics.elements for o in report.outputs if o.statistics is not None),
-            blind=seen.covered.blind(golden),
+            limits="given ones" if config.tolerances else "fixed ones" if noise is None else noise.sentence(report),
+            margin=report.decided_by if elements or not report else "nothing was compared",
+            elements=elements,
+            blind=seen.covered.blind(theirs),
+            undefined=undefined.reasons,
+            constant=seen.covered.constant_outputs(theirs),
         )
     # Labels are for the given data, not for its copies at other shapes.
     accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, given)
-    return Evaluation(report=report, latency=latency, accuracy=accuracy, evidence=evidence, noise=noise)
+    return Evaluation(
+        report=report,
+        latency=latency,
+        accuracy=accuracy,
+        evidence=evidence,
+        noise=noise,
+        foreign_golden=foreign,
+    )
 
 
 def with_power(
@@ -290,14 +313,21 @@ def with_power(
     golden: RunResults,
     config: CheckConfig,
     tolerances: Tolerances,
+    *,
+    call: Callable[..., Power] = lambda function, *args: function(*args),
 ) -> Evaluation:
-    """The evaluation with its power, if ``config`` requests it; ``model`` is the one that golden outputs are from."""
+    """The evaluation with its power, if ``config`` requests it; ``model`` is the one that golden outputs are from.
+
+    ``call`` calls the function that measures, for example in a child process.
+    """
     if not config.power:
         return evaluation
     if model is None:
         power = Power(why_not="the golden outputs are not those of a model")
+    elif evaluation.evidence is not None and evaluation.evidence.undefined:
+        power = Power(why_not="the golden outputs are not defined")
     else:
-        power = run_step("measure power", measure_power, model, feeds, golden, tolerances)
+        power = run_step("measure power", call, measure_power, model, feeds, golden, tolerances)
     return replace(evaluation, power=power)
 
 

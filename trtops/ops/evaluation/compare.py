@@ -1,13 +1,14 @@
 """Compare two engines, models, runs or saved results, output by output."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Engine
 from trtops.backend.engines import backend_of_suffix, engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
+from trtops.comparator.report import iterations_of
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.check import (
     CheckConfig,
@@ -22,7 +23,9 @@ from trtops.ops.evaluation.check import (
 from trtops.ops.evaluation.data import collect
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
-from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
+from trtops.ops.evaluation.self_check import check_engine
+from trtops.ops.result import OpResult, finish_with, op_run, run_step, tracker_or_default
+from trtops.record import refuse_unused
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig, Precision
 from trtops.system.files import read_regular
@@ -30,6 +33,16 @@ from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.records import RUN_PREFIX, run_id_of
 
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(
+    CheckConfig,
+    uses={"": "data input_shapes iterations seed labels tolerances warm_up latency_runs power self_check"},
+):
+    """How two sides are compared, and on what data."""
+
+
+_OF_SAVED_OUTPUTS = {"": "labels tolerances"}
 _LOWEST_FIRST: tuple[Precision, ...] = ("int8", "fp8", "bf16", "fp16")
 
 
@@ -54,7 +67,7 @@ class CompareResult(OpResult):
 def compare(
     actual: str | Path,
     golden: str | Path,
-    config: CheckConfig = CheckConfig(),
+    config: CompareConfig | CheckConfig = CompareConfig(),
     *,
     tracker: Tracker | None = None,
     experiment: str | None = None,
@@ -64,12 +77,15 @@ def compare(
     """Compare one side with another, and log the comparison to a run.
 
     A side is ``run:ID`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine
-    file (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``). ``golden`` of the config is not
-    used; default tolerances are those of the lowest precision that one of the sides was built for, if they are runs,
-    and else those of FP32. The experiment is named after the side under test by default.
+    file (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``). Default tolerances are those of the
+    lowest precision that one of the sides was built for, if they are runs, and else those of FP32. The experiment is
+    named after the side under test by default.
 
-    Raises TrtopsError if a side is something else, or cannot be loaded or run. Outputs that differ are a result.
+    Raises TrtopsError if a side is something else, or cannot be loaded or run; ConfigError if the config has an option
+    that these sides do not use. Outputs that differ are a result.
     """
+    refuse_unused(config, CompareConfig.uses, op="compare")
+    check = CheckConfig(**{each.name: getattr(config, each.name) for each in fields(CheckConfig)})
     tracker = tracker_or_default(tracker)
     actual, golden = str(actual), str(golden)
     if experiment is None:
@@ -77,8 +93,8 @@ def compare(
         experiment = tracker.info(run_id_of(actual, tracker)).experiment if is_run else Path(actual).stem
     name = " vs ".join(side if side.startswith(RUN_PREFIX) else Path(side).name for side in (actual, golden))
     with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
-        run.log_params({"actual": actual, "golden": golden, "check": config})
-        evaluation = _evaluate_sides(actual, golden, config, tracker)
+        run.log_params({"actual": actual, "golden": golden, "check": check})
+        evaluation = _evaluate_sides(actual, golden, check, tracker)
         engine = run_id_of(actual, tracker) if actual.startswith(RUN_PREFIX) else ""
         log_evaluation(run, evaluation, engine=engine)
         found = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
@@ -100,7 +116,12 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
                 f"{actual!r} holds saved outputs, whose inputs are not known, so {golden!r} cannot be run on them. "
                 "Compare saved outputs with saved outputs, or put the saved ones second."
             )
+        refuse_unused(check, _OF_SAVED_OUTPUTS, op="compare of saved outputs")
         return assess(under_test, right, None, check, tolerances_for(precision, check.tolerances, model))
+    lowest = [tracker.load(info.id) for info in runs if info.params.get("precision") == precision][:1]
+    built = builds.load_build(lowest[0], engine=False) if lowest else None
+    build = BuildConfig(precision=precision) if built is None else built.spec.config
+    reference = _model_of(actual, golden, model, tracker) if check.self_check else None
     check = replace(check, golden=golden if isinstance(right, RunResults) else None)
     # One side after the other: each takes as much memory as it has weights.
     with _runner_of(under_test) as runner:
@@ -109,6 +130,10 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         seen = SeenFeeds(feeds)
         outputs = collect(runner, seen)
         latency = measure_latency(runner, feeds, check)
+        checked = None
+        if reference is not None:
+            results = iterations_of(outputs, "actual")
+            checked = run_step("self-check", check_engine, runner, reference, feeds, results, build, thorough=True)
     expected = right
     if not isinstance(expected, RunResults):
         with _runner_of(expected) as runner:
@@ -118,17 +143,30 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         tolerances = tolerances_for(precision, check.tolerances)
         evaluation = assess(outputs, expected, latency, check, tolerances, feeds, seen)
     else:
-        held = next((tracker.load(info.id) for info in runs if precision in ("int8", "fp8")), None)
         rounded = RightModel(
             model=model,
-            build=BuildConfig(precision=precision),
+            build=build,
             feeds=feeds,
             golden=outputs if model is under_test else expected,
-            calibration=None if held is None else builds.load_build(held).calibration_cache,
+            calibration=None if built is None else built.calibration_cache,
         )
         tolerances = rounded.tolerances(check.tolerances)
         evaluation = assess(outputs, expected, latency, check, tolerances, feeds, seen, rounded)
+    evaluation = replace(evaluation, self_check=checked)
     return with_power(evaluation, right if isinstance(right, Model) else None, feeds, expected, check, tolerances)
+
+
+def _model_of(actual: str, golden: str, model: Model | None, tracker: Tracker) -> Model:
+    """The model whose relations an engine is checked for: a side, or that of a run; ConfigError without one."""
+    for side in (actual, golden) if model is None else ():
+        if side.startswith(RUN_PREFIX):
+            return Model.load(builds.find_model(tracker, tracker.info(run_id_of(side, tracker))))
+    if model is None:
+        raise errors.ConfigError(
+            f"self_check needs the model, which may break a relation itself, and neither {actual!r} nor {golden!r} is "
+            "an ONNX file or a run. Compare with the ONNX file, or leave the self-check out."
+        )
+    return model
 
 
 def _runner_of(side: Engine | Model) -> BaseRunner:

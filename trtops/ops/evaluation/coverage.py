@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # Share of values at the ends of an output's range above which it counts as saturated, and the fewest values for that.
 _SATURATED, _MIN_VALUES = 0.99, 16
 _SHOWN = 4  # names in a phrase
+_MOST_ROWS = 1 << 14  # of a feed, up to which equal ones are counted once
 
 
 @dataclass
@@ -62,7 +64,7 @@ class _Values:
     def constant(self) -> bool:
         if self.kind == "U":
             return len(self.texts) == 1
-        return self.elements > 0 and not self.not_finite and self.low == self.high
+        return self.elements > 1 and not self.not_finite and self.low == self.high
 
     @property
     def saturated(self) -> bool:
@@ -75,9 +77,11 @@ class Covered:
 
     def __init__(self) -> None:
         self.feeds = 0
-        # Sizes of the first axis of the first input that has one, added up; a feed without any counts as one.
-        self.samples = 0
-        self._largest_batch = 0
+        # Rows along the first axis of the first input that has one, of all feeds; a feed without any is one row.
+        self.rows = 0
+        self._different: set[bytes] = set()  # digests of rows
+        self._uncounted = 0  # rows of long feeds, taken as different
+        self._sizes: list[int | None] = []  # numbers of rows of the feeds
         self._inputs: dict[str, _Values] = {}
 
     def add(self, feed: Feed) -> None:
@@ -90,8 +94,45 @@ class Covered:
             self._inputs.setdefault(name, _Values()).add(array)
         size = next((array.shape[0] for array in arrays.values() if array.ndim), None)
         self.feeds += 1
-        self.samples += 1 if size is None else size
-        self._largest_batch = max(self._largest_batch, size or 0)
+        self.rows += 1 if size is None else size
+        self._sizes.append(size)
+        if size is not None and size > _MOST_ROWS:
+            self._uncounted += size
+        else:
+            for row in range(1 if size is None else size):
+                parts = (array[row] if array.ndim and len(array) == size else array for array in arrays.values())
+                self._different.add(b"".join(map(_digest, parts)))
+
+    @property
+    def samples(self) -> int:
+        """The number of rows that differ."""
+        return len(self._different) + self._uncounted
+
+    def constant_outputs(self, golden: Outputs) -> tuple[str, ...]:
+        """The golden outputs, if none of them varies: each has one value, or the same ones for different samples."""
+        iterations = iterations_of(golden, "golden")
+        if not iterations or not self._inputs:
+            return ()
+        names = tuple(name for name, array in iterations[0].items() if np.size(array))
+        for name in names:
+            if self._varies([to_numpy(outputs[name], name) for outputs in iterations if name in outputs]):
+                return ()
+        return names
+
+    def _varies(self, arrays: Sequence[Array]) -> bool:
+        """Whether an output has different values, of different rows if there are any."""
+        values, count, results = _Values(), 0, set[bytes]()
+        for array, size in zip(arrays, self._sizes):
+            values.add(array)
+            by_row = array.ndim > 0 and len(array) == size
+            if by_row and (array[1:] != array[:1]).any():
+                count = 0
+                break
+            count += len(array) if by_row else 1
+            results.add(_digest(array[:1] if by_row else array))
+        if values.constant:
+            return False
+        return count < 2 or len(results) > 1 or self.samples == 1
 
     def blind(self, golden: Outputs) -> tuple[str, ...]:
         """What an error could hide behind, in phrases, from the feeds so far and the golden outputs.
@@ -121,9 +162,15 @@ class Covered:
         ]
         if self.feeds == 1:
             found.append("one feed: a stale output cannot be seen")
-        if self._largest_batch == 1:
+        if max((size or 0 for size in self._sizes), default=0) == 1:
             found.append("batch 1 only")
         return tuple(found)
+
+
+def _digest(array: Array) -> bytes:
+    """A digest of the content and shape of an array."""
+    values = array.astype(str) if holds_strings(array) else array
+    return hashlib.blake2b(values.tobytes(), digest_size=16, salt=str(array.shape)[:16].encode()).digest()
 
 
 def _phrase(phrase: str, names: Iterable[str]) -> Iterable[str]:

@@ -10,6 +10,7 @@ from trtops.backend.base import Feed
 from trtops.calibration.data import FeedDigest
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.coverage import Covered
+from trtops.ops.evaluation.shapes import OUTSIDE
 from trtops.record import Record
 from trtops.tables import counted, listed
 from trtops.verdict import Verdict
@@ -23,7 +24,7 @@ class ShapeEntry(Record):
 
     shapes: Mapping[str, tuple[int, ...]]
     profile: int | None = None
-    point: str = ""  # min, opt, max or between, of the profile; empty for given data
+    point: str = ""  # min, opt, max or between, of the profile; empty for given data, or outside of all profiles
     iterations: tuple[int, ...] = ()  # the feeds of these shapes
     verdict: Verdict = "good"
     max_abs: float | None = None  # the largest absolute error of all outputs
@@ -33,6 +34,7 @@ class ShapeEntry(Record):
         """The shapes, and their place in a profile."""
         shown = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items())
         place = "" if self.profile is None else f" (profile {self.profile}{' ' * bool(self.point)}{self.point})"
+        place = " (outside of all profiles)" if self.point == OUTSIDE else place
         return f"{shown}{place}"
 
 
@@ -43,31 +45,47 @@ class Evidence(Record):
     source: str  # of the data
     data_sha256: str = ""  # of all feeds, in order
     feeds: int
-    samples: int
+    samples: int  # rows of the feeds that differ
+    rows: int
     shapes: tuple[ShapeEntry, ...]
     assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that are not given
     reference: str
     limits: str
     margin: str  # the number that comes closest to its limit, or exceeds it the most
     elements: int  # compared elements of all outputs
+    undefined: tuple[str, ...] = ()  # why parts of the outputs cannot be compared: random numbers, NaN in the data
+    constant: tuple[str, ...] = ()  # the outputs, if all of them are constant on this data
     blind: tuple[str, ...] = ()  # what the data never exercises, so that an error there cannot be seen, in phrases
     denied: tuple[str, ...] = ()  # choices that the deny-list excluded from the build, each with its reason
 
     @property
     def missing(self) -> str:
         """Why this does not support a verdict; empty if it does."""
+        if self.undefined:
+            return "; ".join(self.undefined)
         if self.assumed:
             shown = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in self.assumed.items())
             return (
                 "without data or shapes, this dynamic model was only tried on random data of assumed "
                 f"shapes ({shown}); give data (--load-inputs), or the shapes that it is used at (--input-shapes)"
             )
-        return "" if self.elements else "no output has an element to compare"
+        if not self.elements:
+            return "no output has an element to compare"
+        if self.constant:
+            return (
+                f"every output is constant on this data ({listed((f'`{name}`' for name in self.constant), 4)}), so an "
+                "engine that ignores its inputs would pass; give data on which outputs vary"
+            )
+        return ""
 
     def coverage(self) -> str:
         """The amount of data, followed by what it is blind to."""
-        amount = f"Coverage: {counted(self.feeds, 'feed')}, {counted(self.samples, 'sample')}"
-        return "; ".join((amount, *self.blind)) + "."
+        return "; ".join((f"Coverage: {counted(self.feeds, 'feed')}, {self._amount}", *self.blind)) + "."
+
+    @property
+    def _amount(self) -> str:
+        equal = f" (of {self.rows} rows, since some are equal)" if self.samples < self.rows else ""
+        return f"{counted(self.samples, 'sample')}{equal}"
 
     def sentence(self) -> str:
         """Everything but the blind spots in one line."""
@@ -75,7 +93,7 @@ class Evidence(Record):
         assumed = ", assumed" if self.assumed else ""
         denied = f"; {counted(len(self.denied), 'choice')} left out, since denied" if self.denied else ""
         return (
-            f"{self.margin or 'nothing was compared'}; {self.source}, {counted(self.samples, 'sample')} in "
+            f"{self.margin}; {self.source}, {self._amount} in "
             f"{counted(self.feeds, 'feed')}; "
             f"shapes: {shapes}{assumed}; reference: {self.reference}; limits: {self.limits}{denied}"
         )
@@ -103,7 +121,7 @@ class SeenFeeds:
     @property
     def given(self) -> int:
         """The number of feeds, without those that were made of given data for the shapes of profiles."""
-        return sum(not point for _, point, _ in self.places) or len(self.places)
+        return sum(point in ("", OUTSIDE) for _, point, _ in self.places) or len(self.places)
 
     def entries(
         self,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from trtops.comparator.metrics.rows import balanced_agreement
 from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import UNITS, Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
+from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined, without_own_nan
 from trtops.record import Record
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding
 from trtops.tables import listed
@@ -237,6 +239,41 @@ class NoiseLimits(Record):
             limits["channels"] = ChannelErrors(axis=noise.channel_axis, max_abs=largest, rms=rms)
         return limits
 
+    def _origin(self, report: ComparisonReport) -> str:
+        """How the limit of the error that decides was derived."""
+        name, output = self.precision.upper(), report.decisive
+        margin = None if output is None else output.margin(report.tolerances)
+        if output is None or margin is None:
+            return f"those of {name}'s rounding of the model on this data"
+        if output.name in dict(self.insufficient):
+            return f"what is useful in {name}, since rounding alone exceeds it in `{output.name}`"
+        noise = next((noise for noise in self.outputs if noise.name == output.name), None)
+        if noise is not None and noise.equal is not None and margin.label == "share of equal values":
+            if margin.limit > 1.001 - 2 * (1 - noise.equal) - 3 / max(noise.counted, 1):
+                return f"a fixed one of {name}, since its rounding of the model on this data changes less"
+            return (
+                f"twice the share of values that {name}'s rounding changes ({1 - noise.equal:.3g}), and 3 values more"
+            )
+        group = None if noise is None else noise.whole
+        if noise is not None and (channel := re.match(r"channel (\d+): ", margin.label)):
+            group = noise.channels[int(channel[1])]
+        label = margin.label.rpartition(": ")[2]
+        if group is None or label not in ("max abs", "RMS", "relative"):
+            return f"fixed ones of {name}"
+        largest = label == "max abs"
+        limit_of, error = (Noise.largest_limit, group.largest) if largest else (Noise.rms_limit, group.rms)
+        limit, scaled = margin.limit * (group.size if label == "relative" else 1.0), (self.precision, self.times)
+        if not math.isfinite(error):
+            return f"what is useful in {name}, since its rounding of the model gives infinity or NaN"
+        if not group.scale:
+            return f"a fixed one of {name} for outputs of zeros"
+        if limit < 0.999 * limit_of(group, *scaled):
+            return f"what is useful in {name}, which is less than its rounding of the model on this data allows"
+        if limit > 1.001 * limit_of(group, *scaled) or limit_of(replace(group, rms=0.0, largest=0.0), *scaled) >= limit:
+            return f"a fixed one of {name}, since its rounding of the model on this data changes less"
+        shown = f"largest error {error:.3g}" if largest else f"relative error {error / group.size:.3g}"
+        return f"{limit / error:.3g} times {name}'s rounding of the model on this data ({shown})"
+
     def reasons(self, report: ComparisonReport) -> tuple[str, ...]:
         """Why bad outputs cannot be better in this precision, one sentence each."""
         bad = {output.name for output in report.outputs if output.verdict == "bad"}
@@ -247,20 +284,12 @@ class NoiseLimits(Record):
             if output in bad
         )
 
-    def sentence(self) -> str:
-        """Where the limits come from, in part of a line."""
+    def sentence(self, report: ComparisonReport) -> str:
+        """Where the limit that decides comes from, in part of a line."""
         name = self.precision.upper()
         if self.why_not:
             return f"fixed ones of {name}, since its noise was not measured ({self.why_not})"
-        known = [o.whole for o in self.outputs if o.whole is not None and o.whole.size > 0]
-        largest = max((whole.rms / whole.size for whole in known), default=None)
-        noise = "" if largest is None else f" (relative error {largest:.3g})"
-        if largest is not None and not math.isfinite(largest):
-            noise = " (which gives infinity or NaN)"
-        text = f"{self.times * MULTIPLES[self.precision]:.3g} times {name}'s rounding of the model on this data{noise}"
-        useful = _ABOVE_USEFUL * (useful_tolerances(self.precision).max_nrmse or math.inf)
-        if any(whole.rms_limit(self.precision, self.times) > useful * whole.size for whole in known):
-            text += f", but at most what is useful in {name}"
+        text = self._origin(report)
         channels = sum(output.channel_axis is not None for output in self.outputs)
         if channels:
             text += f", per channel in {channels} outputs"
@@ -293,7 +322,26 @@ class RightModel:
     golden_given: bool = False
     calibration: bytes | None = None
     measured: NoiseLimits | None = None
+    nan: NanRows = field(default_factory=NanRows, repr=False)
+    _undefined: dict[str, Undefined] = field(default_factory=dict, repr=False)
     _draws: list[RunResults] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        """Replace rows of NaN in the data, which would be taken for the effect of rounding, and their outputs."""
+        if self.nan:  # a copy, whose feeds are replaced already
+            return
+        object.__setattr__(self, "nan", NanRows.of(self.model, self.feeds))
+        if self.nan:
+            object.__setattr__(self, "feeds", self.nan.replaced(self.feeds))
+            object.__setattr__(self, "golden", golden_outputs(self.model, self.feeds, None))
+            object.__setattr__(self, "golden_given", False)
+
+    def undefined(self, given: Tolerances | None) -> Undefined:
+        """What cannot be compared: outputs that are random beyond the given limits, and rows that are made of NaN."""
+        key = "" if given is None else given.digest
+        if key not in self._undefined:
+            self._undefined[key] = find_undefined(self.model, self.feeds, self.nan, given)
+        return self._undefined[key]
 
     @property
     def precision(self) -> Rounding:
@@ -377,7 +425,7 @@ class RightModel:
                     outputs = _noise_of(self.plain, self._draws)
         except errors.TrtopsError as exc:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
-        report = compare_outputs(rounded, self.plain, self.useful)
+        report = compare_outputs(*without_own_nan(rounded, self.plain), self.useful)
         insufficient = tuple((o.name, "; ".join(o.reasons)) for o in report.outputs if o.verdict == "bad")
         return NoiseLimits(precision=precision, times=self.times, outputs=outputs, insufficient=insufficient)
 
@@ -428,7 +476,7 @@ class RightModel:
             return None
         assert self.precision in ("fp16", "bf16")
         allowed = self.useful if given is None else self.tolerances(given)
-        report = compare_outputs(outputs, self.golden, allowed)
+        report = compare_outputs(*self.undefined(given).comparable(outputs, self.golden), allowed)
         return Emulation(precision=self.precision, report=report, overflows=overflows)
 
 

@@ -69,6 +69,7 @@ _OWN_SHARE = 1 / 64
 _CHANNELS = 30.0
 _ON_REQUEST = "only with --self-check"
 _MAX_BATCH = 32  # larger batches only cost memory
+_THOROUGH_BYTES = 1 << 24  # of the inputs of a batch of that size, up to which a thorough check has one
 _MAX_FEEDS = 8  # at the beginning and at the end of the data, where shapes of profiles are
 
 # With NaN among its inputs a comparator of ONNX Runtime may read out of bounds, and a loop may not end.
@@ -153,6 +154,7 @@ def self_check(
     precision: Rounding = "fp32",
     batches: tuple[int, int] = (1, _MAX_BATCH),
     nan: bool = False,
+    thorough: bool = False,
 ) -> SelfCheck:
     """Check the relations of an active runner's results to each other.
 
@@ -162,12 +164,13 @@ def self_check(
 
     ``reference`` is a runner of the model, which is activated on its first use if it is not active. ``outputs`` are the
     runner's first results for the feeds, if there are any. ``batches`` are the smallest and the largest batch that the
-    engine accepts. With ``nan`` the model may be run on NaN (:func:`accepts_nan`).
+    engine accepts. With ``nan`` the model may be run on NaN (:func:`accepts_nan`). A ``thorough`` check uses a batch of
+    up to 32 rows, where the inputs are small; otherwise one that costs less than three comparisons.
     """
     given = [_like(feed, {name: np.asarray(array) for name, array in feed.items()}) for feed in feeds]
     if not given:
         raise errors.InputError("There is no feed to check an engine on; expected at least one.")
-    check = _Check(runner, reference, precision)
+    check = _Check(runner, reference, precision, thorough)
     with check.opened:
         results: Iterable[Mapping[str, Any]] = map(check.infer, given) if outputs is None else outputs
         sides = [_Side(feed, {n: np.asarray(a) for n, a in found.items()}) for feed, found in zip(given, results)]
@@ -201,7 +204,13 @@ def check_repeated(
 
 
 def check_engine(
-    runner: BaseRunner, model: Model, feeds: Iterable[Feed], outputs: Sequence[Mapping[str, Any]], build: BuildConfig
+    runner: BaseRunner,
+    model: Model,
+    feeds: Iterable[Feed],
+    outputs: Sequence[Mapping[str, Any]],
+    build: BuildConfig,
+    *,
+    thorough: bool = False,
 ) -> SelfCheck:
     """Check an engine of a model, whose results for the feeds are given; the first and last feeds are used."""
     whole = list(feeds)
@@ -215,6 +224,7 @@ def check_engine(
         precision=_precision(model, build),
         batches=batch_bounds(build.profiles, used),
         nan=accepts_nan(model),
+        thorough=thorough,
     )
 
 
@@ -295,10 +305,12 @@ class _Batch(NamedTuple):
 class _Check:
     """The relations of one engine while they are checked."""
 
-    def __init__(self, runner: BaseRunner | None, reference: BaseRunner, precision: Rounding) -> None:
+    def __init__(
+        self, runner: BaseRunner | None, reference: BaseRunner, precision: Rounding, thorough: bool = False
+    ) -> None:
         self.inferences = self.reference_inferences = 0
         self.opened = contextlib.ExitStack()  # closes the model
-        self._runner, self._model = runner, reference
+        self._runner, self._model, self._thorough = runner, reference, thorough
         self._kept: dict[tuple[int, float], tuple[Feed, Outputs]] = {}  # of the model, with the feed, whose id stays
         self._unit = UNITS[precision]
         self._batch: _Batch | None = None
@@ -441,6 +453,8 @@ class _Check:
             singles.insert(0, batch.take(variant, [0]))
         count = len(singles)
         wanted = min(_rows_of_batch([batch.size(side.feed) for side in given], batch.size(small.feed)), most)
+        if self._thorough and most * sum(array.nbytes for array in singles[0].values()) <= _THOROUGH_BYTES:
+            wanted = max(wanted, most - (most % 2 == 0))
         cycle = [*range(count), *reversed(range(count))]
         order = [cycle[i % len(cycle)] for i in range(max(wanted, least))]
         if len(order) == known:

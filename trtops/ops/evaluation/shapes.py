@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Sizes of dynamic dimensions that are neither given nor required by weights. Two samples show whether rows mix; 64 is a
 # multiple of every usual stride.
 BATCH, OTHER = 2, 64
+OUTSIDE = "outside"  # the point of given shapes that no profile accepts
 _IS_BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
 
 
@@ -31,7 +32,7 @@ class ShapePoint:
 
     shapes: Mapping[str, tuple[int, ...]]
     profile: int | None = None
-    point: str = ""  # min, opt, max or between, of a profile
+    point: str = ""  # min, opt, max or between, of a profile, or outside of all
     assumed: tuple[str, ...] = field(default=(), compare=False)  # inputs with sizes that are not given
 
 
@@ -79,7 +80,7 @@ def points(
     for name, shape in base.shapes.items():
         check_array(name, shape, 1)
     number = profile_of({name: np.broadcast_to(0, shape) for name, shape in base.shapes.items()}, profiles)
-    base = replace(base, profile=number)
+    base = replace(base, profile=number, point=OUTSIDE if profiles and number is None else "")
     return [base, *(each for each in found if (each.profile, each.shapes) != (number, base.shapes))]
 
 
@@ -218,7 +219,7 @@ def with_profiles(
         first = feed if first is None else first
         number = profile_of(feed, profiles)
         seen.add((number, tuple(sorted((name, np.shape(array)) for name, array in feed.items()))))
-        yield ProfiledFeed(feed, number)
+        yield ProfiledFeed(feed, number, OUTSIDE if number is None else "")
     for each in profile_points(inputs, profiles) if added and first is not None else ():
         assert first is not None
         fitted = dict(first)

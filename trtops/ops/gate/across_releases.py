@@ -15,7 +15,6 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import compare_outputs
-from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.campaign.workers import close_workers, free_device, warm_backend
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.submodel import CheckOutcome
@@ -31,6 +30,7 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system.processes import temporary_prefix
 from trtops.tracking import builds, schema
 from trtops.tracking.base import EngineQuery, Tracker
+from trtops.tracking.builds import find_model
 
 Candidate: TypeAlias = Callable[[], tuple[str | Path, GateConfig]]
 

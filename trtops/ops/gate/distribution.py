@@ -9,7 +9,6 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
-from trtops.ops.campaign.open_campaign import find_model
 from trtops.ops.gate.measurement import GateSession
 from trtops.ops.gate.op import GateConfig, end_gate, gate, registered
 from trtops.ops.gate.policy import Policy
@@ -24,6 +23,7 @@ from trtops.tactics.findings import TacticDiff
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import MetricName, Tracker
+from trtops.tracking.builds import find_model
 
 _ACCEPTED_BUILDS = 5
 """Builds of the accepted engine. If one in ten is slow, the median of five is in 0.9 % of gates."""

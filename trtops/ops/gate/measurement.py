@@ -25,11 +25,10 @@ from trtops.ops.campaign.promote import registered_model
 from trtops.ops.campaign.workers import free_device
 from trtops.ops.engines.convert import BuildJob, read_cache_file
 from trtops.ops.engines.deny import deny_list
-from trtops.ops.evaluation.check import assess, measure_accuracy
+from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
 from trtops.ops.evaluation.data import Feeds, golden_outputs, naming_assumed
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel, noise_and_draws
-from trtops.ops.evaluation.power import measure_power
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.evaluation.self_check import check_engine
 from trtops.ops.gate.engine_process import (
@@ -147,13 +146,14 @@ class Measurement:
         tolerances = right.tolerances(check.tolerances)
         evaluation = run_step("compare", assess, outputs, golden, None, check, tolerances, source, seen, right)
         evaluation = evaluation.leaving_out(build.denied)
-        if config.check.power:
-            power = run_step("measure power", self._reference, measure_power, model, feeds, golden, tolerances)
-            evaluation = replace(evaluation, power=power)
+        evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances, call=self._reference)
         if check.self_check is not False:
             with self._ending("self-check"), ProcessRunner(process) as candidate:
                 given = iterations_of(outputs, "actual")
-                checked = run_step("self-check", check_engine, candidate, model, feeds, given, config.build)
+                thorough = check.self_check is True
+                checked = run_step(
+                    "self-check", check_engine, candidate, model, feeds, given, config.build, thorough=thorough
+                )
             evaluation = replace(evaluation, self_check=checked)
         with self._ending("build"):
             facts = _facts(self.holder, build, process, outputs)

@@ -28,8 +28,8 @@ R = TypeVar("R", bound=GateResult)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateConfig(EngineConfig):
-    """One candidate, and the policy it must meet. Tolerances and latency runs of the check are not used.
+class GateConfig(EngineConfig, uses={"check": "data input_shapes iterations seed golden labels power self_check"}):
+    """One candidate, and the policy it must meet, which has the tolerances.
 
     Attributes:
         candidate: Run id of a candidate that exists; built now if None.

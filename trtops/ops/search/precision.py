@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -33,10 +33,12 @@ from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
+from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run, run_step
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
+from trtops.record import refuse_unused
 from trtops.reports.document import Chart, Point, Section
 from trtops.spec import OptimizationProfile
 from trtops.system.processes import temporary_prefix
@@ -250,6 +252,10 @@ def precision(
     a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
     ConfigError if an excluded name matches nothing, or the output is the model's own file.
     """
+    if evaluate is not None:
+        unused = ("data", "input_shapes", "iterations", "seed", "tolerances")
+        used = " ".join(each.name for each in fields(config) if each.name not in unused)
+        refuse_unused(config, {"": used}, op="precision with a check")
     if config.fastest and evaluate is not None:
         raise errors.ConfigError("fastest measures engines; a check command or function gives none. Use one of them.")
     subject = Subject.of(model, file)
@@ -298,6 +304,10 @@ class _PrecisionSearch:
         with naming_assumed(model, opened):
             found = reference_outputs(self.original, self.feeds) if self.feeds else []
         self.golden = [dict(outputs) for outputs in found]
+        nan = NanRows.of(model, self.feeds)
+        undefined = find_undefined(model, self.feeds, nan, config.tolerances) if self.feeds else Undefined()
+        if undefined.reasons:
+            raise errors.InputError(f"No precision is good enough on this data: {'; '.join(undefined.reasons)}.")
         self.make = make
         self.evaluate = evaluate
         self.latencies: dict[Items, float | None] = {}

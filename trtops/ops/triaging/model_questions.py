@@ -25,6 +25,7 @@ from trtops.next_step import NextStep
 from trtops.ops.engines.convert import read_cache_file
 from trtops.ops.evaluation.data import naming_assumed
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
+from trtops.ops.evaluation.undefined import NanRows
 from trtops.ops.model.lint import lint
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
 from trtops.ops.triaging.result import Answer, TriageConfig
@@ -86,7 +87,7 @@ class Subject:
 
 
 def ask_data(subject: Subject, parent: str) -> Answer:
-    """Whether the inputs are finite."""
+    """Whether the inputs are finite, or the model replaces their NaN itself."""
     opened = subject.config.check.open_for(subject.model, profiles=subject.config.build.profiles)
     # A model that does not run at all is for the next question.
     with contextlib.suppress(errors.BackendError), naming_assumed(subject.model, opened):
@@ -95,12 +96,17 @@ def ask_data(subject: Subject, parent: str) -> Answer:
     evidence = [f"Inputs come from {opened.source}; {counted(len(subject.feeds), 'feed')}."]
     if subject.config.check.data is None:
         evidence.append("They are random: faults that show on real data only are not found.")
-    for name in subject.feeds[0]:
-        if any(feed[name].dtype.kind == "f" and not np.isfinite(feed[name]).all() for feed in subject.feeds):
-            evidence.append(f"Input {name!r} has NaN or infinity.")
-            remedy = f"clean the data of input {name!r}"
-            return Answer("not usable", tuple(evidence), kind="data", places=(name,), remedy=remedy)
-    return Answer("usable", tuple(evidence))
+    nan = NanRows.of(subject.model, subject.feeds)
+    infinite = (
+        name
+        for name, array in subject.feeds[0].items()
+        if array.dtype.kind == "f" and any(np.isinf(feed[name]).any() for feed in subject.feeds)
+    )
+    if (name := nan.name or next(infinite, "")) == "":
+        return Answer("usable", tuple(evidence))
+    evidence.append(f"The {nan.reason}." if nan else f"Input {name!r} has infinity.")
+    remedy = f"clean the data of input {name!r}"
+    return Answer("not usable", tuple(evidence), kind="data", places=(name,), remedy=remedy)
 
 
 def ask_structure(subject: Subject, parent: str) -> Answer:
@@ -170,7 +176,7 @@ def ask_repeats(subject: Subject, parent: str) -> Answer:
         node = walk.makers(proto.graph.node)[first]
         places = (node_name(node), first)
         evidence += (f"The first tensor that changes is {first!r}, made by {_named(node)}.",)
-    remedy = "give random nodes a seed, or remove them; otherwise compare under tolerances that allow for it"
+    remedy = "export the model without its random nodes, or compare under tolerances that allow for them"
     return Answer("no", evidence, kind="not repeatable", places=places, remedy=remedy)
 
 

@@ -20,7 +20,9 @@ Kind: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriageConfig(EngineConfig):
+class TriageConfig(
+    EngineConfig, uses={"check": "data input_shapes iterations seed golden tolerances min_precision_share self_check"}
+):
     """Which engine is wrong, on what data, and what the search may cost.
 
     Attributes:

@@ -1,0 +1,257 @@
+"""What no comparison of a model's outputs can verify: outputs that are random, and rows that are computed from NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.onnx import walk
+from trtops.comparator.arrays import Array
+from trtops.comparator.report import Outputs, Tolerances, compare_outputs, iterations_of
+from trtops.tables import listed
+
+if TYPE_CHECKING:
+    import onnx
+
+    from trtops.backend.base import Feed
+    from trtops.backend.onnx.model import Model
+
+_TO_THE_BIT = Tolerances(atol=0.0, rtol=0.0, nans_equal=True, infinities_equal=True)
+_DRAWS = 4  # of random numbers: those of two may give the same results by chance
+_LISTED = 3  # names in a sentence
+# Operators that find NaN, that pass values on without computing, and that combine the answers of the first.
+_FIND_NAN = frozenset(("IsNaN", "Shape", "Size"))
+_PASS_ON = frozenset((
+    "Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
+    "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+))  # fmt: skip
+_COMBINE = _PASS_ON | {"And", "Not", "Or", "Xor"}
+
+
+@dataclass(frozen=True)
+class NanRows:
+    """Rows of feeds with NaN that the model computes with; false if there are none.
+
+    Attributes:
+        rows: By the number of the feed: its rows with NaN, and its number of rows; all rows are meant if the inputs
+            with NaN have different first sizes.
+        name: The first input with NaN.
+        reason: Where NaN is, what computes with it, and what to do.
+    """
+
+    rows: Mapping[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    name: str = ""
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    @classmethod
+    def of(cls, model: Model, feeds: Iterable[Feed]) -> NanRows:
+        """Find the rows; NaN that the model replaces itself, or that none of its results depends on, does not count."""
+        readers: dict[str, str] = {}
+        rows: dict[int, tuple[tuple[int, ...], int]] = {}
+        read: list[Feed] = []
+        first_input = first_place = ""
+        for number, feed in enumerate(feeds):
+            places = {name: where for name, array in feed.items() if (where := _rows_with_nan(np.asarray(array))).size}
+            for name in places.keys() - readers.keys():
+                readers[name] = computes_with_nan(model, name)
+            places = {name: where for name, where in places.items() if readers[name]}
+            if not places:
+                continue
+            name, where = next(iter(places.items()))
+            sizes = {len(np.atleast_1d(feed[each])) for each in places}
+            union = sorted({int(row) for found in places.values() for row in found})
+            rows[number] = (tuple(union), sizes.pop()) if len(sizes) == 1 else ((), 0)
+            read.append(feed)
+            first_input = first_input or name
+            first_place = first_place or f"in row {where[0]} of feed {number}, and {readers[name]} it"
+        if not rows or _ignores_nan(model, read):
+            return cls()
+        count = sum(len(found) for found, _ in rows.values())
+        more = f" ({count} rows with NaN in all, counted from 0)" if count > 1 else " (counted from 0)"
+        reason = f"input `{first_input}` holds NaN {first_place}{more}; leave such rows out of the data, or replace NaN"
+        return cls(rows, first_input, reason)
+
+    def replaced(self, feeds: Iterable[Feed]) -> list[dict[str, Array]]:
+        """The feeds with another row in place of each one with NaN, or with zeros if no row is without."""
+        return [self._replaced(number, feed) for number, feed in enumerate(feeds)]
+
+    def _replaced(self, number: int, feed: Feed) -> dict[str, Array]:
+        arrays = {name: np.asarray(array) for name, array in feed.items()}
+        rows, size = self.rows.get(number, ((), 0))
+        clean = np.setdiff1d(np.arange(size), rows)
+        if clean.size:
+            chosen = np.arange(size)
+            chosen[list(rows)] = clean[0]
+            arrays = {n: a[chosen] if a.ndim and len(a) == size else a for n, a in arrays.items()}
+        elif number in self.rows:
+            arrays = _with(arrays, 0.0)
+        return arrays
+
+    def without(self, number: int, array: Any) -> Array:
+        """An output of a feed without the rows of NaN; empty if it has no such rows, or NaN in others as well."""
+        values: Array = np.asarray(array)
+        rows, size = self.rows[number]
+        if values.ndim and len(values) == size:
+            return np.delete(values, rows, 0)
+        return np.atleast_1d(values)[:0]
+
+
+@dataclass(frozen=True)
+class Undefined:
+    """The parts of a model's outputs that nothing can be compared with, and why."""
+
+    random: tuple[str, ...] = ()  # outputs that depend on random numbers
+    nan: NanRows = field(default_factory=NanRows)
+    reasons: tuple[str, ...] = ()
+
+    def comparable(self, actual: Outputs, golden: Outputs) -> tuple[Outputs, Outputs]:
+        """Both runs without these parts."""
+        if not self.reasons:
+            return actual, golden
+        pairs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
+        ours, theirs = ([{n: a for n, a in i.items() if n not in self.random} for i in side] for side in pairs)
+        for number, (mine, right) in enumerate(zip(ours, theirs)):
+            for name in mine.keys() & right.keys() if number in self.nan.rows else ():
+                if not isinstance(right[name], np.ndarray):  # a sequence or a map
+                    del mine[name], right[name]
+                    continue
+                mine[name], right[name] = (self.nan.without(number, side[name]) for side in (mine, right))
+                if _floating(right[name]) and np.isnan(right[name]).any():  # rows of other inputs are mixed in
+                    mine[name], right[name] = mine[name][:0], right[name][:0]
+        return ours, theirs
+
+
+def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, given: Tolerances | None) -> Undefined:
+    """Find the outputs that random numbers change by more than the given limits, or at all, and the nodes that draw.
+
+    The model runs with several seeds, so that nodes that have one, and repeat their numbers in each session, count too.
+
+    Args:
+        model: The model.
+        feeds: Its inputs, without NaN.
+        nan: What was replaced in the inputs.
+        given: Limits within which outputs may vary.
+    """
+    from trtops.backend.onnxrt.runner import reference_outputs
+
+    undefined = Undefined(nan=nan, reasons=(nan.reason,) if nan else ())
+    labels = [walk.label(node) for node in _random_nodes(model.structure())]
+    if not labels:
+        return undefined
+    differences: dict[str, float] = {}
+    draws = []
+    for seed in range(_DRAWS):
+        proto = model.proto(lean=True)
+        for node in _random_nodes(proto):
+            _set_seed(node, seed)
+        draws.append(reference_outputs(proto, list(feeds)))
+        report = compare_outputs(draws[-1], draws[0], given or _TO_THE_BIT)
+        for output in report.outputs:
+            if output.verdict == "bad":
+                largest = output.statistics.max_abs if output.statistics is not None else np.inf
+                differences[output.name] = max(differences.get(output.name, 0.0), largest)
+    if not differences:
+        return undefined
+    outputs = listed((f"`{name}`" for name in differences), _LISTED)
+    reason = (
+        f"the model is random: {listed(labels, _LISTED)} {'draws' if len(labels) == 1 else 'draw'} random numbers, and "
+        f"two runs of the model itself differ by {max(differences.values()):.3g} in {outputs}; export it without, or "
+        "give limits that allow for it (--atol)"
+    )
+    return replace(undefined, random=tuple(differences), reasons=(reason, *undefined.reasons))
+
+
+def without_own_nan(rounded: Outputs, plain: Outputs) -> tuple[Outputs, Outputs]:
+    """Both runs with zeros where the second has NaN, which the model returns in any precision."""
+    ours, theirs = ([dict(i) for i in iterations_of(side, "compared")] for side in (rounded, plain))
+    for mine, right in zip(ours, theirs):
+        for name in mine.keys() & right.keys():
+            pair = mine[name], right[name]
+            alike = all(isinstance(array, np.ndarray) for array in pair) and pair[0].shape == pair[1].shape
+            if alike and _floating(pair[1]) and (nan := np.isnan(pair[1])).any():
+                mine[name], right[name] = (np.where(nan, array.dtype.type(0), array) for array in pair)
+    return ours, theirs
+
+
+def _random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes that draw random numbers, at any depth and in functions, without Dropouts that are known not to."""
+    from onnx import numpy_helper
+
+    constants: dict[str, onnx.TensorProto] = {}
+    for graph in walk.graphs(model.graph):
+        constants |= walk.constant_tensors(graph)
+
+    def trains(node: onnx.NodeProto) -> bool:
+        mode = constants.get(node.input[-1]) if node.op_type.endswith("Dropout") else None
+        return mode is None or bool(np.any(numpy_helper.to_array(mode)))
+
+    leaves = (node for node in walk.nodes(model) if walk.is_random(node) and not any(walk.subgraphs(node)))
+    return [node for node in leaves if trains(node)]
+
+
+def _set_seed(node: onnx.NodeProto, seed: int) -> None:
+    from onnx import helper
+
+    walk.keep_only(node.attribute, lambda attribute: attribute.name != "seed")
+    # A seed of Dropout is an integer, that of other operators a floating-point number.
+    value = 1000 + seed if node.op_type.endswith("Dropout") else 1000.5 + seed
+    node.attribute.append(helper.make_attribute("seed", value))
+
+
+def computes_with_nan(model: Model, name: str) -> str:
+    """What a model does with NaN in an input, such as "MatMul 'm' computes with"; empty if it replaces it."""
+    from trtops.backend.onnx.precision import without_functions
+
+    try:
+        graph = without_functions(model.proto(lean=True)).graph
+    except errors.TrtopsError:
+        return "the model computes with"
+    reached, answers = {name}, set[str]()
+    for index in walk.execution_order(graph.node):
+        node = graph.node[index]
+        if not answers.isdisjoint(node.input) and node.op_type in _COMBINE:
+            answers.update(node.output)
+        if reached.isdisjoint(walk.uses(node)) or (node.op_type == "Where" and node.input[0] in answers):
+            continue
+        if node.op_type in _FIND_NAN or (node.op_type == "Equal" and node.input[0] == node.input[1]):
+            answers.update(node.output)
+        elif node.op_type in _PASS_ON:
+            reached.update(node.output)
+        else:
+            return f"{walk.label(node)} computes with"
+    return "an output returns" if any(value.name in reached for value in graph.output) else ""
+
+
+def _ignores_nan(model: Model, feeds: list[Feed]) -> bool:
+    """Whether results are the same with other values in place of NaN, such as of rows that the model masks."""
+    from trtops.backend.onnxrt.runner import reference_outputs
+
+    own, *others = (
+        reference_outputs(model.proto(lean=True), [_with(feed, value) for feed in feeds])
+        for value in (np.nan, 0.0, 1.5)
+    )
+    return all(compare_outputs(outputs, own, replace(_TO_THE_BIT, nans_equal=False)) for outputs in others)
+
+
+def _with(feed: Feed, value: float) -> dict[str, Array]:
+    """A feed with a value in place of NaN."""
+    arrays = {name: np.asarray(array) for name, array in feed.items()}
+    return {n: np.where(np.isnan(a), a.dtype.type(value), a) if _floating(a) else a for n, a in arrays.items()}
+
+
+def _floating(array: Array) -> bool:
+    return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+
+
+def _rows_with_nan(array: Array) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """The rows of an array that hold NaN; a scalar is one row."""
+    if not array.size or not _floating(array):
+        return np.empty(0, np.intp)
+    return np.flatnonzero(np.isnan(np.atleast_1d(array)).reshape(len(np.atleast_1d(array)), -1).any(1))
