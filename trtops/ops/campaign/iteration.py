@@ -125,7 +125,8 @@ def build_and_evaluate(
             build, verdict, reasons, bad_in = None, "error", (text,), ()
     if bad_in:
         run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
-    title = f"build {Path(campaign.model).name} in {request.build.precision.upper()}"
+    precision = request.build.precision.upper() if build is None else check_precision(build).name
+    title = f"build {Path(campaign.model).name} in {precision}"
     engine = engine_options(place.backend, request.build.precision)
     next_steps = {
         "good": f"trtops runs promote {run.id}",

@@ -29,7 +29,7 @@ from trtops.comparator.report import ComparisonReport, OutputTolerances, Toleran
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import UNITS, Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
 from trtops.record import Record
-from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding, TensorRTOptions
 from trtops.tables import listed
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ _UNITS_ALLOWED = {
     **dict.fromkeys(("tf32", "fp16", "fp8", "int8"), UNITS["fp16"]),
     "bf16": UNITS["bf16"],
 }
+_EIGHT_BITS = ("int8", "fp8")
 # The allowed error of an output of zeros.
 _ZERO = 1e-9
 # Channels have their own limits if the ratio of the largest to the smallest root mean square is above this ...
@@ -199,6 +200,7 @@ class NoiseLimits(Record):
     # By output for which rounding alone exceeds what is useful in the precision: how.
     insufficient: tuple[tuple[str, str], ...] = ()
     why_not: str = ""  # why nothing was measured; fixed tolerances count then
+    useful_in: Rounding | None = None  # whose useful errors bound the limits; by default the precision
 
     def tolerances(self, base: Tolerances) -> Tolerances:
         """Tolerances with limits for each output of known noise, none of them far above those of ``base``."""
@@ -258,9 +260,9 @@ class NoiseLimits(Record):
         if largest is not None and not math.isfinite(largest):
             noise = " (which gives infinity or NaN)"
         text = f"{self.times * MULTIPLES[self.precision]:.3g} times {name}'s rounding of the model on this data{noise}"
-        useful = _ABOVE_USEFUL * (useful_tolerances(self.precision).max_nrmse or math.inf)
+        useful = _ABOVE_USEFUL * (useful_tolerances(self.useful_in or self.precision).max_nrmse or math.inf)
         if any(whole.rms_limit(self.precision, self.times) > useful * whole.size for whole in known):
-            text += f", but at most what is useful in {name}"
+            text += f", but at most what is useful in {(self.useful_in or self.precision).upper()}"
         channels = sum(output.channel_axis is not None for output in self.outputs)
         if channels:
             text += f", per channel in {channels} outputs"
@@ -295,8 +297,27 @@ class RightModel:
 
     @property
     def precision(self) -> Rounding:
-        """The precision of the engines; TF32 where FP32 products round their inputs to it."""
-        return self.build.rounding
+        """The precision of the engines; TF32 where FP32 products round their inputs to it.
+
+        For a model that is quantized already it is that of the rest: 16 bit if TensorRT may use it in addition.
+        """
+        rounding, options = self.build.rounding, self.build.options
+        if rounding in _EIGHT_BITS and isinstance(options, TensorRTOptions) and self._is_quantized:
+            return next((low for low in ("bf16", "fp16") if low in options.also), rounding)
+        return rounding
+
+    @cached_property
+    def _is_quantized(self) -> bool:
+        from trtops.backend.onnx.quantize import is_quantized
+
+        return is_quantized(self.model.structure())
+
+    @cached_property
+    def _useful_in(self) -> Rounding:
+        """The precision whose useful errors bound the limits: rounding moves quantized values to the next step."""
+        from trtops.backend.onnx.quantize import rounds_to_steps
+
+        return "int8" if rounds_to_steps(self.model.structure()) else self.precision
 
     @property
     def times(self) -> float:
@@ -318,15 +339,15 @@ class RightModel:
     def rounded(self) -> tuple[RunResults, Overflows]:
         """The outputs in the precision, every result rounded and nothing fused, and the tensors that overflow.
 
-        Those of the model itself in FP32, and for a model that is quantized already. Raises TrtopsError if the
-        precision cannot be emulated, or the rewritten model does not run.
+        Those of the model itself in FP32, and in 8 bits for a model that is quantized already. Raises TrtopsError if
+        the precision cannot be emulated, or the rewritten model does not run.
         """
-        from trtops.backend.onnx.quantize import insert_qdq, is_quantized
+        from trtops.backend.onnx.quantize import insert_qdq
         from trtops.backend.onnxrt.runner import reference_outputs
         from trtops.calibration.cache import read_cache
 
         overflows: Overflows = ()
-        if self.precision == "fp32" or is_quantized(self.model.structure()):
+        if self.precision == "fp32" or (self.precision in _EIGHT_BITS and self._is_quantized):
             return self.plain, ()
         if self.precision == "int8" or self.precision == "fp8":
             if self.calibration is None:
@@ -354,11 +375,9 @@ class RightModel:
     @cached_property
     def noise(self) -> NoiseLimits:
         """What rounding does to each output."""
-        from trtops.backend.onnx.quantize import is_quantized
-
         precision = self.precision
         try:
-            if is_quantized(self.model.structure()):
+            if precision in ("fp32", *_EIGHT_BITS) and self._is_quantized:
                 raise errors.UnsupportedFeatureError("the model is quantized already")
             rounded = self.moved if precision == "fp32" else self.rounded[0]
             if rounded is None:
@@ -367,20 +386,28 @@ class RightModel:
             outputs = _noise_of(self.plain, self._draws)
             groups = [noise for output in outputs for noise in (output.whole, *output.channels) if noise is not None]
             if any(noise.independent < _FEW and noise.size > 0 for noise in groups):
-                another = moved_reference(self.model, list(self.feeds), precision, seed=2)
-                if another is not None:
-                    self._draws.append(another)
-                    outputs = _noise_of(self.plain, self._draws)
+                # Among few elements, a draw may move no value to the next step, which is more than all other noise.
+                for seed in range(2, 6 if self._useful_in != precision else 3):
+                    another = moved_reference(self.model, list(self.feeds), precision, seed=seed)
+                    if another is not None:
+                        self._draws.append(another)
+                outputs = _noise_of(self.plain, self._draws)
         except errors.TrtopsError as exc:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
         report = compare_outputs(rounded, self.plain, self.useful)
         insufficient = tuple((o.name, "; ".join(o.reasons)) for o in report.outputs if o.verdict == "bad")
-        return NoiseLimits(precision=precision, times=self.times, outputs=outputs, insufficient=insufficient)
+        return NoiseLimits(
+            precision=precision,
+            times=self.times,
+            outputs=outputs,
+            insufficient=insufficient,
+            useful_in=self._useful_in,
+        )
 
     @property
     def useful(self) -> Tolerances:
         """The largest useful errors of the precision, with the axes of classes."""
-        return with_classes(useful_tolerances(self.precision), self.model, top1=self.precision in ("int8", "fp8"))
+        return with_classes(useful_tolerances(self._useful_in), self.model, top1=self._useful_in in _EIGHT_BITS)
 
     def tolerances(self, given: Tolerances | None) -> Tolerances:
         """The given tolerances, else limits from noise, else the fixed ones of the precision."""
