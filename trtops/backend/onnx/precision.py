@@ -544,21 +544,21 @@ def watch_peaks(model: onnx.ModelProto) -> dict[str, str]:
         tensor = rounded if exact == f"{rounded}/exact" else exact
         if tensor in peaks or (tensor == exact and types.get(exact) != TensorProto.FLOAT):
             continue
-        size, finite, kept, flat, padded, peak = (
-            f"{tensor}/{step}" for step in ("size", "finite", "kept", "flat", "padded", "peak")
+        size, is_finite, counted, flat, padded, peak = (
+            f"{tensor}/{step}" for step in ("size", "is_finite", "counted", "flat", "padded", "peak")
         )
         nodes += [
             helper.make_node("Abs", [exact], [size]),
-            helper.make_node("Less", [size, "emulate/infinity"], [finite]),
+            helper.make_node("Less", [size, "emulate/infinity"], [is_finite]),
         ]
         if walk.opset(model) >= _OPSET_OF_WHERE:
-            nodes.append(helper.make_node("Where", [finite, size, "emulate/zero"], [kept]))
+            nodes.append(helper.make_node("Where", [is_finite, size, "emulate/zero"], [counted]))
         else:  # the power 0 of any number, infinity and NaN included, is 1
             exponent = f"{tensor}/exponent"
-            nodes.append(helper.make_node("Cast", [finite], [exponent], to=TensorProto.FLOAT))
-            nodes.append(helper.make_node("Pow", [size, exponent], [kept]))
+            nodes.append(helper.make_node("Cast", [is_finite], [exponent], to=TensorProto.FLOAT))
+            nodes.append(helper.make_node("Pow", [size, exponent], [counted]))
         nodes += [  # a tensor without elements has no maximum
-            helper.make_node("Reshape", [kept, "emulate/flat"], [flat]),
+            helper.make_node("Reshape", [counted, "emulate/flat"], [flat]),
             helper.make_node("Concat", [flat, "emulate/zero"], [padded], axis=0),
             helper.make_node("ReduceMax", [padded], [peak], keepdims=0),
         ]
