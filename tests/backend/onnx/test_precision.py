@@ -21,6 +21,7 @@ from trtops.backend.onnx.precision import (
     emulate_low_precision,
     lower_precision,
     round_to_tf32,
+    watch_peaks,
 )
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.metadata import DataType
@@ -57,8 +58,6 @@ def test_bf16_models_are_valid(make: Callable[[], models.Case]) -> None:
     info, before = Model.from_proto(lowered).info, Model.from_proto(case.proto).info
     assert (info.inputs, info.outputs) == (before.inputs, before.outputs)
     assert any(t.data_type == TensorProto.BFLOAT16 for t in lowered.graph.initializer)
-    with pytest.raises(errors.ConfigError, match="operator set 13"):
-        lower_precision(models.identity().proto, "bf16")
 
 
 def test_products_round_their_inputs_to_tf32() -> None:
@@ -315,6 +314,35 @@ def test_any_exclusion_gives_a_valid_model(
     assert {spec.dtype for spec in Model.from_proto(lowered.model).info.outputs} == {wanted}
 
 
+@pytest.mark.parametrize("opset", [7, 8, 9, 17])
+def test_peaks_are_those_of_finite_values(opset: int) -> None:
+    # `a` is kept in FP32 and given to `b` in 16 bit; `e` has no elements.
+    text = """(float[5] x, float[0] e) => (float[5] y, float[0] z) {
+        a = Mul(x, c) b = Neg(a) m = Neg(x) y = Add(m, b) n = Neg(e) z = Neg(n) }"""
+    proto = models.model(text, {"c": np.float32(1e6)}, opset=opset, ir_version=4)
+    low = lower_precision(proto, "fp16").model
+    emulate_low_precision(low)
+    peaks = watch_peaks(low)
+    feed = {"x": np.float32([1, -2, np.nan, 1e5, np.inf]), "e": np.zeros(0, np.float32)}
+    outputs = run(low, feed)
+    found = {tensor: float(outputs[peak]) for tensor, peak in peaks.items()}
+    # 1e5 * 1e6 stands for infinity, and what 16 bit cannot hold is infinite in the tensors behind.
+    assert {tensor: peak for tensor, peak in found.items() if peak > 1} == {"x": 1e5, "a": 2e6, "m": 2.0}
+    assert {"b", "n", "e"} <= found.keys()
+
+
+@pytest.mark.parametrize("opset", [7, 9, 12])
+def test_bf16_converts_old_operator_sets(opset: int) -> None:
+    proto = models.model(
+        "(float[2,4] x) => (float[2,4] y) { y = MatMul(x, w) }", {"w": models.random(4, 4)}, opset=opset
+    )
+    low = lower_precision(proto, "bf16").model
+    emulate_low_precision(low)
+    x = models.random(2, 4, seed=1)
+    onnx.checker.check_model(low, full_check=True)
+    np.testing.assert_allclose(run(low, {"x": x})["y"], run(proto, {"x": x})["y"], atol=0.03)
+
+
 def test_inconsistent_models_are_refused() -> None:
     short, elsewhere = models.conv_net().proto, models.conv_net().proto
     short.graph.initializer[0].dims[0] += 1
@@ -328,14 +356,16 @@ def test_inconsistent_models_are_refused() -> None:
             convert_to_fp16(proto)
 
 
-@pytest.mark.parametrize(("opset", "scale", "element"), [(17, 0.01, 1), (19, 0.01, 10), (19, 1e-6, 1)])
+@pytest.mark.parametrize(("opset", "scale", "element"), [(17, 0.01, 1), (19, 0.01, 10), (19, 1e-6, 1), (25, 0.01, 10)])
 def test_scales_are_fp16_unless_too_small(opset, scale, element) -> None:
     weights = {"s": np.float32(scale), "z": np.int8(0), "w": models.random(8, 4)}
     text = """(float[2,8] x) => (float[2,4] y) { a = Relu(x) q = QuantizeLinear(a, s, z) d = DequantizeLinear(q, s, z)
         y = MatMul(d, w) }"""
-    low = lower_precision(models.model(text, weights, opset=opset), "fp16").model
+    proto = models.model(text, weights, opset=min(opset, onnx.defs.onnx_opset_version()), ir_version=10)
+    low = lower_precision(proto, "fp16").model
 
     onnx.checker.check_model(low, full_check=True)
+    run(low, {"x": models.random(2, 8)})
     assert {t.name: t.data_type for t in low.graph.initializer}["s"] == element
     casts = [node.input[0] for node in low.graph.node if node.op_type == "Cast"]
     assert ("d" in casts) == (element == onnx.TensorProto.FLOAT)

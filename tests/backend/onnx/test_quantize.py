@@ -11,6 +11,7 @@ from onnx import numpy_helper
 from tests import models
 from trtops import errors
 from trtops.backend.onnx import edit, placement
+from trtops.backend.onnx.opset import raise_opset
 from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, quantizable_layers, tensors_to_calibrate
 from trtops.backend.onnx.walk import copy_of, node_name
 from trtops.backend.onnxrt.calibration import collect
@@ -219,6 +220,51 @@ def test_old_operator_sets_are_converted(in_node) -> None:
 
     onnx.checker.check_model(old, full_check=True)
     assert relative_error(run(old, feed)[0], golden) < 0.05
+
+
+UP = np.float32([1, 1, 2, 2])
+OLD = [  # operator set, nodes that compute `m` from `c`, and constants
+    (7, 'm = Upsample<scales = [1.0,1.0,1.5,2.0], mode = "linear">(c)', {}),
+    (9, 'm = Upsample<mode = "nearest">(c, s)', {"s": np.float32([1, 1, 1.5, 2])}),
+    (9, 'u = Upsample<mode = "linear">(c, s) m = Upsample(u, s)', {"s": UP}),
+    (10, 'm = Resize<mode = "linear">(c, s)', {"s": UP}),
+    (10, "m = Resize(c, s)", {"s": np.float32([1, 1, 0.5, 0.75])}),
+    (10, "m = Scatter<axis = 1>(c, i, u)", {"i": np.zeros((1, 2, 1, 1), np.int64), "u": models.random(1, 2, 1, 1)}),
+    (9, "m = Hardmax(c)", {}),
+    (11, "h = Softmax(c) g = Hardmax(h) m = Mul(g, c)", {}),
+]
+
+
+@pytest.mark.parametrize(("opset", "text", "weights"), OLD, ids=range(len(OLD)))
+def test_conversion_keeps_values_and_names(opset, text, weights) -> None:
+    graph = f"(float[2,3,6,6] x) => (float[a,b,c,d] y) {{ c = Conv(x, w) {text} y = Conv(m, v) }}"
+    kernels = {"w": models.random(4, 3, 3, 3, seed=1), "v": models.random(2, 4, 1, 1, seed=2)}
+    proto = models.model(graph, kernels | weights, opset=opset, ir_version=4)
+    for node in proto.graph.node:
+        node.name = f"n_{node.output[0]}"
+    names = {name for node in proto.graph.node for name in (node.name, *node.output)}
+    feed = {"x": models.random(2, 3, 6, 6, seed=3)}
+    golden = run(proto, feed, optimize=False)[0]
+    case = models.Case(copy_of(proto), feed)
+
+    raise_opset(proto, 13, "Q/DQ nodes")
+
+    assert names <= {name for node in proto.graph.node for name in (node.name, *node.output)}
+    np.testing.assert_allclose(run(proto, feed, optimize=False)[0], golden, rtol=1e-5, atol=1e-5)
+    done = insert_qdq(case.proto, calibrated(case), config("onnxruntime"))
+    assert done.layers[0] == "n_c" and "n_y" in done.layers
+
+
+def test_layers_without_integer_kernels_name_the_option() -> None:
+    text = "(float[1,4,6,6] x) => (float[1,4,8,8] y) { [up] y = ConvTranspose(x, w) }"
+    proto = models.model(text, {"w": models.random(4, 4, 3, 3)})
+    for options, named in (({}, True), ({"qdq_op_types": ("ConvTranspose",)}, False)):
+        done = insert_qdq(copy_of(proto), of_ones(proto), config("onnxruntime", **options))
+        assert ("without 8-bit kernels: up (--qdq-op-types Conv ConvTranspose Gemm MatMul" in done.sentence()) == named
+        assert bool(done.layers) != named
+    with pytest.raises(errors.CalibrationError, match="--qdq-op-types"):
+        insert_qdq(copy_of(proto), of_ones(proto), config("onnxruntime")).require_layers()
+    assert "--qdq-op-types" not in insert_qdq(copy_of(proto), of_ones(proto), config()).sentence()
 
 
 W, ONES = models.random(32, 32, 3, 3, scale=0.05), np.ones(32, np.float32)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 from tests import models
@@ -100,11 +101,25 @@ def kernels(proto: onnx.ModelProto, *toggled: str) -> Counter[str]:
         return Counter(node.kernel for node in optimizer(Candidate.toggling(toggled)).graph.nodes)
 
 
-@pytest.mark.parametrize("tactic", [tactic.name for tactic in TACTICS])
+@pytest.mark.parametrize("tactic", [tactic.name for tactic in TACTICS if tactic.name != "MatMulNBitsInt8"])
 def test_every_tactic_changes_kernels(tactic):
     proto, without = MODELS[tactic](), WITHOUT.get(tactic, ())
 
     assert kernels(proto, *without, tactic) != kernels(proto, *without)
+
+
+def test_quantized_weights_multiply_in_fp32_by_default():
+    text = "(float[4,64] x) => (float[4,4] y) { d = DequantizeLinear(w, s)\n y = MatMul(x, d) }"
+    weights = {"w": int8(64, 4), "s": np.float32(0.01)}
+    proto, x = model(text, weights), random(4, 64)
+    expected, errors_of = x @ (weights["w"] * weights["s"]), {}
+    with Optimizer(proto, OnnxRuntimeOptions(), SessionLog()) as optimizer:
+        for toggled in ((), ("MatMulNBitsInt8",)):
+            optimized = optimizer(Candidate.toggling(toggled))
+            assert [node.op for node in optimized.graph.nodes] == ["MatMulNBits"]
+            [y] = ort.InferenceSession(optimized.plan, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+            errors_of[toggled] = np.abs(y - expected).max() / np.abs(expected).max()
+    assert errors_of[()] < 1e-6 < 1e-3 < errors_of["MatMulNBitsInt8",]
 
 
 def test_allowed_tactics():

@@ -4,10 +4,12 @@ import math
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from tests import defects, models, zoo
 from tests.amounts import LONG
@@ -219,6 +221,49 @@ def test_tf32_has_limits_of_its_own() -> None:
     assert good and right.precision == "tf32" and "TF32's rounding" in right.noise.sentence(good)
     assert not compare_outputs(right.rounded[0], right.golden, exact.tolerances(None))
     assert not compare_outputs(wrong, right.golden, right.tolerances(None))
+
+
+def around_qdq(opset: int = 13, batch: int = 8) -> Case:
+    """Two products whose inputs are quantized, with weights in INT8 per channel and GELU in between."""
+    weights = {"sx": np.float32(0.025), "sr": np.float32(0.03), "z": np.int8(0)}
+    for name, shape in (("a", (16, 24)), ("b", (24, 4))):
+        weights[f"q{name}"] = models.random(*shape, seed=shape[0], scale=40).clip(-127, 127).astype(np.int8)
+        weights[f"s{name}"] = np.full(shape[1], 6e-3, np.float32)
+    text = f"""(float[{batch},16] x) => (float[{batch},4] y) {{
+        q = QuantizeLinear(x, sx, z) d = DequantizeLinear(q, sx, z) v = DequantizeLinear<axis = 1>(qa, sa)
+        m = MatMul(d, v) t = Sigmoid(m) g = Mul(m, t) r = QuantizeLinear(g, sr, z) e = DequantizeLinear(r, sr, z)
+        w = DequantizeLinear<axis = 1>(qb, sb) y = MatMul(e, w) }}"""
+    return Case(models.model(text, weights, opset=opset), {"x": models.random(batch, 16, seed=9)}, name="qdq")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_limits_around_quantized_parts_are_those_of_rounding(precision: Literal["fp16", "bf16"]) -> None:
+    for opset, batch in ((13, 1), (19, 1), (13, 32)):
+        right = right_model(case := around_qdq(opset, batch), precision)
+        limit = right.tolerances(None).of("y").max_nrmse
+        assert not right.noise.why_not and limit < 0.2
+        # Other roundings before the quantization move other values to the next step.
+        moved = {"x": case.feed["x"] * (1 + models.random(batch, 16, seed=5, scale=1e-4))}
+        outputs = RunResults()
+        outputs.add(limits.run_in_16_bit(right.model, precision, [moved])[0])
+        assert compare_outputs(outputs, right.golden, right.tolerances(None))
+    wrong = case.proto
+    scale = next(tensor for tensor in wrong.graph.initializer if tensor.name == "sa")
+    scale.CopyFrom(numpy_helper.from_array(np.full(24, 6e-3 * 1.1, np.float32), "sa"))
+    found = compare_outputs(
+        golden_outputs(Model.from_proto(wrong), [case.feed], None), right.golden, right.tolerances(None)
+    )
+    assert found.verdict == "bad"
+
+
+def test_tensorrt_rounds_what_qdq_leaves() -> None:
+    right = right_model(around_qdq(), "int8")
+    for also, precision in ((("fp16",), "fp16"), (("fp16", "bf16"), "bf16"), ((), "int8")):
+        build = BuildConfig(precision="int8", options=TensorRTOptions(also=also))
+        assert replace(right, build=build, _draws=[]).precision == precision
+    plain = right_model(models.conv_net(), "int8")
+    build = BuildConfig(precision="int8", options=TensorRTOptions(also=("fp16",)))
+    assert replace(plain, build=build, _draws=[]).precision == "int8"
 
 
 def test_unknown_noise_leaves_fixed_limits() -> None:

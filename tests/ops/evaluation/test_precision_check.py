@@ -3,10 +3,13 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from tests import models, zoo
 from tests.gates import with_wrong_weight
@@ -18,7 +21,7 @@ from trtops.comparator import compare_outputs
 from trtops.ops.campaign.promote import promote
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
-from trtops.ops.evaluation.precision_check import check_precision
+from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision
 from trtops.ops.stored_runs import list_runs
 from trtops.reports.sections import facts_of
 from trtops.spec import BuildConfig, Layer, Precision
@@ -148,6 +151,118 @@ def test_overflow_hidden_from_outputs_is_found(tmp_path: Path) -> None:
     masked = converted(zoo.masked_attention(), "fp16", tmp_path)
     # A mask that is filled is no overflow.
     assert masked.verdict == "good" and masked.evaluation.emulated.overflows == ()
+
+
+CONV_Q = models.random(8, 3, 3, 3, seed=1, scale=20).astype(np.int8)
+DENSE_Q = models.random(32, 16, seed=2, scale=20).astype(np.int8)
+DENSE = {"q": DENSE_Q, "s": np.full(16, 5e-3, np.float32)}
+QUANTIZED: dict[str, tuple[int, str, dict[str, Any]]] = {  # operator set, nodes that compute `h` from `x`, and weights
+    "per channel": (13, """a = QuantizeLinear(x, sa, za) b = DequantizeLinear(a, sa, za)
+        c = DequantizeLinear<axis = 0>(q, s) d = Conv(b, c) e = Relu(d) h = GlobalAveragePool(e)""",
+        {"q": CONV_Q, "s": np.full(8, 5e-3, np.float32)}),
+    "QLinearConv": (13, """a = QuantizeLinear(x, sa, za) b = QLinearConv(a, sa, za, q, s, za, sa, za)
+        d = DequantizeLinear(b, sa, za) e = Relu(d) h = GlobalAveragePool(e)""",
+        {"q": CONV_Q, "s": np.full(8, 5e-3, np.float32)}),
+    "pairs of scales in FP16": (19, """a = QuantizeLinear(x, sa, za) b = DequantizeLinear(a, sa, za)
+        v = QuantizeLinear<axis = 1>(w, s, zs) c = DequantizeLinear<axis = 1>(v, s, zs) d = MatMul(b, c) h = Tanh(d)""",
+        {"w": DENSE_Q * np.float32(5e-3), "s": DENSE["s"], "zs": np.zeros(16, np.int8)}),
+    "newest": (25, """a = QuantizeLinear(x, sa, za) b = DequantizeLinear(a, sa, za)
+        c = DequantizeLinear<axis = 1>(q, s) d = MatMul(b, c) h = Tanh(d)""", DENSE),
+    "INT8 weights": (13, "c = DequantizeLinear<axis = 1>(q, s) d = MatMul(x, c) h = Tanh(d)", DENSE),
+    "INT4 weights": (21, "c = DequantizeLinear<axis = 0, block_size = 16>(q, s) d = MatMul(x, c) h = Tanh(d)",
+        {"q": DENSE_Q % 15 - 7, "s": np.full((2, 16), 0.05, np.float32)}),
+    "FP8 weights": (19, "c = DequantizeLinear(q, s) d = MatMul(x, c) h = Tanh(d)",
+        {"q": DENSE_Q, "s": np.float32(5e-3)}),
+    "dynamic": (13, """a, sx, zx = DynamicQuantizeLinear(x) b = MatMulInteger(a, q, zx) c = Cast<to = 1>(b)
+        t = Mul(sx, s) d = Mul(c, t) h = Tanh(d)""", DENSE),
+}  # fmt: skip
+TYPES = {"INT4 weights": TensorProto.INT4, "FP8 weights": TensorProto.FLOAT8E4M3FN}
+
+
+def quantized(kind: str, *, sound: bool) -> Case:
+    """A quantized layer, and behind it a product that FP16 holds or not."""
+    opset, text, weights = QUANTIZED[kind]
+    opset = min(opset, onnx.defs.onnx_opset_version())
+    is_convolution = "Conv" in text
+    inputs = "float[n,3,8,8] x" if is_convolution else "float[n,32] x"
+    weights = weights | {"sa": np.float32(0.03), "za": np.int8(0), "big": np.float32(1e3 if sound else 5e5)}
+    weights |= {"small": 1 / weights["big"]}
+    output = "float[n,8,1,1] y" if is_convolution else "float[n,16] y"
+    graph = f"({inputs}) => ({output}) {{ {text} p = Mul(h, big) y = Mul(p, small) }}"
+    proto = models.model(graph, weights, opset=opset, ir_version=10)
+    for tensor in proto.graph.initializer:
+        if tensor.name == "q" and kind in TYPES:
+            values = weights["q"].ravel().tolist()
+            tensor.CopyFrom(helper.make_tensor("q", TYPES[kind], weights["q"].shape, values))
+    x = models.random(8, 3, 8, 8) if is_convolution else models.random(8, 32)
+    return Case(proto, {"x": x}, name="quantized")
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized_models_are_emulated_in_16_bit(kind: str, tmp_path: Path) -> None:
+    good = converted(quantized(kind, sound=True), "fp16", tmp_path)
+    assert good.verdict == "good" and good.evaluation.emulated.verdict == "good"
+    assert good.evaluation.noise.outputs and not good.evaluation.noise.why_not
+    [output] = good.evaluation.emulated.report.outputs
+    assert output.statistics.max_abs > 0
+    bad = converted(quantized(kind, sound=False), "fp16", tmp_path)
+    assert bad.verdict == "bad" and any("'p' overflows" in reason for reason in bad.reasons)
+    assert "emulated: good" not in bad.page() and "but the model sets its precisions: p" in bad.page()
+
+
+def test_failed_emulation_of_quantized_models_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = Mock(side_effect=errors.BackendError("no such kernel"))
+    monkeypatch.setattr("trtops.ops.evaluation.limits.run_in_16_bit", refuse)
+    result = converted(quantized("QLinearConv", sound=True), "fp16", tmp_path)
+    assert result.called == "INT8" and result.evaluation.report
+    assert result.verdict == "bad" and result.evaluation.bad_in == ("precision",)
+    assert "100% in a narrower precision" in result.reasons[-1]
+    assert "The model does not run rounded to FP16 either" in result.reasons[-1]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("opset", [7, 8, 9, 10, 13, min(26, onnx.defs.onnx_opset_version())])
+def test_old_and_new_operator_sets_are_good(opset: int, precision: Precision, tmp_path: Path) -> None:
+    scales = "scales = [1.0,1.0,2.0,2.0], " if opset < 9 else ""
+    op, inputs = "Upsample" if opset < 10 else "Resize", "c" if opset < 9 else "c, s" if opset < 11 else "c, , s"
+    text = f"""(float[n,3,8,8] x) => (float[n,5] y) {{ a = Conv<pads = [1,1,1,1]>(x, w) c = Relu(a)
+        u = {op}<{scales}mode = "linear">({inputs}) d = Conv(u, v) e = GlobalAveragePool(d) f = Flatten(e)
+        y = Gemm(f, h, b) }}"""
+    weights = {"w": models.random(8, 3, 3, 3, seed=1, scale=0.3), "v": models.random(8, 8, 3, 3, seed=2, scale=0.2)}
+    weights |= {"h": models.random(8, 5, seed=3), "b": np.zeros(5, np.float32), "s": np.float32([1, 1, 2, 2])}
+    proto = models.model(text, weights, opset=opset, ir_version=10)
+    result = converted(Case(proto, {"x": models.random(8, 3, 8, 8, seed=4)}, name="old"), precision, tmp_path)
+    assert result.verdict == "good" and not result.evaluation.noise.why_not
+
+
+@pytest.mark.parametrize(
+    ("asked", "kernels", "name", "sentence"),
+    [
+        (
+            "fp16",
+            {"int8": 21, "fp32": 2},
+            "INT8+FP32 (not FP16)",
+            "0% compute in the requested FP16, 91% in a narrower",
+        ),
+        ("fp16", {"int8": 21, "fp16": 2}, "INT8+FP16", "9% compute in the requested FP16, 91% in a narrower"),
+        ("fp16", {"int8": 3}, "INT8", "0% compute in the requested FP16, 100% in a narrower"),
+        ("fp16", {"fp32": 3}, "FP32 (not FP16)", "0% compute in the requested FP16."),
+        ("fp16", {"fp32": 2, "fp16": 1}, "FP16 in 33%", "33% compute in the requested FP16."),
+        ("fp32", {"int8": 21, "fp32": 2}, "INT8+FP32", "21 in INT8, 2 in FP32."),
+        ("fp32", {"fp16": 2}, "FP16", "2 in FP16."),
+        ("fp32", {"tf32": 2}, "TF32", "2 in TF32."),
+        ("int8", {"int8": 21, "fp32": 2}, "INT8", "91% compute in the requested INT8."),
+        ("int8", {"fp16": 9, "int8": 1}, "INT8 in 10%", "10% compute in the requested INT8."),
+        ("bf16", {}, "BF16", "does not report"),
+    ],
+)
+def test_builds_are_named_after_their_kernels(
+    asked: Precision, kernels: dict[Any, int], name: str, sentence: str
+) -> None:
+    check = PrecisionCheck(asked=asked, kernels=tuple(kernels.items()))
+    assert check.name == name and sentence in check.sentence()
+    # 16 bit is emulated unless all kernels compute in it.
+    assert (check.low_precision is not None) == (asked in ("fp16", "bf16"))
 
 
 def test_precision_is_read_from_kernels_or_layers() -> None:

@@ -22,6 +22,7 @@ from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.index_arithmetic import ScopedName, index_tensors
 from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
+from trtops.backend.onnx.opset import raise_opset
 from trtops.calibration.cache import CalibrationCache
 from trtops.metadata import DataType
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 LowPrecision: TypeAlias = Literal["fp16", "bf16"]
 
+_OPSET_OF_BF16 = 13
 # Kept in FP32: counts soon become inexact.
 _KEPT_TYPES = frozenset({"DynamicQuantizeLinear", "Range", "CumSum"})
 # FP16 rounds smaller scales by more than 1/256, half a step of INT8 for the largest value.
@@ -83,20 +85,16 @@ def lower_precision(
     Args:
         proto: The model, with all weights inside; it passes :func:`trtops.backend.onnx.model.check_structure`, and is
             not changed.
-        to: The type to compute in. BF16 needs operator set 13 or later.
+        to: The type to compute in. For BF16 a model of an older operator set than 13 is converted to it.
         keep_io: Whether FP32 inputs and outputs of the model keep their type, with Casts.
         exclude: Nodes to keep in FP32 (:func:`trtops.backend.onnx.walk.select_nodes`). The model's functions are
             inlined before (:func:`without_functions`).
         weights: A folder for the 16-bit weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), which
             must exist as long as the result is used; without one they are inside.
     """
-    model = walk.copy_of(proto)
-    if to == "bf16" and walk.opset(model) < 13:
-        raise errors.ConfigError(
-            f"BF16 needs operator set 13 or later; this model has {walk.opset(model)}. Convert it with "
-            "onnx.version_converter, or use fp16."
-        )
-    model = without_functions(model)
+    model = without_functions(walk.copy_of(proto))
+    if to == "bf16":
+        raise_opset(model, _OPSET_OF_BF16, "tensors in BF16")
     shapes.infer_shapes(model)
     excluded = frozenset(map(walk.node_name, walk.select_nodes(model, exclude)))
     rewrite = _Rewrite(model, to, excluded, index_tensors(model))
@@ -347,6 +345,11 @@ class _Rewrite:
         schema = onnx.defs.get_schema(node.op_type, version, domain)
         inputs = [_type_variable(schema.inputs, i) for i in range(len(node.input))]
         outputs = [_type_variable(schema.outputs, i) for i in range(len(node.output))]
+        if node.op_type == "DequantizeLinear" and outputs[0] not in inputs:
+            # From version 23 on, an attribute may set the output's type, which else is that of the scale.
+            if walk.int_attribute(node, "output_dtype", 0):
+                return _KEPT
+            outputs[0] = inputs[1]
         bound = {v: types[name] for name, v in zip(node.input, inputs) if name in types}
         bound.update((v, TensorProto.FLOAT) for name, v in zip(node.input, inputs) if name in scope)
         unknown = any(name and v not in bound for name, v in zip(node.input, inputs))
@@ -430,6 +433,7 @@ def _type_variable(parameters: Sequence[Any], i: int) -> str:
 
 LARGEST_FLOAT16 = 65504.0
 
+_OPSET_OF_WHERE = 9
 _LARGE_WEIGHT = 64 << 20  # bytes
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
@@ -525,27 +529,46 @@ def watch_peaks(model: onnx.ModelProto) -> dict[str, str]:
     """Add an output for each tensor that is rounded to FP16: its largest magnitude before rounding.
 
     The model is one after :func:`emulate_low_precision`. Values that stand for infinity do not count, and bodies are
-    not covered. Returns the names of the outputs, FP32 scalars, by the tensors' names in order of execution.
+    not covered. Returns the names of the outputs, FP32 scalars of at least 0, by the tensors' names in order of
+    execution; a peak below 1 may be reported as 1.
     """
+    types = shapes.element_types(model.graph)
     peaks: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        if node.op_type != "Cast" or not node.input or not node.output:
+        if node.op_type != "Cast" or walk.int_attribute(node, "to", 0) != TensorProto.FLOAT16:
             continue
-        exact = node.input[0]
-        if exact == f"{node.output[0]}/exact" and walk.int_attribute(node, "to", 0) == TensorProto.FLOAT16:
-            tensor = node.output[0]
-            size, finite, kept, peak = (f"{tensor}/{what}" for what in ("size", "finite", "kept", "peak"))
-            nodes += [
-                helper.make_node("Abs", [exact], [size]),
-                helper.make_node("Less", [size, "emulate/infinity"], [finite]),
-                helper.make_node("Where", [finite, size, "emulate/zero"], [kept]),
-                helper.make_node("ReduceMax", [kept], [peak], keepdims=0),
-            ]
-            peaks[tensor] = peak
+        exact, rounded = node.input[0], node.output[0]
+        # Other Casts round what nodes in FP32 and the feeds give to nodes in 16 bit.
+        tensor = rounded if exact == f"{rounded}/exact" else exact
+        if tensor in peaks or (tensor == exact and types.get(exact) != TensorProto.FLOAT):
+            continue
+        size, is_finite, counted, flat, padded, peak = (
+            f"{tensor}/{step}" for step in ("size", "is_finite", "counted", "flat", "padded", "peak")
+        )
+        nodes += [
+            helper.make_node("Abs", [exact], [size]),
+            helper.make_node("Less", [size, "emulate/infinity"], [is_finite]),
+        ]
+        if walk.opset(model) >= _OPSET_OF_WHERE:
+            nodes.append(helper.make_node("Where", [is_finite, size, "emulate/zero"], [counted]))
+        else:  # the power 0 of any number, infinity and NaN included, is 1
+            exponent = f"{tensor}/exponent"
+            nodes.append(helper.make_node("Cast", [is_finite], [exponent], to=TensorProto.FLOAT))
+            nodes.append(helper.make_node("Pow", [size, exponent], [counted]))
+        nodes += [  # a tensor without elements has no maximum
+            helper.make_node("Reshape", [counted, "emulate/flat"], [flat]),
+            helper.make_node("Concat", [flat, "emulate/zero"], [padded], axis=0),
+            helper.make_node("ReduceMax", [padded], [peak], keepdims=0),
+        ]
+        peaks[tensor] = peak
     model.graph.node.extend(nodes)
-    for name, value in (("emulate/infinity", _STANDS_FOR_INFINITY), ("emulate/zero", 0.0)):
-        model.graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
+    for name, kind, value in (
+        ("infinity", TensorProto.FLOAT, _STANDS_FOR_INFINITY),
+        ("zero", TensorProto.FLOAT, 0.0),
+        ("flat", TensorProto.INT64, -1),
+    ):
+        model.graph.initializer.append(helper.make_tensor(f"emulate/{name}", kind, [1], [value]))
     for peak in peaks.values():
         model.graph.output.append(helper.make_tensor_value_info(peak, TensorProto.FLOAT, []))
     return peaks

@@ -13,11 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import placement, shapes, walk
 from trtops.backend.onnx.model import tensor_array
+from trtops.backend.onnx.opset import raise_opset
 from trtops.backend.onnx.precision import without_functions
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.record import Record
 from trtops.spec import BuildConfig, TensorRTOptions
-from trtops.system.limits import limited_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,6 +38,8 @@ _MIN_OPSET = 13
 # The first one in which they take FP8, and scales in FP16.
 OPSET_OF_FP16_SCALES = 19
 _LARGEST_FP8 = 448.0  # E4M3 (onnx.ai, "Float stored in 8 bits")
+# Beginnings of types of operators that compute in 8 bits, those of ONNX Runtime included.
+_INTEGER_OPS = ("QuantizeLinear", "DynamicQuantize", "QLinear", "QGemm", "QAttention", "ConvInteger", "MatMulInteger")
 # In INT32: half of the range is left for the sum.
 _LARGEST_BIAS = 2.0**30
 # The smallest scale: some kernels flush subnormal ones to zero, and divide by them.
@@ -60,6 +62,9 @@ class Quantization(Record):
     excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()  # by placement rule, those that it excludes
     missing: tuple[str, ...] = ()  # tensors that the cache lacks, whose layers were not changed
     in_bodies: tuple[str, ...] = ()  # layers in If, Loop and Scan, which stay: calibration has no values there
+    by_type: tuple[
+        str, ...
+    ] = ()  # layers for which the back end has no 8-bit kernel, unless `qdq_op_types` names types
 
     def require_layers(self) -> None:
         """Raise CalibrationError if no layer was quantized."""
@@ -78,7 +83,11 @@ class Quantization(Record):
         rules = [f"{rule} ({', '.join(names)})" for rule, names in self.excluded]
         text = f"kept: {', '.join(self.kept) or 'none'}; excluded by rule: {'; '.join(rules) or 'none'}"
         text += f"; no ranges for {', '.join(self.missing)}" if self.missing else ""
-        return text + (f"; in bodies of If, Loop or Scan: {', '.join(self.in_bodies)}" if self.in_bodies else "")
+        text += f"; in bodies of If, Loop or Scan: {', '.join(self.in_bodies)}" if self.in_bodies else ""
+        if self.by_type:
+            option = f"--qdq-op-types {' '.join(OP_TYPES)}"
+            text += f"; without 8-bit kernels: {', '.join(self.by_type)} ({option} quantizes them)"
+        return text
 
 
 @dataclass(frozen=True)
@@ -95,8 +104,17 @@ class _Layer:
 
 
 def is_quantized(model: onnx.ModelProto) -> bool:
-    """Whether a model has Q/DQ nodes already."""
-    return any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node)
+    """Whether a model has Q/DQ nodes already, or operators that compute in 8 bits."""
+    return any(node.op_type == "DequantizeLinear" or _rounds(node) for node in walk.nodes(model))
+
+
+def rounds_to_steps(model: onnx.ModelProto) -> bool:
+    """Whether a model rounds tensors to 8 bits or fewer when it runs, where a small change moves a value by a step."""
+    return any(map(_rounds, walk.nodes(model)))
+
+
+def _rounds(node: onnx.NodeProto) -> bool:
+    return node.op_type.startswith(_INTEGER_OPS)
 
 
 def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -155,7 +173,7 @@ def insert_qdq(
         raise errors.UnsupportedFeatureError(
             "The model already has QuantizeLinear nodes; build it as it is, or start from the model without them."
         )
-    raise_opset(model, OPSET_OF_FP16_SCALES if config.precision == "fp8" else _MIN_OPSET)
+    raise_opset(model, OPSET_OF_FP16_SCALES if config.precision == "fp8" else _MIN_OPSET, "Q/DQ nodes")
     planned, kept, placed = _plan_layers(model, config)
     # Rewriting after the calibration may have added nodes that only move values. Ranges move along.
     known = cache.by_name()
@@ -174,37 +192,16 @@ def insert_qdq(
         known.update({n: replace(known[n], amax=max(known[each].amax for each in joined)) for n in joined})
     _Writer(model, known, config, frozenset(kept)).write(layers)
     _, *bodies = walk.graphs(model.graph)
+    by_default = config.precision == "int8" and not config.qdq_op_types
+    left_out = set(OP_TYPES).difference(_op_types(config)) if by_default else ()
     return Quantization(
         layers=tuple(walk.node_name(layer.node) for layer in layers),
         kept=tuple(kept),
         excluded=tuple((rule, tuple(names)) for rule, names in placed.excluded.items()),
         missing=tuple(sorted(missing)),
         in_bodies=tuple(walk.node_name(n) for b in bodies for n in b.node if walk.is_onnx_op(n, *_op_types(config))),
+        by_type=tuple(walk.node_name(n) for n in model.graph.node if n.op_type in left_out and walk.is_onnx_op(n)),
     )
-
-
-def raise_opset(model: onnx.ModelProto, least: int) -> None:
-    """Convert a model of an older operator set, in place; InvalidModelError if ONNX cannot."""
-    found = walk.opset(model)
-    if found >= least:
-        return
-    # Large weights stay outside of the converter, which would copy those inside, and lose those of a lean model.
-    weights = {tensor.name: walk.copy_of(tensor) for tensor in model.graph.initializer}
-    put_small = walk.put_small(4096)
-    bare = walk.copy_model(model, lambda t, to: put_small(t, to) if t.name in weights else to.CopyFrom(t))
-    try:
-        with limited_memory(own=8 * bare.ByteSize()):
-            converted = onnx.version_converter.convert_version(bare, least)
-    # The converter raises RuntimeError and types of its own.
-    except Exception as exc:
-        raise errors.InvalidModelError(
-            f"The model has operator set {found}; its Q/DQ nodes need {least}, to which ONNX cannot convert it "
-            f"({exc}). Export it with a newer operator set."
-        ) from exc
-    model.CopyFrom(converted)
-    for tensor in model.graph.initializer:
-        if tensor.name in weights:
-            tensor.CopyFrom(weights[tensor.name])
 
 
 def _op_types(config: BuildConfig) -> tuple[str, ...]:

@@ -32,6 +32,9 @@ class Tactic:
 # Without this optimizer an INT8 model computes in FP32.
 INTEGER_KERNELS = "QDQSelectorActionTransformer"
 
+# ONNX Runtime's own default is 4, INT8; 1 is FP32.
+_ACCURACY_OF_NBITS = "session.qdq_matmulnbits_accuracy_level"
+
 # All tactics, in the order in which the builder tries them: the optimizers that change which kernels run, without those
 # that only clean up (constant folding and sharing, dead nodes) and those for other hardware. For each,
 # ``tests/backend/onnxrt/test_tactics.py`` has a model whose optimized graph differs with and without it.
@@ -56,6 +59,13 @@ TACTICS: tuple[Tactic, ...] = (
         exact=False,
         config=(("optimization.enable_gelu_approximation", "1"),),
         ops=("Gelu", "BiasGelu"),
+    ),
+    Tactic(  # activations of products with quantized weights rounded to 8 bits, which is off by up to about 1e-2
+        "MatMulNBitsInt8",
+        default=False,
+        exact=False,
+        config=((_ACCURACY_OF_NBITS, "4"),),
+        ops=("MatMulNBits",),
     ),
 )
 
@@ -181,8 +191,8 @@ class Candidate:
 
     @property
     def session_config(self) -> dict[str, str]:
-        """Session config entries: the tactics' own, and the one that keeps 8-bit products exact on this processor."""
-        config = {key: value for name in self.toggled for key, value in BY_NAME[name].config}
+        """Session config entries: the tactics' own, and those that keep products with quantized operands exact."""
+        config = {_ACCURACY_OF_NBITS: "1", **dict(entry for name in self.toggled for entry in BY_NAME[name].config)}
         return config | ({"session.x64quantprecision": "1"} if overflows_in_8_bits(processor()) else {})
 
 

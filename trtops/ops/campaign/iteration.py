@@ -129,7 +129,8 @@ def build_and_evaluate(
             build, verdict, reasons, bad_in = None, "error", (text,), ()
     if bad_in:
         run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
-    title = f"build {Path(campaign.model).name} in {request.build.precision.upper()}"
+    precision = request.build.precision.upper() if build is None else check_precision(build).name
+    title = f"build {Path(campaign.model).name} in {precision}"
     options = arguments_of(campaign.config.build) | arguments_of(campaign.config.check)
     next_steps = {
         "good": NextStep("runs promote", {"run": run.id}),

@@ -404,10 +404,12 @@ def _build_and_evaluate(
 def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, str]:
     """The config that keeps layers in FP32 whose values FP16 or BF16 cannot hold, and what the data shows, in a line.
 
-    Ranges are those of a calibration cache, or are measured on the data of calibration or of the check.
+    Ranges are those of a calibration cache, or are measured on the data of calibration or of the check. A quantized
+    model has the precisions of its author: its layers are named, and not kept.
     """
-    # The second imports ONNX Runtime.
+    # The last imports ONNX Runtime.
     from trtops.backend.onnx.precision import LowPrecision, beyond_range, without_functions
+    from trtops.backend.onnx.quantize import is_quantized
     from trtops.backend.onnxrt.calibration import collect
 
     build, inputs = config.build, TensorMetadata.of(model.info.inputs)
@@ -434,12 +436,16 @@ def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, 
     if isinstance(build.options, TensorRTOptions):  # a precision that was asked for by layer stays
         nodes = {name: why for name, why in nodes.items() if name not in dict(build.options.layer_precisions)}
     each = ", ".join(f"{node} ({tensor}: {size:.3g})" for node, (tensor, size) in nodes.items())
+    measured = f"{len(found.ranges)} tensors have ranges, of {found.feeds} feeds"
+    if nodes and is_quantized(proto):
+        option = shlex.join(("--keep", *dict.fromkeys((*build.keep, *nodes))))
+        return config, f"{measured}; values do not fit {called}, but the model sets its precisions: {each} ({option})"
     kept = f"kept in FP32, since their values do not fit {called}: {each or 'none'}"
     build = replace(build, keep=tuple(dict.fromkeys((*build.keep, *nodes))))
     if build.calibrates and isinstance(build.options, TensorRTOptions):  # what 8 bits leave alone may be in 16
         own = dict.fromkeys(nodes, "float32") | dict(build.options.layer_precisions)
         build = replace(build, options=replace(build.options, layer_precisions=tuple(own.items())))
-    return replace(config, build=build), f"{len(found.ranges)} tensors have ranges, of {found.feeds} feeds; {kept}"
+    return replace(config, build=build), f"{measured}; {kept}"
 
 
 _WORTH_A_BUILD = 1.05

@@ -59,9 +59,9 @@ class CheckConfig(DataConfig):
         latency_runs: Inferences whose latency is measured, on the first feed; fewer, but at least 5, if they take over
             a second; 0 measures none.
         plots: When heat maps and error plots are drawn and logged.
-        min_precision_share: The share of kernels, between 0 and 1, that must compute in the requested precision; 0
-            requires one kernel. Where ONNX Runtime computes FP16 and BF16 in FP32, they are emulated instead, unless a
-            share above 0 is required.
+        min_precision_share: The share of kernels, between 0 and 1, that must compute in the requested precision or
+            a narrower one; 0 requires one kernel. Where ONNX Runtime computes FP16 and BF16 in FP32, they are emulated
+            instead, unless a share above 0 is required.
         power: Plant random faults into the model, one at a time, and report how many of them this comparison sees; the
             model runs up to 40 more times on all the data.
         self_check: Check the engine's results against each other (:mod:`trtops.ops.evaluation.self_check`). By default
@@ -182,7 +182,8 @@ class Evaluation(Record):
         if self.self_check is not None:
             found += self.self_check.reasons
         if self.computed is not None and self._lacks_precision:
-            found += (self.computed.reason(),)
+            rounded = f" The model does not run rounded to {self.computed.asked.upper()} either."
+            found += (self.computed.reason() + (rounded if self.computed.emulation_counts else ""),)
         return found
 
     def leaving_out(self, denied: tuple[str, ...]) -> Evaluation:
@@ -207,9 +208,9 @@ class Evaluation(Record):
 
     @property
     def _lacks_precision(self) -> bool:
-        if self.computed is None or self.computed.lowered:
+        if self.computed is None:
             return False
-        return self.emulated is None or not self.computed.emulation_counts
+        return self.emulated is None if self.computed.emulation_counts else not self.computed.lowered
 
 
 def evaluate(

@@ -31,7 +31,7 @@ from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import UNITS, Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
 from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined, without_own_nan
 from trtops.record import Record
-from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding, TensorRTOptions
 from trtops.tables import listed
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ _UNITS_ALLOWED = {
     **dict.fromkeys(("tf32", "fp16", "fp8", "int8"), UNITS["fp16"]),
     "bf16": UNITS["bf16"],
 }
+_EIGHT_BITS = ("int8", "fp8")
 # The allowed error of an output of zeros.
 _ZERO = 1e-9
 # Channels have their own limits if the ratio of the largest to the smallest root mean square is above this ...
@@ -201,6 +202,7 @@ class NoiseLimits(Record):
     # By output for which rounding alone exceeds what is useful in the precision: how.
     insufficient: tuple[tuple[str, str], ...] = ()
     why_not: str = ""  # why nothing was measured; fixed tolerances count then
+    useful_in: Rounding | None = None  # whose useful errors bound the limits; by default the precision
 
     def tolerances(self, base: Tolerances) -> Tolerances:
         """Tolerances with limits for each output of known noise, none of them far above those of ``base``."""
@@ -242,11 +244,12 @@ class NoiseLimits(Record):
     def _origin(self, report: ComparisonReport) -> str:
         """How the limit of the error that decides was derived."""
         name, output = self.precision.upper(), report.decisive
+        useful = f"what is useful in {(self.useful_in or self.precision).upper()}"
         margin = None if output is None else output.margin(report.tolerances)
         if output is None or margin is None:
             return f"those of {name}'s rounding of the model on this data"
         if output.name in dict(self.insufficient):
-            return f"what is useful in {name}, since rounding alone exceeds it in `{output.name}`"
+            return f"{useful}, since rounding alone exceeds it in `{output.name}`"
         noise = next((noise for noise in self.outputs if noise.name == output.name), None)
         if noise is not None and noise.equal is not None and margin.label == "share of equal values":
             if margin.limit > 1.001 - 2 * (1 - noise.equal) - 3 / max(noise.counted, 1):
@@ -264,11 +267,11 @@ class NoiseLimits(Record):
         limit_of, error = (Noise.largest_limit, group.largest) if largest else (Noise.rms_limit, group.rms)
         limit, scaled = margin.limit * (group.size if label == "relative" else 1.0), (self.precision, self.times)
         if not math.isfinite(error):
-            return f"what is useful in {name}, since its rounding of the model gives infinity or NaN"
+            return f"{useful}, since its rounding of the model gives infinity or NaN"
         if not group.scale:
             return f"a fixed one of {name} for outputs of zeros"
         if limit < 0.999 * limit_of(group, *scaled):
-            return f"what is useful in {name}, which is less than its rounding of the model on this data allows"
+            return f"{useful}, which is less than its rounding of the model on this data allows"
         if limit > 1.001 * limit_of(group, *scaled) or limit_of(replace(group, rms=0.0, largest=0.0), *scaled) >= limit:
             return f"a fixed one of {name}, since its rounding of the model on this data changes less"
         shown = f"largest error {error:.3g}" if largest else f"relative error {error / group.size:.3g}"
@@ -345,8 +348,27 @@ class RightModel:
 
     @property
     def precision(self) -> Rounding:
-        """The precision of the engines; TF32 where FP32 products round their inputs to it."""
-        return self.build.rounding
+        """The precision of the engines; TF32 where FP32 products round their inputs to it.
+
+        For a model that is quantized already it is that of the rest: 16 bit if TensorRT may use it in addition.
+        """
+        rounding, options = self.build.rounding, self.build.options
+        if rounding in _EIGHT_BITS and isinstance(options, TensorRTOptions) and self._is_quantized:
+            return next((low for low in ("bf16", "fp16") if low in options.also), rounding)
+        return rounding
+
+    @cached_property
+    def _is_quantized(self) -> bool:
+        from trtops.backend.onnx.quantize import is_quantized
+
+        return is_quantized(self.model.structure())
+
+    @cached_property
+    def _useful_in(self) -> Rounding:
+        """The precision whose useful errors bound the limits: rounding moves quantized values to the next step."""
+        from trtops.backend.onnx.quantize import rounds_to_steps
+
+        return "int8" if rounds_to_steps(self.model.structure()) else self.precision
 
     @property
     def times(self) -> float:
@@ -368,15 +390,15 @@ class RightModel:
     def rounded(self) -> tuple[RunResults, Overflows]:
         """The outputs in the precision, every result rounded and nothing fused, and the tensors that overflow.
 
-        Those of the model itself in FP32, and for a model that is quantized already. Raises TrtopsError if the
-        precision cannot be emulated, or the rewritten model does not run.
+        Those of the model itself in FP32, and in 8 bits for a model that is quantized already. Raises TrtopsError if
+        the precision cannot be emulated, or the rewritten model does not run.
         """
-        from trtops.backend.onnx.quantize import insert_qdq, is_quantized
+        from trtops.backend.onnx.quantize import insert_qdq
         from trtops.backend.onnxrt.runner import reference_outputs
         from trtops.calibration.cache import read_cache
 
         overflows: Overflows = ()
-        if self.precision == "fp32" or is_quantized(self.model.structure()):
+        if self.precision == "fp32" or (self.precision in _EIGHT_BITS and self._is_quantized):
             return self.plain, ()
         if self.precision == "int8" or self.precision == "fp8":
             if self.calibration is None:
@@ -404,13 +426,11 @@ class RightModel:
     @cached_property
     def noise(self) -> NoiseLimits:
         """What rounding does to each output."""
-        from trtops.backend.onnx.quantize import is_quantized
-
         if self.measured is not None:
             return self.measured
         precision = self.precision
         try:
-            if is_quantized(self.model.structure()):
+            if precision in ("fp32", *_EIGHT_BITS) and self._is_quantized:
                 raise errors.UnsupportedFeatureError("the model is quantized already")
             rounded = self.moved if precision == "fp32" else self.rounded[0]
             if rounded is None:
@@ -419,20 +439,28 @@ class RightModel:
             outputs = _noise_of(self.plain, self._draws)
             groups = [noise for output in outputs for noise in (output.whole, *output.channels) if noise is not None]
             if any(noise.independent < _FEW and noise.size > 0 for noise in groups):
-                another = moved_reference(self.model, list(self.feeds), precision, seed=2)
-                if another is not None:
-                    self._draws.append(another)
-                    outputs = _noise_of(self.plain, self._draws)
+                # Among few elements, a draw may move no value to the next step, which is more than all other noise.
+                for seed in range(2, 6 if self._useful_in != precision else 3):
+                    another = moved_reference(self.model, list(self.feeds), precision, seed=seed)
+                    if another is not None:
+                        self._draws.append(another)
+                outputs = _noise_of(self.plain, self._draws)
         except errors.TrtopsError as exc:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
         report = compare_outputs(*without_own_nan(rounded, self.plain), self.useful)
         insufficient = tuple((o.name, "; ".join(o.reasons)) for o in report.outputs if o.verdict == "bad")
-        return NoiseLimits(precision=precision, times=self.times, outputs=outputs, insufficient=insufficient)
+        return NoiseLimits(
+            precision=precision,
+            times=self.times,
+            outputs=outputs,
+            insufficient=insufficient,
+            useful_in=self._useful_in,
+        )
 
     @property
     def useful(self) -> Tolerances:
         """The largest useful errors of the precision, with the axes of classes."""
-        return with_classes(useful_tolerances(self.precision), self.model, top1=self.precision in ("int8", "fp8"))
+        return with_classes(useful_tolerances(self._useful_in), self.model, top1=self._useful_in in _EIGHT_BITS)
 
     def tolerances(self, given: Tolerances | None) -> Tolerances:
         """The given tolerances, else limits from noise, else the fixed ones of the precision."""

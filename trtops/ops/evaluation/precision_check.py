@@ -15,7 +15,13 @@ from trtops.tracking.base import Run
 if TYPE_CHECKING:
     from trtops.backend.base import Build
 
-_NARROWER: dict[Precision, tuple[Precision, ...]] = {"fp16": ("bf16", "int8", "fp8"), "bf16": ("fp16", "int8", "fp8")}
+_NARROWER: dict[Precision, tuple[Precision, ...]] = {
+    "fp32": ("fp16", "bf16", "int8", "fp8"),
+    "fp16": ("bf16", "int8", "fp8"),
+    "bf16": ("fp16", "int8", "fp8"),
+}
+# An engine has the name of the requested precision if at least this share of its kernels compute in it.
+_SHARE_OF_NAME = 0.5
 _PRODUCTS = re.compile(r"(Conv|MatMul|Gemm|LSTM|GRU|RNN|Attention|Einsum)", re.IGNORECASE)
 _NOT_COMPUTING = re.compile(
     r"(cast|quantizelinear|reshape|transpose|concat|split|slice|gather|squeeze|shape|size|identity|flatten|expand|tile|pad"
@@ -51,8 +57,11 @@ class PrecisionCheck(Record):
     @property
     def share(self) -> float | None:
         """The share of kernels in the requested precision or a narrower one; None if it is not known."""
-        wanted = {self.asked, *_NARROWER.get(self.asked, ())}
-        return None if not self.total else sum(count for name, count in self.kernels if name in wanted) / self.total
+        return self._share_in(self.asked, *_NARROWER.get(self.asked, ()))
+
+    def _share_in(self, *precisions: Precision) -> float | None:
+        counts = (count for name, count in self.kernels if name in precisions)
+        return sum(counts) / self.total if self.total else None
 
     @property
     def lowered(self) -> bool:
@@ -64,25 +73,33 @@ class PrecisionCheck(Record):
     @property
     def emulation_counts(self) -> bool:
         """Whether emulating the model replaces kernels in the requested precision, unless a limit is given."""
-        return self.emulates and self.asked in ("fp16", "bf16") and not self.limit
+        return self.low_precision is not None and not self.limit
 
     @property
     def low_precision(self) -> Literal["fp16", "bf16"] | None:
-        """The precision to emulate: 16 bit was requested from ONNX Runtime, and some kernels compute in another."""
-        if not self.emulates or self.share in (None, 1):
+        """The precision to emulate: 16 bit was requested from ONNX Runtime, and some kernels compute in another.
+
+        Those of a quantized model compute in 8 bits, and what is between them is not counted.
+        """
+        if not self.emulates or self._share_in(self.asked) == 1:
             return None
         return self.asked if self.asked in ("fp16", "bf16") else None
 
     @property
     def name(self) -> str:
-        """The engine's precision for people: the requested one, or what it computes in instead."""
-        if self.asked == "fp32" and any(name == "tf32" for name, _ in self.kernels):
-            return "TF32"
-        if self.lowered:
-            return self.asked.upper()
-        if self.share:
-            return f"{self.asked.upper()} in {self.share:.0%}"
-        return f"{self.kernels[0][0].upper()} (not {self.asked.upper()})"
+        """The engine's precision for people: what its kernels compute in, and the requested one if few or none do."""
+        requested, share = self.asked.upper(), self._share_in(self.asked)
+        if share is None:
+            return requested
+        present = [name for name, _ in self.kernels]
+        if any(name in _NARROWER.get(self.asked, ()) for name in present):  # the model itself chooses them
+            mixed = "+".join(present).upper()
+            return mixed if share or self.share == 1 else f"{mixed} (not {requested})"
+        if self.asked == "fp32":
+            return "TF32" if "tf32" in present else requested
+        if share and self.lowered and share >= _SHARE_OF_NAME:
+            return requested
+        return f"{requested} in {share:.0%}" if share else f"{present[0].upper()} (not {requested})"
 
     def reason(self) -> str:
         """Why the engine does not count as one of the requested precision."""
@@ -96,9 +113,10 @@ class PrecisionCheck(Record):
         text = f"Of {self.total} kernels {each}."
         if self.asked == "fp32":
             return text
-        share = self.share or 0.0
+        share, requested = self.share or 0.0, self._share_in(self.asked) or 0.0
+        narrower = f", {share - requested:.0%} in a narrower precision" if share > requested else ""
         required = f"; at least {self.limit:.0%} are required" if share < self.limit else ""
-        return f"{text} {share:.0%} compute in the requested {self.asked.upper()}{required}."
+        return f"{text} {requested:.0%} compute in the requested {self.asked.upper()}{narrower}{required}."
 
 
 def _kernels(build: Build) -> list[tuple[str, str, str, bool]]:
@@ -117,6 +135,8 @@ def _kernels(build: Build) -> list[tuple[str, str, str, bool]]:
     names: dict[str, str] = dict(_PRECISIONS)
     if build.spec.config.rounding == "tf32" and (build.engine.environment.compute_capability or "") >= "8":
         names |= {name: "tf32" for name, precision in _PRECISIONS.items() if precision == "fp32"}
+    # The first input of `com.microsoft.DynamicQuantizeMatMul` is in FP32, and is quantized inside.
+    found = [(layer, op, "int8" if ".DynamicQuantize" in op else precision) for layer, op, precision in found]
     return [
         (layer, op, (names if _PRODUCTS.search(op) else _PRECISIONS).get(precision.lower(), ""), layer in counted)
         for layer, op, precision in found

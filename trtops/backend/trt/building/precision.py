@@ -71,7 +71,8 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Pa
     model has no layer of a name.
     """
     from trtops.backend.onnx import walk
-    from trtops.backend.onnx.quantize import OPSET_OF_FP16_SCALES, is_quantized, raise_opset
+    from trtops.backend.onnx.opset import raise_opset
+    from trtops.backend.onnx.quantize import OPSET_OF_FP16_SCALES, is_quantized
 
     quantized = is_quantized(model)
     for precision in wanted.precisions:
@@ -90,7 +91,7 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Pa
     if quantized and walk.opset(model) < OPSET_OF_FP16_SCALES:
         # With scales in FP16, DequantizeLinear feeds operators in FP16, without a Cast that TensorRT would not fuse.
         model = walk.copy_of(model)
-        raise_opset(model, OPSET_OF_FP16_SCALES)
+        raise_opset(model, OPSET_OF_FP16_SCALES, "Q/DQ nodes with scales in FP16")
 
     # Inputs and outputs keep their types, so that the engine takes the feeds of the model.
     return convert_to_fp16(model, keep_io=True, exclude=excluded, weights=weights)
