@@ -160,6 +160,11 @@ def _tolerances(tolerances: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"--{option.replace('_', '-')}", *values)
 
 
+def option_text(name: str, value: Any) -> str:
+    """Return one option as a line for a shell has it, such as ``--keep conv_0 conv_1``."""
+    return shlex.join(_option(name, value))
+
+
 def limits_text(tolerances: Record) -> str:
     """Return limits in words, such as "atol 1e-12, rtol 0.0"."""
     return " ".join(_tolerances(tolerances.to_dict())).replace(" --", ", ").removeprefix("--") or "given limits"

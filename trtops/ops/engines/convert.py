@@ -23,7 +23,7 @@ from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.extras import installed, sentence
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.next_step import OF_8_BITS, NextStep, arguments_of
+from trtops.next_step import OF_8_BITS, NextStep, arguments_of, option_text
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import (
     CheckConfig,
@@ -438,7 +438,7 @@ def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, 
     each = ", ".join(f"{node} ({tensor}: {size:.3g})" for node, (tensor, size) in nodes.items())
     measured = f"{len(found.ranges)} tensors have ranges, of {found.feeds} feeds"
     if nodes and is_quantized(proto):
-        option = shlex.join(("--keep", *dict.fromkeys((*build.keep, *nodes))))
+        option = option_text("keep", tuple(dict.fromkeys((*build.keep, *nodes))))
         return config, f"{measured}; values do not fit {called}, but the model sets its precisions: {each} ({option})"
     kept = f"kept in FP32, since their values do not fit {called}: {each or 'none'}"
     build = replace(build, keep=tuple(dict.fromkeys((*build.keep, *nodes))))
