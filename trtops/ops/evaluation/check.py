@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 # More than these would bury the metrics that a person sorts by.
 _MAX_LOGGED_OUTPUTS = 8
 
+_ONLY_RANDOM = (
+    "rounding alone explains the errors, but on random data, which real data may not resemble; give --load-inputs FILE"
+)
+
 # Fifty inferences of a large batch on a processor took longer than everything else.
 _WARM_UP_SECONDS, _LATENCY_SECONDS, _MIN_LATENCY_RUNS = 0.5, 1.0, 5
 
@@ -139,7 +143,7 @@ class Evaluation(Record):
     def verdict(self) -> Verdict:
         """``good`` if the outputs are good at all shapes, in the requested precision, on data that can show it.
 
-        ``unproven`` also if rounding alone explains every fault, on random data of assumed shapes.
+        ``unproven`` also if rounding alone explains every fault, on random data: of assumed shapes, or in FP32.
         """
         if self._rounding_explains:
             return "unproven"
@@ -151,7 +155,7 @@ class Evaluation(Record):
     def reasons(self) -> tuple[str, ...]:
         """Why it is not good, one sentence each."""
         if self._rounding_explains:
-            return (self._unproven, *self._faults)
+            return (self._unproven or _ONLY_RANDOM, *self._faults)
         return self._faults or ((self._unproven,) if self.report and self._unproven else ())
 
     @property
@@ -160,17 +164,22 @@ class Evaluation(Record):
 
     @property
     def _rounding_explains(self) -> bool:
-        """Whether rounding alone explains all faults, on random data of assumed shapes: such data proves nothing."""
-        if self.noise is None or self.evidence is None or not self.evidence.assumed or self._lacks_precision:
+        """Whether rounding alone explains all faults, on data that does not show that the precision is to blame.
+
+        That is random data of assumed shapes, and any random data in FP32.
+        """
+        if self.noise is None or self.evidence is None or self._lacks_precision:
+            return False
+        if not self.evidence.assumed and not (self.evidence.random and self.noise.precision == "fp32"):
             return False
         bad = {output.name for output in self.report.outputs if output.verdict == "bad"}
         holds = self.self_check is None or self.self_check.verdict != "bad"
-        return bool(bad) and bad <= {name for name, _ in self.noise.insufficient} and holds
+        return bool(bad) and bad <= {name for name, _ in (*self.noise.insufficient, *self.noise.lost)} and holds
 
     @property
     def _faults(self) -> tuple[str, ...]:
         # First that the precision does not suffice: it explains the errors that follow.
-        found = () if self.noise is None else self.noise.reasons(self.report)
+        found = () if self.noise is None or self._rounding_explains else self.noise.reasons(self.report)
         found += self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
         # All feeds together may hide an error that only some of them have.
         if self.report and self.evidence is not None:
@@ -258,6 +267,7 @@ def assess(
         given = seen.given
         evidence = Evidence(
             source=feeds.source,
+            random=feeds.random,
             data_sha256=seen.digest.hexdigest(),
             feeds=seen.covered.feeds,
             samples=seen.covered.samples,

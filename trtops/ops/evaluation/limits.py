@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,16 @@ from trtops.comparator.metrics import ChannelErrors
 from trtops.comparator.metrics.rows import balanced_agreement
 from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.evaluation.data import UNITS, Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
+from trtops.ops.evaluation.data import (
+    UNITS,
+    Emulation,
+    Overflows,
+    golden_outputs,
+    moved_reference,
+    root_mean_square,
+    run_in_16_bit,
+)
+from trtops.ops.evaluation.output_ranges import output_ranges
 from trtops.record import Record
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding
 from trtops.tables import listed
@@ -66,8 +76,10 @@ _SCALES_DIFFER = 30.0
 # ... with at least this number of elements in each, and at most this number of channels.
 _CHANNEL_ELEMENTS = 16
 _MOST_CHANNELS = 1024
-# A single draw of the noise scatters too much below this number of independent elements.
+# A single draw of the noise scatters too much below this number of independent elements. In INT8, more are drawn until
+# all together have as many.
 _FEW = 256
+_MOST_DRAWS = 8
 # Elements that are in memory as FP64 at a time, since all may be many times as large as the model's own data.
 _PIECE = 1 << 20
 # Larger values stand for infinity. 16 bit clamps them, so they are left out.
@@ -77,6 +89,8 @@ _FP32_USEFUL = 1e-3
 # this similar to the golden output: errors within a multiple of useful noise do not imply more.
 _ABOVE_USEFUL = 1.25
 _SIMILAR = {"min_cosine": 0.95, "min_correlation": 0.5}
+# The relative error above which no similarity is left to require.
+_DISSIMILAR = 0.33
 
 
 def default_tolerances(precision: Rounding) -> Tolerances:
@@ -157,19 +171,33 @@ class Noise(Record):
     rms: float  # root mean square of the errors
     largest: float
     independent: float  # number of errors of equal size with the same fourth moment; 0 without any error
+    draws: int = 1  # how often the errors were drawn; `rms` is of all draws
+    range: float = (
+        0.0  # the width of the values that the graph allows, such as 1 behind a sigmoid; 0 if it is not known
+    )
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether rounding alone hides a value of zero instead of the right ones."""
-        return 0 < self.size <= MULTIPLES["int8"] * self.rms
+    def unit_of_range(self, precision: Rounding) -> float:
+        """The error of an output that is rounded to a precision relative to its range, but at least that of FP32."""
+        return max(UNITS[precision], _UNITS_ALLOWED["fp32"]) * self.range
+
+    def is_lost(self, precision: Rounding) -> bool:
+        """Whether rounding alone hides a value of zero instead of the right ones.
+
+        An error below the precision's unit of the range loses nothing: the right values stay near zero on this data.
+        """
+        return 0 < self.size <= MULTIPLES["int8"] * self.rms and self.rms > self.unit_of_range(precision)
 
     def rms_limit(self, precision: Rounding, times: float = 1.0) -> float:
         """The largest root mean square error that rounding explains; more where few elements determine it.
 
         ``times`` multiplies the noise.
         """
-        few = 1 + 3 / math.sqrt(2 * self.independent) if self.independent else 1.0
-        return max(times * MULTIPLES[precision] * few * self.rms, _UNITS_ALLOWED[precision] * self.size) or _ZERO
+        own, all_draws = (
+            1 + 3 / math.sqrt(2 * count) if count else 1.0
+            for count in (self.independent, self.draws * self.independent)
+        )
+        few = max(MULTIPLES[precision] * all_draws, own)
+        return max(times * few * self.rms, _UNITS_ALLOWED[precision] * self.size, self.unit_of_range("fp32")) or _ZERO
 
     def largest_limit(self, precision: Rounding, times: float = 1.0) -> float:
         """The largest error of an element that rounding explains."""
@@ -219,20 +247,29 @@ class NoiseLimits(Record):
         assert whole is not None
         # The useful tolerances bound an element by a share of the scale; they do not bound one in INT8.
         useful = math.inf if math.isinf(base.atol) else max(base.atol, (base.atol_of_scale or 0.0) * whole.scale)
+        in_range = whole.unit_of_range(self.precision)
         limits: dict[str, Any] = {
-            "atol": min(whole.largest_limit(*scaled), _ABOVE_USEFUL * useful),
+            "atol": min(whole.largest_limit(*scaled), _ABOVE_USEFUL * max(useful, in_range)),
             "rtol": 0.0,
             "atol_of_scale": 0.0,
             **{name: least for name, least in _SIMILAR.items() if getattr(base, name) is not None},
         }
         if whole.size > 0:
-            useful = _ABOVE_USEFUL * (base.max_nrmse or math.inf)
+            useful = _ABOVE_USEFUL * max(base.max_nrmse or math.inf, in_range / whole.size)
             limits["max_nrmse"] = min(whole.rms_limit(*scaled) / whole.size, useful)
+            if limits["max_nrmse"] > _DISSIMILAR:
+                # Errors that are small in the range of an output near zero need not leave it similar.
+                limits |= {"min_cosine": -1.0, "min_correlation": -1.0, "min_top1_agreement": 0.0}
         if noise.channel_axis is not None:
             # Functions are computed to a unit of FP32 of what they may return, not of saturated values of a channel.
             # A channel of zeros has no scale of its own.
             least, most = UNITS["fp32"] * whole.scale, whole.largest_limit(*scaled)
-            own = [(c.largest_limit(*scaled), c.rms_limit(*scaled)) if c.size else (most, most) for c in noise.channels]
+            own = []
+            for channel in noise.channels:
+                limit = channel.rms_limit(*scaled) if channel.size else most
+                # An engine that is better than rounding may still be good.
+                limit = channel.size / MULTIPLES["int8"] if channel.is_lost(self.precision) else limit
+                own.append((channel.largest_limit(*scaled) if channel.size else most, limit))
             largest, rms = (tuple(max(limit, least) for limit in each) for each in zip(*own))
             limits["channels"] = ChannelErrors(axis=noise.channel_axis, max_abs=largest, rms=rms)
         return limits
@@ -243,9 +280,19 @@ class NoiseLimits(Record):
         name = self.precision.upper()
         return tuple(
             f"{output}: {name} does not suffice for this model on this data; of rounding alone, {how}"
-            for output, how in self.insufficient
+            for output, how in (*self.insufficient, *self.lost)
             if output in bad
         )
+
+    @property
+    def lost(self) -> tuple[tuple[str, str], ...]:
+        """By output with channels of which rounding alone leaves nothing: how."""
+        described = []
+        for output in self.outputs:
+            numbers = [str(n) for n, channel in enumerate(output.channels) if channel.is_lost(self.precision)]
+            if numbers:
+                described.append((output.name, f"nothing is left of channel {listed(numbers, 3)}"))
+        return tuple(described)
 
     def sentence(self) -> str:
         """Where the limits come from, in part of a line."""
@@ -264,9 +311,6 @@ class NoiseLimits(Record):
         channels = sum(output.channel_axis is not None for output in self.outputs)
         if channels:
             text += f", per channel in {channels} outputs"
-        lost = [f"channel {n} of `{o.name}`" for o in self.outputs for n, c in enumerate(o.channels) if c.is_lost]
-        if lost:
-            text += f", which leaves nothing of {listed(lost, 3)}"
         return text
 
 
@@ -321,30 +365,41 @@ class RightModel:
         Those of the model itself in FP32, and for a model that is quantized already. Raises TrtopsError if the
         precision cannot be emulated, or the rewritten model does not run.
         """
-        from trtops.backend.onnx.quantize import insert_qdq, is_quantized
+        from trtops.backend.onnx.quantize import is_quantized
         from trtops.backend.onnxrt.runner import reference_outputs
-        from trtops.calibration.cache import read_cache
 
         overflows: Overflows = ()
         if self.precision == "fp32" or is_quantized(self.model.structure()):
             return self.plain, ()
         if self.precision == "int8" or self.precision == "fp8":
-            if self.calibration is None:
-                raise errors.CalibrationError(f"the {self.precision.upper()} build left no calibration cache")
-            proto, ranges = self.model.proto(lean=True), read_cache(self.calibration)
-            # TensorRT's text is of a calibrator, which quantizes every layer that it can.
-            everywhere = ranges.tensorrt_header is not None and self.precision == "int8"
-            insert_qdq(proto, ranges, replace(self.build, qdq_rules=()) if everywhere else self.build, "partial")
-            found = reference_outputs(proto, list(self.feeds))
+            return self._quantized(), ()
         elif self.precision == "tf32":
             from trtops.backend.onnx.precision import round_to_tf32
 
             found = reference_outputs(round_to_tf32(self.model.proto(lean=True)), list(self.feeds))
         else:
             found, overflows = run_in_16_bit(self.model, self.precision, self.feeds, self.build.keep)
+        return self._results(found), overflows
+
+    def _results(self, iterations: Iterable[Mapping[str, Any]]) -> RunResults:
         results = RunResults()
-        results.add([{name: arrays[name] for name in self.plain[0][1][0]} for arrays in found])
-        return results, overflows
+        results.add([{name: arrays[name] for name in self.plain[0][1][0]} for arrays in iterations])
+        return results
+
+    def _quantized(self, jitter: np.random.Generator | None = None) -> RunResults:
+        """The outputs of the model with Q/DQ pairs; ``jitter`` draws other rounding errors."""
+        from trtops.backend.onnx.quantize import insert_qdq
+        from trtops.backend.onnxrt.runner import reference_outputs
+        from trtops.calibration.cache import read_cache
+
+        if self.calibration is None:
+            raise errors.CalibrationError(f"the {self.precision.upper()} build left no calibration cache")
+        proto, ranges = self.model.proto(lean=True), read_cache(self.calibration)
+        # TensorRT's text is of a calibrator, which quantizes every layer that it can.
+        everywhere = ranges.tensorrt_header is not None and self.precision == "int8"
+        build = replace(self.build, qdq_rules=()) if everywhere else self.build
+        insert_qdq(proto, ranges, build, "partial", jitter=jitter)
+        return self._results(reference_outputs(proto, list(self.feeds)))
 
     @cached_property
     def moved(self) -> RunResults | None:
@@ -364,18 +419,34 @@ class RightModel:
             if rounded is None:
                 raise errors.UnsupportedFeatureError("the model is too large to be changed in memory")
             self._draws.append(rounded)
-            outputs = _noise_of(self.plain, self._draws)
+            outputs = self._noise_of(self.plain, self._draws)
             groups = [noise for output in outputs for noise in (output.whole, *output.channels) if noise is not None]
-            if any(noise.independent < _FEW and noise.size > 0 for noise in groups):
-                another = moved_reference(self.model, list(self.feeds), precision, seed=2)
-                if another is not None:
-                    self._draws.append(another)
-                    outputs = _noise_of(self.plain, self._draws)
+            least = min((noise.independent for noise in groups if noise.rms > 0 and noise.size > 0), default=_FEW)
+            if least < _FEW:
+                self._draws.extend(self._further_draws(math.ceil(_FEW / least) - 1))
+                outputs = self._noise_of(self.plain, self._draws)
         except errors.TrtopsError as exc:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
         report = compare_outputs(rounded, self.plain, self.useful)
-        insufficient = tuple((o.name, "; ".join(o.reasons)) for o in report.outputs if o.verdict == "bad")
+        near_zero = {o.name for o in outputs if o.whole is not None and o.whole.rms <= o.whole.unit_of_range(precision)}
+        bad = [output for output in report.outputs if output.verdict == "bad" and output.name not in near_zero]
+        insufficient = tuple((output.name, "; ".join(output.reasons)) for output in bad)
         return NoiseLimits(precision=precision, times=self.times, outputs=outputs, insufficient=insufficient)
+
+    def _further_draws(self, count: int) -> Iterator[RunResults]:
+        """Other rounding errors of the precision: up to ``count`` times those of quantized tensors, else once."""
+        if self.precision in ("int8", "fp8"):
+            random = np.random.default_rng(2)
+            yield from (self._quantized(random) for _ in range(min(count, _MOST_DRAWS - 1)))
+        elif (moved := moved_reference(self.model, list(self.feeds), self.precision, seed=2)) is not None:
+            yield moved
+
+    @cached_property
+    def _ranges(self) -> dict[str, npt.NDArray[np.float64]]:
+        return output_ranges(self.model, next(iter(self.feeds)))
+
+    def _noise_of(self, plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoise, ...]:
+        return _noise_of(plain, draws, alike=self.precision in ("int8", "fp8"), ranges=self._ranges)
 
     @property
     def useful(self) -> Tolerances:
@@ -403,7 +474,7 @@ class RightModel:
         unlimited = Tolerances(atol=math.inf, rtol=math.inf)
         runs = [run[0][1] for run in (self.plain, *self._draws)]
         some = [RunResults([("some feeds", [iterations[number] for number in numbers])]) for iterations in runs]
-        for noise in _noise_of(some[0], some[1:]):
+        for noise in self._noise_of(some[0], some[1:]):
             if noise.name in dict(self.noise.insufficient):
                 continue
             own = per_output[noise.name]
@@ -428,9 +499,19 @@ class RightModel:
         return Emulation(precision=self.precision, report=report, overflows=overflows)
 
 
-def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoise, ...]:
-    """The noise of each output whose shape rounding does not change: the larger one of all draws."""
-    found = []
+def _noise_of(
+    plain: RunResults,
+    draws: Sequence[RunResults],
+    *,
+    alike: bool = False,
+    ranges: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
+) -> tuple[OutputNoise, ...]:
+    """The noise of each output whose shape rounding does not change.
+
+    Draws that are ``alike`` are samples of the same errors; the largest of others counts. ``ranges`` are those of
+    :func:`output_ranges`.
+    """
+    found, joined = [], _pooled if alike else _largest
     for name in plain[0][1][0]:
         try:
             right, *moved = ([to_numpy(a[name], "The output") for a in run[0][1]] for run in (plain, *draws))
@@ -445,16 +526,26 @@ def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoi
                 found.append(OutputNoise(name=name, equal=min(known), counted=_counted(right)))
         elif right[0].dtype.kind == "f" or "float" in right[0].dtype.name:
             axis = _channel_axis(right)
-            channels = zip(*(_measure(right, draw, axis) for draw in moved)) if axis is not None else ()
-            found.append(
-                OutputNoise(
-                    name=name,
-                    whole=_largest(_measure(right, draw)[0] for draw in moved),
-                    channel_axis=axis,
-                    channels=tuple(map(_largest, channels)),
-                )
-            )
+            [whole] = _join_draws(right, moved, None, ranges.get(name), joined)
+            channels = () if axis is None else _join_draws(right, moved, axis, ranges.get(name), joined)
+            found.append(OutputNoise(name=name, whole=whole, channel_axis=axis, channels=channels))
     return tuple(found)
+
+
+def _join_draws(
+    right: Sequence[npt.NDArray[Any]],
+    moved: Sequence[Sequence[npt.NDArray[Any]]],
+    axis: int | None,
+    ranges: npt.NDArray[Any] | None,
+    join: Callable[[Sequence[Noise]], Noise],
+) -> tuple[Noise, ...]:
+    """The noise in all draws, of each channel along an axis or of all numbers."""
+    parts = zip(*(_measure(right, draw, axis) for draw in moved))
+    widths = [0.0] * (1 if axis is None else right[0].shape[axis])
+    if ranges is not None and (axis is None or ranges.shape[axis] == len(widths)):
+        rows = ranges.reshape(1, -1) if axis is None else np.moveaxis(ranges, axis, 0)
+        widths = [root_mean_square(row) for row in rows]
+    return tuple(replace(join(part), range=width) for part, width in zip(parts, widths))
 
 
 def _pieces(arrays: Sequence[npt.NDArray[Any]], axis: int | None) -> Iterator[npt.NDArray[np.float64]]:
@@ -522,7 +613,16 @@ def _measure(
     ]
 
 
-def _largest(draws: Iterable[Noise]) -> Noise:
-    found = list(draws)
-    worst = max(found, key=lambda noise: noise.rms)
-    return replace(worst, largest=max(noise.largest for noise in found))
+def _largest(draws: Sequence[Noise]) -> Noise:
+    worst = max(draws, key=lambda noise: noise.rms)
+    return replace(worst, largest=max(noise.largest for noise in draws))
+
+
+def _pooled(draws: Sequence[Noise]) -> Noise:
+    """The noise of several draws of the same distribution."""
+    return replace(
+        _largest(draws),
+        rms=math.sqrt(sum(noise.rms**2 for noise in draws) / len(draws)),
+        independent=sum(noise.independent for noise in draws) / len(draws),
+        draws=len(draws),
+    )
