@@ -181,7 +181,7 @@ def test_noise_of_large_outputs_takes_little_memory() -> None:
         results.add([{"y": arrays[None], "empty": np.zeros((2, 0), np.float32)}] * 4, runner_name="x")
 
     tracemalloc.start()
-    noise, empty = limits._noise_of(one, [rounded])
+    noise, empty = limits._noise_of(one, [rounded], limits._largest)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 

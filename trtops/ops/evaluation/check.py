@@ -261,6 +261,8 @@ def assess(
     are those of ``right`` unless the config gives them.
     """
     noise = right.noise if right is not None and config.tolerances is None else None
+    if right is not None and noise is not None:
+        outputs, golden = (right.aligned(results) for results in (outputs, golden))
     report = compare_outputs(outputs, golden, tolerances)
     evidence, given = None, report.iterations
     if feeds is not None and seen is not None:

@@ -38,6 +38,7 @@ from trtops.ops.evaluation.data import (
     run_in_16_bit,
 )
 from trtops.ops.evaluation.output_ranges import output_ranges
+from trtops.ops.evaluation.selections import Selections, find_selections
 from trtops.record import Record
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding
 from trtops.tables import listed
@@ -89,8 +90,8 @@ _FP32_USEFUL = 1e-3
 # this similar to the golden output: errors within a multiple of useful noise do not imply more.
 _ABOVE_USEFUL = 1.25
 _SIMILAR = {"min_cosine": 0.95, "min_correlation": 0.5}
-# The relative error above which no similarity is left to require.
-_DISSIMILAR = 0.33
+# Errors within the precision's unit of an output's range are useful, but may be larger than how the output varies.
+_NOT_SIMILAR = {"min_cosine": -1.0, "min_correlation": -1.0, "min_top1_agreement": 0.0}
 
 
 def default_tolerances(precision: Rounding) -> Tolerances:
@@ -172,6 +173,7 @@ class Noise(Record):
     largest: float
     independent: float  # number of errors of equal size with the same fourth moment; 0 without any error
     draws: int = 1  # how often the errors were drawn; `rms` is of all draws
+    predicted: float | None = None  # root mean square of the first draw, if the engine is expected to round the same
     range: float = (
         0.0  # the width of the values that the graph allows, such as 1 behind a sigmoid; 0 if it is not known
     )
@@ -192,12 +194,13 @@ class Noise(Record):
 
         ``times`` multiplies the noise.
         """
-        own, all_draws = (
+        scatter_of_engine, scatter_of_all = (
             1 + 3 / math.sqrt(2 * count) if count else 1.0
             for count in (self.independent, self.draws * self.independent)
         )
-        few = max(MULTIPLES[precision] * all_draws, own)
-        return max(times * few * self.rms, _UNITS_ALLOWED[precision] * self.size, self.unit_of_range("fp32")) or _ZERO
+        expected = scatter_of_all * self.rms if self.predicted is None else self.predicted
+        limit = times * max(MULTIPLES[precision] * expected, scatter_of_engine * self.rms)
+        return max(limit, _UNITS_ALLOWED[precision] * self.size, self.unit_of_range("fp32")) or _ZERO
 
     def largest_limit(self, precision: Rounding, times: float = 1.0) -> float:
         """The largest error of an element that rounding explains."""
@@ -213,6 +216,7 @@ class OutputNoise(Record):
     whole: Noise | None = None  # None for an output that does not hold floating-point numbers
     equal: float | None = None  # share of equal values, as the metric `agreement`; None for floating point
     counted: int = 0  # values that the smaller of the two parts of this share has
+    selected: bool = False  # whether a selection determines them: then all that ties do not explain must be equal
     channel_axis: int | None = None  # if the scales of channels along it differ
     channels: tuple[Noise, ...] = ()
 
@@ -241,7 +245,7 @@ class NoiseLimits(Record):
     def _limits(self, noise: OutputNoise, base: Tolerances) -> dict[str, Any]:
         if noise.equal is not None:
             # Twice as many may differ, and three where none or few did.
-            share = 1 - 2 * (1 - noise.equal) - 3 / max(noise.counted, 1)
+            share = 1 - 2 * (1 - noise.equal) - (0 if noise.selected else 3 / max(noise.counted, 1))
             return {"min_agreement": max(share, base.min_agreement or 0.0)}
         whole, scaled = noise.whole, (self.precision, self.times)
         assert whole is not None
@@ -257,9 +261,8 @@ class NoiseLimits(Record):
         if whole.size > 0:
             useful = _ABOVE_USEFUL * max(base.max_nrmse or math.inf, in_range / whole.size)
             limits["max_nrmse"] = min(whole.rms_limit(*scaled) / whole.size, useful)
-            if limits["max_nrmse"] > _DISSIMILAR:
-                # Errors that are small in the range of an output near zero need not leave it similar.
-                limits |= {"min_cosine": -1.0, "min_correlation": -1.0, "min_top1_agreement": 0.0}
+        if whole.rms <= in_range:
+            limits |= _NOT_SIMILAR
         if noise.channel_axis is not None:
             # Functions are computed to a unit of FP32 of what they may return, not of saturated values of a channel.
             # A channel of zeros has no scale of its own.
@@ -336,6 +339,7 @@ class RightModel:
     golden_given: bool = False
     calibration: bytes | None = None
     _draws: list[RunResults] = field(default_factory=list, repr=False)
+    _drawn_keys: list[RunResults] = field(default_factory=list, repr=False)  # of the rounded selections
 
     @property
     def precision(self) -> Rounding:
@@ -376,15 +380,53 @@ class RightModel:
         elif self.precision == "tf32":
             from trtops.backend.onnx.precision import round_to_tf32
 
-            found = reference_outputs(round_to_tf32(self.model.proto(lean=True)), list(self.feeds))
+            found = reference_outputs(round_to_tf32(self._watched.proto(lean=True)), list(self.feeds))
         else:
-            found, overflows = run_in_16_bit(self.model, self.precision, self.feeds, self.build.keep)
+            found, overflows = run_in_16_bit(self._watched, self.precision, self.feeds, self.build.keep)
         return self._results(found), overflows
 
-    def _results(self, iterations: Iterable[Mapping[str, Any]]) -> RunResults:
+    @cached_property
+    def _selections(self) -> Selections | None:
+        return find_selections(self.model, list(self.feeds), self.plain[0][1])
+
+    @property
+    def _watched(self) -> Model:
+        return self.model if self._selections is None else self._selections.model
+
+    def _results(self, iterations: Sequence[Mapping[str, Any]]) -> RunResults:
+        """The outputs of the rounded model, which determine what ties, with the golden selection where they tie."""
+        if self._selections is not None:
+            keys = [{name: arrays[name] for name in self._selections.keys} for arrays in iterations]
+            self._drawn_keys.append(RunResults([("keys", keys)]))
+            iterations = self._selections.align(iterations, self._tied_widths, rounded=True)
         results = RunResults()
         results.add([{name: arrays[name] for name in self.plain[0][1][0]} for arrays in iterations])
         return results
+
+    @property
+    def _tied_widths(self) -> dict[str, float]:
+        """The largest difference of candidates that rounding may exchange, by the keys that rank them."""
+        assert self._selections is not None
+        if not self._drawn_keys or not self._selections.keys:
+            return {}
+        golden = [{name: arrays[name] for name in self._selections.keys} for arrays in self._selections.golden]
+        noise = _noise_of(RunResults([("keys", golden)]), self._drawn_keys, _largest)
+        return {
+            keys.name: keys.whole.largest_limit(self.precision, self.times) for keys in noise if keys.whole is not None
+        }
+
+    def aligned(self, outputs: RunResults) -> RunResults:
+        """The outputs of an engine with the golden selection where ties explain another one."""
+        if self._selections is None:
+            return outputs
+        iterations = [
+            {
+                name: to_numpy(array, "The output") if name in self._selections.outputs else array
+                for name, array in each.items()
+            }
+            for each in outputs[0][1]
+        ]
+        return RunResults([(outputs[0][0], self._selections.align(iterations, self._tied_widths))])
 
     def _quantized(self, jitter: np.random.Generator | None = None) -> RunResults:
         """The outputs of the model with Q/DQ pairs; ``jitter`` draws other rounding errors."""
@@ -394,7 +436,7 @@ class RightModel:
 
         if self.calibration is None:
             raise errors.CalibrationError(f"the {self.precision.upper()} build left no calibration cache")
-        proto, ranges = self.model.proto(lean=True), read_cache(self.calibration)
+        proto, ranges = self._watched.proto(lean=True), read_cache(self.calibration)
         # TensorRT's text is of a calibrator, which quantizes every layer that it can.
         everywhere = ranges.tensorrt_header is not None and self.precision == "int8"
         build = replace(self.build, qdq_rules=()) if everywhere else self.build
@@ -404,7 +446,8 @@ class RightModel:
     @cached_property
     def moved(self) -> RunResults | None:
         """The outputs with weights and inputs moved by up to a rounding unit of FP32; None for large models."""
-        return moved_reference(self.model, list(self.feeds), "fp32")
+        moved = moved_reference(self._watched, list(self.feeds), "fp32")
+        return None if moved is None else self._results(moved[0][1])
 
     @cached_property
     def noise(self) -> NoiseLimits:
@@ -427,10 +470,8 @@ class RightModel:
                 outputs = self._noise_of(self.plain, self._draws)
         except errors.TrtopsError as exc:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
-        report = compare_outputs(rounded, self.plain, self.useful)
-        near_zero = {o.name for o in outputs if o.whole is not None and o.whole.rms <= o.whole.unit_of_range(precision)}
-        bad = [output for output in report.outputs if output.verdict == "bad" and output.name not in near_zero]
-        insufficient = tuple((output.name, "; ".join(output.reasons)) for output in bad)
+        report = compare_outputs(rounded, self.plain, self._useful_in_range(outputs))
+        insufficient = tuple((o.name, "; ".join(o.reasons)) for o in report.outputs if o.verdict == "bad")
         return NoiseLimits(precision=precision, times=self.times, outputs=outputs, insufficient=insufficient)
 
     def _further_draws(self, count: int) -> Iterator[RunResults]:
@@ -438,20 +479,37 @@ class RightModel:
         if self.precision in ("int8", "fp8"):
             random = np.random.default_rng(2)
             yield from (self._quantized(random) for _ in range(min(count, _MOST_DRAWS - 1)))
-        elif (moved := moved_reference(self.model, list(self.feeds), self.precision, seed=2)) is not None:
-            yield moved
+        elif (moved := moved_reference(self._watched, list(self.feeds), self.precision, seed=2)) is not None:
+            yield self._results(moved[0][1])
 
     @cached_property
     def _ranges(self) -> dict[str, npt.NDArray[np.float64]]:
         return output_ranges(self.model, next(iter(self.feeds)))
 
     def _noise_of(self, plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoise, ...]:
-        return _noise_of(plain, draws, alike=self.precision in ("int8", "fp8"), ranges=self._ranges)
+        join = _largest
+        if self.precision in ("int8", "fp8"):
+            # ONNX Runtime's engine is the first draw's model, apart from sums that round to another step.
+            join = _predicted if self.build.backend == "onnxruntime" else _pooled
+        selected = frozenset[str]() if self._selections is None else self._selections.outputs
+        noise = _noise_of(plain, draws, join, self._ranges)
+        return tuple(replace(output, selected=output.name in selected) for output in noise)
 
     @property
     def useful(self) -> Tolerances:
         """The largest useful errors of the precision, with the axes of classes."""
         return with_classes(useful_tolerances(self.precision), self.model, top1=self.precision in ("int8", "fp8"))
+
+    def _useful_in_range(self, outputs: Iterable[OutputNoise]) -> Tolerances:
+        """The largest useful errors, which may be units of an output's range."""
+        useful = self.useful
+        per_output = dict(useful.per_output)
+        for name, whole in ((output.name, output.whole) for output in outputs):
+            if whole is not None and whole.size and whole.rms <= (unit := whole.unit_of_range(self.precision)) != 0:
+                own = per_output.get(name, OutputTolerances())
+                bounds = {"atol": max(10 * unit, useful.atol), "max_nrmse": max(useful.max_nrmse, unit / whole.size)}
+                per_output[name] = replace(own, **bounds, **_NOT_SIMILAR)
+        return replace(useful, per_output=per_output)
 
     def tolerances(self, given: Tolerances | None) -> Tolerances:
         """The given tolerances, else limits from noise, else the fixed ones of the precision."""
@@ -494,24 +552,22 @@ class RightModel:
             log.warning("The model was not emulated in %s: %s", self.precision.upper(), exc)
             return None
         assert self.precision in ("fp16", "bf16")
-        allowed = self.useful if given is None else self.tolerances(given)
-        report = compare_outputs(outputs, self.golden, allowed)
+        allowed = self._useful_in_range(self.noise.outputs) if given is None else self.tolerances(given)
+        report = compare_outputs(outputs, self.aligned(self.golden), allowed)
         return Emulation(precision=self.precision, report=report, overflows=overflows)
 
 
 def _noise_of(
     plain: RunResults,
     draws: Sequence[RunResults],
-    *,
-    alike: bool = False,
+    join: Callable[[Sequence[Noise]], Noise],
     ranges: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
 ) -> tuple[OutputNoise, ...]:
-    """The noise of each output whose shape rounding does not change.
+    """The noise of each output whose shape rounding does not change, joined from that in each draw.
 
-    Draws that are ``alike`` are samples of the same errors; the largest of others counts. ``ranges`` are those of
-    :func:`output_ranges`.
+    ``ranges`` are those of :func:`output_ranges`.
     """
-    found, joined = [], _pooled if alike else _largest
+    found = []
     for name in plain[0][1][0]:
         try:
             right, *moved = ([to_numpy(a[name], "The output") for a in run[0][1]] for run in (plain, *draws))
@@ -526,8 +582,8 @@ def _noise_of(
                 found.append(OutputNoise(name=name, equal=min(known), counted=_counted(right)))
         elif right[0].dtype.kind == "f" or "float" in right[0].dtype.name:
             axis = _channel_axis(right)
-            [whole] = _join_draws(right, moved, None, ranges.get(name), joined)
-            channels = () if axis is None else _join_draws(right, moved, axis, ranges.get(name), joined)
+            [whole] = _join_draws(right, moved, None, ranges.get(name), join)
+            channels = () if axis is None else _join_draws(right, moved, axis, ranges.get(name), join)
             found.append(OutputNoise(name=name, whole=whole, channel_axis=axis, channels=channels))
     return tuple(found)
 
@@ -626,3 +682,7 @@ def _pooled(draws: Sequence[Noise]) -> Noise:
         independent=sum(noise.independent for noise in draws) / len(draws),
         draws=len(draws),
     )
+
+
+def _predicted(draws: Sequence[Noise]) -> Noise:
+    return replace(_pooled(draws), predicted=draws[0].rms)
