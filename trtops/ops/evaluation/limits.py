@@ -74,7 +74,8 @@ _UNITS_ALLOWED = {
 _ZERO = 1e-9
 # Channels have their own limits if the ratio of the largest to the smallest root mean square is above this ...
 _SCALES_DIFFER = 30.0
-# ... with at least this number of elements in each, and at most this number of channels.
+# ... with at least this number of elements in each, unless the engine's errors are predicted, and at most this number
+# of channels.
 _CHANNEL_ELEMENTS = 16
 _MOST_CHANNELS = 1024
 # A single draw of the noise scatters too much below this number of independent elements. In INT8, more are drawn until
@@ -216,7 +217,7 @@ class OutputNoise(Record):
     whole: Noise | None = None  # None for an output that does not hold floating-point numbers
     equal: float | None = None  # share of equal values, as the metric `agreement`; None for floating point
     counted: int = 0  # values that the smaller of the two parts of this share has
-    selected: bool = False  # whether a selection determines them: then all that ties do not explain must be equal
+    selected: bool = False  # whether a selection orders them: then all that ties do not explain must be equal
     channel_axis: int | None = None  # if the scales of channels along it differ
     channels: tuple[Noise, ...] = ()
 
@@ -487,12 +488,12 @@ class RightModel:
         return output_ranges(self.model, next(iter(self.feeds)))
 
     def _noise_of(self, plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoise, ...]:
-        join = _largest
+        join, elements = _largest, _CHANNEL_ELEMENTS
         if self.precision in ("int8", "fp8"):
             # ONNX Runtime's engine is the first draw's model, apart from sums that round to another step.
-            join = _predicted if self.build.backend == "onnxruntime" else _pooled
-        selected = frozenset[str]() if self._selections is None else self._selections.outputs
-        noise = _noise_of(plain, draws, join, self._ranges)
+            join, elements = (_predicted, 1) if self.build.backend == "onnxruntime" else (_pooled, elements)
+        selected = frozenset[str]() if self._selections is None else self._selections.ranked
+        noise = _noise_of(plain, draws, join, self._ranges, elements)
         return tuple(replace(output, selected=output.name in selected) for output in noise)
 
     @property
@@ -562,10 +563,11 @@ def _noise_of(
     draws: Sequence[RunResults],
     join: Callable[[Sequence[Noise]], Noise],
     ranges: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
+    channel_elements: int = _CHANNEL_ELEMENTS,
 ) -> tuple[OutputNoise, ...]:
     """The noise of each output whose shape rounding does not change, joined from that in each draw.
 
-    ``ranges`` are those of :func:`output_ranges`.
+    ``ranges`` are those of :func:`output_ranges`. Channels with fewer elements have no noise of their own.
     """
     found = []
     for name in plain[0][1][0]:
@@ -581,7 +583,7 @@ def _noise_of(
             if known:
                 found.append(OutputNoise(name=name, equal=min(known), counted=_counted(right)))
         elif right[0].dtype.kind == "f" or "float" in right[0].dtype.name:
-            axis = _channel_axis(right)
+            axis = _channel_axis(right, channel_elements)
             [whole] = _join_draws(right, moved, None, ranges.get(name), join)
             channels = () if axis is None else _join_draws(right, moved, axis, ranges.get(name), join)
             found.append(OutputNoise(name=name, whole=whole, channel_axis=axis, channels=channels))
@@ -621,7 +623,7 @@ def _counted(right: Sequence[npt.NDArray[Any]]) -> int:
     return values.size if 2 * most < values.size or most == values.size else values.size - most
 
 
-def _channel_axis(right: Sequence[npt.NDArray[Any]]) -> int | None:
+def _channel_axis(right: Sequence[npt.NDArray[Any]], elements: int) -> int | None:
     """The second axis or the last one, whichever has channels of more different scales; None if neither has.
 
     The last axis of images is one of pixels.
@@ -631,7 +633,7 @@ def _channel_axis(right: Sequence[npt.NDArray[Any]]) -> int | None:
         if axis < 1 or len({array.shape[axis] for array in right if array.ndim > axis}) != 1:
             continue
         channels = right[0].shape[axis]
-        if 1 < channels <= _MOST_CHANNELS and sum(array.size for array in right) >= _CHANNEL_ELEMENTS * channels:
+        if 1 < channels <= _MOST_CHANNELS and sum(array.size for array in right) >= elements * channels:
             squares = np.zeros(channels)
             for rows in _pieces(right, axis):
                 rows[~np.isfinite(rows) | (np.abs(rows) >= STANDS_FOR_INFINITY)] = 0

@@ -32,9 +32,11 @@ Array: TypeAlias = npt.NDArray[Any]
 _ROW_AXES = {"TopK": -1, "NonMaxSuppression": 0, "NonZero": 1}
 _CHOICES = {"ArgMax": 1, "ArgMin": 0}  # whether the largest is chosen
 _SAME_ELEMENTS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-_MIN_OPSET = 11  # of TopK for the smallest values
+_MIN_OPSET = 12  # of Min for integers
 _MAX_NODES = 8  # whose selections are followed
 _MAX_FEEDS = 3  # on which outputs are searched that a node orders
+_CANDIDATES = 8  # of one choice, or beyond the selected ones
+_MOST_TIED = 0.5  # share of candidates that tie with the best one, above which rounding leaves nothing of a choice
 _MAX_ROWS = 2000  # whose distances fit into memory
 # Rows that differ by more, relative to the output's root mean square, are of different candidates.
 _OTHER_ROW = 0.25
@@ -48,11 +50,23 @@ class Ranking:
         axes: The axis of rows, by output.
         keys: The output of the watched model with the values that rank the rows; empty if any order is right.
         key_axis: The axis of ranks in the keys.
+        beyond: For each feed, the outputs and keys of candidates of the next lower ranks.
     """
 
     axes: Mapping[str, int]
     keys: str = ""
     key_axis: int = 0
+    beyond: tuple[Mapping[str, Array], ...] = ()
+
+    def candidates(
+        self, feed: int, index: int, layouts: Mapping[str, _Layout], lowest: float, width: float
+    ) -> list[list[Array]]:
+        """The rows beyond one list, of each output in ``layouts``, whose keys tie with the lowest selected one."""
+        arrays = self.beyond[feed]
+        rows = [layout.rows(arrays[name])[index] for name, layout in layouts.items()]
+        keys = np.moveaxis(arrays[self.keys], self.key_axis, -1)
+        differences = np.abs(keys.reshape(-1, keys.shape[-1])[index].astype(np.float64) - float(lowest))
+        return [[array[place : place + 1] for array in rows] for place in np.flatnonzero(differences <= width)]
 
     def layout(self, name: str, golden: Mapping[str, Array]) -> _Layout | None:
         """How an output is arranged as rows; None if it is not known which keys rank them."""
@@ -90,13 +104,23 @@ class _Layout:
 class Choice:
     """Outputs with the index of the largest or the smallest value.
 
-    ``values`` and ``indices`` are outputs of the watched model: the best two candidates, along ``axis``.
+    ``values`` and ``indices`` are outputs of the watched model: the best candidates, along ``axis``.
     """
 
     outputs: tuple[str, ...]
     values: str
     indices: str
     axis: int
+
+    def lists(self, array: Array) -> Array:
+        """The candidates ``(choices, candidates)`` in one of these outputs."""
+        return np.moveaxis(array, self.axis, -1).reshape(-1, array.shape[self.axis])
+
+    def tied(self, golden: Mapping[str, Array], width: float) -> npt.NDArray[np.bool_]:
+        """Whether candidates ``(choices, candidates)`` differ from the best one by at most the width."""
+        values = self.lists(golden[self.values]).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            return np.abs(values - values[:, :1]) <= width
 
 
 @dataclass(kw_only=True)
@@ -124,10 +148,14 @@ class Selections:
         return (*(r.keys for r in self.rankings if r.keys), *(choice.values for choice in self.choices))
 
     @property
+    def ranked(self) -> frozenset[str]:
+        """The model's outputs whose rows are selected."""
+        return frozenset(name for ranking in self.rankings for name in ranking.axes)
+
+    @property
     def outputs(self) -> frozenset[str]:
         """The model's outputs that a selection orders or determines."""
-        ordered = (name for ranking in self.rankings for name in ranking.axes)
-        return frozenset((*ordered, *(name for choice in self.choices for name in choice.outputs)))
+        return self.ranked.union(*(choice.outputs for choice in self.choices))
 
     def align(
         self, iterations: Sequence[Mapping[str, Any]], widths: Mapping[str, float], *, rounded: bool = False
@@ -139,6 +167,7 @@ class Selections:
             widths: The largest difference between candidates that tie, by keys.
             rounded: Whether these are outputs of the rounded model. Rounding explains all that it selects.
         """
+        lost = [choice for choice in self.choices if self._is_lost(choice, widths.get(choice.values, 0.0))]
         aligned = []
         for number, (outputs, golden) in enumerate(zip(iterations, self.golden)):
             changed = dict(outputs)
@@ -149,9 +178,16 @@ class Selections:
                     width = widths.get(ranking.keys, 0.0)
                     changed |= self._align_rows(ranking, pairs, golden, (number, place), width, rounded)
             for choice in self.choices:
-                _align_choice(choice, changed, golden, widths.get(choice.values, 0.0))
+                if choice not in lost:
+                    _align_choice(choice, changed, golden, choice.tied(golden, widths.get(choice.values, 0.0)))
             aligned.append(changed)
         return aligned
+
+    def _is_lost(self, choice: Choice, width: float) -> bool:
+        """Whether most candidates tie with the best one, so that nearly any index would do."""
+        others = [choice.tied(golden, width)[:, 1:].ravel() for golden in self.golden]
+        tied = np.concatenate(others)
+        return bool(tied.size and tied.mean() > _MOST_TIED)
 
     def _align_rows(
         self,
@@ -180,12 +216,15 @@ class Selections:
         for index in range(lists):
             ours, theirs = ([pair[side][index] for pair in rows.values()] for side in (0, 1))
             distances = _distances(theirs, ours, scales)
-            may_differ = np.ones(golden_count, bool)
-            if keys is not None:
-                tied = _tied(keys.reshape(lists, -1)[index], golden_count, width)
+            may_differ, candidates = np.ones(golden_count, bool), []
+            if keys is not None and golden_count:
+                ranked = keys.reshape(lists, -1)[index]
+                tied = _tied(ranked, golden_count, width)
                 distances[~tied] = math.inf
                 may_differ = tied[:, -1] | (tied.sum(axis=1) > 1)
-            matched = self._explained(distances, ours, scales, (*at, index), may_differ, rounded)
+                if ranking.beyond:
+                    candidates = ranking.candidates(at[0], index, layouts, ranked[-1], width)
+            matched = self._explained(distances, ours, scales, (*at, index), may_differ, candidates, rounded)
             if matched is None:
                 return {}
             for name, array in zip(rows, ours):
@@ -199,23 +238,31 @@ class Selections:
         scales: list[float],
         at: tuple[int, int, int],
         may_differ: Array,
+        candidates: list[list[Array]],
         rounded: bool,
     ) -> Array | None:
-        """The row that belongs to each golden row, or -1 where rounding selects another candidate.
+        """The row that belongs to each golden row, or a negative number where rounding selects another candidate.
 
-        None if rounding explains neither a lacking nor an additional row.
+        ``candidates`` are rows that tie with the lowest selected one. None if rounding does not explain a lacking or an
+        additional row.
         """
         matched = _assign(distances)
         if len(distances) == distances.shape[1]:  # those that cannot be matched are compared by position
             matched[matched < 0] = sorted(set(range(len(matched))) - set(matched.tolist()))
         others, lacking = self._others.setdefault(at, []), self._lacking.setdefault(at, set())
 
+        candidates = [*candidates, *others]
+
         def is_other(row: int) -> bool:
-            candidate = [array[row : row + 1] for array in ours]
+            selected = [array[row : row + 1] for array in ours]
             if rounded:
-                others.append(candidate)
+                others.append(selected)
                 return True
-            return any(_distances(candidate, other, scales)[0, 0] <= _OTHER_ROW for other in others)
+            for place, candidate in enumerate(candidates):
+                if _distances(selected, candidate, scales)[0, 0] <= _OTHER_ROW:
+                    del candidates[place]
+                    return True
+            return False
 
         for golden_row in np.flatnonzero(may_differ & (matched >= 0)):
             row = int(matched[golden_row])
@@ -267,16 +314,12 @@ def _find(
     watched, rankings, choices = model.proto(), [], []
     shapes.infer_shapes(watched)
     fresh, types = walk.FreshNames(watched.graph), shapes.element_types(watched.graph)
-    values = shapes.values(watched.graph)
     for node, index in [(watched.graph.node[index], index) for index in nodes]:
         if node.op_type in _CHOICES:
-            axis, declared = walk.int_attribute(node, "axis", 0), values.get(node.input[0])
-            dims = () if declared is None else declared.type.tensor_type.shape.dim
-            outputs = _same_elements(watched.graph, node.output[0])
-            if outputs and not (dims and dims[axis].dim_value == 1):
-                two = fresh("two")
-                watched.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2]), two))
-                inputs, elements = [node.input[0], two], (types.get(node.input[0]), onnx.TensorProto.INT64)
+            axis, outputs = walk.int_attribute(node, "axis", 0), _same_elements(watched.graph, node.output[0])
+            if outputs:
+                count = _add_count(watched.graph, fresh, node.input[0], axis)
+                inputs, elements = [node.input[0], count], (types.get(node.input[0]), onnx.TensorProto.INT64)
                 rank = {"axis": axis, "largest": _CHOICES[node.op_type]}
                 best, indices = _add_outputs(watched.graph, fresh, "TopK", inputs, *elements, **rank)
                 choices.append(Choice(outputs=outputs, values=best, indices=indices, axis=axis))
@@ -288,22 +331,82 @@ def _find(
         if node.op_type == "TopK" and walk.int_attribute(node, "sorted", 1):
             node.output[0] = node.output[0] or fresh("top_values")
             [keys] = _add_outputs(watched.graph, fresh, "Identity", [node.output[0]], types.get(node.input[0]))
-        rankings.append((axes, keys, axis))
+        rankings.append((index, axes, keys, axis))
     if not rankings and not choices:
         return None
     with_keys = [dict(outputs) for outputs in golden]
-    if any(keys for _, keys, _ in rankings) or choices:
+    if any(keys for _, _, keys, _ in rankings) or choices:
         for outputs, all_outputs in zip(with_keys, reference_outputs(watched, list(feeds))):
             outputs |= {name: array for name, array in all_outputs.items() if name not in outputs}
-    return Selections(
-        model=Model.from_proto(watched, model.name),
-        rankings=tuple(
-            Ranking(axes=axes, keys=keys, key_axis=axis % with_keys[0][keys].ndim if keys else 0)
-            for axes, keys, axis in rankings
-        ),
-        choices=tuple(choices),
-        golden=with_keys,
-    )
+    found = []
+    for index, axes, keys, axis in rankings:
+        key_axis = axis % with_keys[0][keys].ndim if keys else 0
+        beyond = _ranked_beyond(model, index, axes | {keys: key_axis}, feeds) if keys else ()
+        found.append(Ranking(axes=axes, keys=keys, key_axis=key_axis, beyond=beyond))
+    watched_model = Model.from_proto(watched, model.name)
+    return Selections(model=watched_model, rankings=tuple(found), choices=tuple(choices), golden=with_keys)
+
+
+def _add_count(graph: onnx.GraphProto, fresh: Callable[[str], str], tensor: str, axis: int, selected: str = "") -> str:
+    """Add nodes whose result is a number of candidates, at most the size of an axis, and return its name.
+
+    ``selected`` is a number to which the further candidates are added.
+    """
+    import onnx
+
+    most, place, shape, size, count, total = map(fresh, ("most", "place", "shape", "size", "count", "total"))
+    for name, value in ((most, _CANDIDATES), (place, axis)):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
+    graph.node.append(onnx.helper.make_node("Shape", [tensor], [shape]))
+    graph.node.append(onnx.helper.make_node("Gather", [shape, place], [size]))
+    if selected:
+        graph.node.append(onnx.helper.make_node("Add", [most, selected], [total]))
+    graph.node.append(onnx.helper.make_node("Min", [total if selected else most, size], [count]))
+    return count
+
+
+def _ranked_beyond(
+    model: Model, index: int, axes: Mapping[str, int], feeds: Sequence[Feed]
+) -> tuple[dict[str, Array], ...]:
+    """For each feed, the rows of a TopK node's candidates that are ranked lower than the selected ones.
+
+    ``axes`` are those of the rows, by output; the output that the model does not have is that of the keys.
+    """
+    import onnx
+
+    from trtops.backend.onnx import walk
+    from trtops.backend.onnxrt.runner import reference_outputs
+
+    proto = model.proto()
+    fresh, node = walk.FreshNames(proto.graph), proto.graph.node[index]
+    axis, selected = walk.int_attribute(node, "axis", -1), node.input[1]
+    count = _add_count(proto.graph, fresh, node.input[0], axis, selected)
+    start, where = fresh("start"), fresh("axis")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([axis]), where))
+    proto.graph.node.append(onnx.helper.make_node("Sub", [count, selected], [start]))
+    node.input[1] = count
+    for position, output in enumerate(node.output):
+        node.output[position] = fresh(f"{output}_all")
+        if output:
+            slicing = [node.output[position], start, count, where]
+            proto.graph.node.append(onnx.helper.make_node("Slice", slicing, [output]))
+    [keys] = set(axes) - {value.name for value in proto.graph.output}
+    values = node.output[0]
+    further = [onnx.helper.make_node("Slice", [values, start, count, where], [keys])]
+    proto.graph.node.extend(further)
+    for name, element in ((keys, onnx.TensorProto.FLOAT), (start, onnx.TensorProto.INT64)):
+        proto.graph.output.append(onnx.helper.make_tensor_value_info(name, element, None))
+    walk.set_order(proto.graph, walk.execution_order(proto.graph.node))
+    lower = []
+    for outputs in reference_outputs(proto, list(feeds)):
+        number = int(outputs[start][0])
+        lower.append(
+            {
+                name: np.take(outputs[name], range(outputs[name].shape[at] - number, outputs[name].shape[at]), at)
+                for name, at in axes.items()
+            }
+        )
+    return tuple(lower)
 
 
 def _add_outputs(
@@ -418,7 +521,8 @@ def _assign(distances: Array) -> npt.NDArray[np.int64]:
         return columns
     remaining = distances.copy()
     own = np.arange(min(distances.shape))
-    rows = own[distances[own, own] <= distances[own].min(axis=1)]
+    least = np.minimum(distances.min(axis=1)[own], distances.min(axis=0)[own])
+    rows = own[distances[own, own] <= least]
     nearest = rows
     while rows.size:
         columns[rows] = nearest
@@ -432,14 +536,13 @@ def _assign(distances: Array) -> npt.NDArray[np.int64]:
     return columns
 
 
-def _align_choice(choice: Choice, outputs: dict[str, Any], golden: Mapping[str, Array], width: float) -> None:
-    """Replace the second-best index by the best one where both tie."""
-    best, second = (np.take(golden[choice.values], rank, choice.axis).astype(np.float64) for rank in (0, 1))
-    index = np.take(golden[choice.indices], 1, choice.axis).reshape(-1)
-    with np.errstate(invalid="ignore"):
-        tied = (np.abs(best - second) <= width).reshape(-1)
+def _align_choice(
+    choice: Choice, outputs: dict[str, Any], golden: Mapping[str, Array], tied: npt.NDArray[np.bool_]
+) -> None:
+    """Replace the index of a candidate that ties with the best one by the golden index."""
+    indices = choice.lists(golden[choice.indices])
     for name in choice.outputs:
         ours, right = outputs.get(name), golden[name]
-        if isinstance(ours, np.ndarray) and ours.shape == right.shape and ours.size == tied.size:
-            swapped = (tied & (ours.reshape(-1) == index)).reshape(ours.shape)
-            outputs[name] = np.where(swapped, right, ours).astype(ours.dtype)
+        if isinstance(ours, np.ndarray) and ours.shape == right.shape and ours.size == len(tied):
+            exchanged = (tied & (indices == ours.reshape(-1, 1))).any(axis=1)
+            outputs[name] = np.where(exchanged.reshape(ours.shape), right, ours).astype(ours.dtype)
