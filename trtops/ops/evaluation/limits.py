@@ -82,6 +82,8 @@ _MOST_CHANNELS = 1024
 # all together have as many.
 _FEW = 256
 _MOST_DRAWS = 8
+# Where the engine's own errors are known, a sum may still round to another step. These change less than all errors.
+_OTHERWISE = 1.5
 # Elements that are in memory as FP64 at a time, since all may be many times as large as the model's own data.
 _PIECE = 1 << 20
 # Larger values stand for infinity. 16 bit clamps them, so they are left out.
@@ -195,13 +197,15 @@ class Noise(Record):
 
         ``times`` multiplies the noise.
         """
-        scatter_of_engine, scatter_of_all = (
-            1 + 3 / math.sqrt(2 * count) if count else 1.0
-            for count in (self.independent, self.draws * self.independent)
-        )
-        expected = scatter_of_all * self.rms if self.predicted is None else self.predicted
-        limit = times * max(MULTIPLES[precision] * expected, scatter_of_engine * self.rms)
-        return max(limit, _UNITS_ALLOWED[precision] * self.size, self.unit_of_range("fp32")) or _ZERO
+        if self.predicted is not None:
+            noise = max(MULTIPLES[precision] * self.predicted, _OTHERWISE * self.rms)
+        else:
+            few, in_all = (
+                1 + 3 / math.sqrt(2 * count) if count else 1.0
+                for count in (self.independent, self.draws * self.independent)
+            )
+            noise = max(MULTIPLES[precision] * in_all, few) * self.rms
+        return max(times * noise, _UNITS_ALLOWED[precision] * self.size, self.unit_of_range("fp32")) or _ZERO
 
     def largest_limit(self, precision: Rounding, times: float = 1.0) -> float:
         """The largest error of an element that rounding explains."""
@@ -262,7 +266,7 @@ class NoiseLimits(Record):
         if whole.size > 0:
             useful = _ABOVE_USEFUL * max(base.max_nrmse or math.inf, in_range / whole.size)
             limits["max_nrmse"] = min(whole.rms_limit(*scaled) / whole.size, useful)
-        if whole.rms <= in_range:
+        if whole.rms <= in_range and whole.range:
             limits |= _NOT_SIMILAR
         if noise.channel_axis is not None:
             # Functions are computed to a unit of FP32 of what they may return, not of saturated values of a channel.
@@ -398,11 +402,9 @@ class RightModel:
         """The outputs of the rounded model, which determine what ties, with the golden selection where they tie."""
         if self._selections is not None:
             keys = [{name: arrays[name] for name in self._selections.keys} for arrays in iterations]
-            self._drawn_keys.append(RunResults([("keys", keys)]))
+            self._drawn_keys.append(_results_of(keys))
             iterations = self._selections.align(iterations, self._tied_widths, rounded=True)
-        results = RunResults()
-        results.add([{name: arrays[name] for name in self.plain[0][1][0]} for arrays in iterations])
-        return results
+        return _results_of([{name: arrays[name] for name in self.plain[0][1][0]} for arrays in iterations])
 
     @property
     def _tied_widths(self) -> dict[str, float]:
@@ -411,7 +413,7 @@ class RightModel:
         if not self._drawn_keys or not self._selections.keys:
             return {}
         golden = [{name: arrays[name] for name in self._selections.keys} for arrays in self._selections.golden]
-        noise = _noise_of(RunResults([("keys", golden)]), self._drawn_keys, _largest)
+        noise = _noise_of(_results_of(golden), self._drawn_keys, _largest)
         return {
             keys.name: keys.whole.largest_limit(self.precision, self.times) for keys in noise if keys.whole is not None
         }
@@ -427,7 +429,7 @@ class RightModel:
             }
             for each in outputs[0][1]
         ]
-        return RunResults([(outputs[0][0], self._selections.align(iterations, self._tied_widths))])
+        return _results_of(self._selections.align(iterations, self._tied_widths), outputs[0][0])
 
     def _quantized(self, jitter: np.random.Generator | None = None) -> RunResults:
         """The outputs of the model with Q/DQ pairs; ``jitter`` draws other rounding errors."""
@@ -507,9 +509,9 @@ class RightModel:
         per_output = dict(useful.per_output)
         for name, whole in ((output.name, output.whole) for output in outputs):
             if whole is not None and whole.size and whole.rms <= (unit := whole.unit_of_range(self.precision)) != 0:
-                own = per_output.get(name, OutputTolerances())
-                bounds = {"atol": max(10 * unit, useful.atol), "max_nrmse": max(useful.max_nrmse, unit / whole.size)}
-                per_output[name] = replace(own, **bounds, **_NOT_SIMILAR)
+                bounds: dict[str, Any] = {"atol": max(10 * unit, useful.atol), **_NOT_SIMILAR}
+                bounds["max_nrmse"] = max(useful.max_nrmse, unit / whole.size)
+                per_output[name] = replace(per_output.get(name, OutputTolerances()), **bounds)
         return replace(useful, per_output=per_output)
 
     def tolerances(self, given: Tolerances | None) -> Tolerances:
@@ -556,6 +558,12 @@ class RightModel:
         allowed = self._useful_in_range(self.noise.outputs) if given is None else self.tolerances(given)
         report = compare_outputs(outputs, self.aligned(self.golden), allowed)
         return Emulation(precision=self.precision, report=report, overflows=overflows)
+
+
+def _results_of(iterations: Sequence[Mapping[str, Any]], runner_name: str = "rounded") -> RunResults:
+    results = RunResults()
+    results.add([dict(arrays) for arrays in iterations], runner_name=runner_name)
+    return results
 
 
 def _noise_of(

@@ -91,7 +91,7 @@ class _Layout:
     leads: int
 
     def rows(self, array: Array) -> Array:
-        moved = array.transpose(self.order)
+        moved: Array = array.transpose(self.order)
         lists, features = (math.prod(part) for part in (moved.shape[: self.leads], moved.shape[self.leads + 1 :]))
         return moved.reshape(lists, moved.shape[self.leads], features)
 
@@ -311,18 +311,19 @@ def _find(
     from trtops.backend.onnx.model import Model
     from trtops.backend.onnxrt.runner import reference_outputs
 
-    watched, rankings, choices = model.proto(), [], []
+    watched, choices = model.proto(), []
+    nodes_with_rows: list[tuple[int, dict[str, int], str, int]] = []
     shapes.infer_shapes(watched)
     fresh, types = walk.FreshNames(watched.graph), shapes.element_types(watched.graph)
     for node, index in [(watched.graph.node[index], index) for index in nodes]:
         if node.op_type in _CHOICES:
-            axis, outputs = walk.int_attribute(node, "axis", 0), _same_elements(watched.graph, node.output[0])
-            if outputs:
+            axis, indices_of = walk.int_attribute(node, "axis", 0), _same_elements(watched.graph, node.output[0])
+            if indices_of:
                 count = _add_count(watched.graph, fresh, node.input[0], axis)
                 inputs, elements = [node.input[0], count], (types.get(node.input[0]), onnx.TensorProto.INT64)
                 rank = {"axis": axis, "largest": _CHOICES[node.op_type]}
                 best, indices = _add_outputs(watched.graph, fresh, "TopK", inputs, *elements, **rank)
-                choices.append(Choice(outputs=outputs, values=best, indices=indices, axis=axis))
+                choices.append(Choice(outputs=indices_of, values=best, indices=indices, axis=axis))
             continue
         axis = walk.int_attribute(node, "axis", -1) if node.op_type == "TopK" else _ROW_AXES[node.op_type]
         if not (axes := _ordered_by(model, index, axis, feeds, golden)):
@@ -331,20 +332,22 @@ def _find(
         if node.op_type == "TopK" and walk.int_attribute(node, "sorted", 1):
             node.output[0] = node.output[0] or fresh("top_values")
             [keys] = _add_outputs(watched.graph, fresh, "Identity", [node.output[0]], types.get(node.input[0]))
-        rankings.append((index, axes, keys, axis))
-    if not rankings and not choices:
+        nodes_with_rows.append((index, axes, keys, axis))
+    if not nodes_with_rows and not choices:
         return None
     with_keys = [dict(outputs) for outputs in golden]
-    if any(keys for _, _, keys, _ in rankings) or choices:
+    if any(keys for _, _, keys, _ in nodes_with_rows) or choices:
         for outputs, all_outputs in zip(with_keys, reference_outputs(watched, list(feeds))):
             outputs |= {name: array for name, array in all_outputs.items() if name not in outputs}
-    found = []
-    for index, axes, keys, axis in rankings:
+        model_with_keys = Model.from_proto(watched, model.name)
+    else:
+        model_with_keys = model
+    rankings = []
+    for index, axes, keys, axis in nodes_with_rows:
         key_axis = axis % with_keys[0][keys].ndim if keys else 0
         beyond = _ranked_beyond(model, index, axes | {keys: key_axis}, feeds) if keys else ()
-        found.append(Ranking(axes=axes, keys=keys, key_axis=key_axis, beyond=beyond))
-    watched_model = Model.from_proto(watched, model.name)
-    return Selections(model=watched_model, rankings=tuple(found), choices=tuple(choices), golden=with_keys)
+        rankings.append(Ranking(axes=axes, keys=keys, key_axis=key_axis, beyond=beyond))
+    return Selections(model=model_with_keys, rankings=tuple(rankings), choices=tuple(choices), golden=with_keys)
 
 
 def _add_count(graph: onnx.GraphProto, fresh: Callable[[str], str], tensor: str, axis: int, selected: str = "") -> str:
@@ -370,7 +373,8 @@ def _ranked_beyond(
 ) -> tuple[dict[str, Array], ...]:
     """For each feed, the rows of a TopK node's candidates that are ranked lower than the selected ones.
 
-    ``axes`` are those of the rows, by output; the output that the model does not have is that of the keys.
+    ``axes`` are those of the rows, by output; the output that the model does not have is that of the keys. Empty if the
+    model does not run with more candidates.
     """
     import onnx
 
@@ -397,15 +401,17 @@ def _ranked_beyond(
     for name, element in ((keys, onnx.TensorProto.FLOAT), (start, onnx.TensorProto.INT64)):
         proto.graph.output.append(onnx.helper.make_tensor_value_info(name, element, None))
     walk.set_order(proto.graph, walk.execution_order(proto.graph.node))
+    try:
+        shifted = reference_outputs(proto, list(feeds))
+    except errors.TrtopsError:  # sizes that depend on the number of candidates
+        return ()
     lower = []
-    for outputs in reference_outputs(proto, list(feeds)):
-        number = int(outputs[start][0])
-        lower.append(
-            {
-                name: np.take(outputs[name], range(outputs[name].shape[at] - number, outputs[name].shape[at]), at)
-                for name, at in axes.items()
-            }
-        )
+    for outputs in shifted:
+        rows = {}
+        for name, row_axis in axes.items():
+            size = outputs[name].shape[row_axis]
+            rows[name] = np.take(outputs[name], range(size - int(outputs[start][0]), size), row_axis)
+        lower.append(rows)
     return tuple(lower)
 
 
@@ -415,7 +421,7 @@ def _add_outputs(
     op: str,
     inputs: list[str],
     *types: int | None,
-    **attributes: int,
+    **attributes: Any,
 ) -> list[str]:
     """Add a node whose results become outputs of the given element types, and return their names."""
     import onnx
@@ -520,9 +526,9 @@ def _assign(distances: Array) -> npt.NDArray[np.int64]:
     if not distances.size:
         return columns
     remaining = distances.copy()
-    own = np.arange(min(distances.shape))
-    least = np.minimum(distances.min(axis=1)[own], distances.min(axis=0)[own])
-    rows = own[distances[own, own] <= least]
+    places = np.arange(min(distances.shape))
+    least = np.minimum(distances.min(axis=1)[places], distances.min(axis=0)[places])
+    rows = places[distances[places, places] <= least]
     nearest = rows
     while rows.size:
         columns[rows] = nearest
