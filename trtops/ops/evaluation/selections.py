@@ -530,12 +530,14 @@ def _assign(distances: Array) -> npt.NDArray[np.int64]:
     least = np.minimum(distances.min(axis=1)[places], distances.min(axis=0)[places])
     rows = places[distances[places, places] <= least]
     nearest = rows
-    while rows.size:
+    while True:
         columns[rows] = nearest
         remaining[rows] = remaining[:, nearest] = math.inf
         best = remaining.argmin(axis=1)
         order = np.argsort(remaining[np.arange(len(best)), best], kind="stable")
         order = order[np.isfinite(remaining[order, best[order]])]
+        if not order.size:
+            break
         # Of several rows with the same nearest column, the closest one gets it.
         nearest, first = np.unique(best[order], return_index=True)
         rows = order[first]
