@@ -5,7 +5,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from trtops import errors
@@ -59,6 +59,11 @@ class TensorRange(Record):
     def scale(self) -> float:
         """Value of one INT8 step in symmetric quantization; 1 for a tensor of zeros, where any step is exact."""
         return max(self.amax / LEVELS, _SMALLEST) if self.amax else 1.0
+
+    def scaled(self, factor: float) -> "TensorRange":
+        """The range of a tensor whose values are larger by a factor."""
+        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        return replace(self, amax=min(self.amax * factor, LEVELS * _LARGEST), low=low, high=high)
 
     @property
     def interval(self) -> tuple[float, float]:

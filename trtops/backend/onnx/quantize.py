@@ -44,6 +44,8 @@ _INTEGER_OPS = ("QuantizeLinear", "DynamicQuantize", "QLinear", "QGemm", "QAtten
 _LARGEST_BIAS = 2.0**30
 # The smallest scale: some kernels flush subnormal ones to zero, and divide by them.
 _SMALLEST = float(np.finfo(np.float32).tiny)
+# Moves a level of 10 or more by about a step on average, and makes the steps 5 % larger.
+_MOST_JITTER = 1.1
 
 # ONNX Runtime computes these from INT8 to FP32 directly, so their outputs need no rounding.
 _FLOAT_OUTPUTS = frozenset({"Gemm", "MatMul"})
@@ -150,7 +152,12 @@ def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
 
 
 def insert_qdq(
-    model: onnx.ModelProto, cache: CalibrationCache, config: BuildConfig, policy: FitPolicy | None = None
+    model: onnx.ModelProto,
+    cache: CalibrationCache,
+    config: BuildConfig,
+    policy: FitPolicy | None = None,
+    *,
+    jitter: np.random.Generator | None = None,
 ) -> Quantization:
     """Quantize a model's layers to INT8, or to FP8 (E4M3) if that is the config's precision, in place.
 
@@ -163,6 +170,7 @@ def insert_qdq(
         config: The back end whose patterns are written, the layers to keep, and the placement.
         policy: With ``partial``, layers stay in FP32 if the cache lacks their ranges (:func:`trtops.calibration.fit`);
             by default the config's.
+        jitter: Multiplies each scale by a random factor from 1 to 1.1: other rounding errors of the same size.
 
     Raises ConfigError if a pattern of ``keep`` selects nothing, or an op type or rule is unknown; CalibrationError if
     the cache does not fit; UnsupportedFeatureError if the model has quantized layers already.
@@ -190,7 +198,9 @@ def insert_qdq(
     for group in placed.one_scale:
         joined = group.intersection(_activation_names(layers))
         known.update({n: replace(known[n], amax=max(known[each].amax for each in joined)) for n in joined})
-    _Writer(model, known, config, frozenset(kept)).write(layers)
+    if jitter is not None:
+        known = {name: known[name].scaled(jitter.uniform(1, _MOST_JITTER)) for name in sorted(known)}
+    _Writer(model, known, config, frozenset(kept), jitter).write(layers)
     _, *bodies = walk.graphs(model.graph)
     by_default = config.precision == "int8" and not config.qdq_op_types
     left_out = set(OP_TYPES).difference(_op_types(config)) if by_default else ()
@@ -309,9 +319,15 @@ class _Writer:
     """Writes Q/DQ pairs into one model."""
 
     def __init__(
-        self, model: onnx.ModelProto, ranges: Mapping[str, TensorRange], config: BuildConfig, kept: frozenset[str]
+        self,
+        model: onnx.ModelProto,
+        ranges: Mapping[str, TensorRange],
+        config: BuildConfig,
+        kept: frozenset[str],
+        jitter: np.random.Generator | None = None,
     ) -> None:
         self.graph = model.graph
+        self.jitter = jitter
         self.ranges = ranges
         self.symmetric = config.backend == "tensorrt" or config.precision == "fp8"
         self.levels = _LARGEST_FP8 if config.precision == "fp8" else LEVELS
@@ -465,6 +481,8 @@ class _Writer:
         least = np.max(least, initial=0) if scale.ndim == 0 else least
         if np.shape(least) in ((), scale.shape):
             scale = np.maximum(scale, least)
+        if self.jitter is not None:
+            scale = scale * self.jitter.uniform(1, _MOST_JITTER, scale.shape)
         scale = scale.astype(np.float32)
         params = _Params(scale, axis)
         if self.symmetric:

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 # More than these would bury the metrics that a person sorts by.
 _MAX_LOGGED_OUTPUTS = 8
 
+_ONLY_RANDOM = (
+    "rounding alone explains the errors, but on random data, which real data may not resemble; give --load-inputs FILE"
+)
+
 # Fifty inferences of a large batch on a processor took longer than everything else.
 _WARM_UP_SECONDS, _LATENCY_SECONDS, _MIN_LATENCY_RUNS = 0.5, 1.0, 5
 
@@ -141,7 +145,7 @@ class Evaluation(Record):
     def verdict(self) -> Verdict:
         """``good`` if the outputs are good at all shapes, in the requested precision, on data that can show it.
 
-        ``unproven`` also if rounding alone explains every fault, on random data of assumed shapes.
+        ``unproven`` also if rounding alone explains every fault, on random data: of assumed shapes, or in FP32.
         """
         if self._rounding_explains:
             return "unproven"
@@ -153,7 +157,7 @@ class Evaluation(Record):
     def reasons(self) -> tuple[str, ...]:
         """Why it is not good, one sentence each."""
         if self._rounding_explains:
-            return (self._unproven, *self._faults)
+            return (self._unproven or _ONLY_RANDOM, *self._faults)
         return self._faults or ((self._unproven,) if self.report and self._unproven else ())
 
     @property
@@ -162,17 +166,22 @@ class Evaluation(Record):
 
     @property
     def _rounding_explains(self) -> bool:
-        """Whether rounding alone explains all faults, on random data of assumed shapes: such data proves nothing."""
-        if self.noise is None or self.evidence is None or not self.evidence.assumed or self._lacks_precision:
+        """Whether rounding alone explains all faults, on data that does not show that the precision is to blame.
+
+        That is random data of assumed shapes, and any random data in FP32.
+        """
+        if self.noise is None or self.evidence is None or self._lacks_precision or self.foreign_golden:
+            return False
+        if not self.evidence.assumed and not (self.evidence.random and self.noise.precision == "fp32"):
             return False
         bad = {output.name for output in self.report.outputs if output.verdict == "bad"}
         holds = self.self_check is None or self.self_check.verdict != "bad"
-        return bool(bad) and bad <= {name for name, _ in self.noise.insufficient} and holds
+        return bool(bad) and bad <= {name for name, _ in (*self.noise.insufficient, *self.noise.lost)} and holds
 
     @property
     def _faults(self) -> tuple[str, ...]:
         # First what explains the errors that follow: other golden outputs, or that the precision does not suffice.
-        found = () if self.noise is None else self.noise.reasons(self.report)
+        found = () if self.noise is None or self._rounding_explains else self.noise.reasons(self.report)
         found = (self.foreign_golden,) if self.foreign_golden else found
         found += self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
         # All feeds together may hide an error that only some of them have.
@@ -261,12 +270,15 @@ def assess(
     """
     noise = right.noise if right is not None and config.tolerances is None else None
     undefined = Undefined() if right is None else right.undefined(config.tolerances)
-    ours, theirs = undefined.comparable(outputs, golden)
+    aligned_outputs, aligned_golden = outputs, golden
+    if right is not None and noise is not None:
+        aligned_outputs, aligned_golden = (right.aligned(results) for results in (outputs, golden))
+    ours, theirs = undefined.comparable(aligned_outputs, aligned_golden)
     report = compare_outputs(ours, theirs, tolerances)
     evidence, given, foreign = None, report.iterations, ""
     elements = sum(o.statistics.elements for o in report.outputs if o.statistics is not None)
     if right is not None and config.golden is not None and not report:
-        own = compare_outputs(*undefined.comparable(right.plain, golden), tolerances)
+        own = compare_outputs(*undefined.comparable(right.plain, aligned_golden), tolerances)
         if not own:
             foreign = (
                 f"the golden outputs are not this model's: its own outputs differ as well ({own.decided_by}), so they "
@@ -276,6 +288,7 @@ def assess(
         given = seen.given
         evidence = Evidence(
             source=feeds.source,
+            random=feeds.random,
             data_sha256=seen.digest.hexdigest(),
             feeds=seen.covered.feeds,
             samples=seen.covered.samples,

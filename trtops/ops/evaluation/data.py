@@ -416,9 +416,10 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Rounding, *,
     def moved(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if array.dtype.kind != "f" or not array.size:
             return array
-        step = UNITS[precision] * (np.abs(array).max() if precision == "int8" else np.abs(array))
         with np.errstate(over="ignore"):  # masks are filled with the lowest number, which may move beyond it
-            return np.asarray(array + random.uniform(-1, 1, array.shape) * step, array.dtype)
+            return np.asarray(
+                array + random.uniform(-1, 1, array.shape) * UNITS[precision] * np.abs(array), array.dtype
+            )
 
     if is_large(model.structure()):
         return None

@@ -43,6 +43,7 @@ class Evidence(Record):
     """What a verdict rests on."""
 
     source: str  # of the data
+    random: bool = False  # whether the data is random
     data_sha256: str = ""  # of all feeds, in order
     feeds: int
     samples: int  # rows of the feeds that differ

@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,17 @@ from trtops.comparator.metrics import ChannelErrors
 from trtops.comparator.metrics.rows import balanced_agreement
 from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.evaluation.data import UNITS, Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
+from trtops.ops.evaluation.data import (
+    UNITS,
+    Emulation,
+    Overflows,
+    golden_outputs,
+    moved_reference,
+    root_mean_square,
+    run_in_16_bit,
+)
+from trtops.ops.evaluation.output_ranges import output_ranges
+from trtops.ops.evaluation.selections import Selections, find_selections
 from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined, without_own_nan
 from trtops.record import Record
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Rounding, TensorRTOptions
@@ -66,11 +77,16 @@ _EIGHT_BITS = ("int8", "fp8")
 _ZERO = 1e-9
 # Channels have their own limits if the ratio of the largest to the smallest root mean square is above this ...
 _SCALES_DIFFER = 30.0
-# ... with at least this number of elements in each, and at most this number of channels.
+# ... with at least this number of elements in each, unless the engine's errors are predicted, and at most this number
+# of channels.
 _CHANNEL_ELEMENTS = 16
 _MOST_CHANNELS = 1024
-# A single draw of the noise scatters too much below this number of independent elements.
+# A single draw of the noise scatters too much below this number of independent elements. In INT8, more are drawn until
+# all together have as many.
 _FEW = 256
+_MOST_DRAWS = 8
+# Where the engine's own errors are known, a sum may still round to another step. These change less than all errors.
+_OTHERWISE = 1.5
 # Elements that are in memory as FP64 at a time, since all may be many times as large as the model's own data.
 _PIECE = 1 << 20
 # Larger values stand for infinity. 16 bit clamps them, so they are left out.
@@ -80,6 +96,8 @@ _FP32_USEFUL = 1e-3
 # this similar to the golden output: errors within a multiple of useful noise do not imply more.
 _ABOVE_USEFUL = 1.25
 _SIMILAR = {"min_cosine": 0.95, "min_correlation": 0.5}
+# Errors within the precision's unit of an output's range are useful, but may be larger than how the output varies.
+_NOT_SIMILAR = {"min_cosine": -1.0, "min_correlation": -1.0, "min_top1_agreement": 0.0}
 
 
 def default_tolerances(precision: Rounding) -> Tolerances:
@@ -160,19 +178,37 @@ class Noise(Record):
     rms: float  # root mean square of the errors
     largest: float
     independent: float  # number of errors of equal size with the same fourth moment; 0 without any error
+    draws: int = 1  # how often the errors were drawn; `rms` is of all draws
+    predicted: float | None = None  # root mean square of the first draw, if the engine is expected to round the same
+    range: float = (
+        0.0  # the width of the values that the graph allows, such as 1 behind a sigmoid; 0 if it is not known
+    )
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether rounding alone hides a value of zero instead of the right ones."""
-        return 0 < self.size <= MULTIPLES["int8"] * self.rms
+    def unit_of_range(self, precision: Rounding) -> float:
+        """The error of an output that is rounded to a precision relative to its range, but at least that of FP32."""
+        return max(UNITS[precision], _UNITS_ALLOWED["fp32"]) * self.range
+
+    def is_lost(self, precision: Rounding) -> bool:
+        """Whether rounding alone hides a value of zero instead of the right ones.
+
+        An error below the precision's unit of the range loses nothing: the right values stay near zero on this data.
+        """
+        return 0 < self.size <= MULTIPLES["int8"] * self.rms and self.rms > self.unit_of_range(precision)
 
     def rms_limit(self, precision: Rounding, times: float = 1.0) -> float:
         """The largest root mean square error that rounding explains; more where few elements determine it.
 
         ``times`` multiplies the noise.
         """
-        few = 1 + 3 / math.sqrt(2 * self.independent) if self.independent else 1.0
-        return max(times * MULTIPLES[precision] * few * self.rms, _UNITS_ALLOWED[precision] * self.size) or _ZERO
+        if self.predicted is not None:
+            noise = max(MULTIPLES[precision] * self.predicted, _OTHERWISE * self.rms)
+        else:
+            few, in_all = (
+                1 + 3 / math.sqrt(2 * count) if count else 1.0
+                for count in (self.independent, self.draws * self.independent)
+            )
+            noise = max(MULTIPLES[precision] * in_all, few) * self.rms
+        return max(times * noise, _UNITS_ALLOWED[precision] * self.size, self.unit_of_range("fp32")) or _ZERO
 
     def largest_limit(self, precision: Rounding, times: float = 1.0) -> float:
         """The largest error of an element that rounding explains."""
@@ -188,6 +224,7 @@ class OutputNoise(Record):
     whole: Noise | None = None  # None for an output that does not hold floating-point numbers
     equal: float | None = None  # share of equal values, as the metric `agreement`; None for floating point
     counted: int = 0  # values that the smaller of the two parts of this share has
+    selected: bool = False  # whether a selection orders them: then all that ties do not explain must be equal
     channel_axis: int | None = None  # if the scales of channels along it differ
     channels: tuple[Noise, ...] = ()
 
@@ -217,26 +254,34 @@ class NoiseLimits(Record):
     def _limits(self, noise: OutputNoise, base: Tolerances) -> dict[str, Any]:
         if noise.equal is not None:
             # Twice as many may differ, and three where none or few did.
-            share = 1 - 2 * (1 - noise.equal) - 3 / max(noise.counted, 1)
+            share = 1 - 2 * (1 - noise.equal) - (0 if noise.selected else 3 / max(noise.counted, 1))
             return {"min_agreement": max(share, base.min_agreement or 0.0)}
         whole, scaled = noise.whole, (self.precision, self.times)
         assert whole is not None
         # The useful tolerances bound an element by a share of the scale; they do not bound one in INT8.
         useful = math.inf if math.isinf(base.atol) else max(base.atol, (base.atol_of_scale or 0.0) * whole.scale)
+        in_range = whole.unit_of_range(self.precision)
         limits: dict[str, Any] = {
-            "atol": min(whole.largest_limit(*scaled), _ABOVE_USEFUL * useful),
+            "atol": min(whole.largest_limit(*scaled), _ABOVE_USEFUL * max(useful, in_range)),
             "rtol": 0.0,
             "atol_of_scale": 0.0,
             **{name: least for name, least in _SIMILAR.items() if getattr(base, name) is not None},
         }
         if whole.size > 0:
-            useful = _ABOVE_USEFUL * (base.max_nrmse or math.inf)
+            useful = _ABOVE_USEFUL * max(base.max_nrmse or math.inf, in_range / whole.size)
             limits["max_nrmse"] = min(whole.rms_limit(*scaled) / whole.size, useful)
+        if whole.rms <= in_range and whole.range:
+            limits |= _NOT_SIMILAR
         if noise.channel_axis is not None:
             # Functions are computed to a unit of FP32 of what they may return, not of saturated values of a channel.
             # A channel of zeros has no scale of its own.
             least, most = UNITS["fp32"] * whole.scale, whole.largest_limit(*scaled)
-            own = [(c.largest_limit(*scaled), c.rms_limit(*scaled)) if c.size else (most, most) for c in noise.channels]
+            own = []
+            for channel in noise.channels:
+                limit = channel.rms_limit(*scaled) if channel.size else most
+                # An engine that is better than rounding may still be good.
+                limit = channel.size / MULTIPLES["int8"] if channel.is_lost(self.precision) else limit
+                own.append((channel.largest_limit(*scaled) if channel.size else most, limit))
             largest, rms = (tuple(max(limit, least) for limit in each) for each in zip(*own))
             limits["channels"] = ChannelErrors(axis=noise.channel_axis, max_abs=largest, rms=rms)
         return limits
@@ -283,9 +328,19 @@ class NoiseLimits(Record):
         name = self.precision.upper()
         return tuple(
             f"{output}: {name} does not suffice for this model on this data; of rounding alone, {how}"
-            for output, how in self.insufficient
+            for output, how in (*self.insufficient, *self.lost)
             if output in bad
         )
+
+    @property
+    def lost(self) -> tuple[tuple[str, str], ...]:
+        """By output with channels of which rounding alone leaves nothing: how."""
+        described = []
+        for output in self.outputs:
+            numbers = [str(n) for n, channel in enumerate(output.channels) if channel.is_lost(self.precision)]
+            if numbers:
+                described.append((output.name, f"nothing is left of channel {listed(numbers, 3)}"))
+        return tuple(described)
 
     def sentence(self, report: ComparisonReport) -> str:
         """Where the limit that decides comes from, in part of a line."""
@@ -296,9 +351,6 @@ class NoiseLimits(Record):
         channels = sum(output.channel_axis is not None for output in self.outputs)
         if channels:
             text += f", per channel in {channels} outputs"
-        lost = [f"channel {n} of `{o.name}`" for o in self.outputs for n, c in enumerate(o.channels) if c.is_lost]
-        if lost:
-            text += f", which leaves nothing of {listed(lost, 3)}"
         return text
 
 
@@ -328,6 +380,7 @@ class RightModel:
     nan: NanRows = field(default_factory=NanRows, repr=False)
     _undefined: dict[str, Undefined] = field(default_factory=dict, repr=False)
     _draws: list[RunResults] = field(default_factory=list, repr=False)
+    _drawn_keys: list[RunResults] = field(default_factory=list, repr=False)  # of the rounded selections
 
     def __post_init__(self) -> None:
         """Replace rows of NaN in the data, which would be taken for the effect of rounding, and their outputs."""
@@ -393,35 +446,82 @@ class RightModel:
         Those of the model itself in FP32, and in 8 bits for a model that is quantized already. Raises TrtopsError if
         the precision cannot be emulated, or the rewritten model does not run.
         """
-        from trtops.backend.onnx.quantize import insert_qdq
         from trtops.backend.onnxrt.runner import reference_outputs
-        from trtops.calibration.cache import read_cache
 
         overflows: Overflows = ()
         if self.precision == "fp32" or (self.precision in _EIGHT_BITS and self._is_quantized):
             return self.plain, ()
         if self.precision == "int8" or self.precision == "fp8":
-            if self.calibration is None:
-                raise errors.CalibrationError(f"the {self.precision.upper()} build left no calibration cache")
-            proto, ranges = self.model.proto(lean=True), read_cache(self.calibration)
-            # TensorRT's text is of a calibrator, which quantizes every layer that it can.
-            everywhere = ranges.tensorrt_header is not None and self.precision == "int8"
-            insert_qdq(proto, ranges, replace(self.build, qdq_rules=()) if everywhere else self.build, "partial")
-            found = reference_outputs(proto, list(self.feeds))
+            return self._quantized(), ()
         elif self.precision == "tf32":
             from trtops.backend.onnx.precision import round_to_tf32
 
-            found = reference_outputs(round_to_tf32(self.model.proto(lean=True)), list(self.feeds))
+            found = reference_outputs(round_to_tf32(self._watched.proto(lean=True)), list(self.feeds))
         else:
-            found, overflows = run_in_16_bit(self.model, self.precision, self.feeds, self.build.keep)
-        results = RunResults()
-        results.add([{name: arrays[name] for name in self.plain[0][1][0]} for arrays in found])
-        return results, overflows
+            found, overflows = run_in_16_bit(self._watched, self.precision, self.feeds, self.build.keep)
+        return self._results(found), overflows
+
+    @cached_property
+    def _selections(self) -> Selections | None:
+        return find_selections(self.model, list(self.feeds), self.plain[0][1])
+
+    @property
+    def _watched(self) -> Model:
+        return self.model if self._selections is None else self._selections.model
+
+    def _results(self, iterations: Sequence[Mapping[str, Any]]) -> RunResults:
+        """The outputs of the rounded model, which determine what ties, with the golden selection where they tie."""
+        if self._selections is not None:
+            keys = [{name: arrays[name] for name in self._selections.keys} for arrays in iterations]
+            self._drawn_keys.append(_results_of(keys))
+            iterations = self._selections.align(iterations, self._tied_widths, rounded=True)
+        return _results_of([{name: arrays[name] for name in self.plain[0][1][0]} for arrays in iterations])
+
+    @property
+    def _tied_widths(self) -> dict[str, float]:
+        """The largest difference of candidates that rounding may exchange, by the keys that rank them."""
+        assert self._selections is not None
+        if not self._drawn_keys or not self._selections.keys:
+            return {}
+        golden = [{name: arrays[name] for name in self._selections.keys} for arrays in self._selections.golden]
+        noise = _noise_of(_results_of(golden), self._drawn_keys, _largest)
+        return {
+            keys.name: keys.whole.largest_limit(self.precision, self.times) for keys in noise if keys.whole is not None
+        }
+
+    def aligned(self, outputs: RunResults) -> RunResults:
+        """The outputs of an engine with the golden selection where ties explain another one."""
+        if self._selections is None:
+            return outputs
+        iterations = [
+            {
+                name: to_numpy(array, "The output") if name in self._selections.outputs else array
+                for name, array in each.items()
+            }
+            for each in outputs[0][1]
+        ]
+        return _results_of(self._selections.align(iterations, self._tied_widths), outputs[0][0])
+
+    def _quantized(self, jitter: np.random.Generator | None = None) -> RunResults:
+        """The outputs of the model with Q/DQ pairs; ``jitter`` draws other rounding errors."""
+        from trtops.backend.onnx.quantize import insert_qdq
+        from trtops.backend.onnxrt.runner import reference_outputs
+        from trtops.calibration.cache import read_cache
+
+        if self.calibration is None:
+            raise errors.CalibrationError(f"the {self.precision.upper()} build left no calibration cache")
+        proto, ranges = self._watched.proto(lean=True), read_cache(self.calibration)
+        # TensorRT's text is of a calibrator, which quantizes every layer that it can.
+        everywhere = ranges.tensorrt_header is not None and self.precision == "int8"
+        build = replace(self.build, qdq_rules=()) if everywhere else self.build
+        insert_qdq(proto, ranges, build, "partial", jitter=jitter)
+        return self._results(reference_outputs(proto, list(self.feeds)))
 
     @cached_property
     def moved(self) -> RunResults | None:
         """The outputs with weights and inputs moved by up to a rounding unit of FP32; None for large models."""
-        return moved_reference(self.model, list(self.feeds), "fp32")
+        moved = moved_reference(self._watched, list(self.feeds), "fp32")
+        return None if moved is None else self._results(moved[0][1])
 
     @cached_property
     def noise(self) -> NoiseLimits:
@@ -436,18 +536,15 @@ class RightModel:
             if rounded is None:
                 raise errors.UnsupportedFeatureError("the model is too large to be changed in memory")
             self._draws.append(rounded)
-            outputs = _noise_of(self.plain, self._draws)
+            outputs = self._noise_of(self.plain, self._draws)
             groups = [noise for output in outputs for noise in (output.whole, *output.channels) if noise is not None]
-            if any(noise.independent < _FEW and noise.size > 0 for noise in groups):
-                # Among few elements, a draw may move no value to the next step, which is more than all other noise.
-                for seed in range(2, 6 if self._useful_in != precision else 3):
-                    another = moved_reference(self.model, list(self.feeds), precision, seed=seed)
-                    if another is not None:
-                        self._draws.append(another)
-                outputs = _noise_of(self.plain, self._draws)
+            least = min((noise.independent for noise in groups if noise.rms > 0 and noise.size > 0), default=_FEW)
+            if least < _FEW:
+                self._draws.extend(self._further_draws(math.ceil(_FEW / least) - 1))
+                outputs = self._noise_of(self.plain, self._draws)
         except errors.TrtopsError as exc:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
-        report = compare_outputs(*without_own_nan(rounded, self.plain), self.useful)
+        report = compare_outputs(*without_own_nan(rounded, self.plain), self._useful_in_range(outputs))
         insufficient = tuple((o.name, "; ".join(o.reasons)) for o in report.outputs if o.verdict == "bad")
         return NoiseLimits(
             precision=precision,
@@ -457,10 +554,47 @@ class RightModel:
             useful_in=self._useful_in,
         )
 
+    def _further_draws(self, count: int) -> Iterator[RunResults]:
+        """Other rounding errors of the precision: up to ``count`` times those of quantized tensors, else few."""
+        if self.precision in ("int8", "fp8"):
+            random = np.random.default_rng(2)
+            yield from (self._quantized(random) for _ in range(min(count, _MOST_DRAWS - 1)))
+            return
+        # Among few elements of a quantized model, a draw may move no value to the next step, which is more than all
+        # other noise.
+        for seed in range(2, 6 if self._useful_in != self.precision else 3):
+            moved = moved_reference(self._watched, list(self.feeds), self.precision, seed=seed)
+            if moved is not None:
+                yield self._results(moved[0][1])
+
+    @cached_property
+    def _ranges(self) -> dict[str, npt.NDArray[np.float64]]:
+        return output_ranges(self.model, next(iter(self.feeds)))
+
+    def _noise_of(self, plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoise, ...]:
+        join, elements = _largest, _CHANNEL_ELEMENTS
+        if self.precision in ("int8", "fp8"):
+            # ONNX Runtime's engine is the first draw's model, apart from sums that round to another step.
+            join, elements = (_predicted, 1) if self.build.backend == "onnxruntime" else (_pooled, elements)
+        selected = frozenset[str]() if self._selections is None else self._selections.ranked
+        noise = _noise_of(plain, draws, join, self._ranges, elements)
+        return tuple(replace(output, selected=output.name in selected) for output in noise)
+
     @property
     def useful(self) -> Tolerances:
         """The largest useful errors of the precision, with the axes of classes."""
         return with_classes(useful_tolerances(self._useful_in), self.model, top1=self._useful_in in _EIGHT_BITS)
+
+    def _useful_in_range(self, outputs: Iterable[OutputNoise]) -> Tolerances:
+        """The largest useful errors, which may be units of an output's range."""
+        useful = self.useful
+        per_output = dict(useful.per_output)
+        for name, whole in ((output.name, output.whole) for output in outputs):
+            if whole is not None and whole.size and whole.rms <= (unit := whole.unit_of_range(self.precision)) != 0:
+                bounds: dict[str, Any] = {"atol": max(10 * unit, useful.atol), **_NOT_SIMILAR}
+                bounds["max_nrmse"] = max(useful.max_nrmse, unit / whole.size)
+                per_output[name] = replace(per_output.get(name, OutputTolerances()), **bounds)
+        return replace(useful, per_output=per_output)
 
     def tolerances(self, given: Tolerances | None) -> Tolerances:
         """The given tolerances, else limits from noise, else the fixed ones of the precision."""
@@ -483,7 +617,7 @@ class RightModel:
         unlimited = Tolerances(atol=math.inf, rtol=math.inf)
         runs = [run[0][1] for run in (self.plain, *self._draws)]
         some = [RunResults([("some feeds", [iterations[number] for number in numbers])]) for iterations in runs]
-        for noise in _noise_of(some[0], some[1:]):
+        for noise in self._noise_of(some[0], some[1:]):
             if noise.name in dict(self.noise.insufficient):
                 continue
             own = per_output[noise.name]
@@ -503,18 +637,33 @@ class RightModel:
             log.warning("The model was not emulated in %s: %s", self.precision.upper(), exc)
             return None
         assert self.precision in ("fp16", "bf16")
-        allowed = self.useful if given is None else self.tolerances(given)
-        report = compare_outputs(*self.undefined(given).comparable(outputs, self.golden), allowed)
+        allowed = self._useful_in_range(self.noise.outputs) if given is None else self.tolerances(given)
+        report = compare_outputs(*self.undefined(given).comparable(outputs, self.aligned(self.golden)), allowed)
         return Emulation(precision=self.precision, report=report, overflows=overflows)
 
 
-def noise_and_draws(right: RightModel) -> tuple[NoiseLimits, list[RunResults]]:
+def noise_and_draws(right: RightModel) -> tuple[NoiseLimits, list[RunResults], list[RunResults]]:
     """Measure the noise of a right model; it and the runs that show it are all that a copy needs."""
-    return right.noise, right._draws
+    return right.noise, right._draws, right._drawn_keys
 
 
-def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoise, ...]:
-    """The noise of each output whose shape rounding does not change: the larger one of all draws."""
+def _results_of(iterations: Sequence[Mapping[str, Any]], runner_name: str = "rounded") -> RunResults:
+    results = RunResults()
+    results.add([dict(arrays) for arrays in iterations], runner_name=runner_name)
+    return results
+
+
+def _noise_of(
+    plain: RunResults,
+    draws: Sequence[RunResults],
+    join: Callable[[Sequence[Noise]], Noise],
+    ranges: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
+    channel_elements: int = _CHANNEL_ELEMENTS,
+) -> tuple[OutputNoise, ...]:
+    """The noise of each output whose shape rounding does not change, joined from that in each draw.
+
+    ``ranges`` are those of :func:`output_ranges`. Channels with fewer elements have no noise of their own.
+    """
     found = []
     for name in plain[0][1][0]:
         try:
@@ -529,17 +678,27 @@ def _noise_of(plain: RunResults, draws: Sequence[RunResults]) -> tuple[OutputNoi
             if known:
                 found.append(OutputNoise(name=name, equal=min(known), counted=_counted(right)))
         elif right[0].dtype.kind == "f" or "float" in right[0].dtype.name:
-            axis = _channel_axis(right)
-            channels = zip(*(_measure(right, draw, axis) for draw in moved)) if axis is not None else ()
-            found.append(
-                OutputNoise(
-                    name=name,
-                    whole=_largest(_measure(right, draw)[0] for draw in moved),
-                    channel_axis=axis,
-                    channels=tuple(map(_largest, channels)),
-                )
-            )
+            axis = _channel_axis(right, channel_elements)
+            [whole] = _join_draws(right, moved, None, ranges.get(name), join)
+            channels = () if axis is None else _join_draws(right, moved, axis, ranges.get(name), join)
+            found.append(OutputNoise(name=name, whole=whole, channel_axis=axis, channels=channels))
     return tuple(found)
+
+
+def _join_draws(
+    right: Sequence[npt.NDArray[Any]],
+    moved: Sequence[Sequence[npt.NDArray[Any]]],
+    axis: int | None,
+    ranges: npt.NDArray[Any] | None,
+    join: Callable[[Sequence[Noise]], Noise],
+) -> tuple[Noise, ...]:
+    """The noise in all draws, of each channel along an axis or of all numbers."""
+    parts = zip(*(_measure(right, draw, axis) for draw in moved))
+    widths = [0.0] * (1 if axis is None else right[0].shape[axis])
+    if ranges is not None and (axis is None or ranges.shape[axis] == len(widths)):
+        rows = ranges.reshape(1, -1) if axis is None else np.moveaxis(ranges, axis, 0)
+        widths = [root_mean_square(row) for row in rows]
+    return tuple(replace(join(part), range=width) for part, width in zip(parts, widths))
 
 
 def _pieces(arrays: Sequence[npt.NDArray[Any]], axis: int | None) -> Iterator[npt.NDArray[np.float64]]:
@@ -559,7 +718,7 @@ def _counted(right: Sequence[npt.NDArray[Any]]) -> int:
     return values.size if 2 * most < values.size or most == values.size else values.size - most
 
 
-def _channel_axis(right: Sequence[npt.NDArray[Any]]) -> int | None:
+def _channel_axis(right: Sequence[npt.NDArray[Any]], elements: int) -> int | None:
     """The second axis or the last one, whichever has channels of more different scales; None if neither has.
 
     The last axis of images is one of pixels.
@@ -569,7 +728,7 @@ def _channel_axis(right: Sequence[npt.NDArray[Any]]) -> int | None:
         if axis < 1 or len({array.shape[axis] for array in right if array.ndim > axis}) != 1:
             continue
         channels = right[0].shape[axis]
-        if 1 < channels <= _MOST_CHANNELS and sum(array.size for array in right) >= _CHANNEL_ELEMENTS * channels:
+        if 1 < channels <= _MOST_CHANNELS and sum(array.size for array in right) >= elements * channels:
             squares = np.zeros(channels)
             for rows in _pieces(right, axis):
                 rows[~np.isfinite(rows) | (np.abs(rows) >= STANDS_FOR_INFINITY)] = 0
@@ -607,7 +766,20 @@ def _measure(
     ]
 
 
-def _largest(draws: Iterable[Noise]) -> Noise:
-    found = list(draws)
-    worst = max(found, key=lambda noise: noise.rms)
-    return replace(worst, largest=max(noise.largest for noise in found))
+def _largest(draws: Sequence[Noise]) -> Noise:
+    worst = max(draws, key=lambda noise: noise.rms)
+    return replace(worst, largest=max(noise.largest for noise in draws))
+
+
+def _pooled(draws: Sequence[Noise]) -> Noise:
+    """The noise of several draws of the same distribution."""
+    return replace(
+        _largest(draws),
+        rms=math.sqrt(sum(noise.rms**2 for noise in draws) / len(draws)),
+        independent=sum(noise.independent for noise in draws) / len(draws),
+        draws=len(draws),
+    )
+
+
+def _predicted(draws: Sequence[Noise]) -> Noise:
+    return replace(_pooled(draws), predicted=draws[0].rms)

@@ -226,8 +226,8 @@ class Measurement:
         if (right := self._session.right_models.get(key)) is None:
             plain = plain or self._reference_outputs(source, feeds)
             right = RightModel(model=model, build=own, feeds=feeds, golden=plain, calibration=calibration)
-            noise, draws = run_step("measure noise", self._reference, noise_and_draws, right)
-            self._session.right_models[key] = right = replace(right, measured=noise, _draws=draws)
+            noise, draws, keys = run_step("measure noise", self._reference, noise_and_draws, right)
+            self._session.right_models[key] = right = replace(right, measured=noise, _draws=draws, _drawn_keys=keys)
         return right
 
     def _reference(self, function: Callable[..., T], *args: Any) -> T:
