@@ -23,7 +23,7 @@ class DeniedTactic(Record):
     ``run`` the entry in the store.
 
     Where only a user's own limits (``tolerances``) or own check (``command``) found the builds bad, the entry is for
-    builds that are checked in that way. ``limits`` describes the tolerances. Without any, it is for all builds.
+    builds that are checked in that way, unless a person denied it ``always``. ``limits`` describes the tolerances.
     """
 
     backend_version: str
@@ -35,6 +35,7 @@ class DeniedTactic(Record):
     tolerances: Mapping[str, Any] | None = None  # comparator.report.Tolerances as JSON
     limits: str = ""
     command: str = ""
+    always: bool = False
 
     @classmethod
     def of(cls, record: TacticRecord, columns: Container[Column], evidence: str, **scope: Any) -> "DeniedTactic":
@@ -50,11 +51,11 @@ class DeniedTactic(Record):
 
     def deciding(self) -> JSONValue:
         """What is denied, without the evidence and the checks that it is for."""
-        return replace(self, evidence="", run="", tolerances=None, limits="", command="").to_dict()
+        return replace(self, evidence="", run="", tolerances=None, limits="", command="", always=False).to_dict()
 
     @property
     def scope(self) -> str:
-        """The checks that the entry is for, in words that follow it; empty if it is for all."""
+        """The limits or the check of a user that confirmed it, in words that follow it; empty for the model's own."""
         return f" by the check `{self.command}`" if self.command else f" at {self.limits}" if self.limits else ""
 
     def reason(self, choice: str) -> str:

@@ -189,7 +189,7 @@ def test_limits_of_ones_own_deny_only_builds_with_them(decided, model, data, tra
     assert denying(Tolerances(atol=1e-4, rtol=0)) == [" at atol 0.0001, rtol 0.0001"]
     assert denying(None, "check.py {engine}") == [" by the check `check.py {engine}`"]
     always = deny(run.id, always=True, tracker=own)
-    assert denying() == [""] and "For all builds." in always.page()
+    assert denying() == [" by the check `check.py {engine}`"] and "For all builds." in always.page()
     # A plain conversion, and one at the limits of the proof.
     drawn = config(data).build_of(0)  # all approximations
     plain = ConvertConfig(build=drawn, check=dataclasses.replace(config(data).check, tolerances=None))

@@ -45,9 +45,11 @@ class DenyResult(OpResult):
 
 def builds_in(entry: DeniedTactic) -> str:
     """The builds that an entry is for, in words."""
-    checked = f"builds that are checked{entry.scope}{'' if entry.command else ' or tighter limits'} only"
+    if entry.always or not entry.scope:
+        return "all builds"
+    tighter = "" if entry.command else " or tighter limits"
     step = NextStep("runs deny", {"run": entry.evidence, "always": True})
-    return f"{checked}; `{step}` denies it for all" if entry.scope else "all builds"
+    return f"builds that are checked{entry.scope}{tighter} only; `{step}` denies it for all"
 
 
 def deny(
@@ -78,7 +80,7 @@ def deny(
         )
     entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
     if always:
-        entry = replace(entry, tolerances=None, limits="", command="")
+        entry = replace(entry, always=True)
     own = {
         schema.Tag.EVIDENCE: proof_run,
         schema.Tag.BACKEND_VERSION: entry.backend_version,
@@ -143,8 +145,9 @@ def deny_list(
 
 def _applies(entry: DeniedTactic, tolerances: Tolerances | None, command: str) -> bool:
     """Whether builds with these limits, or this check, are checked as strictly as those that confirmed an entry."""
+    if entry.always or not entry.scope:
+        return True
     if entry.command:
         return entry.command == command
-    if entry.tolerances is None:
-        return True
-    return tolerances is not None and not command and tolerances.implies(Tolerances.from_dict(entry.tolerances))
+    confirmed = Tolerances.from_dict(entry.tolerances or {})
+    return tolerances is not None and not command and tolerances.implies(confirmed)
