@@ -69,7 +69,7 @@ SCENARIOS = {
     "calibrate": Scenario("calibrate net.onnx --load-inputs net.npz --compare-with --experiment a", ("inspect run",)),
     "calibrate inexactly": Scenario(
         f"calibrate net.onnx --load-inputs net.npz --compare-with --experiment a {TIGHT}",
-        ("sensitivity", "calibrate"),
+        ("sensitivity",),
     ),
     "measure layers": Scenario("sensitivity net.onnx --calibration-cache net.cache --load-inputs net.npz --budget 1"),
     "gate": Scenario("gate net.onnx --onnxrt --experiment a --minutes 1 --policy lax.yaml", ("inspect run",), True),
