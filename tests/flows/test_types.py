@@ -17,7 +17,6 @@ reveal_type(result.verdict)
 convert("model.onnx", nonsense=3)
 convert("model.onnx", precision="fp17")
 trtops.convert("model.onnx", nonsense=3)
-reveal_type(convert.deploy)
 """
 
 
@@ -27,10 +26,12 @@ def test_stub_is_that_of_the_flows() -> None:
 
 def test_mypy_finds_wrong_keywords(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(SCRIPT)
+    # Checking the libraries as well would take half a minute.
+    skipped = "mypy-prefect.*,mypy-mlflow.*,mypy-onnx.*,mypy-numpy.*,mypy-pandas.*,mypy-pydantic.*"
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\n[{skipped}]\nfollow_imports = skip\n")
 
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={tmp_path}/cache", "--follow-imports=silent",
-         "user.py"],
+        [sys.executable, "-m", "mypy", "--config-file=mypy.ini", f"--cache-dir={tmp_path}/cache", "user.py"],
         cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
 

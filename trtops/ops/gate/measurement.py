@@ -191,7 +191,9 @@ class Measurement:
                         other_process,
                         self._limits.latency,
                         deciding=deciding,
-                        cores=sorted(os.sched_getaffinity(0)) if threads == 1 else (),
+                        cores=sorted(os.sched_getaffinity(0))
+                        if threads == 1 and hasattr(os, "sched_getaffinity")
+                        else (),
                         turn=self._turn_on_cpu if config.build.backend == "onnxruntime" else contextlib.nullcontext,
                         known=known,
                         until=self._end,
