@@ -10,6 +10,7 @@ import mmap
 import os
 import signal
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Page:
 
     def __init__(self, fd: int | None = None) -> None:
         """Create a page, or open the one of a descriptor."""
-        self.fd = os.memfd_create("trtops") if fd is None else fd
+        self.fd = _new_file() if fd is None else fd
         os.ftruncate(self.fd, _BYTES)
         self._map = mmap.mmap(self.fd, _BYTES)
 
@@ -63,6 +64,14 @@ class Page:
         """Close the mapping and the descriptor."""
         self._map.close()
         os.close(self.fd)
+
+
+def _new_file() -> int:
+    """Return the descriptor of a file without a name: in memory on Linux, in the temporary folder elsewhere."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("trtops")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 class Activity:
@@ -133,7 +142,7 @@ def describe_death(code: int, doing: str, seconds: float | None) -> str:
     """How a child process ended: its exit code or negative signal, what it did, and the time limit that it exceeded."""
     if seconds is not None:
         how = f"did not finish within {seconds:.4g} s and was killed"
-    elif -code == signal.SIGKILL:
+    elif -code == getattr(signal, "SIGKILL", None):
         how = "was killed by SIGKILL, as the kernel does when memory runs out"
     elif code < 0:
         how = f"died of signal {-code} ({signal.strsignal(-code)})"

@@ -20,6 +20,8 @@ def count_instructions(kind: int = 0, event: int = 1) -> Callable[[], int]:
     # The first version of `struct perf_event_attr`, with flags to include later threads, and to leave out kernel and
     # hypervisor. Process 0 is this thread; any processor (-1), no group (-1), closed on exec (8).
     attributes = struct.pack("IIQQQQQ", kind, 64, event, 0, 0, 0, 1 << 1 | 1 << 5 | 1 << 6).ljust(64, b"\0")
+    if sys.platform != "linux":
+        raise errors.UnsupportedFeatureError("Instructions can be counted on Linux only. Use --metric cpu-time.")
     libc = ctypes.CDLL(None, use_errno=True)
     handle = libc.syscall(_SYSCALLS.get(platform.machine(), -1), attributes, 0, -1, -1, 8)
     if handle < 0:

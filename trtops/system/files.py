@@ -2,16 +2,30 @@
 
 import contextlib
 import errno
+import getpass
 import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+# Windows has neither, and opens no pipe by a path.
+_CLOEXEC, _NONBLOCK = getattr(os, "O_CLOEXEC", 0), getattr(os, "O_NONBLOCK", 0)
+
+
+def user_id() -> str:
+    """Return the user of this process, for names of files: a number, or on Windows the user's name."""
+    return str(os.getuid()) if hasattr(os, "getuid") else getpass.getuser()
+
+
+def is_private(status: os.stat_result) -> bool:
+    """True if only this user owns a file and can write to it; on Windows, where rights are not of this kind, too."""
+    return not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
+
 
 def read_regular(path: str | os.PathLike[str], at_most: int | None = None) -> bytes:
     """The content of a regular file; OSError for a pipe or device, which may never end, and for more bytes."""
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # a pipe may have no writer
+    with open(os.open(path, os.O_RDONLY | _CLOEXEC | _NONBLOCK), "rb") as file:  # a pipe may have no writer
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a file", os.fspath(path))
@@ -44,7 +58,9 @@ def write_open_file(file: Any, data: Any) -> None:
 
 def sync_to_disk(path: str | os.PathLike[str]) -> None:
     """Flush a file, or the names in a folder, to disk, so that they survive a power failure."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if os.name == "nt" and os.path.isdir(path):  # which cannot be opened there
+        return
+    file = os.open(path, os.O_RDONLY | _CLOEXEC)
     try:
         os.fsync(file)
     finally:

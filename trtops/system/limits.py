@@ -8,11 +8,14 @@ import contextlib
 import math
 import os
 import re
-import resource
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 
 from trtops import errors
+
+if sys.platform != "win32":
+    import resource
 
 MEMORY = "TRTOPS_MEMORY_LIMIT"
 TIME = "TRTOPS_TIME_LIMIT"
@@ -97,6 +100,9 @@ def limited_memory(own: int = 0) -> Iterator[None]:
     several threads; the outermost one sets the limit. No effect where the system has no such limit.
     """
     global _users, _before
+    if sys.platform == "win32":
+        yield
+        return
     with _lock:
         if not _users:
             # RLIMIT_DATA does not count reserved but unused memory, such as that of CUDA and thread stacks.

@@ -6,13 +6,15 @@ Lock files stay where they are: removing one would let two processes hold the sa
 import contextlib
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from trtops import errors
+from trtops.system.files import is_private, user_id
 
-# The same for all processes of this machine, regardless of TMPDIR.
-_PLACE = Path("/tmp")
+# The same for all processes of this machine, regardless of TMPDIR; Windows has no such folder.
+_PLACE = Path(tempfile.gettempdir() if os.name == "nt" else "/tmp")
 
 
 def machine_folder() -> Path:
@@ -20,11 +22,11 @@ def machine_folder() -> Path:
 
     Raises ConfigError if another user owns it or can write to it, and could therefore redirect locks.
     """
-    folder = _PLACE / f"trtops-locks-{os.getuid()}"
+    folder = _PLACE / f"trtops-locks-{user_id()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not stat.S_ISDIR(found.st_mode) or not is_private(found):
         raise errors.ConfigError(
             f"{folder} must be a folder that only this user can write to, since locks are kept there. Remove it."
         )

@@ -68,6 +68,10 @@ def temporary_prefix(what: str) -> str:
     return f"trtops.{what}.{mark()}."
 
 
+def _is_ours(path: Path) -> bool:
+    return not hasattr(os, "getuid") or path.lstat().st_uid == os.getuid()
+
+
 def remove_left_folders() -> list[Path]:
     """Remove temporary files and folders of this user whose processes are gone, and return their paths."""
     import shutil  # both are slow to import, and help does not need them
@@ -78,7 +82,7 @@ def remove_left_folders() -> list[Path]:
     for path in sorted([*here.glob("trtops.*.*.*"), *here.glob(f"{TEAM_FOLDER}*/trtops.*.*.*")]):
         with contextlib.suppress(OSError):  # another command may remove it at the same time
             # Another user of the machine could give any folder such a name.
-            if is_gone(path.name.split(".")[2]) and path.lstat().st_uid == os.getuid():
+            if is_gone(path.name.split(".")[2]) and _is_ours(path):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:

@@ -89,6 +89,9 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         Raises what the function raises; WorkerError if the child crashed, was killed, or did not finish in time;
         ConfigError if the call cannot be pickled.
         """
+        if not hasattr(os, "fork"):
+            # Windows hands no descriptors to a child: the call runs here, where a crash is not survived.
+            return function(*args, **kwargs)
         # They may have changed since the child was started.
         limits = {name: os.environ.get(name, "") for name in (MEMORY, TIME)}
         try:

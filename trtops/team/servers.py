@@ -96,6 +96,8 @@ def up(folder: Path, *, wait_seconds: float = 240.0, **changes: Any) -> tuple[Se
     log. What this call started is ended again.
     """
     require("prefect", "mlflow", "flask_wtf")
+    if not hasattr(os, "fork"):
+        raise errors.ConfigError("trtops team needs Linux or macOS. Start the servers there, and use them from here.")
     with _locked(folder):
         before = read_state(folder) or TeamState()
         state = replace(before, **{name: value for name, value in changes.items() if value is not None})

@@ -29,7 +29,7 @@ import filelock
 from trtops import errors
 from trtops.record import sha256, sha256_file, to_jsonable
 from trtops.system import processes
-from trtops.system.files import sync_to_disk
+from trtops.system.files import is_private, sync_to_disk, user_id
 from trtops.tracking.location import Store, default_root
 from trtops.tracking.records import ArtifactEntry, RunData, RunInfo, is_local, is_run_id
 from trtops.tracking.run import check_path
@@ -198,7 +198,7 @@ class Spool:
             found = self.folder.lstat()
         except OSError:
             return False
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+        return stat.S_ISDIR(found.st_mode) and is_private(found)
 
 
 def default_spool(store: Store | None) -> Spool:
@@ -209,7 +209,7 @@ def default_spool(store: Store | None) -> Spool:
         return Spool(default_root() / "spool")
     # An embedded store mostly cannot take a run because its disk is full, so its spool is on the disk for temporary
     # files.
-    name = f"trtops-spool-{os.getuid()}-{sha256(os.fsencode(store.database))[:8]}"
+    name = f"trtops-spool-{user_id()}-{sha256(os.fsencode(store.database))[:8]}"
     return Spool(Path(tempfile.gettempdir(), name))
 
 

@@ -140,7 +140,7 @@ def run_group(arguments: Sequence[str], timeout_seconds: float | None) -> tuple[
     check_command(list(arguments))
     with tempfile.NamedTemporaryFile(prefix=temporary_prefix("output")) as output:
         own = Path(sys.executable).with_name("trtops")
-        if own.exists() and shutil.which(arguments[0]) == str(own):
+        if hasattr(os, "fork") and own.exists() and shutil.which(arguments[0]) == str(own):
             with warm_worker(_importers) as worker:
                 code = worker.run(
                     _run_fork, list(arguments), os.getcwd(), dict(os.environ), output.name, timeout_seconds
@@ -164,8 +164,10 @@ def _run_program(arguments: Sequence[str], output: Any, timeout_seconds: float |
         pass
     finally:
         # The whole group: a child left running would hold the GPU, or write into the next sub-model's files.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
     return code
 
@@ -189,7 +191,8 @@ def _run_fork(
 
 def _run_command(words: list[str], folder: str, environment: dict[str, str], output: str) -> None:
     os.setsid()
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger().handlers.clear()  # the worker's own, which a new process does not have
     os.chdir(folder)

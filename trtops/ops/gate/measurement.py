@@ -209,7 +209,7 @@ class Measurement:
                 accepted,
                 limit,
                 deciding=deciding,
-                cores=sorted(os.sched_getaffinity(0)) if threads == 1 else (),
+                cores=sorted(os.sched_getaffinity(0)) if threads == 1 and hasattr(os, "sched_getaffinity") else (),
                 turn=self._turn_on_cpu if self._config.build.backend == "onnxruntime" else contextlib.nullcontext,
                 known={metric: noise for metric, each in starts.items() if (noise := StartNoise.pooled(each))},
                 until=self._end,
