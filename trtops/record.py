@@ -220,7 +220,7 @@ def refuse_unused(config: Record, uses: Mapping[str, str] | None = None, *, op: 
             if each.name in names.split() or not value or value == "never" or value in usual:
                 continue
             raise errors.ConfigError(
-                f"{op} does not use {f'{place}.' * bool(place)}{each.name}={value!r}. Leave it out; used are: "
+                f"{op} does not use {f'{place}.' * bool(place)}{each.name}={value!r:.60}. Leave it out; used are: "
                 f"{', '.join(names.split())}."
             )
 

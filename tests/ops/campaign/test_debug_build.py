@@ -33,6 +33,7 @@ from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
 from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.deny import deny, deny_list, pardon
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.locks import held
@@ -351,7 +352,12 @@ def test_command_evaluates_by_code_and_output(model, data) -> None:
     )
     memory = MemoryTracker()
 
-    result = debug_build(model, config(data, command=command, until=8), tracker=memory)
+    with pytest.raises(
+        errors.ConfigError, match=r"debug_build with a command does not use check.tolerances=Tolerances"
+    ):
+        config(data, command=command)
+    check = CheckConfig(data=str(data))
+    result = debug_build(model, config(data, check=check, command=command, until=8), tracker=memory)
 
     runs = memory.find("blocks", tags={Tag.KIND: "iteration"})
     for info in runs:

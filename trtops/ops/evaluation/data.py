@@ -471,8 +471,9 @@ class Emulation(Record):
         """The evaluation in a line."""
         measured = [o.statistics for o in self.report.outputs if o.statistics is not None]
         worst = max((s.nrmse or 0.0 for s in measured if s.agreement is None), default=0.0)
+        outcome = f"{self.verdict}; relative error {worst:.3g}" if self.report.outputs else "no output can be compared"
         return (
-            f"{self.precision.upper()} as a GPU rounds it, emulated: {self.verdict}; relative error {worst:.3g}, "
+            f"{self.precision.upper()} as a GPU rounds it, emulated: {outcome}, "
             f"overflowing tensors: {len(self.overflows)}."
         )
 

@@ -253,11 +253,13 @@ def precision(
     ConfigError if an excluded name matches nothing, or the output is the model's own file.
     """
     if evaluate is not None:
+        if config.fastest:
+            raise errors.ConfigError(
+                "fastest measures engines; a check command or function gives none. Use one of them."
+            )
         unused = ("data", "input_shapes", "iterations", "seed", "tolerances")
         used = " ".join(each.name for each in fields(config) if each.name not in unused)
         refuse_unused(config, {"": used}, op="precision with a check")
-    if config.fastest and evaluate is not None:
-        raise errors.ConfigError("fastest measures engines; a check command or function gives none. Use one of them.")
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
     name = f"{subject.name} precision"
