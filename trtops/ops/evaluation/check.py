@@ -261,9 +261,10 @@ def assess(
     are those of ``right`` unless the config gives them.
     """
     noise = right.noise if right is not None and config.tolerances is None else None
+    actual, expected = iterations_of(outputs, "actual"), iterations_of(golden, "golden")
     if right is not None and noise is not None:
-        outputs, golden = (right.aligned(results) for results in (outputs, golden))
-    report = compare_outputs(outputs, golden, tolerances)
+        actual, expected = right.aligned(outputs), right.aligned(golden)
+    report = compare_outputs(actual, expected, tolerances)
     evidence, given = None, report.iterations
     if feeds is not None and seen is not None:
         given = seen.given
@@ -274,8 +275,8 @@ def assess(
             feeds=seen.covered.feeds,
             samples=seen.covered.samples,
             shapes=seen.entries(
-                iterations_of(outputs, "actual"),
-                iterations_of(golden, "golden"),
+                actual,
+                expected,
                 tolerances,
                 right.tolerances_of if right is not None and noise is not None else None,
             ),
