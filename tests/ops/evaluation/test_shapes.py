@@ -164,9 +164,9 @@ def test_dynamic_models_without_shapes_are_unproven(
 @pytest.mark.parametrize(("check", "lost", "verdict"), [
     (CheckConfig(latency_runs=0, plots="never"), "y", "unproven"),
     (CheckConfig(latency_runs=0, plots="never"), "z", "bad"),
-    (CheckConfig(latency_runs=0, plots="never", input_shapes={"x": (2, 4)}), "y", "bad"),
+    (CheckConfig(latency_runs=0, plots="never", input_shapes={"x": (2, 4)}), "y", "unproven"),
 ])  # fmt: skip
-def test_errors_of_rounding_on_assumed_shapes_are_unproven(
+def test_errors_of_rounding_on_random_data_are_unproven(
     tmp_path: Path, check: CheckConfig, lost: str, verdict: str
 ) -> None:
     result = converted(tmp_path, check)
@@ -178,7 +178,7 @@ def test_errors_of_rounding_on_assumed_shapes_are_unproven(
     changed = replace(evaluation, report=report, noise=noise)
 
     assert changed.verdict == verdict and changed.reasons[-1] == "y: off"
-    assert ("assumed shapes" in changed.reasons[0], changed.bad_in) == (
+    assert ("random data" in changed.reasons[0], changed.bad_in) == (
         (True, ()) if verdict == "unproven" else (False, ("outputs",))
     )
     other = replace(result, verdict=changed.verdict, evaluation=changed)

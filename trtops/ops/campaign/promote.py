@@ -283,7 +283,11 @@ def _compare_in_child(build: Build, other: Engine, model: Model, check: CheckCon
         expected = collect(runner, feeds)
     tolerances = right.tolerances(check.tolerances)
     evaluation = with_power(evaluated[0], model, feeds, golden, check, tolerances)
-    return evaluation, Evaluation(report=compare_outputs(evaluated[1], expected, tolerances))
+    if check.tolerances is None:
+        report = compare_outputs(right.aligned(evaluated[1]), right.aligned(expected), tolerances)
+    else:
+        report = compare_outputs(evaluated[1], expected, tolerances)
+    return evaluation, Evaluation(report=report)
 
 
 def register_accepted(

@@ -13,7 +13,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
-from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs, iterations_of
+from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
@@ -270,9 +270,10 @@ def assess(
     """
     noise = right.noise if right is not None and config.tolerances is None else None
     undefined = Undefined() if right is None else right.undefined(config.tolerances)
-    aligned_outputs, aligned_golden = outputs, golden
+    aligned_outputs: Outputs = outputs
+    aligned_golden: Outputs = golden
     if right is not None and noise is not None:
-        aligned_outputs, aligned_golden = (right.aligned(results) for results in (outputs, golden))
+        aligned_outputs, aligned_golden = right.aligned(outputs), right.aligned(golden)
     ours, theirs = undefined.comparable(aligned_outputs, aligned_golden)
     report = compare_outputs(ours, theirs, tolerances)
     evidence, given, foreign = None, report.iterations, ""

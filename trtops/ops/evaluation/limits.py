@@ -27,7 +27,14 @@ from trtops import errors
 from trtops.comparator.arrays import to_numpy
 from trtops.comparator.metrics import ChannelErrors
 from trtops.comparator.metrics.rows import balanced_agreement
-from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
+from trtops.comparator.report import (
+    ComparisonReport,
+    Outputs,
+    OutputTolerances,
+    Tolerances,
+    compare_outputs,
+    iterations_of,
+)
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import (
     UNITS,
@@ -489,18 +496,16 @@ class RightModel:
             keys.name: keys.whole.largest_limit(self.precision, self.times) for keys in noise if keys.whole is not None
         }
 
-    def aligned(self, outputs: RunResults) -> RunResults:
-        """The outputs of an engine with the golden selection where ties explain another one."""
+    def aligned(self, outputs: Outputs) -> list[Mapping[str, Any]]:
+        """The outputs of an engine for each feed, with the golden selection where ties explain another one."""
+        iterations = iterations_of(outputs, "actual")
         if self._selections is None:
-            return outputs
-        iterations = [
-            {
-                name: to_numpy(array, "The output") if name in self._selections.outputs else array
-                for name, array in each.items()
-            }
-            for each in outputs[0][1]
-        ]
-        return _results_of(self._selections.align(iterations, self._tied_widths), outputs[0][0])
+            return iterations
+        arrays: list[Mapping[str, Any]] = []
+        for iteration in iterations:
+            selected = {n: to_numpy(iteration[n], "The output") for n in self._selections.outputs if n in iteration}
+            arrays.append({**iteration, **selected})
+        return [*self._selections.align(arrays, self._tied_widths)]
 
     def _quantized(self, jitter: np.random.Generator | None = None) -> RunResults:
         """The outputs of the model with Q/DQ pairs; ``jitter`` draws other rounding errors."""
@@ -647,9 +652,9 @@ def noise_and_draws(right: RightModel) -> tuple[NoiseLimits, list[RunResults], l
     return right.noise, right._draws, right._drawn_keys
 
 
-def _results_of(iterations: Sequence[Mapping[str, Any]], runner_name: str = "rounded") -> RunResults:
+def _results_of(iterations: Sequence[Mapping[str, Any]]) -> RunResults:
     results = RunResults()
-    results.add([dict(arrays) for arrays in iterations], runner_name=runner_name)
+    results.add([dict(arrays) for arrays in iterations])
     return results
 
 

@@ -174,7 +174,7 @@ class Selections:
             for place, ranking in enumerate(self.rankings):
                 names = (name for name in ranking.axes if isinstance(changed.get(name), np.ndarray))
                 pairs = {name: (changed[name], golden[name]) for name in names}
-                if len(pairs) == len(ranking.axes) and all(a.ndim == b.ndim for a, b in pairs.values()):
+                if pairs and all(a.ndim == b.ndim for a, b in pairs.values()):
                     width = widths.get(ranking.keys, 0.0)
                     changed |= self._align_rows(ranking, pairs, golden, (number, place), width, rounded)
             for choice in self.choices:

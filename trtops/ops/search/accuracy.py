@@ -339,7 +339,11 @@ class _Comparison:
         observed_differs = False
         windows = self._windows() or [[]]
         for window in windows:
-            actual, golden, tolerances = self._run_observing([name for name in window if name not in outputs])
+            actual, golden, right = self._run_observing([name for name in window if name not in outputs])
+            tolerances = self.tolerances
+            if right is not None:
+                tolerances = replace(right.tolerances(None), clamped_equal=True)
+                actual = right.aligned(actual)
             report = compare_outputs(actual, golden, tolerances, only_limited=True)
             compared = {output.name: output for output in report.outputs}
             observed_differs |= any(compared[name].verdict == "bad" for name in outputs)
@@ -347,7 +351,8 @@ class _Comparison:
                 self.found[name] = self._tensor_error(compared[name], [arrays[name] for arrays in golden])
             own = [{name: arrays[name] for name in outputs} for arrays in golden]
             del actual, golden  # the next window is as large
-        differs = compare_outputs(unobserved, own, tolerances, only_limited=True).verdict == "bad"
+        plain = unobserved if right is None else right.aligned(unobserved)
+        differs = compare_outputs(plain, own, tolerances, only_limited=True).verdict == "bad"
         tensors = tuple(self.found.values())
         first = next((t.name for t in tensors if t.verdict == "bad"), None)
         nonfinite = next((t.name for t in tensors if t.nonfinite), None)
@@ -395,8 +400,10 @@ class _Comparison:
             total += size
         return windows
 
-    def _run_observing(self, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Tolerances]:
-        """Run both sides with these tensors as further outputs; also what all outputs must meet."""
+    def _run_observing(
+        self, names: Sequence[str]
+    ) -> tuple[Sequence[Mapping[str, Any]], list[dict[str, Any]], RightModel | None]:
+        """Run both sides with these tensors as further outputs; also the right model that limits derive from."""
         outputs = self.model.graph.output
         count = len(outputs)
         for name in names:
@@ -408,24 +415,23 @@ class _Comparison:
             outputs.append(value)
         try:
             golden = self._run(reference)
-            return self._run(self.actual), golden, self._limits(golden)
+            return self._run(self.actual), golden, self._right_model(golden)
         finally:
             del outputs[count:]
 
-    def _limits(self, golden: list[dict[str, Any]]) -> Tolerances:
-        """The tolerances of the model's present outputs: for engines from rounding, unless they are given."""
+    def _right_model(self, golden: list[dict[str, Any]]) -> RightModel | None:
+        """The model with its present outputs, for engines whose tolerances are not given."""
         if self.given or not isinstance(self.actual, Built):
-            return self.tolerances
+            return None
         results = RunResults()
         results.add(golden)
-        right = RightModel(
+        return RightModel(
             model=Model.from_proto(self.model),
             build=self.actual.config,
             feeds=self.feeds,
             golden=results,
             calibration=self.actual.calibration,
         )
-        return replace(right.tolerances(None), clamped_equal=True)
 
     def _run(self, make: MakeRunner) -> list[dict[str, Any]]:
         with make(self.model) as runner:
