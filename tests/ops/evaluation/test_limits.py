@@ -221,7 +221,7 @@ def test_tf32_has_limits_of_its_own() -> None:
     wrong = golden_outputs(Model.from_proto(with_wrong_weight(case.proto, 1.1)), [case.feed], None)
 
     good = compare_outputs(right.rounded[0], right.golden, right.tolerances(None))
-    assert good and right.precision == "tf32" and "TF32's rounding" in right.noise.sentence(good)
+    assert good and right.precision == "tf32" and "TF32" in right.noise.sentence(good)
     assert not compare_outputs(right.rounded[0], right.golden, exact.tolerances(None))
     assert not compare_outputs(wrong, right.golden, right.tolerances(None))
 
@@ -499,7 +499,16 @@ def test_random_data_does_not_blame_fp32() -> None:
     assert right.noise.insufficient
     report = compare_outputs({"y": right.golden[0][1][0]["y"] + np.float32(1)}, right.golden, right.tolerances(None))
     evidence = Evidence(
-        source="random data", random=True, feeds=1, samples=4, shapes=(), reference="", limits="", margin="", elements=1
+        source="random data",
+        random=True,
+        feeds=1,
+        samples=4,
+        rows=4,
+        shapes=(),
+        reference="",
+        limits="",
+        margin="",
+        elements=1,
     )
     evaluation = Evaluation(report=report, evidence=evidence, noise=right.noise)
     assert evaluation.verdict == "unproven" and "random data" in evaluation.reasons[0]
