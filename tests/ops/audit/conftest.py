@@ -174,7 +174,7 @@ def make_store(folder: Path, *, signed: bool = True) -> Logged:
     np.savez(data, **models.conv_net().fixed().feed)
     (folder / "scaled").mkdir()
     scaled = write(with_wrong_weight(models.conv_net().fixed().proto), folder / "scaled", "retrained")
-    real = replace(QUICK, data=str(data))
+    real = replace(GateConfig().check, data=str(data))
     with pytest.MonkeyPatch.context() as patch:
         if signed:
             patch.setenv(signing.KEY_VARIABLE, str(private))

@@ -174,7 +174,12 @@ FILES: dict[str, tuple[str, str, Callable[[bytes], bytes], str]] = {
     "the title of the page": ("reduce", Artifact.REPORT_DATA, set_to("another", "title"), PAGE),
     "a gate's finding": ("gate", Artifact.GATE, swapped('"pass"', '"refuse"'), "the gate's decision"),
     "a campaign's script": ("campaign", CONFIG, set_to("evil.py", "check", "data"), "config of the campaign"),
-    "a campaign's command": ("campaign", CONFIG, set_to({"command": ["sh", "{engine}"]}, "command"), "config of the"),
+    "a campaign's command": (
+        "campaign",
+        CONFIG,
+        lambda data: set_to({"command": ["sh", "{engine}"]}, "command")(set_to(None, "check", "tolerances")(data)),
+        "config of the",
+    ),
     "a campaign's count": ("campaign", RESULT, doubled("good"), "iterations that are good"),
     "a campaign's verdict": ("campaign", RESULT, set_to("unproven", "verdict"), "verdict: "),
     "pickled golden outputs": ("campaign", GOLDEN, pickled, "golden outputs"),

@@ -100,7 +100,9 @@ class Covered:
             self._uncounted += size
         else:
             for row in range(1 if size is None else size):
-                parts = (array[row] if array.ndim and len(array) == size else array for array in arrays.values())
+                parts = (
+                    array[row : row + 1] if array.ndim and len(array) == size else array for array in arrays.values()
+                )
                 self._different.add(b"".join(map(_digest, parts)))
 
     @property
