@@ -1,7 +1,7 @@
 """What an installation brings, and what works after it: ``python -m tests.environments FOLDER [NAME ...]``.
 
 Each environment is fresh and outside the checkout, and gets the wheel. Printed is a table in Markdown: packages, size,
-ONNX Runtime's providers, and the exit codes of ``doctor``, ``run`` and ``convert``, or the sentence for a missing extra.
+ONNX Runtime's providers, the exit codes of ``doctor``, ``run`` and ``convert``, and the extra that a command names.
 """
 
 import argparse
@@ -36,7 +36,10 @@ graph = onnx.helper.make_graph([node], "g", [value("x")], [value("y")], [weights
 opsets = [onnx.helper.make_opsetid("", 17)]
 onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), "m.onnx")
 """
-PROVIDERS = "import onnxruntime as o; print(', '.join(p.removesuffix('ExecutionProvider') for p in o.get_available_providers()))"
+PROVIDERS = """
+import onnxruntime
+print(", ".join(name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers()))
+"""
 COMMANDS = (
     "doctor",
     "run m.onnx --onnxrt --onnx",
