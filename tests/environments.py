@@ -92,7 +92,7 @@ def main() -> None:
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     wheel = build_wheel(args.folder.resolve())
-    header = ("environment", "packages", "size", "providers", *(f"`{line}`" for line in COMMANDS))
+    header = ("environment", "packages", "size with bytecode", "providers", *(f"`{line}`" for line in COMMANDS))
     rows = []
     for name in args.names:
         rows.append(measure(name, args.folder.resolve(), wheel))

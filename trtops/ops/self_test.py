@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from trtops.backend.engines import BACKENDS, engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.record import Record
-from trtops.spec import BuildConfig, OptimizationProfile, Precision, ShapeRange
+from trtops.spec import BackendName, BuildConfig, OptimizationProfile, Precision, ShapeRange
 from trtops.system.masking import masked
 from trtops.system.processes import temporary_prefix
 
@@ -63,6 +63,7 @@ class BackendReport(Record):
 class _Bench:
     """A back end, models in a folder, and what earlier checks built."""
 
+    name: BackendName
     backend: EngineBackend
     folder: Path
     builds: dict[str, Build] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class _Bench:
         """Return the config of a build of :meth:`net` for batches of 1 to 8."""
         shapes = ShapeRange(name="x", min=(1, 16), opt=(4, 16), max=(8, 16))
         profiles = (OptimizationProfile(shapes=(shapes,)),)
-        return BuildConfig(precision=precision, profiles=profiles, **others).on_backend(self.backend.name)
+        return BuildConfig(precision=precision, profiles=profiles, **others).on_backend(self.name)
 
     def build(self, precision: Precision = "fp32", caches: Caches | None = None) -> Build:
         """Build :meth:`net`, calibrated on :func:`_feeds` in INT8."""
@@ -131,7 +132,7 @@ def _profiles(bench: _Bench) -> None:
 
 def _data_dependent_shapes(bench: _Bench) -> None:
     model = bench.model("nonzero", "(float[8] x) => (int64[1, K] y) { y = NonZero(x) }")
-    build = bench.backend.build(model, BuildConfig().on_backend(bench.backend.name))
+    build = bench.backend.build(model, BuildConfig().on_backend(bench.name))
     bench.compare(model, build, [{"x": np.arange(8, dtype=np.float32) % step} for step in (2, 3, 4)], 0.0)
 
 
@@ -189,14 +190,14 @@ CHECKS: dict[str, Callable[[_Bench], None]] = {
 
 def self_test() -> Iterator[BackendReport]:
     """Yield the report of each installed back end. It takes seconds for ONNX Runtime, and minutes for TensorRT."""
-    for name in BACKENDS:
+    for name in cast("tuple[BackendName, ...]", BACKENDS):
         try:
             backend = engine_backend(name)
             here = backend.environment(BuildConfig().on_backend(name))
         except errors.BackendUnavailableError:
             continue
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("selftest")) as folder:
-            bench = _Bench(backend, Path(folder))
+            bench = _Bench(name, backend, Path(folder))
             checks = tuple(_run(label, check, bench) for label, check in CHECKS.items())
         facts = {key: getattr(here, key) for key in ("device", "compute_capability", "driver", "cuda", "os", "python")}
         yield BackendReport(backend=name, release=here.backend_version, checks=checks, **facts)
