@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
+from pathlib import Path
 from typing import NamedTuple
 
 from trtops.backend.trt.lines import Feature
+from trtops.ops.self_test import OUTCOMES, BackendReport
 from trtops.tables import markdown_table
 
 # Releases in the table: title, (major, minor), and whether it is TensorRT-RTX.
@@ -31,8 +35,50 @@ class Capability(NamedTuple):
         title, version, rtx = release
         if self.feature is not None and not self.feature.is_in(version, rtx=rtx):
             return "-"
+        if not rtx and _CHECKS.get(self.title, "") in _passed(version):
+            return "shown"
         shown = (title == "8.6" and self.shown_on_8) or (rtx and self.shown_on_rtx)
         return "shown" if shown else "written"
+
+
+# The check of `trtops doctor --self-test` that shows a capability. INT8 and tactics are checked in the way of the
+# release, which the tests on 8.6 name.
+_CHECKS = {
+    "build from ONNX, FP32": "fp32",
+    "FP16, by flag or by Casts in the model": "fp16",
+    "dynamic shapes, several profiles": "profiles",
+    "timing caches: load, save, merge": "timing cache",
+    "inspection of engines": "inspector",
+    "inference, data-dependent output shapes, shape tensors": "data-dependent shapes",
+}
+REPORTS = Path(__file__).parent / "reports"
+
+
+def reports() -> list[BackendReport]:
+    """Return the reports that `trtops doctor --self-test -o` wrote, of all files in `docs/reports`."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(REPORTS.glob("*.json"))]
+    return [BackendReport.from_dict(report) for text in texts for report in json.loads(text)]
+
+
+@functools.cache
+def _passed(version: tuple[int, int]) -> frozenset[str]:
+    """Return the checks that passed in every report on a release of TensorRT."""
+    passed = [
+        frozenset(check.name for check in report.checks if check.outcome == "passed")
+        for report in reports()
+        if report.backend == "tensorrt" and report.release.split(".")[:2] == list(map(str, version))
+    ]
+    return frozenset.intersection(*passed) if passed else frozenset()
+
+
+def reports_table() -> str:
+    """Return a table of the reports as Markdown: a row for each back end, release and device."""
+    rows = []
+    for report in reports():
+        outcomes = [", ".join(check.name for check in report.checks if check.outcome == kind) for kind in OUTCOMES]
+        place = f"{report.os}, Python {report.python}"
+        rows.append((f"{report.backend} {report.release}", report.device, place, *(text or "-" for text in outcomes)))
+    return markdown_table(("release", "device", "system", *OUTCOMES), rows) + "\n"
 
 
 # fmt: off

@@ -1,9 +1,8 @@
 """trtops from its wheel, outside the checkout, on several Pythons and releases: ``python tests/matrix.py FOLDER``.
 
-Each cell is an environment with a Python and the oldest or newest releases of numpy, onnx and onnxruntime. The wheel is
-installed, a quick part of the tests runs from another folder, and a flow converts a model next to a foreign package
-``flows``. One more cell has PyTorch. Missing Pythons are reported;
-environments stay in the folder and are used again.
+Each cell is an environment with a Python and the oldest or newest releases of numpy, onnx, onnxruntime and MLflow. The
+wheel is installed, a quick part of the tests and those of tracking run from another folder, and a flow converts a model
+next to a foreign package ``flows``. One more cell has PyTorch. Missing Pythons are reported; environments stay in the folder and are used again.
 """
 
 import argparse
@@ -26,8 +25,8 @@ OLDEST = {
     "3.14": ("2.3", "1.20"),
 }
 RELEASES = {
-    "oldest": ("numpy~={numpy}.0", "onnx=={onnx}.*", "onnxruntime==1.21.*", "ml_dtypes<0.6"),
-    "newest": ("numpy", "onnx", "onnxruntime", "ml_dtypes"),
+    "oldest": ("numpy~={numpy}.0", "onnx=={onnx}.*", "onnxruntime==1.21.*", "ml_dtypes<0.6", "mlflow==3.8.*"),
+    "newest": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "mlflow"),
     "torch": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "torch"),
 }
 FRAMEWORKS = {"torch": ("tests/frameworks/test_torch.py",)}
@@ -42,6 +41,7 @@ TESTS = (
     "tests/ops/engines/test_everything_converts.py",
     "tests/ops/evaluation/test_precision_check.py",
     "tests/comparator/test_compare.py",
+    "tests/tracking",
 )
 
 
@@ -82,7 +82,7 @@ def run_cell(folder: Path, wheel: Path, python: str, releases: str) -> dict[str,
     if not own.exists():
         subprocess.run([interpreter, "-m", "venv", str(home)], check=True)
     numpy, onnx = OLDEST[python]
-    wanted = [str(wheel), *(pin.format(numpy=numpy, onnx=onnx) for pin in RELEASES[releases])]
+    wanted = [f"{wheel}[all]", *(pin.format(numpy=numpy, onnx=onnx) for pin in RELEASES[releases])]
     wanted += ["pytest", "pytest-timeout", "hypothesis", "setuptools"]
     pip = [str(own), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     made = subprocess.run([*pip, *wanted], capture_output=True, text=True)
@@ -136,11 +136,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pythons", nargs="*", default=PYTHONS, choices=PYTHONS)
+    parser.add_argument("--wheel", type=Path, help="the wheel to test (default: that of this checkout)")
     parser.add_argument("--releases", nargs="*", default=list(RELEASES), choices=list(RELEASES))
     args = parser.parse_args()
     args.folder = args.folder.resolve()
     args.folder.mkdir(parents=True, exist_ok=True)
-    wheel = build_wheel(args.folder)
+    wheel = args.wheel.resolve() if args.wheel else build_wheel(args.folder)
     cells = []
     for python in args.pythons:
         for releases in args.releases:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from setuptools import find_packages
 
 import trtops
-from tests import models
+from tests import matrix, models
 from trtops.cli import registry
 from trtops.extras import EXTRAS
 
@@ -184,7 +185,24 @@ def test_every_import_is_of_the_base_or_an_extra() -> None:
 
 
 def test_base_is_small() -> None:
+    # With what they need, 14 packages; tests/environments.py counts them.
     assert len(PYPROJECT["project"]["dependencies"]) == 10
+
+
+def test_page_on_installing_lists_every_extra() -> None:
+    page = (ROOT / "docs" / "pages" / "install.md").read_text(encoding="utf-8")
+
+    listed = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+
+    assert listed == PYPROJECT["project"]["optional-dependencies"].keys() - {"test", "docs", "check"}
+
+
+def test_workflow_covers_the_pythons_of_the_matrix() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+
+    cells = workflow["jobs"]["matrix"]["strategy"]["matrix"]
+
+    assert tuple(cells["python"]) == matrix.PYTHONS and set(cells["releases"]) <= matrix.RELEASES.keys()
 
 
 BARE = """

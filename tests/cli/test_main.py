@@ -1,6 +1,7 @@
 """The command itself: help, colours, what is imported, and what an interruption leaves behind."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -254,6 +255,20 @@ def test_hidden_gpu_of_onnx_runtime_is_named(tmp_path, monkeypatch, capsys, capl
         hidden = "CUDAExecutionProvider is missing: onnxruntime and onnxruntime-gpu are both installed"
         assert hidden in caplog.text and mend in caplog.text, command
         caplog.clear()
+
+
+def test_self_test_writes_a_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trtops.ops.self_test.BACKENDS", ("onnxruntime",))
+    assert main(["doctor", "--self-test", "-o", "report.json"]) == 0
+    text = (tmp_path / "report.json").read_text()
+    [report] = json.loads(text)
+    assert report["backend"] == "onnxruntime" and "host" not in report and str(tmp_path) not in text
+    assert {check["outcome"] for check in report["checks"]} == {"passed"} and len(report["checks"]) >= 10
+
+    monkeypatch.setattr("trtops.ops.self_test._LIMITS", {"fp32": -1.0, "fp16": 1.0, "int8": 1.0})
+    assert main(["doctor", "--self-test"]) == 1  # no engine is that exact
+    assert "failed      fp32" in capsys.readouterr().out
 
 
 def test_long_step_is_named_while_it_runs(monkeypatch, caplog):

@@ -5,6 +5,7 @@ import json
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,9 @@ class TrackerContract:
         assert info.params["long"].startswith("日" * 5000) and "(6001 characters" in info.params["long"]
 
     def test_artifact_paths(self, tracker: Tracker, tmp_path: Path):
-        paths = ["日本/ü #1?.txt", "gpu_0:1.bin", "a b/c%20d", "with'quote", "a/b"]
+        # Servers of MLflow before 3.13 refuse artifacts with "#" or "?" in their names.
+        odd = "日本/ü #1?.txt" if int(version("mlflow").split(".")[1]) >= 13 else "日本/ü.txt"
+        paths = [odd, "gpu_0:1.bin", "a b/c%20d", "with'quote", "a/b"]
         run = start(tracker)
         for path in paths:
             run.log_text(path, path)

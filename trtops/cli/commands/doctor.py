@@ -1,13 +1,15 @@
 """The command ``trtops doctor``."""
 
+import json
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from trtops import __version__
 from trtops.backend.engines import BACKENDS, engine_backend
 from trtops.cli import groups
-from trtops.cli.flags import Options
+from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import direct_command, json_of
 from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
@@ -17,13 +19,25 @@ from trtops.tracking.check import HealthFinding, store_findings
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch")
 
 
-@direct_command(groups.STORE, groups.JSON, examples=("trtops doctor", "trtops doctor --store /data/mlruns --json"))
+SELF_TEST = Group(
+    "self-test",
+    flag("--self-test", "build and run small models on each installed back end; takes minutes with TensorRT"),
+    flag("-o --output FILE", "where to write the report of the self-test (JSON)"),
+)
+
+
+@direct_command(
+    groups.STORE, groups.JSON, SELF_TEST,
+    examples=("trtops doctor", "trtops doctor --store /data/mlruns --json", "trtops doctor --self-test -o report.json"),
+)  # fmt: skip
 def doctor(args: Options) -> int:
     """Report what is installed, whether it works, and how to fix what does not.
 
     Exits with 1 if there is a problem. Checks packages, back ends and GPU, the store, servers and workers. Nothing is
-    started, made or changed.
+    started, made or changed. With --self-test, the back ends are tried on small models instead.
     """
+    if args.self_test:
+        return _self_test(args)
     # Brings what starts servers, which help does not need.
     from trtops.team.servers import team_findings
 
@@ -38,6 +52,24 @@ def doctor(args: Options) -> int:
         say(finding.line())
     say(f"\n{problems} {'problem' if problems == 1 else 'problems'} found." if problems else "\nNothing is wrong.")
     return int(problems > 0)
+
+
+def _self_test(args: Options) -> int:
+    from trtops.ops.self_test import self_test  # imports the back ends
+
+    reports = []
+    for report in self_test():
+        reports.append(report)
+        if not args.json:
+            say(f"{report.backend} {report.release} on {report.device}")
+            say("\n".join(f"  {check.outcome:<11} {check.name} {check.detail}".rstrip() for check in report.checks))
+    if args.output:
+        Path(args.output).write_text(json.dumps(json_of(reports), indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        say_json(json_of(reports))
+    elif not reports:
+        say("No back end is installed.")
+    return int(not reports or not all(report.passed for report in reports))
 
 
 def _version_of(package: str) -> str:

@@ -3,6 +3,7 @@
 import ast
 import copy
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 
 import trtops.backend.trt as package
-from docs.support_table import CAPABILITIES, support_table
+from docs.support_table import CAPABILITIES, _passed, reports_table, support_table
 from tests.backend.trt import api
 from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import LINES, Feature, ReleaseLine, release_line
+from trtops.ops.self_test import BackendReport, Check
 
 FOLDER = Path(package.__file__).parent
 LINE_OF = {
@@ -223,3 +225,19 @@ def test_documented_support_table_is_current():
     page = (Path(__file__).parents[4] / "docs" / "pages" / "support.md").read_text(encoding="utf-8")
 
     assert support_table().strip() in page
+    assert reports_table().strip() in page
+
+
+def test_report_of_a_release_makes_its_rows_shown(monkeypatch, tmp_path):
+    passed = tuple(Check(name=name, outcome="passed") for name in ("fp32", "inspector"))
+    failed = Check(name="profiles", outcome="failed", detail="x")
+    report = BackendReport(backend="tensorrt", release="10.8.0.43", device="a GPU", checks=(*passed, failed))
+    (tmp_path / "a.json").write_text(json.dumps([report.to_dict()]))
+    before = support_table()
+    monkeypatch.setattr("docs.support_table.REPORTS", tmp_path)
+    monkeypatch.setattr("docs.support_table._passed", _passed.__wrapped__)
+
+    changed = [line for line in support_table().splitlines() if line not in before]
+
+    assert [line.split("|")[1].strip() for line in changed] == ["build from ONNX, FP32", "inspection of engines"]
+    assert all(line.split("|")[3].strip() == "shown" for line in changed)
