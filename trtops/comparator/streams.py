@@ -40,7 +40,7 @@ class IterationWriter(Generic[T]):
     """Saves iterations: to a directory at once, to a single file when it is closed; nothing without a path."""
 
     def __init__(self, path: PathLike | None, combine: Callable[[list[T]], Any] = list) -> None:
-        """Prepare to write to a file, or without a suffix to a directory, which must be empty or not exist.
+        """Prepare to write to a file, or without a suffix to a directory; it must be empty or not exist.
 
         ``combine`` makes the content of a single file from all iterations.
         """
@@ -72,7 +72,7 @@ class IterationWriter(Generic[T]):
 
 
 def load_saved(path: PathLike) -> Any:
-    """What a file holds: an object that trtops or Polygraphy saved, or numpy's array or arrays by name."""
+    """Load a file: an object saved by trtops or Polygraphy, or numpy's array or arrays by name."""
     if os.fspath(path).endswith((".npy", ".npz")):
         # Imports five modules of the standard library for archives, which most runs do not need.
         from trtops.json.numpy_files import archive_names, load_numpy

@@ -139,8 +139,8 @@ class OutputStatistics(Record):
         """Whether the error exceeds both tolerances: of any element (``elemwise``), or by another statistic."""
         if stat == "elemwise":
             return self.any_violation(atol, rtol)
-        found = self.error(stat, level)
-        return not (found.abs <= most(atol) or found.rel <= most(rtol))
+        error = self.error(stat, level)
+        return not (error.abs <= most(atol) or error.rel <= most(rtol))
 
     def quantile(self, level: float) -> Quantile:
         """The errors at one level; ComparisonError if it was not recorded."""
@@ -150,9 +150,9 @@ class OutputStatistics(Record):
         for quantile in self.quantiles:
             if math.isclose(quantile.level, level, rel_tol=1e-12):
                 return quantile
-        known = ", ".join(f"{q.level:g}" for q in self.quantiles) or "none"
+        recorded = ", ".join(f"{q.level:g}" for q in self.quantiles) or "none"
         raise errors.ComparisonError(
-            f"The {level:g} quantile was not recorded (recorded: {known}). Compare the outputs again with that level."
+            f"The {level:g} quantile was not recorded (recorded: {recorded}). Compare again with that level."
         )
 
 
@@ -239,7 +239,7 @@ def measure(
             for m in RECORDED
             if m.name not in left_out or m.name.startswith("median_")
         }
-    found = OutputStatistics(
+    statistics = OutputStatistics(
         shape=first.shape,
         dtype=dtypes[0],
         reference_dtype=dtypes[1],
@@ -261,11 +261,11 @@ def measure(
         unmeasured=tuple(left_out),
         **measured,
     )
-    return found, total
+    return statistics, total
 
 
 def from_arrays(metric: Metric, arrays: Sequence[Pair], class_axis: int | None = None) -> float | None:
-    """A metric that is computed from pairs of output and reference; None if it does not apply to them."""
+    """Compute a metric from pairs of output and reference; None if it does not apply to them."""
     first = arrays[0][0]
     axis = likely_axis(first.shape) if class_axis is None else class_axis
     if metric.by_class and axis is not None and -first.ndim <= axis < first.ndim:
@@ -291,15 +291,15 @@ def _errors_by_channel(arrays: list[Pair], axis: int, differ: Difference) -> Cha
 
 
 def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:
-    """The arrays with 0 on both sides where both stand for infinity, and the number of these elements."""
-    kept, count = [], 0
+    """Replace elements standing for infinity on both sides by 0; return the arrays and the number of these elements."""
+    unclamped, count = [], 0
     for a, b in arrays:
         if b.dtype.kind == a.dtype.kind == "f" and b.size and (b.min() <= -_FILLED or b.max() >= _FLOAT32_END):
             same = ((b <= -_FILLED) & (a <= -_CLAMPED)) | ((b >= _FLOAT32_END) & (a >= _CLAMPED))
             count += int(np.count_nonzero(same))
             a, b = (np.where(same, side.dtype.type(0), side) for side in (a, b))
-        kept.append((a, b))
-    return kept, count
+        unclamped.append((a, b))
+    return unclamped, count
 
 
 def elementwise(actual: Array, reference: Array, infinities_equal: bool = False) -> Pair:
