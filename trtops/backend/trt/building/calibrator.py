@@ -237,7 +237,7 @@ class CalibrationBatches:
         return addresses
 
     def _as_fp32(self, name: str, value: Any) -> Any:
-        """Convert an array to what TensorRT calibrates with: FP32, or INT32 for indices where there is no INT64."""
+        """Convert an array for TensorRT's calibration: to FP32, or indices to INT32 on releases without INT64."""
         if isinstance(value, int) or memory.device_address(value) is not None:
             dtype = None if isinstance(value, int) else DataType.of(value.dtype)
             if dtype is not None and dtype.is_floating and dtype is not DataType.FLOAT32:
@@ -304,7 +304,7 @@ class CalibrationBatches:
 
 
 def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> dict[str, tuple[int, ...]]:
-    """Give one of our calibrators a network's inputs, and return the shapes of its first batch that the profile has.
+    """Give one of our calibrators a network's inputs, and return the shapes of its first batch within the profile.
 
     Inputs have these shapes, or otherwise the ``opt`` ones of the profile. Others' calibrators are unchanged.
     """
@@ -353,7 +353,7 @@ def _calibration_inputs(network: Any, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def check_calibration(calibrator: Any) -> None:
-    """Raise the error that a calibrator stored during a build, as CalibrationError."""
+    """Raise the error stored by a calibrator during a build, as CalibrationError."""
     error = getattr(calibrator, "error", None)
     if error is not None:
         raise errors.CalibrationError(f"INT8 calibration failed: {error}") from error

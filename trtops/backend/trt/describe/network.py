@@ -60,8 +60,10 @@ class NetworkDescription(Record):
             *section(f"{len(self.inputs)} Network Input(s)", [str(TensorMetadata.of(self.inputs))]),
             *section(f"{len(self.outputs)} Network Output(s)", [str(TensorMetadata.of(self.outputs))]),
         ]
-        shown = [line for i, described in enumerate(self.layers) for line in described.lines(i, show)]
-        lines += section(f"{len(self.layers)} Layer(s)", shown if show else [])
+        shown: list[str] = []
+        for i, described in enumerate(self.layers if show else ()):
+            shown += described.lines(i, show)
+        lines += section(f"{len(self.layers)} Layer(s)", shown)
         return under("==== TensorRT Network ====", lines)
 
 
@@ -84,9 +86,9 @@ def _tensor_spec(tensor: Any) -> TensorSpec:
 def _network_layer(layer: Any) -> NetworkLayer:
     kind = layer.type.name
     inputs, outputs = inputs_of(layer), outputs_of(layer)
-    found = attributes_of(layer)
-    arrays = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
-    attrs = {name: str(value) for name, value in found.items() if name not in arrays}
+    attributes = attributes_of(layer)
+    arrays = {name: value for name, value in attributes.items() if isinstance(value, np.ndarray)}
+    attrs = {name: str(value) for name, value in attributes.items() if name not in arrays}
     # ``attributes_of`` has changed the layer's class. Some have a type of their own, such as an activation's.
     if not str(layer.type).startswith("LayerType."):
         attrs["type"] = str(layer.type)
