@@ -51,14 +51,16 @@ def markdown_table(header: Sequence[str], rows: Iterable[Row]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def listed(names: Iterable[str], most: int = 10, separator: str = ", ") -> str:
+def listed(names: Iterable[str], max_names: int = 10, separator: str = ", ") -> str:
     """Return the first names, and the number of the others: ``a, b, c and 2 more``."""
-    known = list(names)
-    return separator.join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
+    all_names = list(names)
+    return separator.join(all_names[:max_names]) + (
+        f" and {len(all_names) - max_names} more" if len(all_names) > max_names else ""
+    )
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which takes an ``s`` in the plural: ``1 feed``, ``2 feeds``."""
+    """Return a number with its noun, with an ``s`` in the plural: ``1 feed``, ``2 feeds``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

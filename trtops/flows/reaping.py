@@ -1,4 +1,4 @@
-"""The flows that keep servers and store tidy: after processes were killed, and when engines are old."""
+"""Flows for tidying servers and store: after processes were killed, and when engines are old."""
 
 import datetime
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
 
 
 def settled_state(flow_run: FlowRun, runs: Sequence[RunInfo]) -> State[Any] | None:
-    """The state that a flow run should have by its MLflow runs, newest first; None to leave it as it is.
+    """The state of a flow run by its MLflow runs, newest first; None to leave it as it is.
 
     A flow run ends as the first of its runs, to which the others belong, if all of them have ended. One that no process
     started is scheduled again.
@@ -66,5 +66,5 @@ def settled_state(flow_run: FlowRun, runs: Sequence[RunInfo]) -> State[Any] | No
     return Crashed(message=f"Its process was killed; run {first.id} is {first.status}.") if state.is_running() else None
 
 
-reap = flow_of(_reap, place=lambda *_: None, by_steps=True)
-prune_runs = flow_of(prune_runs_op, place=lambda *_: None)
+reap = flow_of(_reap, place_of=lambda *_: None, by_steps=True)
+prune_runs = flow_of(prune_runs_op, place_of=lambda *_: None)

@@ -23,8 +23,8 @@ def machine_folder() -> Path:
     folder = _PLACE / f"trtops-locks-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise errors.ConfigError(
             f"{folder} must be a folder that only this user can write to, since locks are kept there. Remove it."
         )

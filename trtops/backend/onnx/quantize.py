@@ -193,7 +193,7 @@ def raise_opset(model: onnx.ModelProto, least: int) -> None:
     put_small = walk.put_small(4096)
     bare = walk.copy_model(model, lambda t, to: put_small(t, to) if t.name in weights else to.CopyFrom(t))
     try:
-        with limited_memory(own=8 * bare.ByteSize()):
+        with limited_memory(allowance=8 * bare.ByteSize()):
             converted = onnx.version_converter.convert_version(bare, least)
     # The converter raises RuntimeError and types of its own.
     except Exception as exc:

@@ -80,7 +80,7 @@ class ModifyNetworkOutputs(_NetworkChange):
                     network.unmark_output(tensor)
             for name in output_names:
                 network.mark_output(tensors[name])
-        for name in expand(self.exclude_outputs or (), tensors, of="The network", what="tensor"):
+        for name in expand(self.exclude_outputs or (), tensors, of="The network", kind="tensor"):
             if tensors[name].is_network_output:
                 network.unmark_output(tensors[name])
         if network.num_outputs == 0:
@@ -98,7 +98,7 @@ class ModifyNetworkOutputs(_NetworkChange):
         if is_mark_all(self.outputs):
             return markable(network)
         return expand(
-            [self.outputs] if isinstance(self.outputs, str) else self.outputs, tensors, of="The network", what="tensor"
+            [self.outputs] if isinstance(self.outputs, str) else self.outputs, tensors, of="The network", kind="tensor"
         )
 
 
@@ -138,7 +138,7 @@ class SetLayerPrecisions(_NetworkChange):
                 log.debug("The network has no layer %r, which has no precision then.", pattern)
                 continue
             else:
-                chosen = [layers[name] for name in expand([pattern], layers, of="The network", what="layer")]
+                chosen = [layers[name] for name in expand([pattern], layers, of="The network", kind="layer")]
             for layer in chosen:
                 layer.precision = dtypes.to_trt(dtype)
 
@@ -158,7 +158,7 @@ class SetTensorDatatypes(_NetworkChange):
                 name: dtypes_by_pattern for name, t in tensors.items() if dtypes.from_trt(t.dtype).is_floating
             }
         for pattern, dtype in dtypes_by_pattern.items():
-            for name in expand([pattern], tensors, of="The network", what="input or output"):
+            for name in expand([pattern], tensors, of="The network", kind="input or output"):
                 tensor = tensors[name]
                 tensor.dtype = dtypes.to_trt(dtype)
 
@@ -185,7 +185,7 @@ class SetTensorFormats(_NetworkChange):
                 if isinstance(tensor_format, str):
                     errors.check_known(tensor_format.upper(), members, "TensorRT has no tensor format")
                 mask |= 1 << int(members[tensor_format.upper()] if isinstance(tensor_format, str) else tensor_format)
-            for name in expand([pattern], tensors, of="The network", what="input or output"):
+            for name in expand([pattern], tensors, of="The network", kind="input or output"):
                 tensor = tensors[name]
                 tensor.allowed_formats = mask
 
@@ -213,7 +213,7 @@ class MarkDebug(_NetworkChange):
     def change(self, network: Any) -> None:
         library.line().require(Feature.DEBUG_TENSORS)
         tensors = tensors_of(network)
-        for name in expand(self.mark_debug, tensors, of="The network", what="tensor"):
+        for name in expand(self.mark_debug, tensors, of="The network", kind="tensor"):
             network.mark_debug(tensors[name])
 
 

@@ -115,7 +115,7 @@ def _fp32_nodes(model: onnx.ModelProto, model_precision: ModelPrecision) -> list
     names = list(map(node_name, model.graph.node))
     chosen: dict[str, DataType] = {}
     for pattern, dtype in model_precision.layers:
-        chosen.update(dict.fromkeys(expand([pattern], names, what="node"), dtype))
+        chosen.update(dict.fromkeys(expand([pattern], names, kind="node"), dtype))
     if others := {dtype for dtype in chosen.values()} - {DataType.FLOAT32, DataType.FLOAT16}:
         raise errors.UnsupportedFeatureError(
             f"{library.line().name} takes layer precisions from the model; trtops writes float16 and float32 into "
