@@ -7,7 +7,7 @@ from trtops.terminal import escaped, one_line
 
 Row: TypeAlias = Sequence[str | float | None]
 
-_LEAST_WIDTH = 9  # of a column that is cut; ids of runs have eight digits
+_MIN_WIDTH = 9  # of a column that is cut; ids of runs have eight digits
 
 
 def _cell_text(cell: str | float | None) -> str:
@@ -22,7 +22,7 @@ def table(header: Sequence[str], rows: Iterable[Row], width: int | None = None) 
     body = [[one_line(_cell_text(cell)) for cell in row] for row in rows]
     lines = [list(header), *body]
     widths = [max(map(len, column)) for column in zip(*lines)]
-    while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _LEAST_WIDTH:
+    while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _MIN_WIDTH:
         widths[widths.index(max(widths))] -= 1
     body = [[_cut(cell, w) for cell, w in zip(line, widths)] for line in body]
     lines = [[_cut(name, w) for name, w in zip(header, widths)], *body]

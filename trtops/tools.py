@@ -93,11 +93,11 @@ class DataLoaderArgs(_OwnArgs):
         return resolve(dataclasses.replace(loader, kwargs={**random, **loader.kwargs}))
 
 
-def _own(name: str, about: str, *flags: Group, **values: Callable[[Options], Any]) -> Any:
+def _option_group(name: str, about: str, *flags: Group, **values: Callable[[Options], Any]) -> Any:
     return type(name, (_OwnArgs,), {"__doc__": about, "FLAGS": flags, "VALUES": values})
 
 
-ModelArgs = _own(
+ModelArgs = _option_group(
     "ModelArgs",
     "Model: its file, type and input shapes.",
     groups.MODEL,
@@ -107,7 +107,7 @@ ModelArgs = _own(
         TensorSpec(name, None, shape) for name, shape in (loading.input_shapes(args) or {}).items()
     ),
 )
-TrtConfigArgs = _own(
+TrtConfigArgs = _option_group(
     "TrtConfigArgs",
     "TensorRT config: builder options.",
     profile_dicts=lambda args: [
@@ -117,13 +117,13 @@ TrtConfigArgs = _own(
     precision_constraints=lambda args: loading.constraints(args)[0],
     memory_pool_limits=lambda args: {Name("trt", f"MemoryPoolType.{k.upper()}"): v for k, v in args.pool_limit or ()},
 )
-TrtLoadPluginsArgs = _own("TrtLoadPluginsArgs", "TensorRT plugins: libraries.")
-TrtLoadNetworkArgs = _own(
+TrtLoadPluginsArgs = _option_group("TrtLoadPluginsArgs", "TensorRT plugins: libraries.")
+TrtLoadNetworkArgs = _option_group(
     "TrtLoadNetworkArgs",
     "TensorRT network: its options.",
     layer_precisions=lambda args: {k: f"trt.{DataType.of(v).name}" for k, v in args.layer_precisions or ()},
 )
-TrtSaveEngineBytesArgs = _own(
+TrtSaveEngineBytesArgs = _option_group(
     "TrtSaveEngineBytesArgs", "TensorRT engine: its file.", path=lambda args: args.save_engine
 )
 

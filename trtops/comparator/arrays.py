@@ -106,7 +106,7 @@ def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapp
 _DIGITS = 5
 
 
-def most(limit: float) -> float:
+def largest_within(limit: float) -> float:
     """The largest error within a tolerance; a tolerance of 0 has no slack."""
     if limit == 0 or not math.isfinite(limit):
         return limit

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, cast
 
 from trtops import errors
-from trtops.comparator.arrays import most
+from trtops.comparator.arrays import largest_within
 from trtops.comparator.metrics import OutputStatistics
 from trtops.comparator.table import COMPARISONS, ERRORS, Comparison, Metric
 from trtops.json import Decoder, Encoder
@@ -74,7 +74,7 @@ class SimpleThreshold(Threshold):
                 f"The results have no {self.check_error_stat!r} error to evaluate by. "
                 "Evaluate by max, mean or median, or compare the outputs again."
             )
-        return absolute <= most(self.atol) or relative <= most(self.rtol)
+        return absolute <= largest_within(self.atol) or relative <= largest_within(self.rtol)
 
 
 class MetricThreshold(Threshold):

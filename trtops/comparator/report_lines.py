@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 START, FINISH = 22, 28
 
 _log = logging.getLogger(__name__.rpartition(".")[0])
-_FEW_ELEMENTS = 100  # arrays up to this size are shown whole, as Polygraphy does
+_MAX_SHOWN_ELEMENTS = 100  # arrays up to this size are shown whole, as Polygraphy does
 
 
 def log_lines(level: int, text: str, indent: int = 0) -> None:
@@ -52,7 +52,7 @@ def log_statistics(
     level = logging.INFO if failed else logging.DEBUG
     if not _log.isEnabledFor(level) or not array.size or not _is_numeric(array):
         return
-    if array.size <= _FEW_ELEMENTS:
+    if array.size <= _MAX_SHOWN_ELEMENTS:
         log_lines(level, "---- Values ----\n" + textwrap.indent(str(array), " " * 4), indent + 1)
     if array.dtype.kind != "b":
         pooled = array if among is None else np.concatenate([array.reshape(-1), np.asarray(among).reshape(-1)])

@@ -46,7 +46,7 @@ class IterationWriter(Generic[T]):
         """
         self.path = None if path is None else Path(path)
         self.combine = combine
-        self.kept: list[T] = []
+        self.iterations: list[T] = []
         self.count = 0
         self.single_file = self.path is not None and self.path.suffix != ""
         if self.path is not None and not self.single_file:
@@ -60,7 +60,7 @@ class IterationWriter(Generic[T]):
     def append(self, item: T) -> None:
         """Add one iteration."""
         if self.single_file:
-            self.kept.append(item)
+            self.iterations.append(item)
         elif self.path is not None:
             save_json(item, self.path / f"{self.count:010d}.json")
         self.count += 1
@@ -68,7 +68,7 @@ class IterationWriter(Generic[T]):
     def close(self) -> None:
         """Write the single file."""
         if self.single_file and self.path is not None:
-            save_json(self.combine(self.kept), self.path)
+            save_json(self.combine(self.iterations), self.path)
 
 
 def load_saved(path: PathLike) -> Any:

@@ -19,7 +19,7 @@ from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
 
 _PENDING_MINUTES = 10  # after which the process of a flow run has not started, also on a busy machine
-_MOST = 200  # flow runs per call, as Prefect's server allows
+_MAX_FLOW_RUNS = 200  # flow runs per call, as Prefect's server allows
 _UNSETTLED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING", "CRASHED"]}}})
 
 
@@ -33,7 +33,7 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
     changes += [f"Removed {path}" for path in check.remove_leftovers(tracker)]
     with get_client(sync_client=True) as client:
         order = FlowRunSort.EXPECTED_START_TIME_DESC
-        for flow_run in client.read_flow_runs(flow_run_filter=_UNSETTLED, sort=order, limit=_MOST):
+        for flow_run in client.read_flow_runs(flow_run_filter=_UNSETTLED, sort=order, limit=_MAX_FLOW_RUNS):
             state = settled_state(flow_run, tracker.find(tags={Tag.PREFECT_FLOW_RUN: str(flow_run.id)}))
             if state is not None:
                 client.set_flow_run_state(flow_run.id, state, force=True)

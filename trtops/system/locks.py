@@ -12,7 +12,7 @@ from pathlib import Path
 from trtops import errors
 
 # The same for all processes of this machine, regardless of TMPDIR.
-_PLACE = Path("/tmp")
+_LOCKS_PARENT = Path("/tmp")
 
 
 def machine_folder() -> Path:
@@ -20,7 +20,7 @@ def machine_folder() -> Path:
 
     Raises ConfigError if another user owns it or can write to it, and could therefore redirect locks.
     """
-    folder = _PLACE / f"trtops-locks-{os.getuid()}"
+    folder = _LOCKS_PARENT / f"trtops-locks-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()

@@ -64,15 +64,15 @@ def masked_json(value: Any) -> Any:
     return masked(value) if isinstance(value, str) else value
 
 
-_known: tuple[dict[object, object], tuple[str, ...]] = {}, ()
+_cached_secrets: tuple[dict[object, object], tuple[str, ...]] = {}, ()
 
 
 def _secrets() -> tuple[str, ...]:
     """Secret values in the environment, long ones first."""
-    global _known
+    global _cached_secrets
     # Decoding all variables takes longer than the rest of a line of the log.
     variables = os.environ._data  # type: ignore[attr-defined]
-    if _known[0] != variables:
+    if _cached_secrets[0] != variables:
         candidates: set[str] = set()
         for name, value in os.environ.items():
             if re.search(_SECRET_NAME, name) and not re.search(_PUBLIC_NAME, name) and not os.path.exists(value):
@@ -81,5 +81,5 @@ def _secrets() -> tuple[str, ...]:
             if "://" in value and (user := re.search(_USERINFO, value)) is not None:
                 candidates.add(user[0][:-1].partition(":")[2])
         secret = (value for value in candidates if len(value) >= 6 and not value.isdecimal())
-        _known = dict(variables), tuple(sorted(secret, key=len, reverse=True))
-    return _known[1]
+        _cached_secrets = dict(variables), tuple(sorted(secret, key=len, reverse=True))
+    return _cached_secrets[1]

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, dtype_name, holds_strings, most, to_numpy
+from trtops.comparator.arrays import Array, dtype_name, holds_strings, largest_within, to_numpy
 from trtops.comparator.metrics.difference import Difference, difference_of
 from trtops.comparator.metrics.frontier import Frontier
 from trtops.comparator.metrics.quantiles import measure_in_one_pass
@@ -120,7 +120,7 @@ class OutputStatistics(Record):
         if (atol, rtol) == (self.atol, self.rtol):
             return self.violations > 0
         self.require("frontier")
-        most_abs, most_rel = most(atol), most(rtol)
+        most_abs, most_rel = largest_within(atol), largest_within(rtol)
         return any(a > most_abs and r > most_rel for a, r in self.frontier)
 
     def error(self, stat: str, level: float) -> Quantile:
@@ -140,7 +140,7 @@ class OutputStatistics(Record):
         if stat == "elemwise":
             return self.any_violation(atol, rtol)
         error = self.error(stat, level)
-        return not (error.abs <= most(atol) or error.rel <= most(rtol))
+        return not (error.abs <= largest_within(atol) or error.rel <= largest_within(rtol))
 
     def quantile(self, level: float) -> Quantile:
         """The errors at one level; ComparisonError if it was not recorded."""

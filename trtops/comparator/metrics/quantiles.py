@@ -15,7 +15,7 @@ from trtops.comparator.arrays import Array
 from trtops.comparator.metrics.difference import BLOCK, Difference
 from trtops.comparator.metrics.totals import Totals
 
-_FEW = 8192  # up to this number, all elements are kept: a sample would cost more
+_MAX_KEPT_ELEMENTS = 8192  # up to this number, all elements are kept: a sample would cost more
 _SAMPLE_ELEMENTS = 1 << 19
 _DEVIATIONS = 3.7  # standard deviations of a rank in the sample
 # Levels whose bounds are closer than this share of the sample have common bounds: each pair of bounds takes a pass.
@@ -24,7 +24,7 @@ _NEAR = 0.02
 
 def quantiles(x: Array, levels: Sequence[float]) -> list[float]:
     """Quantiles of a flat array without NaN, interpolated linearly; the array must have elements."""
-    sample = x[_sample_places(x.size)] if x.size > _FEW else None
+    sample = x[_sample_places(x.size)] if x.size > _MAX_KEPT_ELEMENTS else None
     for bounds_sample in (sample, None):
         selection = Selection(levels, x.size, bounds_sample)
         for start in range(0, x.size, BLOCK):
@@ -90,7 +90,7 @@ def _selections(
     pairs: Sequence[tuple[Array, Array]], differ: Difference, total: Totals, levels: Sequence[float], elements: int
 ) -> "tuple[Selection, Selection]":
     """Selections among both errors, and a first guess of the frontier, from a random sample."""
-    if elements <= _FEW:
+    if elements <= _MAX_KEPT_ELEMENTS:
         return Selection(levels, elements), Selection(levels, elements)
     sample_indices = _sample_places(elements)
     parts, offset = [], 0

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from trtops.comparator.arrays import Array, most
+from trtops.comparator.arrays import Array, largest_within
 from trtops.comparator.metrics.frontier import Frontier
 
 # The variance over the squared mean, below which only the rounding of the sums is left.
@@ -40,7 +40,7 @@ class Totals:
     """What one pass over blocks adds up."""
 
     def __init__(self, atol: float, rtol: float, text: bool, frontier: Frontier | None) -> None:
-        self.atol, self.rtol = most(atol), most(rtol)
+        self.atol, self.rtol = largest_within(atol), largest_within(rtol)
         self.text = text
         self.elements = self.violations = 0
         self.nan_a = self.nan_b = self.nan_d = self.inf_a = self.inf_b = 0

@@ -27,7 +27,7 @@ _ENTRY = "entry "
 # Time of a replayed entry. The value does not matter: there is no other candidate.
 _MILLISECONDS = 1e-3
 # Limit of builds that replace denied tactics: a replacement may change other choices, so several may be needed.
-_MOST_REPLACEMENTS = 8
+_MAX_REPLACEMENTS = 8
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Editing:
         if seed is not None:
             write_random_choices(self.config, self.ops.values(), seed)
             plan = self._build()
-        for _ in range(_MOST_REPLACEMENTS if denied.entries else 0):
+        for _ in range(_MAX_REPLACEMENTS if denied.entries else 0):
             replaced = replace_denied(self.config, self.record_of(plan), self.ops, denied)
             if not replaced:
                 break

@@ -16,7 +16,7 @@ from trtops.spec import Environment
 REWRITERS = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes")
 
 # By CUDA's device number. Nothing of an environment changes while a process lives, and asking for it takes 0.1 s.
-_known: dict[int, Environment] = {}
+_environments: dict[int, Environment] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def environment() -> Environment:
         )
     library.require_device(building=False)
     index = int(memory.call("cudaGetDevice"))
-    if (cached := _known.get(index)) is not None:
+    if (cached := _environments.get(index)) is not None:
         return cached
     current = environments.environment(
         backend="tensorrt-rtx" if library.uses_rtx() else "tensorrt",
@@ -88,7 +88,7 @@ def environment() -> Environment:
         **identity(cuda_gpu()),
     )
     if current.driver is not None:
-        _known[index] = current
+        _environments[index] = current
     return current
 
 
