@@ -41,8 +41,8 @@ def get_network_output_names_meta(network: Any) -> tuple[list[str], TensorMetada
 
 
 def _names_to_show(show_layers: bool | None, show_attrs: bool | None, show_weights: bool | None) -> list[str]:
-    flags = {"layers": show_layers, "attrs": show_attrs, "weights": show_weights}
-    return [name for name, show in flags.items() if show]
+    requested = {"layers": show_layers, "attrs": show_attrs, "weights": show_weights}
+    return [name for name, show in requested.items() if show]
 
 
 def _below_heading(text: str) -> str:

@@ -185,15 +185,15 @@ def to_record(
     # Each op belongs to one layer at most, so it is removed from here once its layer is found.
     free = {op.key: op for op in ops if op.key in entries}
     choices = []
-    for layer in layers:
-        op = _op_of(layer, free.values(), entries)
+    for engine_layer in layers:
+        op = _op_of(engine_layer, free.values(), entries)
         if op is None:
-            choices.append(selector.unreplayable(layer))
+            choices.append(selector.unreplayable(engine_layer))
             continue
         del free[op.key]
         tactic_hash = entries[op.key][0]
         chosen = Candidate(tactic_hash=tactic_hash, kernel=op.kernel_of(tactic_hash), milliseconds=0.0)
-        choices.append(_tactic_choice(layer.name, layer.op, op, chosen))
+        choices.append(_tactic_choice(engine_layer.name, engine_layer.op, op, chosen))
     # Entries of no layer, such as those of combinations that were not used, are needed for a replay as well.
     with_layer = {choice.key for choice in choices}
     rest = sorted((f"{_ENTRY}{key}", hex(value)) for key, (value, _) in entries.items() if key not in with_layer)

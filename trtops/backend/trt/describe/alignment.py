@@ -197,24 +197,26 @@ def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable
     """
     groups = _groups((*low.layers, *eight.layers))
     shared = {_group_of(layer, groups) for layer in low.layers} & {_group_of(layer, groups) for layer in eight.layers}
-    shared -= {_group_of(layer, groups) for layer in (*low.layers, *eight.layers) if _FOREIGN.match(layer.name)}
+    for engine_layer in (*low.layers, *eight.layers):
+        if _FOREIGN.match(engine_layer.name):
+            shared.discard(_group_of(engine_layer, groups))
     groups = {node: group if group in shared else _REST for node, group in groups.items()}
     costs: list[dict[tuple[str, ...], float]] = []
     for side in (low, eight):
         inserted = _inserted_by_place(side, groups)
         costs.append(defaultdict(float))
-        for layer in side.layers:
-            if nodes_of(layer):
-                costs[-1][_group_of(layer, groups)] += side.times.get(layer.name, 0.0)
+        for engine_layer in side.layers:
+            if nodes_of(engine_layer):
+                costs[-1][_group_of(engine_layer, groups)] += side.times.get(engine_layer.name, 0.0)
         for (before, after), layers in inserted.items():
             costs[-1][after or before] += side.time_of(layers) or 0.0
     makers, links = _makers(eight), list(inserted)
-    for layer in eight.layers:
-        sources = [makers[tensor.name] for tensor in layer.inputs if tensor.name in makers]
-        links += [(_group_of(source, groups), _group_of(layer, groups)) for source in sources]
+    for engine_layer in eight.layers:
+        sources = [makers[tensor.name] for tensor in engine_layer.inputs if tensor.name in makers]
+        links += [(_group_of(source, groups), _group_of(engine_layer, groups)) for source in sources]
     linked = {pair for pair in links if all(pair)}
     conversions = itertools.chain.from_iterable(inserted.values())
-    conversion = max((eight.times.get(layer.name, 0.0) for layer in conversions), default=0.0)
+    conversion = max((eight.times.get(engine_layer.name, 0.0) for engine_layer in conversions), default=0.0)
     named = {node: group for node in quantized if (group := groups.get(node, _REST)) in costs[1]}
     remaining, change = set(named.values()), {group: costs[1][group] - costs[0][group] for group in named.values()}
 
@@ -281,8 +283,8 @@ _Place = tuple[tuple[str, ...], tuple[str, ...]]
 def _makers(engine: EngineLayers) -> dict[str, LayerDescription]:
     """The layer of each tensor written in an engine, by the tensor's name."""
     makers: dict[str, LayerDescription] = {}
-    for layer in engine.layers:
-        makers.update((tensor.name, layer) for tensor in layer.outputs)
+    for engine_layer in engine.layers:
+        makers.update((tensor.name, engine_layer) for tensor in engine_layer.outputs)
     return makers
 
 
@@ -290,9 +292,9 @@ def _inserted_by_place(engine: EngineLayers, groups: _Groups) -> dict[_Place, li
     """Layers without nodes by the groups before and after them, across other layers without nodes."""
     makers = _makers(engine)
     readers: dict[str, list[LayerDescription]] = {}
-    for layer in engine.layers:
-        for tensor in layer.inputs:
-            readers.setdefault(tensor.name, []).append(layer)
+    for engine_layer in engine.layers:
+        for tensor in engine_layer.inputs:
+            readers.setdefault(tensor.name, []).append(engine_layer)
 
     def nearest_group(layer: LayerDescription, upwards: bool) -> tuple[str, ...]:
         """The nearest group in one direction; empty if the engine begins or ends first."""
@@ -312,20 +314,21 @@ def _inserted_by_place(engine: EngineLayers, groups: _Groups) -> dict[_Place, li
         return ()
 
     inserted: dict[_Place, list[LayerDescription]] = {}
-    for layer in engine.layers:
-        if not nodes_of(layer):
-            inserted.setdefault((nearest_group(layer, True), nearest_group(layer, False)), []).append(layer)
+    for engine_layer in engine.layers:
+        if not nodes_of(engine_layer):
+            position = nearest_group(engine_layer, True), nearest_group(engine_layer, False)
+            inserted.setdefault(position, []).append(engine_layer)
     return inserted
 
 
 def _inserted(engine: EngineLayers, layers: Sequence[LayerDescription]) -> Inserted:
-    tensors = itertools.chain.from_iterable((*layer.inputs, *layer.outputs) for layer in layers)
+    tensors = itertools.chain.from_iterable((*engine_layer.inputs, *engine_layer.outputs) for engine_layer in layers)
     return Inserted(
-        layers=tuple(layer.name for layer in layers),
+        layers=tuple(engine_layer.name for engine_layer in layers),
         conversions=tuple(
-            f"{_format_text(layer.inputs[0])} -> {_format_text(layer.outputs[0])}"
-            for layer in layers
-            if layer.inputs and layer.outputs
+            f"{_format_text(engine_layer.inputs[0])} -> {_format_text(engine_layer.outputs[0])}"
+            for engine_layer in layers
+            if engine_layer.inputs and engine_layer.outputs
         ),
         ms=engine.time_of(layers),
         bytes=sum(

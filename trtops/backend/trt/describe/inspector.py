@@ -170,7 +170,7 @@ def describe_engine(engine: Any) -> EngineDescription:
     line = library.line()
     inputs, outputs = engine_io(engine)
     layers = read_layers(engine)
-    weights = itertools.chain.from_iterable(layer.weights for layer in layers)
+    weights = itertools.chain.from_iterable(engine_layer.weights for engine_layer in layers)
     return EngineDescription(
         name=engine.name,
         inputs=tuple(inputs.values()),
