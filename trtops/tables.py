@@ -42,13 +42,12 @@ def _cut(text: str, width: int) -> str:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Row]) -> str:
     """Return a table in Markdown, with cells escaped, and a dash for None."""
-    lines = [
-        " | ".join(
-            escaped(_cell_text(cell)).replace("\\|", "|").replace("|", "\\|").replace("\n", " ") for cell in line
-        )
-        for line in (header, ["---"] * len(header), *rows)
-    ]
-    return "\n".join(f"| {line} |" for line in lines)
+    lines = []
+    for row in (header, ["---"] * len(header), *rows):
+        texts = (escaped(_cell_text(cell)).replace("\\|", "|") for cell in row)
+        cells = (text.replace("|", "\\|").replace("\n", " ") for text in texts)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def listed(names: Iterable[str], max_names: int = 10, separator: str = ", ") -> str:

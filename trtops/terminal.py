@@ -47,7 +47,7 @@ def bold(text: str) -> str:
 
 
 def print_line(text: str, file: TextIO | None = None, *, start: str = "") -> None:
-    """Print text, escaped, to a stream; to standard output unless given. ``start`` is printed before it as it is."""
+    """Print text, escaped, to a stream (default: standard output). ``start`` is printed before it as it is."""
     # Flushed, so that lines keep their order with those of child processes and of the log.
     try:
         print(start + escaped(text), file=file or sys.stdout, flush=True)

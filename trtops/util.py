@@ -46,7 +46,7 @@ def is_shape_dynamic(shape: Iterable[Any]) -> bool:
 
 
 def override_dynamic_shape(shape: Iterable[Any], default_shape_value: int | None = None) -> list[int]:
-    """Return a shape with a size, 1 by default, for each dynamic dimension."""
+    """Return a shape with a size for each dynamic dimension (default: 1)."""
     size = default(default_shape_value, DEFAULT_SHAPE_VALUE)
     return [size if is_dimension_dynamic(dim) else dim for dim in shape]
 

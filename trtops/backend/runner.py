@@ -54,7 +54,7 @@ class BaseRunner(ABC):
     _stop_inference: Callable[[], None] | None = None
 
     def __init__(self, name: str | None = None, prefix: str = "runner") -> None:
-        """Name the runner; ``<prefix>-N<count>`` by default."""
+        """Name the runner (default: ``<prefix>-N<count>``)."""
         self.name = name if name is not None else f"{prefix}-N{next(self._counters[prefix])}"
         self.is_active = False
         self._inference_seconds: float | None = None

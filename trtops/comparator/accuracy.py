@@ -52,7 +52,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         return f"AccuracyResult({self.dct!r}, aggregation={self.aggregation!r})"
 
     def _iterations(self, pair: RunnerPair | None) -> list[dict[str, Match]]:
-        """The iterations of a pair of runners; of the first one by default."""
+        """The iterations of a pair of runners (default: the first pair)."""
         if pair is None and not self.dct:
             raise errors.ComparisonError("Nothing was compared: there are no pairs of runners.")
         return self.dct[next(iter(self.dct)) if pair is None else pair]
@@ -95,7 +95,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         return matches_by_name
 
     def average_results(self, runner_pair: RunnerPair | None = None) -> dict[str, CompareResult]:
-        """Each output's numbers averaged over the iterations, with their thresholds; of the first pair by default.
+        """Each output's numbers averaged over the iterations, with their thresholds (default: of the first pair).
 
         Raises ComparisonError if an iteration has no numbers for an output, as after a mismatch of shapes.
         """

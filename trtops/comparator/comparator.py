@@ -52,13 +52,13 @@ class Comparator:
 
         Args:
             runners: The runners.
-            data_loader: The inputs of each iteration: arrays by input name; random by default. A
+            data_loader: The inputs of each iteration: arrays by input name (default: random). A
                 :class:`DataLoader` first gets the first runner's input metadata.
             warm_up: How many times each runner runs the first inputs before it is timed.
             use_subprocess: Run each runner in its own child process, which has the GPU for itself and cannot take this
                 process down. Runners and data loader must be picklable, and a script needs the guard
                 ``if __name__ == "__main__":``.
-            subprocess_timeout: Seconds after which a child process is killed; never by default.
+            subprocess_timeout: Seconds after which a child process is killed (default: never).
             subprocess_polling_interval: Accepted and ignored: a child process that dies is noticed at once.
             save_inputs_path: A file for the inputs, or without a suffix a directory with one file per iteration.
             save_outputs_path: The same for the results.
@@ -128,7 +128,7 @@ class Comparator:
             run_results: Results; an iterator of results, such as a streaming run; or several of these, whose runners
                 are compared with each other.
             fail_fast: Whether to stop after the first iteration that does not match.
-            comparisons: Pairs of places of runners; each with the next by default.
+            comparisons: Index pairs of runners (default: each with the next).
             compare_func: Called with two iterations, returns a match per output; one or several, which share
                 statistics and get a result each. None stands for ``SimpleCompareFunc()``.
             check_average: Evaluate the mean of each number over all iterations instead of each iteration.

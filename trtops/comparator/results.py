@@ -81,7 +81,7 @@ class IterationResult(MutableMapping[str, Any]):
     def __init__(
         self, outputs: Mapping[str, Any] | None = None, runtime: float | None = None, runner_name: str | None = None
     ) -> None:
-        """Hold outputs; the arrays are not copied. The runner's name is ``custom_runner`` by default."""
+        """Hold outputs; the arrays are not copied. ``runner_name`` defaults to ``custom_runner``."""
         self.dct: dict[str, LazyArray] = {}
         self.runtime = runtime
         self.runner_name = "custom_runner" if runner_name is None else runner_name

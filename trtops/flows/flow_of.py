@@ -134,7 +134,7 @@ def flow_of(
         op: The op. It is called with the default tracker and the tags of the flow run. One that takes ``**logged`` gets
             the option ``experiment`` as well, and hands all three to another op.
         base: Returns the config whose options apply if no config is given, or None for the defaults.
-        place_of: Where the op needs a GPU; by default the back end of the config's ``build``, if it has one.
+        place_of: The back end or place of the op's GPU (default: the back end of the config's ``build``, if any).
         by_steps: Whether the op runs its steps by :func:`trtops.ops.result.run_step`. Any other op is one task.
         after: Completes the result from the op's arguments, when the op no longer occupies a GPU.
     """

@@ -189,11 +189,11 @@ def measure(
             the end of FP32, as masks are filled, and the output has its sign and is as large as FP16 can represent.
         atol_of_scale: Absolute tolerance as a fraction of the reference's largest finite magnitude; the larger of this
             and ``atol`` counts.
-        class_axis: The axis of classes; by default the second of images and else the last longer than 1.
+        class_axis: The axis of classes (default: the second of images and else the last longer than 1).
         channel_axis: The axis of channels whose errors are measured one by one; None measures none. All shapes must
             have as many channels.
         metrics: Names of the metrics to measure among those that take another pass over the arrays, ``median_abs`` for
-            quantiles, and ``frontier``; by default all. Others are listed as ``unmeasured``.
+            quantiles, and ``frontier`` (default: all). Others are listed as ``unmeasured``.
 
     Raises ComparisonError if there is no iteration, shapes differ, dtypes change between iterations, or one side alone
     holds strings; ConfigError if a quantile level is not between 0 and 1.
@@ -234,11 +234,10 @@ def measure(
         levels = () if "median_abs" in left_out else (0.5, *quantiles)
         medians, *orders = measure_in_one_pass(flat, differ, total, levels) or [(math.nan, math.nan)]
         total.abs.median, total.rel.median = medians
-        measured: dict[str, Any] = {
-            m.name: from_arrays(m, arrays, class_axis) if m.from_arrays else m.measure(total, ())
-            for m in RECORDED
-            if m.name not in left_out or m.name.startswith("median_")
-        }
+        measured: dict[str, Any] = {}
+        for m in RECORDED:
+            if m.name not in left_out or m.name.startswith("median_"):
+                measured[m.name] = from_arrays(m, arrays, class_axis) if m.from_arrays else m.measure(total, ())
     statistics = OutputStatistics(
         shape=first.shape,
         dtype=dtypes[0],

@@ -134,14 +134,11 @@ class Selection:
         for first, last, _ in ends:
             ranks.update(rank for rank in (first, last) if 0 <= rank < n)
         ordered = np.partition(sample, sorted(ranks)) if sample is not None and ranks else np.empty(0)
-        self.groups = [
-            _Bounds(
-                float(ordered[first]) if first >= 0 else -math.inf,
-                float(ordered[last]) if last < n else math.inf,
-                members,
-            )
-            for first, last, members in ends
-        ]
+        self.groups = []
+        for first, last, members in ends:
+            low = float(ordered[first]) if first >= 0 else -math.inf
+            high = float(ordered[last]) if last < n else math.inf
+            self.groups.append(_Bounds(low, high, members))
 
     def add(self, x: Array, times: int = 1) -> None:
         """Add elements, each ``times`` times; the array may be overwritten afterwards."""

@@ -51,11 +51,11 @@ def Calibrator(
             input name. Data in device memory must be FP32. A generator works for one calibration only.
         cache: Path or open file of the calibration cache; read if it exists and is readable, written otherwise. A file
             that is open for reading only stays as it is.
-        BaseClass: One of TensorRT's calibrator classes; ``trt.IInt8EntropyCalibrator2`` by default.
+        BaseClass: One of TensorRT's calibrator classes (default: ``trt.IInt8EntropyCalibrator2``).
         batch_size: Ignored with explicit batch.
-        quantile: For ``IInt8LegacyCalibrator``: the quantile used as range; 0.5 by default.
-        regression_cutoff: For ``IInt8LegacyCalibrator``; 0.5 by default.
-        algo: For ``IInt8Calibrator``: the algorithm; entropy 2 by default.
+        quantile: For ``IInt8LegacyCalibrator``: the quantile used as range (default: 0.5).
+        regression_cutoff: For ``IInt8LegacyCalibrator`` (default: 0.5).
+        algo: For ``IInt8Calibrator``: the algorithm (default: entropy 2).
 
     Returns an instance of ``BaseClass`` and of :class:`CalibrationBatches`.
     Raises UnsupportedFeatureError if this release has no calibrators.

@@ -299,11 +299,11 @@ def raise_mismatch(reasons: Mapping[str, str], count: int) -> None:
 
 def _formats_text(algorithm: Algorithm) -> str:
     def side(infos: tuple[TensorInfo, ...]) -> str:
-        return ", ".join(
-            f"{i.dtype.removeprefix('DataType.')}:{'x'.join(map(str, i.strides))}"
-            + (f"/{i.components_per_element}@{i.vectorized_dim}" if (i.components_per_element or 1) > 1 else "")
-            for i in infos
-        )
+        texts = []
+        for i in infos:
+            vector = f"/{i.components_per_element}@{i.vectorized_dim}" if (i.components_per_element or 1) > 1 else ""
+            texts.append(f"{i.dtype.removeprefix('DataType.')}:{'x'.join(map(str, i.strides))}{vector}")
+        return ", ".join(texts)
 
     return f"{side(algorithm.inputs)} -> {side(algorithm.outputs)}"
 

@@ -188,12 +188,15 @@ def align(a: EngineLayers, b: EngineLayers) -> Alignment:
 
 
 def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable[str]) -> tuple[tuple[str, ...], float]:
-    """The quantized nodes without gain: no faster in 8 bits than in FP16 or FP32, conversions included.
+    """Return the quantized nodes without gain: no faster in 8 bits than in FP16 or FP32, conversions included.
 
-    Also the milliseconds that the engine in 8 bits is predicted to save without them. Both engines have times of their
-    layers. A node that is left alone needs a conversion at each neighbour that stays in 8 bits, which takes at most as
-    long as the slowest conversion of the engine. Layers without a counterpart, and regions of TensorRT's compiler,
-    whose names omit most nodes, are compared as a whole.
+    Both engines have times of their layers. A node left alone needs a conversion at each neighbour in 8 bits; it takes
+    at most as long as the slowest conversion of the engine. Layers without a counterpart, and regions of TensorRT's
+    compiler, whose names omit most nodes, are compared as a whole.
+
+    Returns:
+        The nodes without gain.
+        The predicted saving in milliseconds of an engine in 8 bits without them.
     """
     groups = _groups((*low.layers, *eight.layers))
     shared = {_group_of(layer, groups) for layer in low.layers} & {_group_of(layer, groups) for layer in eight.layers}

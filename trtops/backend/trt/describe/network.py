@@ -83,6 +83,12 @@ def _tensor_spec(tensor: Any) -> TensorSpec:
     return TensorSpec(tensor.name, dtypes.from_trt(tensor.dtype), BoundedShape(tuple(tensor.shape)))
 
 
+def _weights_text(a: np.ndarray[Any, Any]) -> str:
+    if not a.size:
+        return "empty"
+    return f"{a.dtype.name} {a.shape}, min={a.min():.6g}, max={a.max():.6g}, mean={a.mean():.6g}"
+
+
 def _network_layer(layer: Any) -> NetworkLayer:
     kind = layer.type.name
     inputs, outputs = inputs_of(layer), outputs_of(layer)
@@ -98,14 +104,6 @@ def _network_layer(layer: Any) -> NetworkLayer:
         inputs=tuple(_tensor_spec(t) for t in inputs if t is not None),
         outputs=tuple(_tensor_spec(t) for t in outputs if t is not None),
         attrs=tuple(sorted(attrs.items())),
-        weights=tuple(
-            (
-                name,
-                f"{a.dtype.name} {a.shape}, min={a.min():.6g}, max={a.max():.6g}, mean={a.mean():.6g}"
-                if a.size
-                else "empty",
-            )
-            for name, a in sorted(arrays.items())
-        ),
+        weights=tuple((name, _weights_text(array)) for name, array in sorted(arrays.items())),
         values=tuple((name, str(array)) for name, array in sorted(arrays.items())),
     )

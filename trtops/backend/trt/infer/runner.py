@@ -53,7 +53,7 @@ class TrtRunner(BaseRunner):
             weight_streaming_budget: Bytes of device memory for streamable weights; -1 lets TensorRT choose, -2 switches
                 streaming off.
             weight_streaming_percent: Share of those weights to stream, 0 to 100, instead of a budget.
-            debug_listener: A ``trt.IDebugListener``; by default debug tensors are added to the outputs.
+            debug_listener: A ``trt.IDebugListener`` (default: one adding debug tensors to the outputs).
             output_order: Names of outputs in the order to return them, such as the model's. Outputs that it does not
                 name follow in the engine's order; names that the engine does not have are ignored.
 

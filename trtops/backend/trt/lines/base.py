@@ -190,7 +190,7 @@ class ReleaseLine:
         return 1
 
     def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
-        """True if an ONNX parser supports a whole model; and groups of nodes, each with True if supported."""
+        """Return True if an ONNX parser supports a whole model, and groups of nodes, each with True if supported."""
         supported = bool(parser.supports_model_v2(model))
         indices = range(parser.num_subgraphs)
         return supported, [(parser.get_subgraph_nodes(i), parser.is_subgraph_supported(i)) for i in indices]
