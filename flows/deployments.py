@@ -30,7 +30,7 @@ HINT = "Start one on this machine by `make up` (trtops team up), or set PREFECT_
 
 
 def deploy() -> None:
-    """Register all deployments and automations, with the work pools and queues that are missing.
+    """Register all deployments and automations, with missing work pools and queues.
 
     Raises ConfigError if there is no server, it cannot be used, or it refuses a deployment.
     """
@@ -87,23 +87,23 @@ def deploy() -> None:
 
 
 def automations(webhook: UUID | None, find: Callable[[str], UUID]) -> list[AutomationCore]:
-    """The automations of ``automations.yaml``. Those that call a webhook are left out unless its block is given.
+    """The automations of ``automations.yaml``, without those calling a webhook unless its block is given.
 
     ``find`` returns the id of a deployment, which actions name as ``deployment``.
     """
     from prefect.events.schemas.automations import AutomationCore
 
-    found = []
-    for each in yaml.safe_load(AUTOMATIONS.read_text())["automations"]:
-        calls = [action for action in each["actions"] if action["type"] == "call-webhook"]
+    validated = []
+    for automation in yaml.safe_load(AUTOMATIONS.read_text())["automations"]:
+        calls = [action for action in automation["actions"] if action["type"] == "call-webhook"]
         if webhook is not None or not calls:
             # Actions that are shared in the file are one object.
-            actions = [action | ({"block_document_id": webhook} if calls else {}) for action in each["actions"]]
+            actions = [action | ({"block_document_id": webhook} if calls else {}) for action in automation["actions"]]
             for action in actions:
                 if "deployment" in action:
                     action["deployment_id"] = find(action.pop("deployment"))
-            found.append(AutomationCore.model_validate(each | {"actions": actions}))
-    return found
+            validated.append(AutomationCore.model_validate(automation | {"actions": actions}))
+    return validated
 
 
 def main() -> int:

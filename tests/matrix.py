@@ -2,7 +2,8 @@
 
 Each cell is an environment with a Python and the oldest or newest releases of numpy, onnx, onnxruntime and MLflow. The
 wheel is installed, a quick part of the tests and those of tracking run from another folder, and a flow converts a model
-next to a foreign package ``flows``. One more cell has PyTorch. Missing Pythons are reported; environments stay in the folder and are used again.
+next to a foreign package ``flows``. One more cell has PyTorch. Missing Pythons are reported; environments stay in the
+folder and are used again.
 """
 
 import argparse

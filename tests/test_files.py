@@ -167,7 +167,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("found", ["writable by a group", "writable by all", "a link", "another user's"])
 def test_unsafe_lock_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(locks, "_PLACE", tmp_path)
+    monkeypatch.setattr(locks, "_LOCKS_PARENT", tmp_path)
     folder = locks.machine_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
     if found == "a link":

@@ -23,4 +23,4 @@ def test_names_follow_pattern_order(patterns: list[str], found: list[str]):
 
 def test_no_match_names_the_nearest():
     with pytest.raises(errors.ConfigError, match=r"The network has no layer 'conv3'.*conv"):
-        expand(["relu", "conv3"], NAMES, of="The network", what="layer")
+        expand(["relu", "conv3"], NAMES, of="The network", kind="layer")

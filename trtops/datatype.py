@@ -72,7 +72,7 @@ class DataType(Enum):
 
     @property
     def itemsize(self) -> float:
-        """Bytes per element: 0.5 for 4-bit types, 0 for strings, whose size varies."""
+        """Bytes per element: 0.5 for 4-bit types, 0 for strings (their size varies)."""
         width = re.search(r"\d+", self.value)
         bits = int(width[0]) if width else 8 * (self is DataType.BOOL)
         return bits / 8 if bits % 8 else bits // 8
@@ -94,8 +94,8 @@ class DataType(Enum):
         """The data type for a DataType, a dtype of numpy or torch, or a name of one; ConfigError otherwise."""
         if isinstance(dtype, DataType):
             return dtype
-        if isinstance(dtype, str) and (known := cls.__members__.get(dtype.upper())) is not None:
-            return known
+        if isinstance(dtype, str) and (named := cls.__members__.get(dtype.upper())) is not None:
+            return named
         import numpy as np
 
         try:
@@ -121,23 +121,23 @@ class DataType(Enum):
         if target_module not in LIBRARIES:
             hint = errors.near(target_module, LIBRARIES)
             raise errors.ConfigError(f"No data types of {target_module!r} are known. {hint}")
-        found: Any
+        converted: Any
         # Back ends and torch are not imported by a statement: they are above this module, or not installed.
         if target_module == "numpy":
-            found = dtype.numpy()
+            converted = dtype.numpy()
         elif target_module == "onnx":
             data_type = importlib.import_module("trtops.backend.onnx.model").data_type
-            found = next((element for element in range(1, 64) if data_type(element) is dtype), None)
+            converted = next((element for element in range(1, 64) if data_type(element) is dtype), None)
         elif target_module == "onnxruntime":
             name = {"float64": "double", "float32": "float"}.get(dtype.name, dtype.name)
-            found = None if dtype in (DataType.FLOAT4, DataType.FLOAT8E8M0) else f"tensor({name})"
+            converted = None if dtype in (DataType.FLOAT4, DataType.FLOAT8E8M0) else f"tensor({name})"
         elif target_module == "tensorrt":
-            found = importlib.import_module("trtops.backend.trt.library.dtypes").to_trt(dtype)
+            converted = importlib.import_module("trtops.backend.trt.library.dtypes").to_trt(dtype)
         else:
-            found = getattr(importlib.import_module("torch"), dtype.value, None)
-        if found is None:
+            converted = getattr(importlib.import_module("torch"), dtype.value, None)
+        if converted is None:
             raise errors.ConfigError(f"{target_module} has no data type for {dtype}.")
-        return found
+        return converted
 
     onnx = partialmethod(to_dtype, target_module="onnx")
     onnxruntime = partialmethod(to_dtype, target_module="onnxruntime")
@@ -156,11 +156,11 @@ class DataType(Enum):
         with contextlib.suppress(errors.ConfigError):
             return cls.of(dtype)
         for library in ("onnx", "onnxruntime", "tensorrt"):
-            for each in cls:
+            for data_type in cls:
                 # A library may be missing or lack a type, and numpy raises when its types are compared with others.
                 with contextlib.suppress(errors.TrtopsError, TypeError):
-                    if cls.to_dtype(each, library) == dtype:
-                        return each
+                    if cls.to_dtype(data_type, library) == dtype:
+                        return data_type
         return dtype
 
 

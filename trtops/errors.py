@@ -1,4 +1,4 @@
-"""Every error that trtops raises on purpose; all derive from :class:`TrtopsError`.
+"""Every error raised on purpose by trtops; all derive from :class:`TrtopsError`.
 
 A message names the thing, what was found, what was expected and what to do. Outputs that differ are a result
 (:mod:`trtops.comparator`), never an error.
@@ -57,7 +57,7 @@ class BackendUnavailableError(BackendError, ImportError):
 
 
 class UnsupportedFeatureError(BackendError):
-    """The back end's release does not support the request; the message names the releases that do."""
+    """The back end's release does not support the request; the message names releases with support."""
 
 
 class EngineBuildError(BackendError):
@@ -73,7 +73,7 @@ class InferenceError(BackendError):
 
 
 class CalibrationError(BackendError):
-    """INT8 calibration failed: no data, bad data, or a cache that does not fit the model.
+    """INT8 calibration failed: no data, bad data, or a cache of another model.
 
     ``partial`` is what was collected before the data failed, or None: an incomplete ``CalibrationCache`` from the op, a
     ``trtops.backend.onnxrt.calibration.Collected`` from the function.
@@ -87,7 +87,7 @@ class TimingCacheError(BackendError):
 
 
 class TacticMismatchError(BackendError):
-    """A tactic replay was not followed by ``layers``, which are in the record's order."""
+    """A tactic replay was not followed by ``layers`` (in the record's order)."""
 
     layers: tuple[str, ...] = ()
 
@@ -103,7 +103,7 @@ class WorkerError(BackendError):
 
 
 class SignatureError(TrtopsError):
-    """A signature is missing, is of a key that is not trusted, or signs something else."""
+    """A signature is missing, is of an untrusted key, or signs something else."""
 
 
 class TrackingError(TrtopsError):
@@ -119,7 +119,7 @@ class RunNotFoundError(TrackingError, LookupError):
 
 
 class IncompleteRunError(TrackingError):
-    """A run has no manifest, or a file that does not match it."""
+    """A run has no manifest, or a file not matching it."""
 
 
 class LogError(TrackingError):
@@ -142,18 +142,18 @@ def is_transient(error: object) -> bool:
     return full or isinstance(error, (TrackingError, ConnectionError))
 
 
-def check_known(name: str, known: Collection[str], refusal: str) -> None:
+def check_known(name: str, known_names: Collection[str], refusal: str) -> None:
     """Raise ConfigError unless a name is known, such as "The model has no input 'x'. Did you mean 'y'?"."""
-    if name not in known:
-        raise ConfigError(f"{refusal} {name!r}. {near(str(name), known)}")
+    if name not in known_names:
+        raise ConfigError(f"{refusal} {name!r}. {near(str(name), known_names)}")
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def near(name: str, known_names: Iterable[str]) -> str:
     """A hint for a message about an unknown name: ``"Did you mean 'x'?"``, or else the known names."""
     import difflib  # needed for messages only
 
-    names = list(dict.fromkeys(known))
+    names = list(dict.fromkeys(known_names))
     if close := difflib.get_close_matches(name, names, n=1):
         return f"Did you mean {close[0]!r}?"
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"Known: {', '.join(map(repr, names[:12]))}{more}." if names else ""
+    remainder = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"Known: {', '.join(map(repr, names[:12]))}{remainder}." if names else ""

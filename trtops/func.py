@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
-    """Return a decorator that lets a function continue where ``extend_func`` ended.
+    """Return a decorator for a function to continue after ``extend_func``.
 
     The decorated function gets the result of ``extend_func`` (a tuple as separate arguments), and its own result
     replaces it, unless that is None::
@@ -65,7 +65,7 @@ def make_iterable(obj: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class constant(Generic[T]):
-    """A loader that always returns the same value: ``constant(model)() is model``."""
+    """A loader always returning the same value: ``constant(model)() is model``."""
 
     value: T
 
@@ -80,19 +80,19 @@ def invoke(loader: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def invoke_if_callable(func: T | Callable[..., T], *args: Any, **kwargs: Any) -> tuple[T, bool]:
-    """Return the result of a callable or the value itself, and whether there was a call."""
+    """Return the result of a callable or the value itself, and True if there was a call."""
     if callable(func):
         return func(*args, **kwargs), True
     return func, False
 
 
 def value_of(obj: T | Callable[[], T]) -> T:
-    """Return what a loader makes, or the value itself."""
+    """Return a loader's result, or the value itself."""
     return obj() if callable(obj) else obj
 
 
 def constantmethod(func: F) -> F:
-    """Mark a method that does not change its object."""
+    """Mark a method as not changing its object."""
     return func
 
 

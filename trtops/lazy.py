@@ -1,4 +1,4 @@
-"""Names that are imported on first use."""
+"""Names imported on first use."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
     @functools.cache
     def homes() -> dict[str, str]:
         source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
-        more = importlib.import_module(table).MORE_EXPORTS if table else {}
-        listed = {
-            name: module
-            for module, names in _IMPORT.findall(source)
-            for name in (importlib.import_module(module).__all__ if names == "*" else re.findall(r"\w+", names))
-        }
-        return {**listed, **more}
+        table_exports = importlib.import_module(table).MORE_EXPORTS if table else {}
+        modules: dict[str, str] = {}
+        for module, names in _IMPORT.findall(source):
+            listed = importlib.import_module(module).__all__ if names == "*" else re.findall(r"\w+", names)
+            modules |= dict.fromkeys(listed, module)
+        return {**modules, **table_exports}
 
     def get(name: str) -> Any:
         if name == "__all__":
@@ -40,7 +39,7 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
 
 
 def known_as(module: str, *names: str) -> None:
-    """Let a module be imported by further names below its own, which Polygraphy documents.
+    """Let a module be imported by further names below its own, as documented by Polygraphy.
 
     After ``known_as("trtops.cuda", "cuda")``, ``from trtops.cuda.cuda import Stream`` works.
     """
@@ -50,6 +49,6 @@ def known_as(module: str, *names: str) -> None:
 
 
 def function(path: str) -> Callable[..., Any]:
-    """Return a function that imports and calls another, given as ``package.module.name``."""
+    """Return a function to import and call another, given as ``package.module.name``."""
     module, _, name = path.rpartition(".")
     return lambda *args, **kwargs: getattr(importlib.import_module(module), name)(*args, **kwargs)

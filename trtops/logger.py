@@ -46,7 +46,7 @@ class ModuleSeverity(dict[str, int]):
     """Severities by path below the package, such as ``backend/trt``, with ``""`` for all others."""
 
     def get(self, path: str = "") -> int:  # type: ignore[override]
-        """Return the severity that is in force for a path."""
+        """Return the severity in force for a path."""
         return logging.getLogger(".".join(Path("trtops", path).with_suffix("").parts)).getEffectiveLevel()
 
 
@@ -90,16 +90,16 @@ class Logger:
 
     @property
     def module_severity(self) -> ModuleSeverity:
-        """Severities below which nothing is logged; may be set to one for all."""
+        """Minimum severities of logged messages, by module path; may be set to one for all."""
         return self._severity
 
     @module_severity.setter
     def module_severity(self, value: Severity) -> None:
-        wanted = {"": self.INFO, **value} if isinstance(value, Mapping) else {"": value}
-        for path in self._severity.keys() | wanted.keys():
+        severities = {"": self.INFO, **value} if isinstance(value, Mapping) else {"": value}
+        for path in self._severity.keys() | severities.keys():
             logger = ".".join(Path("trtops", path).with_suffix("").parts)
-            logging.getLogger(logger).setLevel(wanted.get(path, logging.NOTSET))
-        self._severity = ModuleSeverity(wanted)
+            logging.getLogger(logger).setLevel(severities.get(path, logging.NOTSET))
+        self._severity = ModuleSeverity(severities)
         self._ensure_console()
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ class Logger:
 
     @property
     def log_file(self) -> str | None:
-        """A file that gets every line as well, overwritten when set. Folders are created as needed."""
+        """A file for every line as well, overwritten when set. Folders are created as needed."""
         return None if self._file is None else self._file.baseFilename
 
     @log_file.setter
@@ -141,7 +141,7 @@ class Logger:
     def log(
         self, message: object, severity: int, mode: int = LogMode.EACH, stack_depth: int = 2, error_ok: bool = False
     ) -> None:
-        """Log a message, or what a callable returns, which is only called if the message is logged.
+        """Log a message, or a callable's result; the callable is only called if the message is logged.
 
         ``stack_depth`` selects whose file and line to log: 2 is the caller's. With ``error_ok``, an error in a callable
         is logged instead of raised.

@@ -23,7 +23,7 @@ DEFAULT_SHAPE_VALUE = 1
 
 
 class BoundedShape(list[Dim]):
-    """A shape with optional smallest and largest sizes, as Polygraphy's: a list, which also equals tuples."""
+    """A shape with optional smallest and largest sizes, as Polygraphy's: a list, equal to tuples, too."""
 
     def __init__(
         self, shape: Sequence[Dim], min: Sequence[int] | None = None, max: Sequence[int] | None = None
@@ -45,8 +45,8 @@ class BoundedShape(list[Dim]):
 
     # A slice stays a shape, and a sum has the type of the plain sequence in it.
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return BoundedShape(found) if isinstance(index, slice) else found
+        selected = super().__getitem__(index)
+        return BoundedShape(selected) if isinstance(index, slice) else selected
 
     def __add__(self, other: Any) -> Any:
         return type(other)((*self, *other)) if isinstance(other, (list, tuple)) else NotImplemented
@@ -95,7 +95,7 @@ class TensorSpec(Record):
         object.__setattr__(self, name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        """Data type and shape, so that ``dtype, shape = metadata["x"]``."""
+        """Data type and shape: ``dtype, shape = metadata["x"]``."""
         return iter((self.dtype, self.shape))
 
     def __str__(self) -> str:
@@ -106,10 +106,10 @@ class TensorSpec(Record):
 
 
 class MetadataTuple(TensorSpec):
-    """A spec without a name, which it gets from :class:`TensorMetadata`."""
+    """A spec without a name; :class:`TensorMetadata` adds it."""
 
     def __init__(self, dtype: object, shape: Shape | None, docstring: str | None = None) -> None:
-        """Make a spec; ``dtype`` is anything that :meth:`DataType.of` accepts."""
+        """Make a spec; ``dtype`` is anything accepted by :meth:`DataType.of`."""
         super().__init__("", dtype, shape, docstring)  # type: ignore[arg-type]
 
 

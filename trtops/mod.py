@@ -1,4 +1,4 @@
-"""Modules imported on first use, for scripts that were written or generated with Polygraphy."""
+"""Modules imported on first use, for scripts written or generated with Polygraphy."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class LazyModule:
-    """A module that is imported when an attribute is first read or set."""
+    """A module imported when an attribute is first read or set."""
 
     def __init__(self, name: str) -> None:
         vars(self).update(_name=name)
@@ -45,7 +45,7 @@ class LazyModule:
 def lazy_import(
     name: str, log: object = None, pkg_name: object = None, install_flags: object = None, requires: object = None
 ) -> Any:
-    """Return a module that is imported on first use; a version in the name and other arguments have no effect."""
+    """Return a module, imported on first use; a version in the name and other arguments have no effect."""
     return LazyModule(re.split("[=<>]", name)[0].strip())
 
 
@@ -54,7 +54,7 @@ def autoinstall(lazy_mod: Any) -> None:
 
 
 def export(funcify: bool = False, func_name: str | None = None) -> Callable[[T], T]:
-    """Return a decorator that adds a name to ``__all__``; with ``funcify``, a loader's function in snake_case, too."""
+    """Return a decorator to add a name to ``__all__``; with ``funcify``, a loader's function in snake_case, too."""
 
     def add(obj: Any) -> Any:
         module = sys.modules[obj.__module__]
@@ -86,5 +86,5 @@ def version(version_str: str) -> tuple[Any, ...]:
 
 
 def lazy_import_trt() -> Any:
-    """Return TensorRT, or TensorRT-RTX where that is used, imported on first use."""
+    """Return TensorRT, or TensorRT-RTX if in use, imported on first use."""
     return LazyModule("tensorrt_rtx" if config.USE_TENSORRT_RTX else "tensorrt")

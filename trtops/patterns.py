@@ -14,17 +14,19 @@ def is_mark_all(outputs: object) -> bool:
     return outputs in (MARK_ALL, [MARK_ALL], ["mark", "all"], ("mark", "all"))
 
 
-def expand(patterns: Iterable[str], names: Iterable[str], *, of: str = "The model", what: str = "tensor") -> list[str]:
-    """Replace each shell pattern (``*``, ``?``, ``[...]``) by the names that match; in order, each name once.
+def expand(patterns: Iterable[str], names: Iterable[str], *, of: str = "The model", kind: str = "tensor") -> list[str]:
+    """Replace each shell pattern (``*``, ``?``, ``[...]``) by the matching names; in order, each name once.
 
     A pattern that is itself a name matches only that name. Raises ConfigError, with ``of`` (the owner of the names) and
-    ``what`` (their kind), if a pattern matches nothing, or a plain name is not known.
+    ``kind`` (their kind), if a pattern matches nothing, or a plain name is not known.
     """
-    known = dict.fromkeys(names)
-    found: dict[str, None] = {}
+    unique_names = dict.fromkeys(names)
+    expanded: dict[str, None] = {}
     for pattern in patterns:
-        matches = [pattern] if pattern in known else fnmatch.filter(known, pattern)
+        matches = [pattern] if pattern in unique_names else fnmatch.filter(unique_names, pattern)
         if not matches:
-            raise errors.ConfigError(f"{of} has no {what} {pattern!r}. {errors.near(pattern, filter(None, known))}")
-        found.update(dict.fromkeys(matches))
-    return list(found)
+            raise errors.ConfigError(
+                f"{of} has no {kind} {pattern!r}. {errors.near(pattern, filter(None, unique_names))}"
+            )
+        expanded.update(dict.fromkeys(matches))
+    return list(expanded)

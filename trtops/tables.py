@@ -7,7 +7,7 @@ from trtops.terminal import escaped, one_line
 
 Row: TypeAlias = Sequence[str | float | None]
 
-_LEAST_WIDTH = 9  # of a column that is cut; ids of runs have eight digits
+_MIN_WIDTH = 9  # of a column that is cut; ids of runs have eight digits
 
 
 def _cell_text(cell: str | float | None) -> str:
@@ -22,7 +22,7 @@ def table(header: Sequence[str], rows: Iterable[Row], width: int | None = None) 
     body = [[one_line(_cell_text(cell)) for cell in row] for row in rows]
     lines = [list(header), *body]
     widths = [max(map(len, column)) for column in zip(*lines)]
-    while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _LEAST_WIDTH:
+    while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _MIN_WIDTH:
         widths[widths.index(max(widths))] -= 1
     body = [[_cut(cell, w) for cell, w in zip(line, widths)] for line in body]
     lines = [[_cut(name, w) for name, w in zip(header, widths)], *body]
@@ -42,23 +42,24 @@ def _cut(text: str, width: int) -> str:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Row]) -> str:
     """Return a table in Markdown, with cells escaped, and a dash for None."""
-    lines = [
-        " | ".join(
-            escaped(_cell_text(cell)).replace("\\|", "|").replace("|", "\\|").replace("\n", " ") for cell in line
-        )
-        for line in (header, ["---"] * len(header), *rows)
-    ]
-    return "\n".join(f"| {line} |" for line in lines)
+    lines = []
+    for row in (header, ["---"] * len(header), *rows):
+        texts = (escaped(_cell_text(cell)).replace("\\|", "|") for cell in row)
+        cells = (text.replace("|", "\\|").replace("\n", " ") for text in texts)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def listed(names: Iterable[str], most: int = 10, separator: str = ", ") -> str:
+def listed(names: Iterable[str], max_names: int = 10, separator: str = ", ") -> str:
     """Return the first names, and the number of the others: ``a, b, c and 2 more``."""
-    known = list(names)
-    return separator.join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
+    all_names = list(names)
+    return separator.join(all_names[:max_names]) + (
+        f" and {len(all_names) - max_names} more" if len(all_names) > max_names else ""
+    )
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which takes an ``s`` in the plural: ``1 feed``, ``2 feeds``."""
+    """Return a number with its noun, with an ``s`` in the plural: ``1 feed``, ``2 feeds``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -26,14 +26,14 @@ _UNSAFE = re.compile(
 
 
 def escaped(text: str) -> str:
-    r"""Text that can neither control a terminal nor forge a verdict: characters become ``\u001b`` and the like."""
+    r"""Text safe for terminals, unable to control one or forge a verdict: characters become ``\u001b`` and the like."""
     return _UNSAFE.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     import json  # hardly any text needs it, and every command imports this module
 
-    return json.dumps(found[0])[1:-1] or "    "
+    return json.dumps(match[0])[1:-1] or "    "
 
 
 def one_line(text: str) -> str:
@@ -47,7 +47,7 @@ def bold(text: str) -> str:
 
 
 def print_line(text: str, file: TextIO | None = None, *, start: str = "") -> None:
-    """Print text, escaped, to a stream; to standard output unless given. ``start`` is printed before it as it is."""
+    """Print text, escaped, to a stream (default: standard output). ``start`` is printed before it as it is."""
     # Flushed, so that lines keep their order with those of child processes and of the log.
     try:
         print(start + escaped(text), file=file or sys.stdout, flush=True)
@@ -57,7 +57,7 @@ def print_line(text: str, file: TextIO | None = None, *, start: str = "") -> Non
 
 @contextmanager
 def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
-    """Show a bar on standard error during a block, if that is a terminal. Lines on standard error appear above it.
+    """Show a bar on standard error, if it is a terminal, during a block. Lines on standard error appear above it.
 
     Yields a function to call with how much is done, and of how much if that is known by now. Without rich, there is no
     bar, and pages are plain text on a terminal as well.

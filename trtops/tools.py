@@ -26,7 +26,7 @@ known_as(__name__, "args", "base", "script", "util", "args.base", "args.util")
 
 
 class BaseArgs:
-    """Options that belong together, and loaders made from them: override the methods that end in ``_impl``.
+    """A group of options, and loaders made from them: override the methods ending in ``_impl``.
 
     The first line of a docstring is the heading. ``group`` is argparse's, ``arg_groups`` has all groups by class.
     ``add_to_script_impl`` returns the loader that the options ask for.
@@ -47,7 +47,7 @@ class BaseArgs:
 
 
 class BaseRunnerArgs(BaseArgs):
-    """Options of a runner; ``get_name_opt_impl`` returns its name and the option, without dashes, that selects it."""
+    """Options of a runner; ``get_name_opt_impl`` returns its name and its option, without dashes."""
 
 
 class _OwnArgs(BaseArgs):
@@ -60,8 +60,8 @@ class _OwnArgs(BaseArgs):
     VALUES: ClassVar[dict[str, Callable[[Options], Any]]] = {}
 
     def add_parser_args_impl(self) -> None:
-        for _, each in flags_of(self.FLAGS):
-            add_flag(self.group, each)
+        for _, option in flags_of(self.FLAGS):
+            add_flag(self.group, option)
 
     def parse_impl(self, args: Any) -> None:
         self.args = args
@@ -73,7 +73,7 @@ class _OwnArgs(BaseArgs):
 
 
 class OnnxLoadArgs(_OwnArgs):
-    """ONNX loading: the model, with the changes that options ask for."""
+    """ONNX loading: the model, with the changes requested by options."""
 
     FLAGS = groups.ONNX
 
@@ -82,22 +82,22 @@ class OnnxLoadArgs(_OwnArgs):
 
 
 class DataLoaderArgs(_OwnArgs):
-    """Input data: what models are run with."""
+    """Input data: the feeds of models."""
 
     FLAGS = (groups.DATA,)
 
     def get_data_loader(self, user_input_metadata: TensorMetadata | None = None) -> Any:
         """Return the feeds; random ones have these inputs unless the line has shapes."""
-        found = loading.data_loader(self.args) or Late("trtops.comparator.DataLoader")
-        random = {"input_metadata": user_input_metadata} if found.function.endswith(".DataLoader") else {}
-        return resolve(dataclasses.replace(found, kwargs={**random, **found.kwargs}))
+        loader = loading.data_loader(self.args) or Late("trtops.comparator.DataLoader")
+        random = {"input_metadata": user_input_metadata} if loader.function.endswith(".DataLoader") else {}
+        return resolve(dataclasses.replace(loader, kwargs={**random, **loader.kwargs}))
 
 
-def _own(name: str, about: str, *flags: Group, **values: Callable[[Options], Any]) -> Any:
+def _option_group(name: str, about: str, *flags: Group, **values: Callable[[Options], Any]) -> Any:
     return type(name, (_OwnArgs,), {"__doc__": about, "FLAGS": flags, "VALUES": values})
 
 
-ModelArgs = _own(
+ModelArgs = _option_group(
     "ModelArgs",
     "Model: its file, type and input shapes.",
     groups.MODEL,
@@ -107,29 +107,29 @@ ModelArgs = _own(
         TensorSpec(name, None, shape) for name, shape in (loading.input_shapes(args) or {}).items()
     ),
 )
-TrtConfigArgs = _own(
+TrtConfigArgs = _option_group(
     "TrtConfigArgs",
     "TensorRT config: builder options.",
     profile_dicts=lambda args: [
-        {name: (each.min, each.opt, each.max) for name, each in profile.items()}
+        {name: (shape.min, shape.opt, shape.max) for name, shape in profile.items()}
         for profile in loading.profiles(args) or ()
     ],
     precision_constraints=lambda args: loading.constraints(args)[0],
     memory_pool_limits=lambda args: {Name("trt", f"MemoryPoolType.{k.upper()}"): v for k, v in args.pool_limit or ()},
 )
-TrtLoadPluginsArgs = _own("TrtLoadPluginsArgs", "TensorRT plugins: libraries.")
-TrtLoadNetworkArgs = _own(
+TrtLoadPluginsArgs = _option_group("TrtLoadPluginsArgs", "TensorRT plugins: libraries.")
+TrtLoadNetworkArgs = _option_group(
     "TrtLoadNetworkArgs",
     "TensorRT network: its options.",
     layer_precisions=lambda args: {k: f"trt.{DataType.of(v).name}" for k, v in args.layer_precisions or ()},
 )
-TrtSaveEngineBytesArgs = _own(
+TrtSaveEngineBytesArgs = _option_group(
     "TrtSaveEngineBytesArgs", "TensorRT engine: its file.", path=lambda args: args.save_engine
 )
 
 
 class Script:
-    """The imports and runners of an extension, which ``run`` runs, or ``--gen-script`` writes."""
+    """The imports and runners of an extension, for ``run`` or ``--gen-script``."""
 
     def __init__(self) -> None:
         self.runners: list[Late] = []
@@ -139,7 +139,7 @@ class Script:
         self._modules.update({imp_as or name: f"{frm}.{name}" if frm else name for name in imports})
 
     def add_loader(self, loader: Late, loader_id: str = "") -> Late:
-        """Return what other calls take as this loader: the call, with the module of its name."""
+        """Return the argument for other calls taking this loader: the call, with the module of its name."""
         first, dot, rest = loader.function.partition(".")
         return dataclasses.replace(loader, function=self._modules.get(first, first) + dot + rest)
 
@@ -148,7 +148,7 @@ class Script:
 
 
 def make_invocable(type_str: str, *args: Any, **kwargs: Any) -> Late:
-    """Return a call of an imported name; keyword arguments that are None are left out."""
+    """Return a call of an imported name; keyword arguments of None are left out."""
     return Late(type_str, args, {name: value for name, value in kwargs.items() if value is not None})
 
 
@@ -158,7 +158,7 @@ def get(args: Any, attr: str, default: Any = None) -> Any:
 
 
 class Tool:
-    """A command of its own: override ``run`` and the methods that end in ``_impl``; ``arg_groups`` are its groups."""
+    """A command of its own: override ``run`` and the methods ending in ``_impl``; ``arg_groups`` are its groups."""
 
     def get_subscriptions_impl(self) -> list[BaseArgs]:
         return []
@@ -166,49 +166,49 @@ class Tool:
     def add_parser_args_impl(self, parser: argparse.ArgumentParser) -> None: ...
 
     def main(self) -> None:
-        """Run the tool on this process' arguments, and exit with what ``run`` returns."""
+        """Run the tool on this process' arguments, and exit with the code of ``run``."""
         parser = make_parser(sys.argv[0], str(self.__doc__).strip(), (LOGGING,), ())
-        self.arg_groups = {type(each): each for each in self.get_subscriptions_impl()}
-        for each in self.arg_groups.values():
-            each.add_parser_args(parser, self.arg_groups)
+        self.arg_groups = {type(group): group for group in self.get_subscriptions_impl()}
+        for group in self.arg_groups.values():
+            group.add_parser_args(parser, self.arg_groups)
         self.add_parser_args_impl(parser)
         if {"-h", "--help"} & {*sys.argv}:
             parser.print_help()
             sys.exit()
         args = parser.parse(sys.argv[1:])
-        for each in self.arg_groups.values():
-            each.parse_impl(args)
+        for group in self.arg_groups.values():
+            group.parse_impl(args)
         with logging_as(args):
             sys.exit(self.run(args))  # type: ignore[attr-defined]
 
 
 def extend(parser: Parser) -> None:
     """Add the options and runners of installed extensions to the parser of ``run``."""
-    found: list[Any] = [kind() for kind in _OwnArgs.__subclasses__()]
-    own = len(found)
+    option_groups: list[Any] = [kind() for kind in _OwnArgs.__subclasses__()]
+    builtin_count = len(option_groups)
     for entry in importlib.metadata.entry_points(group="trtops.run.plugins"):
         try:
-            found += entry.load()()
+            option_groups += entry.load()()
         except Exception as exc:
             log.warning("Failed to load plugin: %s. %s: %s", entry.name, type(exc).__name__, exc)
-    arg_groups = {type(each): each for each in found}
+    arg_groups = {type(group): group for group in option_groups}
     parser.set_defaults(extensions=arg_groups)
-    for each in found[:own]:
-        each.arg_groups = arg_groups
-    for each in found[own:]:
-        each.add_parser_args(parser, arg_groups)
-        if isinstance(each, BaseRunnerArgs):
-            name, option = each.get_name_opt_impl()  # type: ignore[attr-defined]
-            add_flag(each.group, flag(f"--{option}", name, takes="runner", to="runners", value=option, shown=None))
+    for group in option_groups[:builtin_count]:
+        group.arg_groups = arg_groups
+    for group in option_groups[builtin_count:]:
+        group.add_parser_args(parser, arg_groups)
+        if isinstance(group, BaseRunnerArgs):
+            name, option = group.get_name_opt_impl()  # type: ignore[attr-defined]
+            add_flag(group.group, flag(f"--{option}", name, takes="runner", to="runners", value=option, shown=None))
 
 
 def runners(args: Options, option: str) -> list[Late]:
-    """Return the runners of the extension that has this option; none if no extension has it."""
+    """Return the runners of the extension with this option; none if there is no such extension."""
     arg_groups = (args.peek("extensions") or {}).values()
     script = Script()
     for group in arg_groups:
         if isinstance(group, BaseRunnerArgs) and group.get_name_opt_impl()[1] == option:  # type: ignore[attr-defined]
-            for each in arg_groups:
-                each.parse_impl(args)
+            for arg_group in arg_groups:
+                arg_group.parse_impl(args)
             group.add_to_script(script)
     return script.runners

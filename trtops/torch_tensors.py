@@ -31,7 +31,7 @@ def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> Any:
-    """Return an array as a tensor that shares its memory; strings stay an array."""
+    """Return an array as a tensor sharing its memory; strings stay an array."""
     import torch
 
     if array.dtype.kind in "OSUT":

@@ -1,4 +1,4 @@
-"""Helpers that scripts import from ``polygraphy.util``; trtops itself uses none of them."""
+"""Helpers by the names of ``polygraphy.util``, for scripts; trtops itself uses none of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def default(value: T | None, default: T) -> T:
 
 
 def check_called_by(expected_caller_name: str) -> Callable[[T], T]:
-    """Return a decorator that changes nothing; scripts use it on methods that trtops calls."""
+    """Return a decorator without effect; scripts use it on methods called by trtops."""
     return lambda function: function
 
 
@@ -46,13 +46,13 @@ def is_shape_dynamic(shape: Iterable[Any]) -> bool:
 
 
 def override_dynamic_shape(shape: Iterable[Any], default_shape_value: int | None = None) -> list[int]:
-    """Return a shape with a size, 1 by default, for each dynamic dimension."""
+    """Return a shape with a size for each dynamic dimension (default: 1)."""
     size = default(default_shape_value, DEFAULT_SHAPE_VALUE)
     return [size if is_dimension_dynamic(dim) else dim for dim in shape]
 
 
 def load_file(src: Any, mode: str = "rb", description: str | None = None) -> Any:
-    """Return what is in a file, given by its path or open; an open file is read from its start."""
+    """Return the content of a file, given by its path or open; an open file is read from its start."""
     if not isinstance(src, (str, os.PathLike)):
         return read_open_file(src)
     with open(src, mode) as file:
@@ -60,7 +60,7 @@ def load_file(src: Any, mode: str = "rb", description: str | None = None) -> Any
 
 
 def save_file(contents: Any, dest: Any, mode: str = "wb", description: str | None = None) -> Any:
-    """Write bytes or text to an open file, or replace the file of a path, whose folder is made; returns ``dest``."""
+    """Write bytes or text to an open file, or replace the file of a path and make its folder; returns ``dest``."""
     if not isinstance(dest, (str, os.PathLike)):
         write_open_file(dest, contents)
         return dest

@@ -1,4 +1,4 @@
-"""Verdicts: the one word that a build, a comparison or a run is given, and that exit codes follow from."""
+"""Verdicts: one word for the outcome of a build, a comparison or a run; exit codes follow from it."""
 
 from typing import Literal, TypeAlias
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from trtops import errors
-from trtops.comparator.arrays import most
+from trtops.comparator.arrays import largest_within
 from trtops.comparator.metrics import measure, quantiles, statistics
 
 FLOATS = [np.float16, np.float32, np.float64]
@@ -87,7 +87,7 @@ def plain_statistics(a, b, atol, rtol):
         "cosine": cosine if np.isnan(cosine) else min(1.0, max(-1.0, cosine)),
         "psnr": math.inf if noise == 0 else float(20 * np.log10(peak) - 10 * np.log10(noise)),
         "snr": math.inf if noise == 0 else (-math.inf if signal == 0 else float(10 * np.log10(signal / noise))),
-        "violations": int((~(d <= most(atol)) & ~(r <= most(rtol))).sum()),
+        "violations": int((~(d <= largest_within(atol)) & ~(r <= largest_within(rtol))).sum()),
     }
 
 
@@ -141,7 +141,7 @@ def test_frontier_decides_any_tolerances(b, scale, atol, rtol):
     found = statistics(a, b, atol=123.0, rtol=456.0)
     d, r = plain_errors(a, b)
     assert found.frontier_exact
-    assert found.any_violation(atol, rtol) == bool(((d > most(atol)) & (r > most(rtol))).any())
+    assert found.any_violation(atol, rtol) == bool(((d > largest_within(atol)) & (r > largest_within(rtol))).any())
 
 
 def test_thinned_frontier_never_hides_violations():

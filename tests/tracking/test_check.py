@@ -32,7 +32,7 @@ def own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(locks, "_PLACE", folder)
+    monkeypatch.setattr(locks, "_LOCKS_PARENT", folder)
     yield folder
     tempfile.tempdir = None
 

@@ -1,4 +1,4 @@
-"""Loaders that belong to no back end: bytes from and to files, objects from Python scripts."""
+"""Loaders independent of back ends: bytes from and to files, objects from Python scripts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SaveBytes(BaseLoader["bytes | memoryview"]):
 
 @dataclass(frozen=True)
 class InvokeFromScript(BaseLoader[Any]):
-    """Calls a function of a Python script, or an object of a class that it defines.
+    """Calls a function of a Python script, or an object of one of its classes.
 
     The script is run at every call, with its own folder first on ``sys.path``; the caller must trust it.
     """
@@ -74,8 +74,8 @@ class InvokeFromScript(BaseLoader[Any]):
 
     def call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and return its result; ConfigError if the script does not exist or does not define the name."""
-        found = import_from_script(self.path, self.name)
-        return (found() if isinstance(found, type) else found)(*args, **kwargs)
+        definition = import_from_script(self.path, self.name)
+        return (definition() if isinstance(definition, type) else definition)(*args, **kwargs)
 
 
 def invoke_from_script(path: str | Path, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +84,7 @@ def invoke_from_script(path: str | Path, name: str, *args: Any, **kwargs: Any) -
 
 
 def import_from_script(path: str | Path, name: str) -> Any:
-    """Run a Python script as a module, and return the object that it calls ``name``.
+    """Run a Python script as a module, and return its object ``name``.
 
     ConfigError if it does not exist, may not be run (:mod:`trtops.system.allowed`), or does not define the name.
     """

@@ -16,7 +16,7 @@ _CLASSES = {
     "onnxruntime": ("trtops.backend.onnxrt.builder", "OnnxRuntimeBackend"),
     "tensorrt": ("trtops.backend.trt.building.backend", "TensorRTBackend"),
 }
-_SUFFIXES = {".ort": "onnxruntime", ".engine": "tensorrt", ".plan": "tensorrt"}
+_BACKEND_OF_SUFFIX = {".ort": "onnxruntime", ".engine": "tensorrt", ".plan": "tensorrt"}
 
 BACKENDS: tuple[str, ...] = tuple(_CLASSES)
 """Names of the back ends, as in :attr:`trtops.spec.BuildConfig.backend`."""
@@ -33,8 +33,8 @@ def engine_backend(name: str) -> EngineBackend:
 
 
 def backend_of_suffix(suffix: str) -> str | None:
-    """Return the name of the back end whose engine files have this suffix, or None."""
-    return _SUFFIXES.get(suffix.lower())
+    """Return the name of the back end with this suffix of engine files, or None."""
+    return _BACKEND_OF_SUFFIX.get(suffix.lower())
 
 
 def reference_runner(model: Model, name: str | None = None) -> BaseRunner:

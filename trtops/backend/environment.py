@@ -1,4 +1,4 @@
-"""Facts of the build environment that all back ends share: processor, system, git commit, package releases."""
+"""Facts of the build environment shared by all back ends: processor, system, git commit, package releases."""
 
 import contextlib
 import platform
@@ -65,7 +65,7 @@ def git_commit(folder: str | Path = ".") -> str | None:
 
 
 def environment(*, packages: Iterable[str] = (), **facts: Any) -> Environment:
-    """Return an environment with a back end's facts, and the releases of those packages that are installed."""
+    """Return an environment with a back end's facts, and the releases of its installed packages."""
     from importlib.metadata import PackageNotFoundError, version  # takes as long to import as a short run's session
 
     versions = []

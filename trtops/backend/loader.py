@@ -1,4 +1,4 @@
-"""The base class of loaders, and functions that create a loader and call it."""
+"""The base class of loaders, and functions to create a loader and call it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class BaseLoader(Generic[T]):
-    """Base class of loaders: calling one calls :meth:`call_impl`, which subclasses override."""
+    """Base class of loaders: calling one calls :meth:`call_impl`; subclasses override this method."""
 
     def call_impl(self, *args: Any, **kwargs: Any) -> T:
         """Make the product."""
@@ -30,11 +30,11 @@ def immediately(loader: Callable[P, BaseLoader[T]]) -> Callable[P, T]:
         return loader(*args, **kwargs)()
 
     function: Any = call
-    made: Any = loader
-    function.__name__ = function.__qualname__ = re.sub(r"(?<!^)(?=[A-Z])", "_", made.__name__).lower()
-    function.__module__ = made.__module__
-    function.__doc__ = f"Create a :class:`{made.__name__}` and call it."
-    function.__signature__ = inspect.signature(made).replace(
-        return_annotation=inspect.signature(made.call_impl).return_annotation
+    loader_class: Any = loader
+    function.__name__ = function.__qualname__ = re.sub(r"(?<!^)(?=[A-Z])", "_", loader_class.__name__).lower()
+    function.__module__ = loader_class.__module__
+    function.__doc__ = f"Create a :class:`{loader_class.__name__}` and call it."
+    function.__signature__ = inspect.signature(loader_class).replace(
+        return_annotation=inspect.signature(loader_class.call_impl).return_annotation
     )
     return call

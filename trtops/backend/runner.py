@@ -26,7 +26,7 @@ ValueOrCallable: TypeAlias = T | Callable[[], T]
 
 
 class ProfiledFeed(dict[str, Any]):
-    """A feed for one optimization profile, which engines with several profiles select by it.
+    """A feed for one optimization profile; engines with several profiles select this one.
 
     ``point`` says which shapes of the profile it has: ``min``, ``opt``, ``max`` or ``between``. For given data it is
     empty, or ``outside`` if no profile accepts the shapes.
@@ -55,7 +55,7 @@ class BaseRunner(ABC):
     _stop_inference: Callable[[], None] | None = None
 
     def __init__(self, name: str | None = None, prefix: str = "runner") -> None:
-        """Name the runner; ``<prefix>-N<count>`` by default."""
+        """Name the runner (default: ``<prefix>-N<count>``)."""
         self.name = name if name is not None else f"{prefix}-N{next(self._counters[prefix])}"
         self.is_active = False
         self._inference_seconds: float | None = None
@@ -120,17 +120,17 @@ class BaseRunner(ABC):
         return self._input_metadata
 
     def last_inference_time(self) -> float:
-        """Return the seconds that the last inference took inside the back end; InferenceError if there was none."""
+        """Return the seconds of the last inference inside the back end; InferenceError if there was none."""
         if self._inference_seconds is None:
             raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
         return self._inference_seconds
 
     def last_device_time(self) -> float | None:
-        """Return the seconds that the last inference took on the accelerator, without copies; None if not known."""
+        """Return the seconds of the last inference on the accelerator, without copies; None if unknown."""
         return None
 
     def second_context(self) -> BaseRunner | None:
-        """Return an inactive runner that shares this active runner's loaded engine; None if it cannot be shared.
+        """Return an inactive runner of this active runner's loaded engine; None if it cannot be shared.
 
         The engine stays this runner's. Both may infer at once, in two threads.
         """

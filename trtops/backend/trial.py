@@ -1,4 +1,4 @@
-"""Native code that may crash runs in a child process first."""
+"""Run native code in a child process first if it may crash."""
 
 from collections.abc import Callable
 from typing import Any

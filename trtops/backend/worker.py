@@ -1,4 +1,4 @@
-"""An engine back end whose builds, and first inferences, run in a child process."""
+"""An engine back end with builds, and first inferences, in a child process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _call_quietly(folder: str, call: bytes) -> None:
 
 @dataclass(frozen=True)
 class IsolatedBackend:
-    """An engine back end whose builds run in a child process, with a limit of ``timeout`` seconds each."""
+    """An engine back end with builds in a child process, limited to ``timeout`` seconds each."""
 
     backend: str
     timeout: float | None = None
@@ -86,8 +86,10 @@ class IsolatedBackend:
 
     def environment(self, config: BuildConfig | None = None) -> Environment:
         """Return the child's build environment."""
-        found: Environment = self.worker.run(_call_in_child, self.backend, "environment", config, timeout=self.timeout)
-        return found
+        environment: Environment = self.worker.run(
+            _call_in_child, self.backend, "environment", config, timeout=self.timeout
+        )
+        return environment
 
     def device_state(self, config: BuildConfig | None = None) -> Mapping[str, str]:
         """Return the device's state as the child reports it."""
@@ -124,7 +126,7 @@ class IsolatedBackend:
         feed: Feed | None = None,
         crashed: Callable[[tuple[str, ...]], None] | None = None,
     ) -> Build:
-        """Build one engine; after a crash of the child, build again without the setting that it was trying.
+        """Build one engine; after a crash of the child, build again without the setting tried last.
 
         The calibration data must be iterable several times. With a feed, the engine is run on it once in the child.
         ``crashed`` is called with the names of all settings to avoid after every crash. WorkerError if the child
@@ -163,7 +165,7 @@ class IsolatedBackend:
 
 
 def may_crash(config: BuildConfig) -> bool:
-    """Return whether a build needs a child process."""
+    """Return True if a build needs a child process."""
     # ONNX Runtime crashes on some models below FP32, and every builder on hostile ones.
     return needs_child() or (config.backend == "onnxruntime" and config.precision != "fp32")
 

@@ -1,4 +1,4 @@
-"""Calibration: the ranges of a model's tensors that an INT8 engine needs.
+"""Calibration: the ranges of a model's tensors for an INT8 engine.
 
 :mod:`trtops.backend.onnxrt.calibration` collects them, :mod:`trtops.backend.onnx.quantize` writes them into models.
 """

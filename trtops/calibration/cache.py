@@ -30,7 +30,7 @@ _SMALLEST = struct.unpack(">f", bytes.fromhex("00800000"))[0]
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRange(Record):
-    """The range of one tensor; what is not known is None."""
+    """The range of one tensor; unknown values are None."""
 
     name: str  # in the ONNX model, or in TensorRT's network for a cache that TensorRT wrote
     amax: float  # the largest magnitude that INT8 should represent; 0 for a tensor of zeros
@@ -57,7 +57,7 @@ class TensorRange(Record):
 
     @property
     def scale(self) -> float:
-        """Value of one INT8 step in symmetric quantization; 1 for a tensor of zeros, where any step is exact."""
+        """Value of one INT8 step in symmetric quantization; 1 for a tensor of zeros (any step is exact)."""
         return max(self.amax / LEVELS, _SMALLEST) if self.amax else 1.0
 
     def scaled(self, factor: float) -> "TensorRange":
@@ -167,7 +167,7 @@ class CalibrationCache(Record):
         return cls(algorithm=algorithm, ranges=tuple(ranges), tensorrt_header=header)
 
     def to_tensorrt(self, header: str | None = None) -> bytes:
-        """Return the cache as TensorRT's text; the header is the one that was read, or that of TensorRT 8.6.0."""
+        """Return the cache as TensorRT's text, with the header read (default: the header of TensorRT 8.6.0)."""
         header = header or self.tensorrt_header or DEFAULT_HEADER
         if not _HEADER.fullmatch(header):
             raise errors.FormatError(f"{header!r} is not a header of TensorRT's; expected such as {DEFAULT_HEADER!r}.")
@@ -191,7 +191,7 @@ def read_cache(data: bytes) -> CalibrationCache:
 
 
 def tensorrt_header(release: str, calibrator: str = "EntropyCalibration2") -> str:
-    """Return the header that a TensorRT release such as ``8.6.0`` expects; ConfigError if it is not three numbers.
+    """Return the header for a TensorRT release such as ``8.6.0``; ConfigError if it is not three numbers.
 
     The calibrator is the one that will read the text; TensorRT does not check how the ranges were chosen.
     """
@@ -205,24 +205,24 @@ def tensorrt_header(release: str, calibrator: str = "EntropyCalibration2") -> st
 
 
 def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "refuse") -> tuple[str, ...]:
-    """Return those of the tensors to quantize that a cache lacks, in the given order.
+    """Return the tensors to quantize missing in a cache, in the given order.
 
     CalibrationError if all are missing, or one is and the policy is ``refuse``; with ``partial``, layers without ranges
     stay in higher precision.
     """
-    known = cache.by_name()
-    wanted = list(dict.fromkeys(tensors))
-    missing = tuple(name for name in wanted if name not in known)
-    if missing and (policy == "refuse" or len(missing) == len(wanted)):
+    ranges = cache.by_name()
+    requested = list(dict.fromkeys(tensors))
+    missing = tuple(name for name in requested if name not in ranges)
+    if missing and (policy == "refuse" or len(missing) == len(requested)):
         overflowed = ", ".join(repr(name) for name in missing if name in cache.excluded)
-        reason = f"NaN or infinity occurred in {overflowed}." if overflowed else errors.near(missing[0], known)
+        reason = f"NaN or infinity occurred in {overflowed}." if overflowed else errors.near(missing[0], ranges)
         advice = (
             "It is of another model, or of another export of it: calibrate this one."
-            if len(missing) == len(wanted)
+            if len(missing) == len(requested)
             else "Calibrate this model, or allow a partial fit, which keeps these layers in higher precision."
         )
         raise errors.CalibrationError(
-            f"The calibration cache has {len(known)} tensors and lacks {len(missing)} of the {len(wanted)} to be "
+            f"The calibration cache has {len(ranges)} tensors and lacks {len(missing)} of the {len(requested)} to be "
             f"quantized: {', '.join(map(repr, missing[:8]))}. {reason} {advice}"
         )
     return missing

@@ -1,5 +1,6 @@
-"""The choice between calibration algorithms: the error of each, and which is best."""
+"""The choice between calibration algorithms: the error of each, and the best one."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,19 +47,19 @@ class Comparison(Record):
 
     @property
     def chosen(self) -> Algorithm:
-        """The algorithm with the smallest error; of those within 1 % of it, the one that clips least."""
-        found = {each.algorithm: each.error for each in self.errors}
-        smallest = min(found.values())
-        return next(name for name in _PREFERRED if name in found and found[name] <= _EQUAL * smallest)
+        """The algorithm with the smallest error; within 1 % of it, the one clipping least."""
+        error_of = {entry.algorithm: entry.error for entry in self.errors}
+        smallest = min(error_of.values())
+        return next(name for name in _PREFERRED if name in error_of and error_of[name] <= _EQUAL * smallest)
 
     def rows(self) -> Iterable[tuple[str, float, str]]:
         """A row for each algorithm, with the values of :attr:`COLUMNS`."""
         return ((e.algorithm, e.error, "yes" if e.algorithm == self.chosen else "") for e in self.errors)
 
     def sentence(self) -> str:
-        """Which algorithm is best, by how much, and on what data."""
-        best, *others = sorted(self.errors, key=lambda each: (each.algorithm != self.chosen, each.error))
-        compared = ", ".join(f"{each.algorithm} {each.error:.3g}" for each in others)
+        """A sentence on the best algorithm, its gain, and the data."""
+        best, *others = sorted(self.errors, key=lambda entry: (entry.algorithm != self.chosen, entry.error))
+        compared = ", ".join(f"{entry.algorithm} {entry.error:.3g}" for entry in others)
         gain = "equal to the next within 1%"
         if others[0].error > _EQUAL * best.error:
             gain = f"{1 - best.error / others[0].error:.0%} smaller than with the next"
@@ -71,7 +72,7 @@ class Comparison(Record):
 
 
 def relative_error(actual: Iterable[Mapping[str, Any]], golden: Sequence[Mapping[str, Any]]) -> float:
-    """Relative error over all feeds: the root mean square of the differences over that of the golden output.
+    """Return the root mean square of all feeds' differences, relative to the golden output's.
 
     Of the floating-point output where it is largest, without the elements that are NaN or infinite in the golden
     output. A model without such outputs has the root of the share of integers that differ. Infinite for an output that
@@ -81,7 +82,8 @@ def relative_error(actual: Iterable[Mapping[str, Any]], golden: Sequence[Mapping
     """
     differences: dict[str, float] = {}
     sizes: dict[str, float] = {}
-    kinds = {array.dtype.kind for outputs in golden for array in map(np.asarray, outputs.values())}
+    arrays = itertools.chain.from_iterable(outputs.values() for outputs in golden)
+    kinds = {np.asarray(array).dtype.kind for array in arrays}
     for ours, theirs in zip(actual, golden):
         for name, array in theirs.items():
             right, left = np.asarray(array), np.asarray(ours[name])

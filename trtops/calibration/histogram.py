@@ -1,4 +1,4 @@
-"""Counts one tensor's values in bounded memory, and chooses the range of values that INT8 should represent."""
+"""Counts one tensor's values in bounded memory, and chooses the range of values to represent in INT8."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ALGORITHMS: tuple[Algorithm, ...] = ("minmax", "entropy", "percentile")
 BINS = 4096
 DEFAULT_PERCENTILE = 99.99
 
-_BLOCK = 1 << 16  # elements at a time, so that temporaries stay in the processor's cache
+_BLOCK_ELEMENTS = 1 << 16  # elements at a time, so that temporaries stay in the processor's cache
 _QUANTIZED = 128  # levels of magnitude that INT8 has
 _SHRINK = 2  # bins that are merged for the entropy search
 _MIN_KEPT = 0.9  # minimum share of the values that the entropy search does not clip
 
 
 class Histogram:
-    """Magnitudes of one tensor, in 4,096 bins between zero and a power of two that grows with the data (32 KiB).
+    """Magnitudes of one tensor, in 4,096 bins between zero and a power of two growing with the data (32 KiB).
 
     When the range doubles, neighbouring bins are merged, so counts depend neither on the order of the data nor on the
     size of the feeds.
@@ -56,8 +56,8 @@ class Histogram:
         ``counted=False`` keeps the smallest and largest value only, as ``minmax`` needs, at less than half the cost.
         """
         values = np.ascontiguousarray(array).reshape(-1)
-        for start in range(0, values.size, _BLOCK):
-            self._add_block(values[start : start + _BLOCK], counted)
+        for start in range(0, values.size, _BLOCK_ELEMENTS):
+            self._add_block(values[start : start + _BLOCK_ELEMENTS], counted)
 
     def _add_block(self, block: NDArray[Any], counted: bool) -> None:
         if block.dtype == np.float16:
@@ -86,7 +86,7 @@ class Histogram:
             self.counts += counts
 
     def _counts_up_to(self, limit: float) -> NDArray[np.int64]:
-        """The counts in bins up to a limit that is not smaller than this histogram's."""
+        """The counts in bins up to a limit not smaller than this histogram's."""
         counts = np.zeros(BINS, np.int64)
         if self.limit:
             merged = self.counts.reshape(-1, int(min(limit / self.limit, BINS))).sum(axis=1)
@@ -95,22 +95,22 @@ class Histogram:
 
     def merged(self, other: Histogram) -> Histogram:
         """Return the histogram of the values of both."""
-        both = Histogram()
-        both.limit = max(self.limit, other.limit)
-        both.counts = self._counts_up_to(both.limit) + other._counts_up_to(both.limit)
-        both.low, both.high = min(self.low, other.low), max(self.high, other.high)
-        both.size, both.not_finite = self.size + other.size, self.not_finite + other.not_finite
-        return both
+        union = Histogram()
+        union.limit = max(self.limit, other.limit)
+        union.counts = self._counts_up_to(union.limit) + other._counts_up_to(union.limit)
+        union.low, union.high = min(self.low, other.low), max(self.high, other.high)
+        union.size, union.not_finite = self.size + other.size, self.not_finite + other.not_finite
+        return union
 
     def beyond(self, amax: float) -> float:
-        """Return the share of values whose magnitude exceeds ``amax``, to the width of a bin."""
+        """Return the share of values with a magnitude above ``amax``, to the width of a bin."""
         if not self.size or not self.limit or amax >= self.amax:
             return 0.0
         first = math.ceil(amax / self.limit * BINS)
         return float(self.counts[first:].sum()) / self.size
 
     def choose(self, algorithm: Algorithm, percentile: float = DEFAULT_PERCENTILE) -> float:
-        """Return the largest magnitude that INT8 should represent, in the tensor's unit.
+        """Return the largest magnitude to represent in INT8, in the tensor's unit.
 
         ``minmax`` is the largest magnitude seen; ``percentile`` the one that ``percentile`` percent of all values do
         not exceed; ``entropy`` the one whose 128 levels have the smallest Kullback-Leibler divergence from the values
@@ -134,7 +134,7 @@ def check_algorithm(algorithm: str, percentile: float = DEFAULT_PERCENTILE) -> N
 
 
 def _entropy_bins(counts: NDArray[np.int64]) -> int:
-    """Return how many of the bins, merged in pairs, to keep so that 128 levels describe the distribution best.
+    """Return the number of bins, merged in pairs, to keep for 128 levels to describe the distribution best.
 
     Candidate ``i`` keeps bins ``0..i-1`` and moves all values beyond into the last of them: that is P. Q spreads each
     of 128 levels evenly over its bins that are not empty. With sums per level, KL(P || Q) needs no loop over the bins:
@@ -155,17 +155,17 @@ def _entropy_bins(counts: NDArray[np.int64]) -> int:
     spread = np.maximum(np.diff(filled[edges], axis=1), 1)
     described = (_x_log_x(levels) - levels * np.log(spread)).sum(axis=1)
 
-    kept = running[candidates]
-    beyond = total - kept
+    inside = running[candidates]
+    outside = total - inside
     last = bins[candidates - 1]
     with np.errstate(divide="ignore", invalid="ignore"):
         last_level = np.log(levels[:, -1] / spread[:, -1])
-        moved = np.where(beyond > 0, _x_log_x(last + beyond) - _x_log_x(last) - beyond * last_level, 0.0)
-        divergence = (entropies[candidates] + moved - described) / total - math.log(total) + np.log(kept)
+        moved = np.where(outside > 0, _x_log_x(last + outside) - _x_log_x(last) - outside * last_level, 0.0)
+        divergence = (entropies[candidates] + moved - described) / total - math.log(total) + np.log(inside)
     # Candidates that move more than a tenth of the values are excluded: with nearly all values in its last bin P is a
     # single spike, which any 128 levels describe. Values that are all far from zero, as after 1 + erf, would be clipped
     # to one.
-    divergence[((last == 0) & (beyond > 0)) | (kept < _MIN_KEPT * total)] = np.inf
+    divergence[((last == 0) & (outside > 0)) | (inside < _MIN_KEPT * total)] = np.inf
     return int(candidates[np.argmin(divergence)])
 
 

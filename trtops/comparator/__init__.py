@@ -1,4 +1,4 @@
-"""Compares what runners say: running them on the same inputs, evaluating the outputs, saving both.
+"""Run runners on the same inputs, compare their outputs, save both.
 
 Names are Polygraphy's. :func:`compare_outputs` is the short way: two runs in, a report out. Names are imported on first
 use. Thresholds, results and compare functions of single metrics come from :mod:`trtops.comparator.table`.

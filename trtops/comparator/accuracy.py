@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -45,25 +46,25 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         return self.data
 
     def __bool__(self) -> bool:
-        return all(bool(match) for pair in self for of in self.matches_by_output(pair).values() for match in of)
+        return all(all(all(matches) for matches in self.matches_by_output(pair).values()) for pair in self)
 
     def __repr__(self) -> str:
         return f"AccuracyResult({self.dct!r}, aggregation={self.aggregation!r})"
 
     def _iterations(self, pair: RunnerPair | None) -> list[dict[str, Match]]:
-        """The iterations of a pair of runners; of the first one by default."""
+        """The iterations of a pair of runners (default: the first pair)."""
         if pair is None and not self.dct:
             raise errors.ComparisonError("Nothing was compared: there are no pairs of runners.")
         return self.dct[next(iter(self.dct)) if pair is None else pair]
 
     def stats(self, runner_pair: RunnerPair | None = None) -> tuple[int, int, int]:
-        """The number of iterations that matched, that mismatched, and of all; of the first pair by default."""
+        """The numbers of matched, mismatched and all iterations (default: of the first pair)."""
         iterations = self._iterations(runner_pair)
         matched = sum(all(bool(m) for m in matches.values()) for matches in iterations)
         return matched, len(iterations) - matched, len(iterations)
 
     def percentage(self, runner_pair: RunnerPair | None = None) -> float:
-        """The share of iterations that matched, between 0 and 1; 1 without iterations."""
+        """The share of matched iterations, between 0 and 1; 1 without iterations."""
         if not self.dct:
             return 1.0
         matched, _, total = self.stats(runner_pair)
@@ -71,10 +72,12 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
 
     def _all_matches(self) -> Iterator[tuple[str, Match]]:
         """All matches with the outputs' names, pair by pair and iteration by iteration."""
-        return (found for iterations in self.values() for matches in iterations for found in matches.items())
+        for iterations in self.values():
+            for matches in iterations:
+                yield from matches.items()
 
     def output_names(self) -> list[str]:
-        """The outputs that were compared, in order of appearance."""
+        """The compared outputs, in order of appearance."""
         return list(dict.fromkeys(name for name, _ in self._all_matches()))
 
     def metric_fields(self) -> list[str]:
@@ -85,23 +88,23 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         """The matches of each output: of every iteration, or their mean if ``aggregation`` is ``average``."""
         if self.aggregation == "average":
             return {name: [match] for name, match in self.average_results(runner_pair).items()}
-        found: dict[str, list[Match]] = {}
+        matches_by_name: dict[str, list[Match]] = {}
         for matches in self[runner_pair]:
             for name, match in matches.items():
-                found.setdefault(name, []).append(match)
-        return found
+                matches_by_name.setdefault(name, []).append(match)
+        return matches_by_name
 
     def average_results(self, runner_pair: RunnerPair | None = None) -> dict[str, CompareResult]:
-        """Each output's numbers averaged over the iterations, with their thresholds; of the first pair by default.
+        """Each output's numbers averaged over the iterations, with their thresholds (default: of the first pair).
 
         Raises ComparisonError if an iteration has no numbers for an output, as after a mismatch of shapes.
         """
         iterations = self._iterations(runner_pair)
         averages = {}
-        for name in dict.fromkeys(name for matches in iterations for name in matches):
-            found = [matches[name] for matches in iterations if name in matches]
-            results = [match for match in found if not isinstance(match, bool)]
-            if len(results) < len(found) or not results[0].metric_fields():
+        for name in dict.fromkeys(itertools.chain.from_iterable(iterations)):
+            output_matches = [matches[name] for matches in iterations if name in matches]
+            results = [match for match in output_matches if not isinstance(match, bool)]
+            if len(results) < len(output_matches) or not results[0].metric_fields():
                 raise errors.ComparisonError(
                     f"Output {name!r} cannot be averaged: at least one iteration has no numbers for it (its shapes "
                     "differed, or the compare function returns truth values). Evaluate per sample instead."
@@ -134,9 +137,9 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
                     f"There is no threshold for output {name!r}. Add it, or one under '' for all others."
                 )
             if missing := [f for f in threshold.metric_fields() if f not in match.metric_fields()]:
-                known = ", ".join(match.metric_fields())
+                recorded = ", ".join(match.metric_fields())
                 raise errors.ComparisonError(
-                    f"{type(threshold).__name__} needs {', '.join(missing)}; the results have {known}."
+                    f"{type(threshold).__name__} needs {', '.join(missing)}; the results have {recorded}."
                 )
             changes.append((match, threshold))
         for match, threshold in changes:
@@ -173,8 +176,8 @@ class AccuracyResults(SavedList[AccuracyResult]):
         return getattr(self._only_result(), name)
 
     def output_names(self) -> list[str]:
-        """The outputs that any function compared, in order of appearance."""
-        return list(dict.fromkeys(name for result in self.lst for name in result.output_names()))
+        """The outputs compared by any function, in order of appearance."""
+        return list(dict.fromkeys(itertools.chain.from_iterable(result.output_names() for result in self.lst)))
 
     def reevaluate(
         self, thresholds: Thresholds | Sequence[Thresholds], aggregation: Aggregation | None = None
@@ -185,25 +188,25 @@ class AccuracyResults(SavedList[AccuracyResult]):
         numbers. ComparisonError if one fits no result, or not all of one.
         """
         several = isinstance(thresholds, Sequence) and not isinstance(thresholds, Mapping)
-        given = cast("Sequence[Thresholds]", thresholds if several else [thresholds])
+        requested_thresholds = cast("Sequence[Thresholds]", thresholds if several else [thresholds])
         # All thresholds are matched first, so that nothing is changed if one fits no result.
         left, chosen = list(self.lst), []
-        for threshold in given:
+        for threshold in requested_thresholds:
             if isinstance(threshold, Mapping) and not threshold:
                 raise errors.ComparisonError("The thresholds by output are empty.")
             fields = (next(iter(threshold.values())) if isinstance(threshold, Mapping) else threshold).metric_fields()
             match = next((r for r in left if r.metric_fields() == fields), None)
             if match is None:
-                known = "; ".join(", ".join(r.metric_fields()) or "no numbers" for r in self.lst)
-                raise errors.ComparisonError(f"No result has {', '.join(fields)}; the results have: {known}.")
+                recorded = "; ".join(", ".join(r.metric_fields()) or "no numbers" for r in self.lst)
+                raise errors.ComparisonError(f"No result has {', '.join(fields)}; the results have: {recorded}.")
             left.remove(match)
             chosen.append((match, threshold))
         self.data = [match.reevaluate(threshold, aggregation) for match, threshold in chosen]
         return self
 
     @classmethod
-    def _expect(cls, found: object, where: str) -> Self:
-        return super()._expect(cls([found]) if isinstance(found, AccuracyResult) else found, where)
+    def _expect(cls, decoded: object, where: str) -> Self:
+        return super()._expect(cls([decoded]) if isinstance(decoded, AccuracyResult) else decoded, where)
 
 
 Encoder.register(AccuracyResult)(
@@ -216,7 +219,7 @@ def _decode_accuracy(members: dict[str, Any]) -> AccuracyResult:
     if members["aggregation"] not in ("per_sample", "average"):
         raise errors.FormatError(f"the aggregation of an AccuracyResult is {members['aggregation']!r:.80}")
     content = {(str(first), str(second)): list(iterations) for (first, second), iterations in members["lst"]}
-    for matches in (matches for iterations in content.values() for matches in iterations):
+    for matches in itertools.chain.from_iterable(content.values()):
         if not isinstance(matches, dict) or not all(isinstance(m, (bool, CompareResult)) for m in matches.values()):
             raise errors.FormatError(f"an AccuracyResult holds {matches!r:.80}; expected matches by output")
     return AccuracyResult(content, members["aggregation"])

@@ -22,7 +22,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def to_numpy(value: object, name: str = "value") -> Array:
-    """A value as a numpy array in host memory, which shares memory with it where it can; ``name`` is for errors.
+    """A value as a numpy array in host memory, sharing its memory if possible; ``name`` is for errors.
 
     The value is a numpy array or scalar, a torch tensor on any device, something with a ``load()`` that returns one of
     these (a :class:`~trtops.comparator.results.LazyArray`), or nested sequences of numbers. ComparisonError if it holds
@@ -53,7 +53,7 @@ def to_numpy(value: object, name: str = "value") -> Array:
 
 
 def holds_strings(array: Array) -> TypeIs[Array]:
-    """Whether an array holds text or bytes: a string dtype, or objects that all are strings (ONNX Runtime's way)."""
+    """True for an array of text or bytes: a string dtype, or only strings as objects (ONNX Runtime's way)."""
     if array.dtype.kind in "USaT":
         return True
     return array.dtype.kind == "O" and all(isinstance(item, (str, bytes)) for item in array.flat)
@@ -64,17 +64,17 @@ def dtype_name(array: Array) -> str:
     return "str" if array.dtype.kind in "USaOT" else array.dtype.name
 
 
-def permuted_axes(shape: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """The axes whose order turns one shape into another, which must have the same dimensions in another order."""
+def permuted_axes(shape: Sequence[int], target_shape: Sequence[int]) -> list[int]:
+    """The order of axes for turning a shape into another one, of the same dimensions in another order."""
     left, axes = list(range(len(shape))), list[int]()
-    for dim in wanted:
+    for dim in target_shape:
         axes.append(next(axis for axis in left if shape[axis] == dim))
         left.remove(axes[-1])
     return axes
 
 
 def cast_array(array: Array, name: str, dtype: DataType) -> Array:
-    """An array in another type, with a warning; InputError if it has values that the type does not hold."""
+    """An array in another type, with a warning; InputError if the type cannot hold all values."""
     _log.warning("Input %r is cast from %s to %s", name, array.dtype, dtype.value)
     if dtype.is_integral and array.size and array.dtype.kind in "fiub":
         limits = np.iinfo(dtype.numpy()) if dtype.numpy().isbuiltin == 1 else None
@@ -106,7 +106,7 @@ def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapp
 _DIGITS = 5
 
 
-def most(limit: float) -> float:
+def largest_within(limit: float) -> float:
     """The largest error within a tolerance; a tolerance of 0 has no slack."""
     if limit == 0 or not math.isfinite(limit):
         return limit

@@ -52,13 +52,13 @@ class Comparator:
 
         Args:
             runners: The runners.
-            data_loader: The inputs of each iteration: arrays by input name; random by default. A
+            data_loader: The inputs of each iteration: arrays by input name (default: random). A
                 :class:`DataLoader` first gets the first runner's input metadata.
             warm_up: How many times each runner runs the first inputs before it is timed.
             use_subprocess: Run each runner in its own child process, which has the GPU for itself and cannot take this
                 process down. Runners and data loader must be picklable, and a script needs the guard
                 ``if __name__ == "__main__":``.
-            subprocess_timeout: Seconds after which a child process is killed; never by default.
+            subprocess_timeout: Seconds after which a child process is killed (default: never).
             subprocess_polling_interval: Accepted and ignored: a child process that dies is noticed at once.
             save_inputs_path: A file for the inputs, or without a suffix a directory with one file per iteration.
             save_outputs_path: The same for the results.
@@ -97,7 +97,7 @@ class Comparator:
 
     @staticmethod
     def postprocess(run_results: Runs, postprocess_func: PostprocessFunction) -> Any:
-        """Apply a function, which takes an iteration and returns it or another, to every iteration's outputs.
+        """Apply a function to every iteration's outputs; it returns the iteration or another one.
 
         Results are changed in place, and lists of results, too; for an iterator of results an iterator is returned.
         """
@@ -111,7 +111,7 @@ class Comparator:
 
     @staticmethod
     def default_comparisons(run_results: RunResults) -> list[tuple[int, int]]:
-        """The runners that are compared by default: each with the next, by place."""
+        """Index pairs of the runners to compare by default: each with the next."""
         return [(i, i + 1) for i in range(len(run_results) - 1)]
 
     @staticmethod
@@ -128,7 +128,7 @@ class Comparator:
             run_results: Results; an iterator of results, such as a streaming run; or several of these, whose runners
                 are compared with each other.
             fail_fast: Whether to stop after the first iteration that does not match.
-            comparisons: Pairs of places of runners; each with the next by default.
+            comparisons: Index pairs of runners (default: each with the next).
             compare_func: Called with two iterations, returns a match per output; one or several, which share
                 statistics and get a result each. None stands for ``SimpleCompareFunc()``.
             check_average: Evaluate the mean of each number over all iterations instead of each iteration.
@@ -140,8 +140,8 @@ class Comparator:
         from trtops.comparator.accuracy import AccuracyResult, AccuracyResults
         from trtops.comparator.compare import BaseCompareFunc, Cache, SimpleCompareFunc
 
-        given = compare_func if isinstance(compare_func, Sequence) else [compare_func]
-        functions = [SimpleCompareFunc() if function is None else function for function in given]
+        compare_funcs = compare_func if isinstance(compare_func, Sequence) else [compare_func]
+        functions = [SimpleCompareFunc() if function is None else function for function in compare_funcs]
         if check_average:
             check_averageable(functions, fail_fast)
         results = [AccuracyResult(aggregation="average" if check_average else "per_sample") for _ in functions]
@@ -149,27 +149,29 @@ class Comparator:
         # Closing it ends the runners of a stream, also if fail_fast leaves the loop.
         with contextlib.closing(_zip_iterations(run_results)) as iterations:
             for index, run in enumerate(iterations):
-                places = list(comparisons) if comparisons is not None else Comparator.default_comparisons(run)
+                index_pairs = list(comparisons) if comparisons is not None else Comparator.default_comparisons(run)
                 if not pairs:
-                    for place in (place for pair in places for place in pair):
-                        if not -len(run) <= place < len(run):
-                            raise errors.ConfigError(f"comparisons names runner {place}; there are {len(run)}.")
-                    pairs = [(run[first][0], run[second][0]) for first, second in places]
+                    for runner_index in itertools.chain.from_iterable(index_pairs):
+                        if not -len(run) <= runner_index < len(run):
+                            raise errors.ConfigError(f"comparisons names runner {runner_index}; there are {len(run)}.")
+                    pairs = [(run[first][0], run[second][0]) for first, second in index_pairs]
                     if len(set(pairs)) < len(pairs):  # results of several processes, whose runners have the same names
                         names = list(RunResults().update(run).keys())
-                        pairs = [(names[first], names[second]) for first, second in places]
+                        pairs = [(names[first], names[second]) for first, second in index_pairs]
                     for pair in pairs:
                         log_lines(START, "Accuracy Comparison | {} vs. {}".format(*pair))
                 log_lines(logging.INFO, f"Iteration: {index}")
                 failed = False
-                for (first, second), pair in zip(places, pairs):
-                    one, other = run[first][1][0], run[second][1][0]
+                for (first, second), pair in zip(index_pairs, pairs):
+                    result0, result1 = run[first][1][0], run[second][1][0]
                     cache: Cache = {}
                     matches = [
-                        f.compare(one, other, cache) if isinstance(f, BaseCompareFunc) else dict(f(one, other))
+                        f.compare(result0, result1, cache)
+                        if isinstance(f, BaseCompareFunc)
+                        else dict(f(result0, result1))
                         for f in functions
                     ]
-                    _log_compared(pair, one, other, matches)
+                    _log_compared(pair, result0, result1, matches)
                     for result, match in zip(results, matches):
                         result.dct.setdefault(pair, []).append(match)
                         failed = failed or not all(map(bool, match.values()))
@@ -187,7 +189,7 @@ class Comparator:
         check_nan: bool | None = True,
         fail_fast: bool | None = False,
     ) -> Any:
-        """Whether outputs are free of NaN, and of infinities, which are faults if ``check_inf``; NaN then is one, too.
+        """Return True if outputs have no NaN, and with ``check_inf`` no infinities either.
 
         For an iterator of results an iterator of the same results is returned, which raises ComparisonError at the
         first fault; for a list of results a list of answers.
@@ -225,7 +227,7 @@ class Comparator:
 
 
 def _close(stream: Iterable[RunResults]) -> None:
-    """Close an iterator that can be closed, so that files it saves are written."""
+    """Close an iterator, if it has ``close``; files saved by it are then written."""
     close = getattr(stream, "close", None)
     if callable(close):
         close()
@@ -250,7 +252,7 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
             stack.callback(_close, stream)
         for index, group in enumerate(itertools.zip_longest(*streams, fillvalue=end)):
             if any(run is end for run in group):
-                short = [place for place, run in enumerate(group) if run is end]
+                short = [stream_index for stream_index, run in enumerate(group) if run is end]
                 raise errors.ComparisonError(
                     f"The runs have different numbers of iterations: number {', '.join(map(str, short))} (counted from "
                     f"0) end after {index}. Run all on the same inputs."
@@ -285,32 +287,33 @@ def log_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
     """
     for pair in pairs:
         try:
-            found = [result.matches_by_output(pair) for result in accuracy]
+            matches_by_function = [result.matches_by_output(pair) for result in accuracy]
         except errors.ComparisonError:  # the verdict raises the same error
             continue
         if any(result.aggregation == "average" for result in accuracy):
-            names = dict.fromkeys(name for matches in found for name in matches)
-            passed = [all(bool(m) for matches in found for m in matches.get(name, ())) for name in names]
+            names = dict.fromkeys(itertools.chain.from_iterable(matches_by_function))
+            passed = [all(all(matches.get(name, ())) for matches in matches_by_function) for name in names]
             text = f"Passed: {sum(passed)}/{len(passed)} outputs"
         else:
-            passed = [
-                all(bool(m) for matches in each for m in matches.values()) for each in zip(*(r[pair] for r in accuracy))
-            ]
+            iterations = zip(*(result[pair] for result in accuracy))
+            passed = [all(all(matches.values()) for matches in iteration) for iteration in iterations]
             rate = 100 * sum(passed) / len(passed) if passed else 100.0
             text = f"Passed: {sum(passed)}/{len(passed)} iterations | Pass Rate: {rate:.2f}%"
         log_lines(verdict_level(all(passed)), f"Accuracy Summary | {pair[0]} vs. {pair[1]} | {text}")
 
 
-def _log_compared(pair: RunnerPair, one: IterationResult, other: IterationResult, found: Sequence[Matches]) -> None:
-    """Log statistics of the outputs that were compared, once for all compare functions."""
-    if not _log.isEnabledFor(logging.INFO) or not found:
+def _log_compared(
+    pair: RunnerPair, result0: IterationResult, result1: IterationResult, matches_by_function: Sequence[Matches]
+) -> None:
+    """Log statistics of the compared outputs, once for all compare functions."""
+    if not _log.isEnabledFor(logging.INFO) or not matches_by_function:
         return
-    for name, match in found[0].items():
+    for name, match in matches_by_function[0].items():
         name1 = getattr(match, "output1_name", name)
-        if name not in one or name1 not in other:
+        if name not in result0 or name1 not in result1:
             continue
-        failed = not all(bool(matches.get(name, True)) for matches in found)
-        a, b = to_numpy(one[name], f"Output {name!r}"), to_numpy(other[name1], f"Output {name1!r}")
+        failed = not all(bool(matches.get(name, True)) for matches in matches_by_function)
+        a, b = to_numpy(result0[name], f"Output {name!r}"), to_numpy(result1[name1], f"Output {name1!r}")
         text = statistics_text(a)
         log_statistics(f"{pair[0]}: {name}", a, failed=failed, indent=1, among=b, text=text)
         same = (a.dtype, a.shape) == (b.dtype, b.shape) and getattr(match, "max_absdiff", None) == 0
@@ -325,11 +328,11 @@ def _validated(run: RunResults, nan: bool, inf: bool) -> Iterator[tuple[str, int
                 array, faults = to_numpy(value, f"Output {output!r}"), []
                 if array.dtype.kind not in "biuSUO":
                     numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
-                    for name, asked, count in (
+                    for name, rejected, count in (
                         ("NaN", nan or inf, int(np.count_nonzero(np.isnan(numbers)))),
                         ("Inf", inf, int(np.count_nonzero(np.isinf(numbers)))),
                     ):
-                        if asked and count:
+                        if rejected and count:
                             faults.append(
                                 f"{name} Detected | {count} of {array.size} elements of this output are {name}"
                             )

@@ -1,4 +1,4 @@
-"""Compare functions: what counts as a match between the outputs of two iterations.
+"""Compare functions: the definitions of a match between the outputs of two iterations.
 
 A compare function is called with two :class:`~trtops.comparator.results.IterationResult` and returns a match for each
 output. All of them take their numbers from :func:`trtops.comparator.metrics.statistics`, which runs once for all
@@ -96,7 +96,7 @@ class BaseCompareFunc:
                 object.__setattr__(self, option.name, option.default)
 
     def __call__(self, iter_result0: IterationResult, iter_result1: IterationResult) -> Matches:
-        """Compare the outputs under test with the reference: a match per output that has a counterpart.
+        """Compare the outputs under test with the reference: a match per output with a counterpart.
 
         Raises ComparisonError if no output has a counterpart, an output cannot be compared, or the metric cannot be
         computed here.
@@ -105,24 +105,24 @@ class BaseCompareFunc:
 
     def compare(self, iter_result0: IterationResult, iter_result1: IterationResult, cache: Cache) -> Matches:
         """Like calling it, with statistics shared with other compare functions on the same two iterations."""
-        known = {*iter_result0, *iter_result1, ""}
+        output_names = {*iter_result0, *iter_result1, ""}
         for option in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, option.name)
-            for name in {*value} - known if isinstance(value, Mapping) else ():
-                hint = errors.near(name, known)
+            for name in {*value} - output_names if isinstance(value, Mapping) else ():
+                hint = errors.near(name, output_names)
                 _log.warning("%s names output %r, which does not exist. %s", option.name, name, hint)
         matches: Matches = {}
         for name0, name1 in _counterparts(iter_result0, iter_result1, self.find_output_func):
             out0, out1 = iter_result0[name0], iter_result1[name1]
             if _log.isEnabledFor(START):
                 pair = ((name0, out0), (name1, out1))
-                one, other = (f"'{name}' (dtype={out.dtype}, shape={tuple(out.shape)})" for name, out in pair)
-                log_lines(START, f"{self.label} | Comparing Output: {one} with {other}", indent=1)
-            found = self._match_pair(name0, out0, name1, out1, cache)
+                label0, label1 = (f"'{name}' (dtype={out.dtype}, shape={tuple(out.shape)})" for name, out in pair)
+                log_lines(START, f"{self.label} | Comparing Output: {label0} with {label1}", indent=1)
+            output_match = self._match_pair(name0, out0, name1, out1, cache)
             # Of several counterparts the first that differs counts.
             if matches.get(name0, True):
-                matches[name0] = found
-            if self.fail_fast and not found:
+                matches[name0] = output_match
+            if self.fail_fast and not output_match:
                 break
         if not matches and (len(iter_result0) or len(iter_result1)):
             raise errors.ComparisonError(
@@ -146,14 +146,14 @@ class BaseCompareFunc:
         raise NotImplementedError
 
     def log_numbers(
-        self, names: tuple[str, str], a: Array, b: Array, found: CompareResult | bool, cache: Cache
+        self, names: tuple[str, str], a: Array, b: Array, match: CompareResult | bool, cache: Cache
     ) -> None:
         """Log more about a match at the level INFO; nothing by default."""
 
-    def verdict_line(self, name: str, found: CompareResult | bool) -> str:
+    def verdict_line(self, name: str, match: CompareResult | bool) -> str:
         """Whether an output matches, in a line."""
-        line = None if isinstance(found, bool) else found.describe()
-        return line[0] if line else f"{'PASSED' if found else 'FAILED'} | Output: '{name}' | {self.label}"
+        line = None if isinstance(match, bool) else match.describe()
+        return line[0] if line else f"{'PASSED' if match else 'FAILED'} | Output: '{name}' | {self.label}"
 
     def _match_pair(self, name0: str, out0: Any, name1: str, out1: Any, cache: Cache) -> CompareResult | bool:
         a, b = to_numpy(out0, f"Output {name0!r}"), to_numpy(out1, f"Output {name1!r}")
@@ -166,15 +166,15 @@ class BaseCompareFunc:
             if sorted(a.shape) == sorted(b.shape):
                 b = b.transpose(permuted_axes(b.shape, a.shape))
             b = b.reshape(a.shape)
-        found = self.match((name0, name1), a, b, cache)
-        if not isinstance(found, bool):
-            found.output0_name, found.output1_name = name0, name1
-        level = verdict_level(bool(found))
+        match = self.match((name0, name1), a, b, cache)
+        if not isinstance(match, bool):
+            match.output0_name, match.output1_name = name0, name1
+        level = verdict_level(bool(match))
         if _log.isEnabledFor(logging.INFO):
-            self.log_numbers((name0, name1), a, b, found, cache)
+            self.log_numbers((name0, name1), a, b, match, cache)
         if _log.isEnabledFor(level):
-            log_lines(level, self.verdict_line(name0, found), indent=2)
-        return found
+            log_lines(level, self.verdict_line(name0, match), indent=2)
+        return match
 
 
 def _of_output(value: PerOutput[T], output: str, default: T) -> T:
@@ -200,16 +200,18 @@ def _counterparts(
                 _log.warning("Output %r is skipped: %s has no counterpart for it", name, result1.runner_name)
                 continue
             _log.warning("Output %r is taken to correspond to %r of %s", name, names[0], result1.runner_name)
-        for found in names:
-            if found in result1:
-                yield name, found
+        for counterpart in names:
+            if counterpart in result1:
+                yield name, counterpart
             else:
-                _log.warning("Output %r is skipped: its counterpart %r is not in %s", name, found, result1.runner_name)
+                _log.warning(
+                    "Output %r is skipped: its counterpart %r is not in %s", name, counterpart, result1.runner_name
+                )
 
 
 @dataclass(frozen=True)
 class SimpleCompareFunc(BaseCompareFunc):
-    """Compares errors with an absolute and a relative tolerance; an error that exceeds both fails."""
+    """Compares errors with an absolute and a relative tolerance; errors above both fail."""
 
     label: ClassVar[str] = "simple"
 
@@ -240,7 +242,7 @@ class SimpleCompareFunc(BaseCompareFunc):
     def match(self, names: tuple[str, str], a: Array, b: Array, cache: Cache) -> OutputCompareResult:
         """All error statistics, with the tolerances."""
         threshold = self.thresholds_for(names[0])
-        found, _ = _statistics(cache, names, a, b, threshold, self.infinities_compare_equal)
+        statistics, _ = _statistics(cache, names, a, b, threshold, self.infinities_compare_equal)
         heatmaps = self.save_heatmaps or self.show_heatmaps
         if (heatmaps or self.save_error_metrics_plot or self.show_error_metrics_plot) and a.size:
             from trtops.comparator import plot  # slow to import
@@ -252,12 +254,12 @@ class SimpleCompareFunc(BaseCompareFunc):
             if self.save_error_metrics_plot or self.show_error_metrics_plot:
                 figure, path = plot.error_plot(a, b, name), f"{stem}.errors.png"
                 plot.save_and_show(figure, self.save_error_metrics_plot, path, self.show_error_metrics_plot)
-        return OutputCompareResult.of(found, threshold)
+        return OutputCompareResult.of(statistics, threshold)
 
     def log_numbers(
-        self, names: tuple[str, str], a: Array, b: Array, found: CompareResult | bool, cache: Cache
+        self, names: tuple[str, str], a: Array, b: Array, match: CompareResult | bool, cache: Cache
     ) -> None:
-        """Log the tolerances, the smallest ones that would pass, and statistics of both errors, as Polygraphy does."""
+        """Log the tolerances, the smallest passing ones, and statistics of both errors, as Polygraphy does."""
         limits = self.thresholds_for(names[0])
         stat = limits.check_error_stat
         log_lines(
@@ -266,25 +268,28 @@ class SimpleCompareFunc(BaseCompareFunc):
             f"Error Metrics: {names[0]}",
             indent=2,
         )
-        also = " (requirements may be lower if both abs/rel tolerances are set)" if stat == "elemwise" else ""
+        note = " (requirements may be lower if both abs/rel tolerances are set)" if stat == "elemwise" else ""
         measure = "max" if stat == "elemwise" else stat
-        absolute, relative = (getattr(found, f"{measure}_{kind}") for kind in ("absdiff", "reldiff"))
-        needed = f"{stat} error | [abs={absolute:.5g}] OR [rel={relative:.5g}]{also}"
+        absolute, relative = (getattr(match, f"{measure}_{kind}") for kind in ("absdiff", "reldiff"))
+        needed = f"{stat} error | [abs={absolute:.5g}] OR [rel={relative:.5g}]{note}"
         log_lines(logging.INFO, f"Minimum Required Tolerance: {needed}", indent=3)
         if holds_strings(a):
             return
-        known, total = _statistics(cache, names, a, b, limits, self.infinities_compare_equal)
-        texts = [error_statistics_text(total.abs, known, "abs", a), error_statistics_text(total.rel, known, "rel", a)]
+        statistics, total = _statistics(cache, names, a, b, limits, self.infinities_compare_equal)
+        texts = [
+            error_statistics_text(total.abs, statistics, "abs", a),
+            error_statistics_text(total.rel, statistics, "rel", a),
+        ]
         distance = relative_errors = a  # a histogram needs the errors themselves
-        if None in texts or not found or _log.isEnabledFor(logging.DEBUG):
+        if None in texts or not match or _log.isEnabledFor(logging.DEBUG):
             distance, relative_errors = metrics.elementwise(a, b, self.infinities_compare_equal)
-        log_statistics("Absolute Difference", distance, failed=not found, indent=3, text=texts[0])
-        log_statistics("Relative Difference", relative_errors, failed=not found, indent=3, text=texts[1])
+        log_statistics("Absolute Difference", distance, failed=not match, indent=3, text=texts[0])
+        log_statistics("Relative Difference", relative_errors, failed=not match, indent=3, text=texts[1])
 
-    def verdict_line(self, name: str, found: CompareResult | bool) -> str:
+    def verdict_line(self, name: str, match: CompareResult | bool) -> str:
         """Whether the difference is within the tolerances."""
         threshold = self.thresholds_for(name)
-        start, end = ("PASSED", "is within") if found else ("FAILED", "exceeds")
+        start, end = ("PASSED", "is within") if match else ("FAILED", "exceeds")
         return f"{start} | Output: '{name}' | Difference {end} tolerance (rel={threshold.rtol}, abs={threshold.atol})"
 
 
@@ -310,19 +315,19 @@ class IndicesCompareFunc(BaseCompareFunc):
         if not length:
             return True
         rows_a, rows_b = a.reshape(-1, length), b.reshape(-1, length)
-        kept = max(0, length - tolerance)
+        compared_length = max(0, length - tolerance)
         # Most rows are equal, and only the others need the search for places.
-        for row in np.flatnonzero((rows_a[:, :kept] != rows_b[:, :kept]).any(axis=1)):
-            among = rows_b[row].tolist()
-            places = {value: place for place, value in reversed(list(enumerate(among)))}
-            for place, value in enumerate(rows_a[row, :kept].tolist()):
-                if value != among[place] and abs(places.get(value, math.inf) - place) > tolerance:
+        for row in np.flatnonzero((rows_a[:, :compared_length] != rows_b[:, :compared_length]).any(axis=1)):
+            expected_row = rows_b[row].tolist()
+            positions = {value: position for position, value in reversed(list(enumerate(expected_row)))}
+            for position, value in enumerate(rows_a[row, :compared_length].tolist()):
+                if value != expected_row[position] and abs(positions.get(value, math.inf) - position) > tolerance:
                     return False
         return True
 
-    def verdict_line(self, name: str, found: CompareResult | bool) -> str:
+    def verdict_line(self, name: str, match: CompareResult | bool) -> str:
         """Whether places are within the tolerance."""
-        verdict = "PASSED | Difference is within" if found else "FAILED | Difference exceeds"
+        verdict = "PASSED | Difference is within" if match else "FAILED | Difference exceeds"
         return f"{verdict} index tolerance ({_of_output(self.index_tolerance, name, 0)})"
 
 
@@ -347,9 +352,9 @@ class MetricCompareFunc(BaseCompareFunc):
             else:
                 value = getattr(_statistics(cache, names, a, b)[0], metric.name)
             if value is None or holds_strings(a):
-                found = "strings" if holds_strings(a) else f"{dtype_name(a)} of shape {a.shape}"
+                contents = "strings" if holds_strings(a) else f"{dtype_name(a)} of shape {a.shape}"
                 raise errors.ComparisonError(
-                    f"Output {names[0]!r} holds {found}; {self.label} needs {metric.applies_to}."
+                    f"Output {names[0]!r} holds {contents}; {self.label} needs {metric.applies_to}."
                 )
             values.append(value)
         return self.RESULT(*values, thresholds=self.thresholds_for(names[0]))

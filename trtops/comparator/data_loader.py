@@ -1,4 +1,4 @@
-"""Inputs of models: random ones that are the same every time and everywhere, and saved ones."""
+"""Inputs of models: random ones, equal in every run and on every machine, and saved ones."""
 
 import logging
 import math
@@ -92,25 +92,29 @@ class DataLoader:
         """
         if index >= self.iterations:
             raise IndexError(f"iteration {index} of {self.iterations}")
-        wanted = self.user_input_metadata if self.input_metadata is None else self.input_metadata
-        if not wanted:
+        input_specs = self.user_input_metadata if self.input_metadata is None else self.input_metadata
+        if not input_specs:
             _log.warning("The data loader has no input metadata, and makes no inputs")
         # Polygraphy draws from numpy's legacy generator, input by input in the model's order; default_rng would give
         # other numbers for the same seed.
         random = np.random.RandomState(self.seed + index)
-        self._user_places = {name: place for place, name in enumerate(self.user_input_metadata)}
+        self._user_places = {name: position for position, name in enumerate(self.user_input_metadata)}
         self._user_patterns = [name for name in self._user_places if not {"*", "?", "["}.isdisjoint(name)]
         ranges = self.val_range if isinstance(self.val_range, Mapping) else {}
-        for what, names in [("input_metadata", self.user_input_metadata), ("val_range", ranges)]:
+        for option, names in [("input_metadata", self.user_input_metadata), ("val_range", ranges)]:
             for name in names:
-                if name and name not in wanted and not any(fnmatchcase(known, name) for known in wanted):
-                    hint = errors.near(name, wanted)
-                    _log.warning("%s names %r, which is not an input of the model. %s", what, name, hint)
-        made = {name: self._make_input(name, spec, random) for name, spec in wanted.items()}
+                if (
+                    name
+                    and name not in input_specs
+                    and not any(fnmatchcase(input_name, name) for input_name in input_specs)
+                ):
+                    hint = errors.near(name, input_specs)
+                    _log.warning("%s names %r, which is not an input of the model. %s", option, name, hint)
+        arrays = {name: self._make_input(name, spec, random) for name, spec in input_specs.items()}
         if self.module == "numpy":
-            return made
+            return arrays
         require("torch")
-        return {name: to_torch(array) for name, array in made.items()}
+        return {name: to_torch(array) for name, array in arrays.items()}
 
     def _make_input(self, name: str, spec: TensorSpec, random: np.random.RandomState) -> Any:
         dtype, shape = spec.dtype, spec.shape
@@ -120,7 +124,7 @@ class DataLoader:
         if name in self._user_places:
             matching.append(name)
         if matching:
-            user = self.user_input_metadata[max(matching, key=lambda each: self._user_places[each])]
+            user = self.user_input_metadata[max(matching, key=lambda pattern: self._user_places[pattern])]
             dtype = user.dtype or dtype
             if user.shape is not None:
                 static = not any(map(is_dynamic, user.shape))
@@ -224,7 +228,7 @@ class DataLoaderCache:
         return len(self.cache)
 
     def __getitem__(self, iteration: int) -> dict[str, Any]:
-        """One iteration's inputs, adapted to the runner that :meth:`set_input_metadata` was called for last.
+        """One iteration's inputs, adapted to the runner of the last :meth:`set_input_metadata`.
 
         Raises IndexError if there are fewer iterations; InputError if an input is missing, or does not fit and the data
         loader cannot make one that does.
@@ -232,8 +236,8 @@ class DataLoaderCache:
         feed = self.cache[iteration]
         if self.input_metadata is None:
             return dict(feed)
-        made = self.data_loader[iteration].get if isinstance(self.data_loader, DataLoader) else None
-        return fit_feed(feed, self.input_metadata, made)
+        make_input = self.data_loader[iteration].get if isinstance(self.data_loader, DataLoader) else None
+        return fit_feed(feed, self.input_metadata, make_input)
 
 
 def check_feed(feed: object) -> Mapping[str, Any]:
@@ -247,7 +251,7 @@ def check_feed(feed: object) -> Mapping[str, Any]:
 
 
 def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: Any = None) -> dict[str, Any]:
-    """Inputs that fit a runner: its inputs, cast and reshaped where that is needed and possible.
+    """Fit inputs to a runner: cast and reshape them if needed and possible.
 
     ``make`` is called with the name of an input for which nothing fits, and returns an array or None.
 
@@ -266,10 +270,10 @@ def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: An
                 array = _reshape_array(array, name, spec.shape)
             fitted[name] = array
         except errors.InputError:
-            made = None if make is None else make(name)
-            if made is None or not _fits_spec(made, spec):
+            generated = None if make is None else make(name)
+            if generated is None or not _fits_spec(generated, spec):
                 raise
-            fitted[name] = made
+            fitted[name] = generated
     return fitted
 
 
@@ -288,18 +292,18 @@ def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
     if name in feed:
         return name
     near = [other for other in feed if name.lower() in other.lower() or other.lower() in name.lower()]
-    found = near[0] if near else (list(feed)[index] if index < len(feed) else None)
-    if found is None:
+    closest = near[0] if near else (list(feed)[index] if index < len(feed) else None)
+    if closest is None:
         raise errors.InputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
-    _log.warning("Input %r is fed with %r, whose name is closest", name, found)
-    return found
+    _log.warning("Input %r is fed with %r, whose name is closest", name, closest)
+    return closest
 
 
 def _reshape_array(array: Array, name: str, shape: Shape) -> Array:
-    known = [d for d in shape if isinstance(d, int) and d >= 0]
-    missing, rest = len(shape) - len(known), math.prod(known)
-    if not missing and sorted(known) == sorted(array.shape):
-        moved = np.ascontiguousarray(array.transpose(permuted_axes(array.shape, known)))
+    static_dims = [d for d in shape if isinstance(d, int) and d >= 0]
+    missing, rest = len(shape) - len(static_dims), math.prod(static_dims)
+    if not missing and sorted(static_dims) == sorted(array.shape):
+        moved = np.ascontiguousarray(array.transpose(permuted_axes(array.shape, static_dims)))
     elif missing > 1 or (missing == 1 and (not rest or array.size % rest)) or (not missing and rest != array.size):
         raise errors.InputError(f"Input {name!r} has shape {array.shape}; expected {tuple(shape)}.")
     else:

@@ -1,4 +1,4 @@
-"""Results of compare functions: the numbers of one output, and the threshold that gives the verdict.
+"""Results of compare functions: the numbers of one output, and the threshold for the verdict.
 
 The verdict is derived from the numbers, so a result can be evaluated by another threshold at any time. Names and saved
 form are Polygraphy's. The end of this module makes thresholds and results of single metrics (``L2Threshold``,
@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, cast
 
 from trtops import errors
-from trtops.comparator.arrays import most
+from trtops.comparator.arrays import largest_within
 from trtops.comparator.metrics import OutputStatistics
 from trtops.comparator.table import COMPARISONS, ERRORS, Comparison, Metric
 from trtops.json import Decoder, Encoder
@@ -22,7 +22,8 @@ __all__ = [
     "OutputCompareResult",
     "SimpleThreshold",
     "Threshold",
-    *(name for each in COMPARISONS for name in (each.threshold, each.result)),
+    *(comparison.threshold for comparison in COMPARISONS),
+    *(comparison.result for comparison in COMPARISONS),
 ]
 
 ErrorStat = Literal["elemwise", "max", "mean", "median", "quantile"]
@@ -32,13 +33,13 @@ Numbers = Mapping[str, "float | None"]
 
 
 class Threshold:
-    """Decides whether numbers of some names are good enough."""
+    """Limits for numbers of some names."""
 
     METRIC_FIELDS: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def metric_fields(cls) -> list[str]:
-        """The names of the numbers; a threshold fits results that have them."""
+        """The names of the numbers; a threshold fits results with these names."""
         return list(cls.METRIC_FIELDS)
 
     def passed(self, metric_values: Numbers) -> bool:
@@ -52,7 +53,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class SimpleThreshold(Threshold):
-    """Tolerances for one error statistic, which fails if it exceeds both, as in :class:`SimpleCompareFunc`."""
+    """Tolerances for one error statistic; it fails above both, as in :class:`SimpleCompareFunc`."""
 
     METRIC_FIELDS = (*(error.result_field for error in ERRORS), "quantile_absdiff", "quantile_reldiff")
 
@@ -73,11 +74,11 @@ class SimpleThreshold(Threshold):
                 f"The results have no {self.check_error_stat!r} error to evaluate by. "
                 "Evaluate by max, mean or median, or compare the outputs again."
             )
-        return absolute <= most(self.atol) or relative <= most(self.rtol)
+        return absolute <= largest_within(self.atol) or relative <= largest_within(self.rtol)
 
 
 class MetricThreshold(Threshold):
-    """Limits for metrics of the table, which must all hold: base of ``L2Threshold`` and so on.
+    """Limits for metrics of the table; all must hold. Base of ``L2Threshold`` and so on.
 
     A single limit is in the field ``threshold``; several are in fields named like the options of the compare function.
     """
@@ -89,7 +90,7 @@ class MetricThreshold(Threshold):
         return list(zip(self.COMPARISON.limits.values(), vars(self).values()))
 
     def passed(self, metric_values: Numbers) -> bool:
-        """Whether all limits hold. NaN, and a number that is not known, fail."""
+        """Return True if all limits hold; NaN and missing numbers fail."""
         return all(metric.passes(metric_values.get(metric.result_field), limit) for metric, limit in self.limits())
 
     def describe(self, metric_values: Numbers) -> tuple[str, bool] | None:
@@ -155,8 +156,8 @@ class CompareResult:
         """A result with the means of the numbers of several results of this type."""
         means = {}
         for name in cls.metric_fields():
-            known = [v for r in results if (v := getattr(r, name)) is not None]
-            means[name] = sum(known) / len(known) if known else None
+            numbers = [v for r in results if (v := getattr(r, name)) is not None]
+            means[name] = sum(numbers) / len(numbers) if numbers else None
         return cls(**means, thresholds=results[0].thresholds)
 
 
@@ -180,7 +181,7 @@ class OutputCompareResult(CompareResult):
 
     @classmethod
     def of(cls, statistics: OutputStatistics, thresholds: SimpleThreshold) -> OutputCompareResult:
-        """The result for statistics that have the threshold's quantile level."""
+        """The result for statistics with the threshold's quantile level."""
         quantile = statistics.quantile(thresholds.error_quantile)
         return cls(
             **{error.result_field: getattr(statistics, error.name) for error in ERRORS},
@@ -228,8 +229,8 @@ def _read_number(members: Mapping[str, Any], name: str, required: bool = False) 
 def _read_threshold(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
     threshold = members["thresholds"]
     if not isinstance(threshold, kind.THRESHOLD):
-        found, expected = type(threshold).__name__, kind.THRESHOLD.__name__
-        raise errors.FormatError(f"the thresholds of a {kind.__name__} are a {found}; expected a {expected}")
+        actual, expected = type(threshold).__name__, kind.THRESHOLD.__name__
+        raise errors.FormatError(f"the thresholds of a {kind.__name__} are a {actual}; expected a {expected}")
     return cast("Threshold", threshold)
 
 
@@ -238,9 +239,12 @@ def _register(threshold_class: type[Any]) -> None:
 
     def decode(members: Mapping[str, Any]) -> Any:
         # Polygraphy writes no `error_quantile`, and ignores it.
-        found = {o.name: o.default for o in options if o.default is not MISSING} | dict(members)
+        settings = {o.name: o.default for o in options if o.default is not MISSING} | dict(members)
         return threshold_class(
-            *(str(found[o.name]) if o.type == "str" else _read_number(found, o.name, required=True) for o in options)
+            *(
+                str(settings[o.name]) if o.type == "str" else _read_number(settings, o.name, required=True)
+                for o in options
+            )
         )
 
     Encoder.register(threshold_class)(lambda threshold: {o.name: getattr(threshold, o.name) for o in options})

@@ -77,7 +77,7 @@ def save_and_show(figure: Figure, directory: str | None, file_name: str, show: b
 def file_stem(name: str) -> str:
     """A file name for an output; different names give different file names."""
     # MLflow decodes %2F in the name of an artifact, and then looks for a folder.
-    safe = re.sub(r"[^\w ()\[\]+,=@-]", lambda found: f"~{ord(found[0]):x}~", name) or "~"
+    safe = re.sub(r"[^\w ()\[\]+,=@-]", lambda character: f"~{ord(character[0]):x}~", name) or "~"
     if len(safe.encode("utf-8", "backslashreplace")) <= 120:
         return safe
     head = safe.encode("utf-8", "ignore")[:100].decode("utf-8", "ignore")
@@ -162,7 +162,7 @@ def _as_images(array: Array) -> Array:
 
 
 def _errors(a: Array, b: Array, kind: Kind) -> Array:
-    """The error of each element; 0 of equal ones, also where that is 0 / 0 or a difference of infinities."""
+    """The error of each element; 0 for equal ones, including 0 / 0 and differences of infinities."""
     return np.where(a == b, 0.0, metrics.elementwise(a, b)[KINDS.index(kind)])
 
 

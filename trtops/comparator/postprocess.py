@@ -59,6 +59,6 @@ def _top_indices(name: str, array: Array, count: int, axis: int) -> Array:
 
 
 class PostprocessFunc:
-    """The functions by the names that scripts use: ``PostprocessFunc.top_k(k=5)``."""
+    """The functions by their names in scripts: ``PostprocessFunc.top_k(k=5)``."""
 
     top_k = TopKPostprocessFunc

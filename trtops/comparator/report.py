@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from trtops import errors
 from trtops.comparator import metrics
-from trtops.comparator.arrays import Array, dtype_name, most, to_numpy
+from trtops.comparator.arrays import Array, dtype_name, largest_within, to_numpy
 from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import ChannelErrors, OutputStatistics
 from trtops.comparator.table import LIMITED, RECORDED, Metric, with_fields
@@ -457,4 +457,4 @@ def _share(value: float, limit: float) -> float:
         return math.inf
     if limit == math.inf:
         return 0.0
-    return 0.0 if value <= 0 else value / most(limit) if limit > 0 else math.inf
+    return 0.0 if value <= 0 else value / largest_within(limit) if limit > 0 else math.inf

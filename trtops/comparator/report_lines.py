@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 START, FINISH = 22, 28
 
 _log = logging.getLogger(__name__.rpartition(".")[0])
-_FEW_ELEMENTS = 100  # arrays up to this size are shown whole, as Polygraphy does
+_MAX_SHOWN_ELEMENTS = 100  # arrays up to this size are shown whole, as Polygraphy does
 
 
 def log_lines(level: int, text: str, indent: int = 0) -> None:
-    """Log lines that are part of a command's result: the handler of trtops writes them to standard output.
+    """Log lines of a command's result: the handler of trtops writes them to standard output.
 
     ``indent`` is the number of steps of four spaces to put before each.
     """
@@ -52,17 +52,18 @@ def log_statistics(
     level = logging.INFO if failed else logging.DEBUG
     if not _log.isEnabledFor(level) or not array.size or not _is_numeric(array):
         return
-    if array.size <= _FEW_ELEMENTS:
+    if array.size <= _MAX_SHOWN_ELEMENTS:
         log_lines(level, "---- Values ----\n" + textwrap.indent(str(array), " " * 4), indent + 1)
     if array.dtype.kind != "b":
-        both = array if among is None else np.concatenate([array.reshape(-1), np.asarray(among).reshape(-1)])
-        if histogram := "\n".join(histogram_lines(array, both)):
+        pooled = array if among is None else np.concatenate([array.reshape(-1), np.asarray(among).reshape(-1)])
+        if histogram := "\n".join(histogram_lines(array, pooled)):
             log_lines(level, histogram, indent + 1)
 
 
 def histogram_lines(array: npt.NDArray[Any], among: npt.NDArray[Any] | None = None) -> Iterator[str]:
-    """A histogram of an array's finite elements, over the range of ``among``; nothing if that range is too narrow."""
-    numbers, others = (np.asarray(found).astype(np.float64) for found in (array, array if among is None else among))
+    """A histogram of an array's finite elements, over the range of ``among``; nothing if the range is too narrow."""
+    numbers = np.asarray(array).astype(np.float64)
+    others = numbers if among is None else np.asarray(among).astype(np.float64)
     finite = others[np.isfinite(others)]
     ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     scale = 1.0 if math.isfinite(ends[1] - ends[0]) else 0.25  # numpy computes the distance of the ends
@@ -72,13 +73,13 @@ def histogram_lines(array: npt.NDArray[Any], among: npt.NDArray[Any] | None = No
             counts, edges = np.histogram(held, bins=10, range=(ends[0] * scale, ends[1] * scale))
     except ValueError:  # there are not ten different numbers between the ends
         return
-    most = max(int(counts.max()), 1)
+    highest_count = max(int(counts.max()), 1)
     texts = [f"{edge / scale:.3g}" for edge in edges]
     low, high = max(map(len, texts)), max(map(len, texts[1:]))
     yield "---- Histogram ----"
     yield f"{'Bin Range':{low + high + 5}}|  Num Elems | Visualization"
     for count, begin, end in zip(counts, texts, texts[1:]):
-        yield f"({begin:<{low}}, {end:<{high}}) | {count:10} | {'#' * int(40 * float(count) / float(most))}"
+        yield f"({begin:<{low}}, {end:<{high}}) | {count:10} | {'#' * int(40 * float(count) / float(highest_count))}"
 
 
 def _is_numeric(array: npt.NDArray[Any]) -> bool:
@@ -117,22 +118,24 @@ def statistics_text(array: Any) -> str:
             squares += float(np.einsum("i,i->", x, x))
         if math.isnan(total.max):
             total.min, total.min_at = total.max, total.max_at
-            found = [math.nan] * 4
+            quantile_values = [math.nan] * 4
         else:
-            found = quantiles(flat if flat.dtype == np.float32 else flat.astype(np.float64), (0.5, 0.9, 0.95, 0.99))
+            quantile_values = quantiles(
+                flat if flat.dtype == np.float32 else flat.astype(np.float64), (0.5, 0.9, 0.95, 0.99)
+            )
     ends = (total.min, total.min_at), (total.max, total.max_at)
-    return _statistics_line(mean, squares / flat.size, ends, magnitude / flat.size, found, array)
+    return _statistics_line(mean, squares / flat.size, ends, magnitude / flat.size, quantile_values, array)
 
 
-def error_statistics_text(errors: Errors, found: OutputStatistics, kind: str, array: Any) -> str | None:
+def error_statistics_text(errors: Errors, statistics: OutputStatistics, kind: str, array: Any) -> str | None:
     """:func:`statistics_text` of the errors of an output, ``kind`` is ``abs`` or ``rel``; None if they have NaN."""
-    if not found.elements or math.isnan(errors.max):
+    if not statistics.elements or math.isnan(errors.max):
         return None
-    mean = errors.sum / found.elements
-    variance = max(errors.squares / found.elements - mean * mean, 0.0)
+    mean = errors.sum / statistics.elements
+    variance = max(errors.squares / statistics.elements - mean * mean, 0.0)
     if variance < 1e-12 * mean * mean:  # only the rounding of the sums is left
         variance = 0.0
-    levels = [float(getattr(found.quantile(level), kind)) for level in (0.5, 0.9, 0.95, 0.99)]
+    levels = [float(getattr(statistics.quantile(level), kind)) for level in (0.5, 0.9, 0.95, 0.99)]
     ends = (errors.min, errors.min_at), (errors.max, errors.max_at)
     return _statistics_line(mean, variance, ends, mean, levels, np.asarray(array))
 
@@ -146,12 +149,12 @@ def _statistics_line(
     array: npt.NDArray[Any],
 ) -> str:
     """The line of an array's statistics; ``ends`` are the least and the largest element with their flat places."""
-    (least, least_at), (most, most_at) = ends
-    places = [tuple(map(int, np.unravel_index(at, array.shape))) for at in (least_at, most_at)]
+    (minimum, min_at), (maximum, max_at) = ends
+    places = [tuple(map(int, np.unravel_index(at, array.shape))) for at in (min_at, max_at)]
     # numpy returns 0 or -0 as the minimum, by their order in memory; adding 0 makes both 0.
     text = (
         f"mean={mean:.5g}, std-dev={variance**0.5:.5g}, var={variance:.5g}, median={levels[0]:.5g}, "
-        f"min={least + 0.0:.5g} at {places[0]}, max={most:.5g} at {places[1]}, avg-magnitude={magnitude:.5g}"
+        f"min={minimum + 0.0:.5g} at {places[0]}, max={maximum:.5g} at {places[1]}, avg-magnitude={magnitude:.5g}"
     )
     if array.dtype.kind == "b":
         return text

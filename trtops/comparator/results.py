@@ -81,7 +81,7 @@ class IterationResult(MutableMapping[str, Any]):
     def __init__(
         self, outputs: Mapping[str, Any] | None = None, runtime: float | None = None, runner_name: str | None = None
     ) -> None:
-        """Hold outputs; the arrays are not copied. The runner's name is ``custom_runner`` by default."""
+        """Hold outputs; the arrays are not copied. ``runner_name`` defaults to ``custom_runner``."""
         self.dct: dict[str, LazyArray] = {}
         self.runtime = runtime
         self.runner_name = "custom_runner" if runner_name is None else runner_name
@@ -140,7 +140,7 @@ def _decode_iteration(members: dict[str, Any]) -> IterationResult:
 
 
 class SavedList(UserList[T]):
-    """A list of results that can be saved in Polygraphy's format; ``lst`` is the plain list."""
+    """A list of results, saved in Polygraphy's format; ``lst`` is the plain list."""
 
     _DESCRIPTION: ClassVar[str]
 
@@ -171,7 +171,7 @@ class SavedList(UserList[T]):
 
     @classmethod
     def from_json(cls, src: str | bytes) -> Self:
-        """Read what :meth:`to_json` wrote; raises FormatError if it is damaged, or of another kind."""
+        """Read the text of :meth:`to_json`; raises FormatError if it is damaged, or of another kind."""
         return cls._expect(json.from_json(src), "the text")
 
     def save(self, dest: PathLike | IO[str] | IO[bytes]) -> None:
@@ -180,21 +180,21 @@ class SavedList(UserList[T]):
 
     @classmethod
     def load(cls, src: PathLike | IO[str] | IO[bytes]) -> Self:
-        """Load what :meth:`save` wrote, here or in Polygraphy; raises FormatError as :meth:`from_json`."""
+        """Load a file of :meth:`save`, of trtops or Polygraphy; raises FormatError as :meth:`from_json`."""
         return cls._expect(json.load_json(src, cls._DESCRIPTION), str(src))
 
     @classmethod
-    def _expect(cls, found: object, where: str) -> Self:
-        if isinstance(found, cls):
-            return found
-        hint = " It may hold inputs: load it with trtops.json.load_json." if isinstance(found, (list, dict)) else ""
+    def _expect(cls, decoded: object, where: str) -> Self:
+        if isinstance(decoded, cls):
+            return decoded
+        hint = " It may hold inputs: load it with trtops.json.load_json." if isinstance(decoded, (list, dict)) else ""
         raise errors.FormatError(
-            f"{where}: JSON cannot be decoded into a {cls.__name__}; it holds a {type(found).__name__}.{hint}"
+            f"{where}: JSON cannot be decoded into a {cls.__name__}; it holds a {type(decoded).__name__}.{hint}"
         )
 
 
 class RunResults(SavedList[tuple[str, list[IterationResult]]]):
-    """The iterations of each runner, in the order in which they ran: a list of pairs that can be indexed by name.
+    """The iterations of each runner, in order of execution: a list of pairs, also indexed by name.
 
     ``results["runner"]`` is the runner's list of :class:`IterationResult`, ``results[0]`` the pair of name and list. If
     two runners have the same name, the name means the first.
@@ -262,7 +262,7 @@ class RunResults(SavedList[tuple[str, list[IterationResult]]]):
         return self.lst == other.lst if isinstance(other, RunResults) else NotImplemented
 
     def split(self) -> Iterator[RunResults]:
-        """One result per iteration, each with the runners that have it."""
+        """One result per iteration, each with the runners of this iteration."""
         for index in range(max(map(len, self.values()), default=0)):
             yield RunResults((name, [its[index]]) for name, its in self.lst if index < len(its))
 
@@ -302,7 +302,7 @@ Encoder.register(RunResults)(lambda results: {"lst": results.lst})
 @Decoder.register(RunResults)
 def _decode_run(members: dict[str, Any]) -> RunResults:
     pairs = [(str(name), list(iterations)) for name, iterations in members["lst"]]
-    if not all(isinstance(i, IterationResult) for _, iterations in pairs for i in iterations):
+    if not all(isinstance(i, IterationResult) for i in itertools.chain.from_iterable(its for _, its in pairs)):
         raise errors.FormatError("the iterations of a RunResults are not IterationResults")
     return RunResults(pairs)
 

@@ -43,8 +43,10 @@ def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list
         for index in range(count):
             # The arrays belong to the runner, which may overwrite them.
             outputs = runner.infer(cache[index], check_inputs=False)
-            kept = outputs if count == 1 else {n: a.clone() if is_torch(a) else np.array(a) for n, a in outputs.items()}
-            results.append(IterationResult(kept, runner.last_inference_time(), runner.name))
+            copied_outputs = (
+                outputs if count == 1 else {n: a.clone() if is_torch(a) else np.array(a) for n, a in outputs.items()}
+            )
+            results.append(IterationResult(copied_outputs, runner.last_inference_time(), runner.name))
         if results and _log.isEnabledFor(logging.INFO):
             for title, arrays in (("Inference Input(s)", cache[0]), ("Inference Output(s)", results[0])):
                 shown = TensorMetadata.from_feed_dict(arrays)
@@ -58,7 +60,7 @@ def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list
 def run_in_child(
     runner: BaseRunner, cache: DataLoaderCache, warm_up: int, timeout: float | None
 ) -> list[IterationResult]:
-    """Run a runner on all inputs in a new process, and put the inputs that it read into ``cache``.
+    """Run a runner on all inputs in a new process, and put the inputs read there into ``cache``.
 
     Raises WorkerError if the process crashes, is killed or takes more than ``timeout`` seconds; ConfigError if the
     runner or the inputs cannot be sent to another process.
@@ -104,7 +106,7 @@ def stream(
     warm_up: int,
     places: tuple[PathLike | None, PathLike | None, PathLike | None],
 ) -> Iterator[RunResults]:
-    """Run runners one iteration at a time; ``places`` are where inputs, outputs and raw inputs are saved."""
+    """Run runners one iteration at a time; ``places`` are the paths for inputs, outputs and raw inputs."""
     writers = Writers(*places)
     with contextlib.ExitStack() as stack:
         active = [stack.enter_context(runner) for runner in runners]

@@ -33,17 +33,17 @@ def repeat(folder: Path, library: str, run: Callable[[dict[str, Any], list[dict[
     data = {name: np.load(folder / f"{name}.npz", allow_pickle=False) for name in ("inputs", "golden")}
     inputs = [{n: data["inputs"][f"{i}_{j}"] for j, n in enumerate(case["inputs"])} for i in range(case["iterations"])]
     golden = {n: [data["golden"][f"{i}_{j}"] for i in range(len(inputs))] for j, n in enumerate(case["outputs"])}
-    found = "good"
+    verdict = "good"
     try:
         runs = run(case, inputs)
     except Exception as exc:
         print(f"{library}: {exc}")
-        found = "error"
+        verdict = "error"
     else:
         for name, expected in golden.items():
             actual = [outputs[name] for outputs in runs]
             lines = objections(actual, expected, case["rules"][name])
-            found = "bad" if lines else found
+            verdict = "bad" if lines else verdict
             if expected[0].dtype.kind in "fiub" and actual[0].shape == expected[0].shape:
                 absolute, relative = errors(actual, expected, case["rules"][name])
                 lines.insert(0, f"max abs error {absolute.max(initial=0):.6g}, max rel {relative.max(initial=0):.6g}")
@@ -51,10 +51,10 @@ def repeat(folder: Path, library: str, run: Callable[[dict[str, Any], list[dict[
         for name, limit in case.get("peaks", {}).items():
             peak = max(float(outputs[name]) for outputs in runs)
             if peak >= limit:
-                found = "bad"
+                verdict = "bad"
                 print(f"{name.removesuffix('/peak')}: overflows, {peak:,.0f} is beyond FP16")
-    print(f"verdict: {found} (reported: {case['verdict']}; {library}, numpy {np.__version__})")
-    return 0 if found == case["verdict"] else 1
+    print(f"verdict: {verdict} (reported: {case['verdict']}; {library}, numpy {np.__version__})")
+    return 0 if verdict == case["verdict"] else 1
 
 
 def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> list[str]:
@@ -64,31 +64,31 @@ def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -
     """
     if [a.shape for a in actual] != [g.shape for g in golden]:
         return [f"shapes are {[a.shape for a in actual]}, expected {[g.shape for g in golden]}"]
-    found = []
+    problems = []
     dtypes = str(actual[0].dtype), str(golden[0].dtype)
     # TensorRT before 10 has no INT64, and returns INT32.
     if rule.get("check_dtypes", True) and dtypes[0] != dtypes[1] and dtypes != ("int32", "int64"):
-        found.append(f"dtype is {dtypes[0]}, expected {dtypes[1]}")
+        problems.append(f"dtype is {dtypes[0]}, expected {dtypes[1]}")
     if golden[0].dtype.kind in "OUS":
         differing = sum(int(np.sum(a.astype(str) != g.astype(str))) for a, g in zip(actual, golden))
-        return [*found, *([f"{differing} strings differ"] if differing else [])]
+        return [*problems, *([f"{differing} strings differ"] if differing else [])]
     a, b = _flat(actual), _flat(golden)
     difference, relative = errors(actual, golden, rule)
     nans = np.isnan(a) & ~(np.isnan(b) & bool(rule.get("nans_equal")))
     if nans.any():
-        found.append(f"{int(nans.sum())} of {a.size} elements are NaN")
+        problems.append(f"{int(nans.sum())} of {a.size} elements are NaN")
     if rule.get("min_agreement") is not None and golden[0].dtype.kind in "iub":
         share = _agreement(a, b)
-        return found + ([] if share >= rule["min_agreement"] else [f"agreement is {share:.5g}"])
-    found += _error_objections(b, difference, relative, rule)
-    found += _limits_broken(a, b, difference, rule)
+        return problems + ([] if share >= rule["min_agreement"] else [f"agreement is {share:.5g}"])
+    problems += _error_objections(b, difference, relative, rule)
+    problems += _limits_broken(a, b, difference, rule)
     if rule.get("channels"):
-        found += _channel_objections(golden, difference, rule["channels"])
+        problems += _channel_objections(golden, difference, rule["channels"])
     if rule.get("min_top1_agreement") is not None and rule.get("class_axis") is not None:
         share = _top1_agreement(actual, golden, rule["class_axis"])
         if share < rule["min_top1_agreement"]:
-            found.append(f"top-1 agreement is {share:.5g}")
-    return found
+            problems.append(f"top-1 agreement is {share:.5g}")
+    return problems
 
 
 def errors(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> tuple[Array, Array]:
@@ -132,7 +132,7 @@ def _error_objections(b: Array, difference: Array, relative: Array, rule: dict[s
 
 
 def _limits_broken(a: Array, b: Array, difference: Array, rule: dict[str, Any]) -> list[str]:
-    """Metrics of the whole output that are beyond their limits."""
+    """Metrics of the whole output beyond their limits."""
     # Values that stand for infinity must not make infinite norms.
     if rule.get("clamped_equal"):
         stands_for_infinity = np.abs(b) >= 1e9
@@ -144,7 +144,7 @@ def _limits_broken(a: Array, b: Array, difference: Array, rule: dict[str, Any]) 
         correlation = None  # where the golden output is constant
         if a.size > 1 and np.ptp(b) != 0:
             correlation = 0.0 if np.ptp(a) == 0 else float(np.corrcoef(a, b)[0, 1])
-    found = []
+    broken_limits = []
     for name, value, sign in (
         ("max_l2", norm, 1),
         ("max_nrmse", norm / norm_b if norm_b else None, 1),
@@ -153,12 +153,12 @@ def _limits_broken(a: Array, b: Array, difference: Array, rule: dict[str, Any]) 
     ):
         limit = rule.get(name)
         if limit is not None and value is not None and not sign * value <= sign * limit:
-            found.append(f"{name[4:]} is {value:.5g}, limit {limit:g}")
-    return found
+            broken_limits.append(f"{name[4:]} is {value:.5g}, limit {limit:g}")
+    return broken_limits
 
 
 def _channel_objections(golden: list[Array], difference: Array, limits: dict[str, Any]) -> list[str]:
-    """The channels whose largest or root mean square error is beyond its limit."""
+    """The channels with the largest or root mean square error beyond its limit."""
     ends = np.cumsum([g.size for g in golden])
     parts = (d.reshape(g.shape) for d, g in zip(np.split(difference, ends[:-1]), golden))
     axis = limits["axis"]
@@ -179,7 +179,7 @@ def _agreement(a: Array, b: Array) -> float:
 
 
 def _top1_agreement(actual: list[Array], golden: list[Array], axis: int) -> float:
-    """The share of rows whose largest element is at the golden place, or within a twentieth of the row's range."""
+    """The share of rows with the largest element at the golden position, or within a twentieth of the row's range."""
     agreeing = []
     for a, g in zip(actual, golden):
         a, g = (np.moveaxis(x.astype(np.float64), axis, -1).reshape(-1, x.shape[axis]) for x in (a, g))

@@ -40,13 +40,13 @@ class IterationWriter(Generic[T]):
     """Saves iterations: to a directory at once, to a single file when it is closed; nothing without a path."""
 
     def __init__(self, path: PathLike | None, combine: Callable[[list[T]], Any] = list) -> None:
-        """Prepare to write to a file, or without a suffix to a directory, which must be empty or not exist.
+        """Prepare to write to a file, or without a suffix to a directory; it must be empty or not exist.
 
         ``combine`` makes the content of a single file from all iterations.
         """
         self.path = None if path is None else Path(path)
         self.combine = combine
-        self.kept: list[T] = []
+        self.iterations: list[T] = []
         self.count = 0
         self.single_file = self.path is not None and self.path.suffix != ""
         if self.path is not None and not self.single_file:
@@ -60,7 +60,7 @@ class IterationWriter(Generic[T]):
     def append(self, item: T) -> None:
         """Add one iteration."""
         if self.single_file:
-            self.kept.append(item)
+            self.iterations.append(item)
         elif self.path is not None:
             save_json(item, self.path / f"{self.count:010d}.json")
         self.count += 1
@@ -68,11 +68,11 @@ class IterationWriter(Generic[T]):
     def close(self) -> None:
         """Write the single file."""
         if self.single_file and self.path is not None:
-            save_json(self.combine(self.kept), self.path)
+            save_json(self.combine(self.iterations), self.path)
 
 
 def load_saved(path: PathLike) -> Any:
-    """What a file holds: an object that trtops or Polygraphy saved, or numpy's array or arrays by name."""
+    """Load a file: an object saved by trtops or Polygraphy, or numpy's array or arrays by name."""
     if os.fspath(path).endswith((".npy", ".npz")):
         # Imports five modules of the standard library for archives, which most runs do not need.
         from trtops.json.numpy_files import archive_names, load_numpy

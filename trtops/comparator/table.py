@@ -1,4 +1,4 @@
-"""The table of metrics: what is measured of an output against its reference.
+"""The table of metrics of an output and its reference.
 
 An entry makes a field of :class:`~trtops.comparator.OutputStatistics`, and so of every saved report, and an MLflow
 metric ``error/<output>/<name>``. An entry with a tolerance makes a field of :class:`~trtops.comparator.Tolerances`. An
@@ -64,7 +64,7 @@ class Metric:
 
     @property
     def limit_kind(self) -> str:
-        """Whether its limit is the ``largest`` or the ``smallest`` value that passes."""
+        """``largest`` or ``smallest``: the limit is the largest or the smallest passing value."""
         return "largest" if self.better == "lower" else "smallest"
 
     @property
@@ -82,7 +82,7 @@ class Metric:
         return self.compute(pairs if self.from_arrays else totals)
 
     def passes(self, value: float | None, limit: float) -> bool:
-        """Whether a value is good enough. NaN is not, nor a value that is not known."""
+        """Return True if a value is within the limit; NaN and None are not."""
         if value is None:
             return False
         return value <= limit if self.better == "lower" else value >= limit
@@ -188,8 +188,9 @@ COMPARISONS = (
 )
 
 MORE_EXPORTS = {
-    **{name: "trtops.comparator.metric_results" for each in COMPARISONS for name in (each.threshold, each.result)},
-    **{each.compare_func: "trtops.comparator.compare" for each in COMPARISONS},
+    **{comparison.threshold: "trtops.comparator.metric_results" for comparison in COMPARISONS},
+    **{comparison.result: "trtops.comparator.metric_results" for comparison in COMPARISONS},
+    **{comparison.compare_func: "trtops.comparator.compare" for comparison in COMPARISONS},
 }
 """The modules of the classes that are made of this table, by the classes' names (see :func:`trtops.lazy.exports`)."""
 

@@ -1,4 +1,4 @@
-"""The flows that check what is stored, and those that search a model for the cause of a bad engine."""
+"""Flows for checking stored runs, and for searching a model for the cause of a bad engine."""
 
 import datetime
 from collections.abc import Mapping
@@ -87,15 +87,17 @@ class Approval(RunInput):
     reason: str = Field(min_length=1, description="Why, for the record.")
 
 
-def _approved(result: GateResult | MatrixResult, given: Mapping[str, Any]) -> GateResult | MatrixResult:
+def _approved(result: GateResult | MatrixResult, arguments: Mapping[str, Any]) -> GateResult | MatrixResult:
     """The result of a gate, decided by a person if it is undecided and approvals are asked for."""
     undecided = isinstance(result, GateResult) and result.decision == "undecided" and bool(result.holder)
-    if not (undecided and given.get("approval")):
+    if not (undecided and arguments.get("approval")):
         return result
     assert isinstance(result, GateResult)
     form = Approval.with_initial_data(description=result.page())
     answer = pause_flow_run(wait_for_input=form, timeout=_APPROVAL_SECONDS, poll_interval=5)
-    return approve(result, given["config"], **answer.model_dump(), tracker=given["tracker"], tags=given["tags"])
+    return approve(
+        result, arguments["config"], **answer.model_dump(), tracker=arguments["tracker"], tags=arguments["tags"]
+    )
 
 
 def _accuracy(
@@ -106,7 +108,7 @@ def _accuracy(
     precision: Precision = "fp32",
     **logged: Any,
 ) -> AccuracyResult:
-    """Compare every tensor of a model with what an engine computes, and log the table to MLflow.
+    """Compare every tensor of a model with the engine's, and log the table to MLflow.
 
     Args:
         side: What is under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU.
@@ -125,7 +127,7 @@ def _precision(
     side: Literal["emulated", "tensorrt"] = "emulated",
     **logged: Any,
 ) -> PrecisionResult:
-    """Search for the nodes that must stay in FP32, and log the answer to MLflow.
+    """Search for the nodes to keep in FP32, and log the answer to MLflow.
 
     Args:
         model: The ONNX file, in FP32.
@@ -145,7 +147,7 @@ def _reduce(
     tolerances: Tolerances | None = None,
     **logged: Any,
 ) -> ReduceResult:
-    """Find the smallest part of a model that still fails, and log it to MLflow as a model of its own.
+    """Find the smallest failing part of a model, and log it to MLflow as a model of its own.
 
     Args:
         command: A command that fails for models that show the failure, with ``{model}`` in place of the path. Without
@@ -158,19 +160,19 @@ def _reduce(
     return reductions.reduce(model, check, config, **logged)
 
 
-def _place_of_side(tracker: object, config: object, given: Mapping[str, Any]) -> BackendName | None:
-    tested = given.get("side") or given.get("backend")
-    return "tensorrt" if tested == "tensorrt" and given.get("command") is None else None
+def _place_of_side(tracker: object, config: object, arguments: Mapping[str, Any]) -> BackendName | None:
+    tested = arguments.get("side") or arguments.get("backend")
+    return "tensorrt" if tested == "tensorrt" and arguments.get("command") is None else None
 
 
-def _place_of_gate(tracker: object, config: GateConfig, given: object) -> BuildPlace:
+def _place_of_gate(tracker: object, config: GateConfig, arguments: object) -> BuildPlace:
     return BuildPlace(backend=config.build.backend, devices=config.devices)
 
 
-audit = flow_of(_audit, place=lambda tracker, config, given: given.get("backend"), by_steps=True)
+audit = flow_of(_audit, place_of=lambda tracker, config, arguments: arguments.get("backend"), by_steps=True)
 bundle = flow_of(bundle_op)
-gate = flow_of(_gate, place=_place_of_gate, by_steps=True, after=_approved)
+gate = flow_of(_gate, place_of=_place_of_gate, by_steps=True, after=_approved)
 triage = flow_of(triage_op)
-accuracy = flow_of(_accuracy, place=_place_of_side)
-precision = flow_of(_precision, place=_place_of_side)
-reduce = flow_of(_reduce, place=_place_of_side, by_steps=True)
+accuracy = flow_of(_accuracy, place_of=_place_of_side)
+precision = flow_of(_precision, place_of=_place_of_side)
+reduce = flow_of(_reduce, place_of=_place_of_side, by_steps=True)

@@ -1,4 +1,4 @@
-"""The flows of campaigns: builds of one model, again and again, and what makes some of them bad."""
+"""The flows of campaigns: repeated builds of one model, and the search for the cause of bad ones."""
 
 import platform
 import time
@@ -34,7 +34,7 @@ from trtops.tracking.records import run_id_of
 
 
 def _make_iteration(campaign: Campaign, number: int) -> CampaignBuild:
-    """One iteration, on a GPU of its own if it needs one. Dask repeats a task whose worker is lost with the answer."""
+    """One iteration, on a GPU of its own if it needs one. Dask repeats a task if its worker is lost with the answer."""
     tracker = open_tracker()
     try:
         tracker.info(campaign.run_id)
@@ -55,7 +55,7 @@ make_iteration = task_of(_make_iteration, "iteration", run_name="iteration {numb
 
 @contextmanager
 def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
-    """A function that starts iterations as Prefect tasks, for the time of a block.
+    """Yield a function to start iterations as Prefect tasks, for the time of a block.
 
     Args:
         parallel: Number of threads, each with a child process to build in.
@@ -63,8 +63,8 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
             path, the flow's Prefect server and the tracking store.
     """
     threads = ThreadPoolTaskRunner[Any](max_workers=parallel)
-    place: AbstractContextManager[Any] = threads if dask is None else _dask_runner(dask)
-    with place as runner:
+    task_runner: AbstractContextManager[Any] = threads if dask is None else _dask_runner(dask)
+    with task_runner as runner:
 
         def submit(campaign: Campaign, number: int) -> Future[CampaignBuild]:
             task = runner.submit(make_iteration, parameters={"campaign": campaign, "number": number})
@@ -109,19 +109,21 @@ def _dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
 
 @contextmanager
 def _shown_progress() -> Iterator[Any]:
-    """A function that shows the progress of a campaign as an artifact of the flow run."""
+    """Yield a function to show the progress of a campaign as an artifact of the flow run."""
     artifact = create_progress_artifact(0.0, description="Builds: none yet")
     assert isinstance(artifact, UUID)  # a coroutine in asynchronous flows only
     last, text = time.monotonic(), ""
 
-    def show(now: CampaignProgress) -> None:
+    def show(progress: CampaignProgress) -> None:
         nonlocal last, text
-        found = f"; {now.found.conclusion}" if now.found is not None else ""
-        counts = f"{now.good} good, {now.bad} bad, {now.unproven} unproven, {now.error} crashed or hung"
-        text = f"{now.done} builds: {counts}, {now.mixtures} mixtures{found}"
+        conclusion = f"; {progress.found.conclusion}" if progress.found is not None else ""
+        counts = (
+            f"{progress.good} good, {progress.bad} bad, {progress.unproven} unproven, {progress.error} crashed or hung"
+        )
+        text = f"{progress.done} builds: {counts}, {progress.mixtures} mixtures{conclusion}"
         if time.monotonic() - last >= 1.0:  # each update is a request
             last = time.monotonic()
-            update_progress_artifact(artifact, 100.0 * now.done / now.limit, description=text)
+            update_progress_artifact(artifact, 100.0 * progress.done / progress.limit, description=text)
 
     yield show
     update_progress_artifact(artifact, 100.0, description=text)
@@ -136,7 +138,7 @@ def _debug_build(
     allow_scripts: bool = False,
     **logged: Any,
 ) -> DebugBuildResult:
-    """Build a model until it is known which tactic makes some of its builds bad, and log every build to MLflow.
+    """Build a model until the tactic behind its bad builds is found, and log every build to MLflow.
 
     Args:
         model: The ONNX file; not needed to resume a campaign.
@@ -152,26 +154,26 @@ def _debug_build(
         return debug_builds.debug_build(model, config, **options, **logged)
 
 
-def _config_to_resume(tracker: Tracker, given: Mapping[str, Any]) -> DebugBuildConfig | None:
-    if given.get("resume") is None:
+def _config_to_resume(tracker: Tracker, arguments: Mapping[str, Any]) -> DebugBuildConfig | None:
+    if arguments.get("resume") is None:
         return None
-    allow_scripts = bool(given.get("allow_scripts"))
-    return open_campaign(tracker, given["resume"], model=given.get("model"), allow_scripts=allow_scripts).config
+    allow_scripts = bool(arguments.get("allow_scripts"))
+    return open_campaign(tracker, arguments["resume"], model=arguments.get("model"), allow_scripts=allow_scripts).config
 
 
-def _place_of_campaign(tracker: Tracker, config: Any, given: Mapping[str, Any]) -> BuildPlace:
-    run = given["run"] if "run" in given else given["campaign_run"]
-    campaign = bisects.campaign_of(tracker, run, given.get("bad"), allow_scripts=config.allow_scripts)
+def _place_of_campaign(tracker: Tracker, config: Any, arguments: Mapping[str, Any]) -> BuildPlace:
+    run = arguments["run"] if "run" in arguments else arguments["campaign_run"]
+    campaign = bisects.campaign_of(tracker, run, arguments.get("bad"), allow_scripts=config.allow_scripts)
     return campaign.on(config.devices).config.place
 
 
-debug_build = flow_of(_debug_build, base=_config_to_resume, place=lambda *_: None, by_steps=True)
+debug_build = flow_of(_debug_build, base=_config_to_resume, place_of=lambda *_: None, by_steps=True)
 diff_tactics = flow_of(diff_tactics_op, by_steps=True)
-bisect = flow_of(bisects.bisect, place=_place_of_campaign)
-prove = flow_of(prove_op, place=_place_of_campaign)
+bisect = flow_of(bisects.bisect, place_of=_place_of_campaign)
+prove = flow_of(prove_op, place_of=_place_of_campaign)
 promote = flow_of(
     promotions.promote,
-    place=lambda store, config, given: promotions.promotion_place(
-        store.info(run_id_of(given["run_id"], store)), config
+    place_of=lambda store, config, arguments: promotions.promotion_place(
+        store.info(run_id_of(arguments["run_id"], store)), config
     ),
 )

@@ -1,4 +1,4 @@
-"""The flows that build, calibrate and compare engines: one model at a time, a list of models, or a folder."""
+"""Flows for building, calibrating and comparing engines: one model, a list of models, or a folder."""
 
 import contextlib
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def _watch(
     settle_seconds: float = 10.0,
     **logged: Any,
 ) -> BuildListResult:
-    """Build and evaluate the models of a folder that are new or changed.
+    """Build and evaluate the new and changed models of a folder.
 
     What is new is decided by the digests of the models: one that was copied, renamed or touched is not built again.
 

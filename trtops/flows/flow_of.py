@@ -74,7 +74,7 @@ _NAMING = ("model", "folder", "actual", "campaign_run", "run_id", "run", "resume
 
 
 class VerdictError(Exception):
-    """Ends a flow run as failed whose ``result`` is not good."""
+    """Ends a flow run as failed if its ``result`` is not good."""
 
     def __init__(self, result: OpResult) -> None:
         super().__init__(result.headline)
@@ -82,7 +82,7 @@ class VerdictError(Exception):
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """False for Prefect's traceback of a verdict that is not good: the flow has logged the reasons."""
+    """False for Prefect's traceback of a verdict other than good: the flow has logged the reasons."""
     return not (record.exc_info and isinstance(record.exc_info[1], VerdictError))
 
 
@@ -119,7 +119,7 @@ def flow_of(
     op: Callable[..., R],
     *,
     base: Callable[[OfflineTracker, Mapping[str, Any]], Any] | None = None,
-    place: PlaceOf | None = None,
+    place_of: PlaceOf | None = None,
     by_steps: bool = False,
     after: Callable[[R, Mapping[str, Any]], R] | None = None,
 ) -> OpFlow[..., R]:
@@ -134,7 +134,7 @@ def flow_of(
         op: The op. It is called with the default tracker and the tags of the flow run. One that takes ``**logged`` gets
             the option ``experiment`` as well, and hands all three to another op.
         base: Returns the config whose options apply if no config is given, or None for the defaults.
-        place: Where the op needs a GPU; by default the back end of the config's ``build``, if it has one.
+        place_of: The back end or place of the op's GPU (default: the back end of the config's ``build``, if any).
         by_steps: Whether the op runs its steps by :func:`trtops.ops.result.run_step`. Any other op is one task.
         after: Completes the result from the op's arguments, when the op no longer occupies a GPU.
     """
@@ -149,33 +149,33 @@ def flow_of(
     @functools.wraps(op)
     def run(*args: Any, **kwargs: Any) -> Any:
         mark_op()
-        given = dict(signature.bind(*args, **kwargs).arguments)
-        tracker, config = open_tracker(), given.pop("config", None)
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
+        tracker, config = open_tracker(), arguments.pop("config", None)
         if config_class is not None:
             if config is None and base is not None:
-                config = base(tracker, given)
-            set_options = {each.path: given.pop(key, None) for key, each in options.items()}
+                config = base(tracker, arguments)
+            set_options = {option.path: arguments.pop(key, None) for key, option in options.items()}
             set_options = {path: value for path, value in set_options.items() if value is not None}
-            backend = given.pop("backend", None) if "backend" not in accepted else None
+            backend = arguments.pop("backend", None) if "backend" not in accepted else None
             config = with_options(config_class if config is None else config, set_options)
             if backend:
                 # Last, since a config whose options are for this back end keeps them.
                 config = with_options(config, {("build",): config.build.on_backend(backend)})
         backend = getattr(getattr(config, "build", None), "backend", None)
-        where = backend if place is None else place(tracker, config, given)
+        where = backend if place_of is None else place_of(tracker, config, arguments)
         context = prefect.context.FlowRunContext.get()
         assert context is not None and context.flow_run is not None
         tags = {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}
         if page := url_for("flow-run", obj_id=context.flow_run.id):  # None for a server that ends with this process
             tags[schema.Tag.PREFECT_URL] = page
         supplied = {"tracker": tracker, "tags": tags}
-        given |= {key: each for key, each in supplied.items() if key in accepted or "logged" in accepted}
+        arguments |= {key: argument for key, argument in supplied.items() if key in accepted or "logged" in accepted}
         with device_slot(where) as devices, steps_run_by(run_as_task):
             if config is not None:
-                given["config"] = replace(config, devices=devices) if devices else config
-            result = op(**given) if by_steps else run_as_task(name, functools.partial(op, **given))
+                arguments["config"] = replace(config, devices=devices) if devices else config
+            result = op(**arguments) if by_steps else run_as_task(name, functools.partial(op, **arguments))
         if after is not None:
-            result = after(result, given)
+            result = after(result, arguments)
         return _ended(result) if isinstance(result, OpResult) else result
 
     run.__signature__ = signature  # type: ignore[attr-defined]
@@ -197,16 +197,16 @@ def flow_of(
 
 
 def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of a parameter, without the Python objects that it may take as well.
+    """The type of a parameter, without the Python objects allowed as well.
 
     Not by get_type_hints: other parameters may name types that are imported for type checkers only.
     """
     text = parameter.annotation
     # Text names a type that is imported for type checkers only. It is source of our own module, never data.
-    found = eval(text, inspect.unwrap(op).__globals__) if isinstance(text, str) else text
-    kinds = get_args(found)
-    if str not in kinds or get_origin(found) not in (Union, types.UnionType):
-        return found
+    annotation = eval(text, inspect.unwrap(op).__globals__) if isinstance(text, str) else text
+    kinds = get_args(annotation)
+    if str not in kinds or get_origin(annotation) not in (Union, types.UnionType):
+        return annotation
     plain = Path if parameter.name == "model" else str
     return plain | None if type(None) in kinds else plain
 
@@ -216,7 +216,7 @@ def _parameters(
 ) -> tuple[inspect.Signature, dict[str, OptionField], dict[str, str]]:
     """The flow's signature, the option of the config behind a parameter, and the description of each parameter."""
     accepted, texts = inspect.signature(op).parameters, _SHARED | dict(parameter_docstrings(inspect.getdoc(op)))
-    required = {name for name, each in accepted.items() if each.default is each.empty} - _OF_PYTHON
+    required = {name for name, parameter in accepted.items() if parameter.default is parameter.empty} - _OF_PYTHON
     options: dict[str, OptionField] = {}
     # Options of outer records come first, so that these have the short names.
     for option in sorted(option_fields(config_class) if config_class else (), key=lambda option: len(option.path)):
@@ -231,15 +231,15 @@ def _parameters(
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind | None, default=None))
         texts[name] = text
 
-    for each in accepted.values():
-        if each.name == "logged":
+    for parameter in accepted.values():
+        if parameter.name == "logged":
             if "experiment" not in options:
                 add("experiment", str, _SHARED["experiment"])
-        elif each.name == "config":
-            parameters.append(each.replace(annotation=config_class | None, default=None))  # type: ignore[operator]
+        elif parameter.name == "config":
+            parameters.append(parameter.replace(annotation=config_class | None, default=None))  # type: ignore[operator]
             texts["config"] = "All options in one value; an option that is given on its own replaces the one in here."
-        elif each.name not in _OF_PYTHON and each.name not in options:
-            parameters.append(each.replace(annotation=_annotation(op, each)))
+        elif parameter.name not in _OF_PYTHON and parameter.name not in options:
+            parameters.append(parameter.replace(annotation=_annotation(op, parameter)))
     if ("build", "options") in {option.path for option in options.values()} and "backend" not in texts:
         add("backend", BackendName, "The back end that builds the engine, with its default options.")
     for name, option in options.items():
@@ -265,7 +265,7 @@ def task_of(function: Callable[P, R], name: str, *, run_name: str | None = None,
 
 
 def run_as_task(name: str, function: Callable[[], R], *, by_steps: bool = False) -> R:
-    """Call a function as a Prefect task, which is retried unless it is a part of a task that is.
+    """Call a function as a Prefect task; it is retried, except inside a retried task.
 
     One that is made ``by_steps`` retries only these: a retry of the whole would leave another run in MLflow.
     """
@@ -280,7 +280,7 @@ def run_as_task(name: str, function: Callable[[], R], *, by_steps: bool = False)
 
 
 def worth_a_retry(task: Task[..., Any], task_run: object, state: Any) -> bool:
-    """Whether a failed task may be retried: transient errors of ours, and others about the network."""
+    """True if a failed task may be retried: transient errors of ours, and others about the network."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, errors.TrtopsError):
         return error.transient
@@ -288,7 +288,7 @@ def worth_a_retry(task: Task[..., Any], task_run: object, state: Any) -> bool:
 
 
 def open_tracker() -> OfflineTracker:
-    """The default tracker; once per process, runs that dead processes of this machine left open are closed."""
+    """The default tracker; once per process, runs left open by dead processes of this machine are closed."""
     tracker = default_tracker()
     with contextlib.suppress(errors.TrackingError):  # this run is kept on disk until the store is back
         _reap_once(tracker)
@@ -299,25 +299,26 @@ _reap_once = functools.cache(reap)
 
 
 def close_runs(flow: object, flow_run: Any, state: Any) -> None:
-    """Close the MLflow runs that a crashed or cancelled flow run left open. Prefect calls it with these names."""
+    """Close the MLflow runs left open by a crashed or cancelled flow run. Prefect calls it with these names."""
     tracker = default_tracker()
     for run in tracker.find(tags={schema.Tag.PREFECT_FLOW_RUN: str(flow_run.id)}, status="running"):
         tracker.close(run.id, f"Prefect flow run {flow_run.name!r} ended as {state.name}")
 
 
 def _run_name() -> str:
-    """The name of a flow run: what it works on, and in which precision. Prefect calls it at the start of the run."""
+    """The name of a flow run: its subject and precision. Prefect calls it at the start of the run."""
     context = prefect.context.FlowRunContext.get()
-    given = {} if context is None else context.parameters or {}
-    build = getattr(given.get("config"), "build", None)
+    parameters = {} if context is None else context.parameters or {}
+    build = getattr(parameters.get("config"), "build", None)
     if build is not None:  # a flow called from Python may have its options in the config alone
-        given = {"precision": build.precision, "backend": build.backend} | {k: v for k, v in given.items() if v}
-    words = [Path(str(given[name])).stem for name in _NAMING if given.get(name)]
+        of_config = {"precision": build.precision, "backend": build.backend}
+        parameters = of_config | {name: value for name, value in parameters.items() if value}
+    words = [Path(str(parameters[name])).stem for name in _NAMING if parameters.get(name)]
     return masked(" ".join(words))[:200] or "run"
 
 
 def state_of(verdict: Verdict, reason: str, message: str, data: Any = None) -> State[Any]:
-    """The final state of a flow run. It is failed unless good, so that lists, filters and automations find it."""
+    """The final state of a flow run: failed unless good, for lists, filters and automations."""
     name = verdict.capitalize()
     # Prefect's lists show about 80 characters.
     name = textwrap.shorten(f"{name}: {reason}" if reason else name, 80, placeholder=" …")
@@ -340,11 +341,12 @@ def _ended(result: OpResult) -> State[Any]:
     create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state.name}")
     context = prefect.context.FlowRunContext.get()
     assert context is not None and context.flow is not None and context.flow_run is not None
-    place = f" MLflow run: {result.url or result.run_id}." if result.run_id else ""
-    log.log(logging.INFO if result.verdict == "good" else logging.WARNING, "%s: %s.%s", result.verdict, message, place)
+    run_text = f" MLflow run: {result.url or result.run_id}." if result.run_id else ""
+    level = logging.INFO if result.verdict == "good" else logging.WARNING
+    log.log(level, "%s: %s.%s", result.verdict, message, run_text)
     # For filters of Prefect's lists, and for automations: an event such as trtops.convert.bad.
-    given = context.parameters or {}
-    precision = given.get("precision") or getattr(result, "called", "").lower()
+    parameters = context.parameters or {}
+    precision = parameters.get("precision") or getattr(result, "called", "").lower()
     tags = {masked(Path(result.subject).stem), precision, result.verdict} - {""}
     context.client.update_flow_run(context.flow_run.id, tags={*context.flow_run.tags, *tags})
     resource = {"prefect.resource.id": f"trtops.run.{result.run_id}", "prefect.resource.name": masked(result.title)}
@@ -357,7 +359,7 @@ def _ended(result: OpResult) -> State[Any]:
     emit_event(f"trtops.{context.flow.name}.{result.verdict}", resource, payload=masked_json(payload))
     if (kind := _ASSETS.get(context.flow.name)) and result.run_id and result.verdict in PASSED:
         # Prefect's own decorator needs the asset's name before the run has an id.
-        files = filter(None, (result.subject, given.get("data")))
+        files = filter(None, (result.subject, parameters.get("data")))
         sources = [{"prefect.resource.id": f"file://{file}", "prefect.resource.role": "asset"} for file in files]
         asset = resource | {"prefect.resource.id": f"mlflow://{result.run_id}/{kind}"}
         emit_event("prefect.asset.materialization.succeeded", asset, related=masked_json(sources))

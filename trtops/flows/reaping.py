@@ -1,4 +1,4 @@
-"""The flows that keep servers and store tidy: after processes were killed, and when engines are old."""
+"""Flows for tidying servers and store: after processes were killed, and when engines are old."""
 
 import datetime
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
 
 _PENDING_MINUTES = 10  # after which the process of a flow run has not started, also on a busy machine
-_MOST = 200  # flow runs per call, as Prefect's server allows
+_MAX_FLOW_RUNS = 200  # flow runs per call, as Prefect's server allows
 _UNSETTLED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING", "CRASHED"]}}})
 
 
@@ -33,7 +33,7 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
     changes += [f"Removed {path}" for path in check.remove_leftovers(tracker)]
     with get_client(sync_client=True) as client:
         order = FlowRunSort.EXPECTED_START_TIME_DESC
-        for flow_run in client.read_flow_runs(flow_run_filter=_UNSETTLED, sort=order, limit=_MOST):
+        for flow_run in client.read_flow_runs(flow_run_filter=_UNSETTLED, sort=order, limit=_MAX_FLOW_RUNS):
             state = settled_state(flow_run, tracker.find(tags={Tag.PREFECT_FLOW_RUN: str(flow_run.id)}))
             if state is not None:
                 client.set_flow_run_state(flow_run.id, state, force=True)
@@ -44,7 +44,7 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
 
 
 def settled_state(flow_run: FlowRun, runs: Sequence[RunInfo]) -> State[Any] | None:
-    """The state that a flow run should have by its MLflow runs, newest first; None to leave it as it is.
+    """The state of a flow run by its MLflow runs, newest first; None to leave it as it is.
 
     A flow run ends as the first of its runs, to which the others belong, if all of them have ended. One that no process
     started is scheduled again.
@@ -66,5 +66,5 @@ def settled_state(flow_run: FlowRun, runs: Sequence[RunInfo]) -> State[Any] | No
     return Crashed(message=f"Its process was killed; run {first.id} is {first.status}.") if state.is_running() else None
 
 
-reap = flow_of(_reap, place=lambda *_: None, by_steps=True)
-prune_runs = flow_of(prune_runs_op, place=lambda *_: None)
+reap = flow_of(_reap, place_of=lambda *_: None, by_steps=True)
+prune_runs = flow_of(prune_runs_op, place_of=lambda *_: None)

@@ -1,4 +1,4 @@
-"""The server that Prefect starts for flows without one: its database, its working folder, and its end."""
+"""The server started by Prefect for flows without one: its database, its working folder, and its end."""
 
 import functools
 import logging

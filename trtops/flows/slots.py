@@ -49,7 +49,7 @@ def gpu_slot(gpus: Sequence[str]) -> Iterator[str | None]:
 
 @contextmanager
 def device_slot(where: BuildPlace | BackendName | None) -> Iterator[tuple[str, ...]]:
-    """Hold one of the GPUs of a place, or the one that a back end uses in this process.
+    """Hold one of the GPUs of a place, or the GPU of a back end in this process.
 
     Yields the ``devices`` for the op: empty for its default.
     """

@@ -39,7 +39,7 @@ def to_json(obj: object) -> str:
 
 
 def from_json(src: str | bytes) -> Any:
-    """Return the object that :func:`to_json` received; FormatError if the text is damaged or not JSON."""
+    """Return the object from :func:`to_json`'s text; FormatError if the text is damaged or not JSON."""
     from trtops.json.formats import load_text
 
     return load_text(_encoded(src), "the text")
@@ -66,7 +66,7 @@ def save_json(obj: object, dest: Source, description: str | None = None) -> None
 
 
 def load_json(src: Source, description: str | None = None) -> Any:
-    """Load an object that :func:`save_json`, or Polygraphy, saved to a path or an open file.
+    """Load an object saved to a path or an open file by :func:`save_json` or Polygraphy.
 
     The format is recognized by the first bytes. ``description`` is for errors. FormatError if the file
     is cut short, not one of the two formats, of a newer version, or holds something unknown or refused.
@@ -87,7 +87,7 @@ def load_json(src: Source, description: str | None = None) -> Any:
 
 
 def add_json_methods(description: str | None = None) -> Callable[[type[T]], type[T]]:
-    """Decorate a registered type so that it has ``to_json``, ``from_json``, ``save`` and ``load``."""
+    """Decorate a registered type to add ``to_json``, ``from_json``, ``save`` and ``load``."""
 
     def decorate(cls: type[T]) -> type[T]:
         def checked(obj: object, name: str) -> T:

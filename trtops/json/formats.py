@@ -35,8 +35,8 @@ class TextWriter:
 
     def write(self, obj: Any, indent: str = "\n") -> None:
         """Write one value; ``indent`` is its line break and margin."""
-        if (known := Encoder.registered.get(type(obj))) is not None:
-            name, encode = known
+        if (registration := Encoder.registered.get(type(obj))) is not None:
+            name, encode = registration
             self.write({**encode(obj), MARKER: name}, indent)
         elif isinstance(obj, dict):
             self._write_items("{", "}", ((_key_text(key), value) for key, value in obj.items()), indent)
@@ -83,7 +83,7 @@ class TextWriter:
         self.out((indent + closing if mark == "," else opening + closing).encode("ascii"))
 
     def write_array(self, array: Array, indent: str) -> None:
-        """Write an array whose dtype a ``.npy`` file can name."""
+        """Write an array of a dtype supported by ``.npy`` files."""
         inner = indent + "    "
         self.out(f'{{{inner}"array": "'.encode("ascii"))
         encoded = _Base64Writer(self.out)
@@ -93,7 +93,7 @@ class TextWriter:
 
 
 class _Base64Writer:
-    """Encodes what is written to it as base64."""
+    """Encodes written bytes as base64."""
 
     def __init__(self, out: Callable[[bytes], Any]) -> None:
         self.out = out
@@ -120,7 +120,7 @@ def _key_text(key: object) -> str:
 
 
 class ArchiveWriter(TextWriter):
-    """Writes an object as an uncompressed archive of ``.npy`` files and an index in JSON that names them."""
+    """Writes an object as an uncompressed archive of ``.npy`` files and their index in JSON."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.index = io.BytesIO()
@@ -183,7 +183,7 @@ def _without_long_arrays(content: bytes) -> tuple[bytes, dict[str, memoryview]]:
 
 
 def _array_from_text(text: str | memoryview) -> Array:
-    """An array from base64, or from the latin-1 text that old releases of Polygraphy wrote."""
+    """An array from base64, or from the latin-1 text of old releases of Polygraphy."""
     if not isinstance(text, (str, memoryview)):
         raise errors.FormatError(f"an array is a {type(text).__name__}; expected text")
     try:

@@ -42,7 +42,7 @@ def write_npy(file: Any, array: Array) -> None:
 
 
 def read_npy(file: IO[bytes], size: int) -> Array:
-    """Read a ``.npy`` file of ``size`` bytes. Allocates no more than that, whatever the header claims."""
+    """Read a ``.npy`` file of ``size`` bytes. Allocates at most ``size`` bytes, whatever the header claims."""
     import numpy as np
 
     try:
@@ -92,7 +92,7 @@ def load_numpy(path: str | os.PathLike[str]) -> Array | dict[str, Array]:
             return read_npy(file, size)
         with zipfile.ZipFile(file) as archive:
             total = sum(member.file_size for member in archive.infolist())
-            check_memory(f"{path}, of {size} bytes,", total, own=size)
+            check_memory(f"{path}, of {size} bytes,", total, allowance=size)
             if total > max(_ALWAYS_ALLOWED, _MAX_RATIO * size):
                 raise errors.FormatError(
                     f"it has {size} bytes and unpacks to {total}, more than {_MAX_RATIO} times its size. Save it "
@@ -121,11 +121,11 @@ def array_of_archive(data: bytes) -> Array:
 
 
 @contextlib.contextmanager
-def damage_reported(what: str) -> Iterator[None]:
-    """Raise FormatError, beginning with ``what``, for damaged files."""
+def damage_reported(subject: str) -> Iterator[None]:
+    """Raise FormatError, beginning with ``subject``, for damaged files."""
     try:
         yield
     except (*_ZIP_ERRORS, errors.FormatError) as exc:
         if isinstance(exc, errors.InputError):
             raise
-        raise errors.FormatError(f"{what}: {exc}.") from None
+        raise errors.FormatError(f"{subject}: {exc}.") from None

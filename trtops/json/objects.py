@@ -1,4 +1,4 @@
-"""The types that files may name, and how a JSON object becomes the object that it stands for."""
+"""The types allowed in files, and the decoding of JSON objects."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _HOME_OF_ENDINGS = {ending: "trtops.comparator.metric_results" for ending in ("R
 
 
 class Encoder:
-    """Functions that turn objects of a type into a dict of their parts."""
+    """Functions from objects of a type to a dict of their parts."""
 
     registered: ClassVar[dict[type, tuple[str, Callable[[Any], dict[str, Any]]]]] = {}
 
     @classmethod
     def register(cls, kind: type[T], alias: str | None = None) -> Callable[[Callable[[T], dict[str, Any]]], Any]:
-        """Decorate the encoding function of a type, whose ``__name__`` marks its objects; ``alias`` is ignored."""
+        """Decorate the encoding function of a type; its ``__name__`` marks its objects; ``alias`` is ignored."""
 
         def decorate(function: Callable[[T], dict[str, Any]]) -> Callable[[T], dict[str, Any]]:
             cls.registered[kind] = (kind.__name__, function)
@@ -49,13 +49,13 @@ class Encoder:
 
 
 class Decoder:
-    """Functions that make objects of a type from a dict of their parts."""
+    """Functions from a dict of parts to objects of a type."""
 
     registered: ClassVar[dict[str, Callable[[dict[str, Any]], Any]]] = {}
 
     @classmethod
     def register(cls, kind: type[T], alias: str | None = None) -> Callable[[Callable[[dict[str, Any]], T]], Any]:
-        """Decorate the decoding function of a type, whose objects are marked by its ``__name__`` or ``alias``."""
+        """Decorate the decoding function of a type; its objects are marked by its ``__name__`` or ``alias``."""
 
         def decorate(function: Callable[[dict[str, Any]], T]) -> Callable[[dict[str, Any]], T]:
             for name in filter(None, (kind.__name__, alias)):
@@ -66,7 +66,7 @@ class Decoder:
 
 
 def decode_object(content: dict[str, Any], read_array: Callable[[Any], Array]) -> Any:
-    """Return the object that a JSON object stands for, given how to read the member ``array`` of an ``ndarray``."""
+    """Return the object for a JSON object, given a reader of the member ``array`` of an ``ndarray``."""
     kind = content.pop(MARKER, None)
     if kind is None:
         marked = (key for key, value in content.items() if isinstance(value, str) and value == LEGACY_VALUE)
@@ -105,10 +105,10 @@ def _read_extended_array(bits: Any, dtype: object) -> Array:
     import ml_dtypes
     import numpy as np
 
-    known = getattr(ml_dtypes, str(dtype), None)
-    if not isinstance(bits, np.ndarray) or not isinstance(known, type) or bits.dtype.kind != "u":
+    scalar_type = getattr(ml_dtypes, str(dtype), None)
+    if not isinstance(bits, np.ndarray) or not isinstance(scalar_type, type) or bits.dtype.kind != "u":
         raise errors.FormatError(f"an array has the unknown dtype {dtype!r:.80}")
-    array: Array = bits.view(np.dtype(known))
+    array: Array = bits.view(np.dtype(scalar_type))
     return array
 
 

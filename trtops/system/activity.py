@@ -1,4 +1,4 @@
-"""What a process computes in native code, and until when it may: recorded where its parent can read it after a crash.
+"""The native computations of a process and their time limits, readable by its parent after a crash.
 
 Native code crashes on some models, and on others it never returns. Workers and the command line run it in a child
 process that shares a page of memory with its parent. If the child dies, the page names the operation.
@@ -32,7 +32,7 @@ _runs_ops = False
 
 
 class Page:
-    """Memory shared with a child process: a file descriptor that the child inherits."""
+    """Memory shared with a child process: a file descriptor inherited by the child."""
 
     def __init__(self, fd: int | None = None) -> None:
         """Create a page, or open the one of a descriptor."""
@@ -46,12 +46,12 @@ class Page:
         self._map[: _HEAD.size + len(text)] = _HEAD.pack(seconds, end, len(text)) + text
 
     def read(self) -> tuple[float, str]:
-        """The time limit in seconds, and what the child computes: empty if nothing is recorded."""
+        """The time limit in seconds, and the child's computation: empty if nothing is recorded."""
         seconds, _, size = _HEAD.unpack_from(self._map)
         return seconds, self._map[_HEAD.size :][:size].decode(errors="replace")
 
     def is_late(self) -> bool:
-        """Whether the child exceeds its time limit by more than the time in which it may stop by itself."""
+        """True if the child exceeds its time limit by more than the time for stopping by itself."""
         seconds, end, _ = _HEAD.unpack_from(self._map)
         return bool(end) and end + min(seconds, _GRACE) < time.monotonic()
 
@@ -75,7 +75,7 @@ def _new_file() -> int:
 
 
 class Activity:
-    """A block in which native code computes; several may run at once, in one thread or in several.
+    """A block of native computation; several may run at once, in one thread or in several.
 
     After ``seconds``, by default the time limit, a thread calls ``stop``, which makes the code return; a parent process
     kills this process if it does not.
@@ -105,7 +105,7 @@ class Activity:
 
 
 def mark_op() -> None:
-    """Note that this process runs ops, on models of any origin."""
+    """Mark this process as running ops, on models of any origin."""
     global _runs_ops
     _runs_ops = True
 
@@ -119,7 +119,7 @@ def needs_child() -> bool:
 def _publish() -> None:
     if _page is not None:
         # The first to end is the one that may exceed its limit.
-        first = min(_running, key=lambda each: each._end, default=None) if len(_running) > 1 else None
+        first = min(_running, key=lambda activity: activity._end, default=None) if len(_running) > 1 else None
         _page.write(*(first or _running[-1])._content if _running else (0.0, 0.0, b""))
 
 
@@ -131,21 +131,21 @@ def _start_watching() -> None:
         never = threading.Event()
         while not never.wait(0.1):
             with _lock:
-                for each in _running:
-                    if each._stop is not None and each._end < time.monotonic():
-                        each._stop()
+                for activity in _running:
+                    if activity._stop is not None and activity._end < time.monotonic():
+                        activity._stop()
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def describe_death(code: int, doing: str, seconds: float | None) -> str:
-    """How a child process ended: its exit code or negative signal, what it did, and the time limit that it exceeded."""
+    """Describe a child process's end, by exit code or negative signal, its work, and the exceeded time limit."""
     if seconds is not None:
-        how = f"did not finish within {seconds:.4g} s and was killed"
+        ending = f"did not finish within {seconds:.4g} s and was killed"
     elif -code == getattr(signal, "SIGKILL", None):
-        how = "was killed by SIGKILL, as the kernel does when memory runs out"
+        ending = "was killed by SIGKILL, as the kernel does when memory runs out"
     elif code < 0:
-        how = f"died of signal {-code} ({signal.strsignal(-code)})"
+        ending = f"died of signal {-code} ({signal.strsignal(-code)})"
     else:
-        how = f"ended with exit code {code}"
-    return f"{how} while {doing}" if doing else how
+        ending = f"ended with exit code {code}"
+    return f"{ending} while {doing}" if doing else ending

@@ -1,4 +1,4 @@
-"""Decide which scripts, check commands and plugin libraries may run.
+"""Decide on running scripts, check commands and plugin libraries.
 
 If ``TRTOPS_ALLOWED_SCRIPTS`` is a list of folders separated by ``:``, only files in these may run, and none if it is
 empty, as it is by default for deployments: their parameters come from anyone who can reach the server.
@@ -17,14 +17,14 @@ VARIABLE = "TRTOPS_ALLOWED_SCRIPTS"
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|bash|sh|dash|zsh|perl|ruby|node")
 
 
-def check_file(path: str | os.PathLike[str], what: str = "script") -> None:
-    """Raise ConfigError if a file with code is not in an allowed folder; links are resolved. ``what`` is its kind."""
+def check_file(path: str | os.PathLike[str], kind: str = "script") -> None:
+    """Raise ConfigError if a file with code is not in an allowed folder; links are resolved. ``kind`` is its kind."""
     if (text := os.environ.get(VARIABLE)) is None:
         return
     folders = [Path(part).resolve() for part in text.split(os.pathsep) if part]
     if not any(Path(path).resolve().is_relative_to(folder) for folder in folders):
         raise errors.ConfigError(
-            f"The {what} {os.fspath(path)} may not be run: {VARIABLE} only allows files in "
+            f"The {kind} {os.fspath(path)} may not be run: {VARIABLE} only allows files in "
             f"{', '.join(map(str, folders)) or 'no folder'}. Move it there, or start the worker with "
             f"{VARIABLE}=<folder>:<folder> (a deployment: job_variables.env)."
         )
@@ -49,11 +49,12 @@ def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str
 
     Anyone who can write to a store can put any script or command into a run.
     """
-    found = [*(f"the script {each}" for each in scripts), *(f"the command {shlex.join(each)}" for each in commands)]
-    if found and not allowed and VARIABLE not in os.environ:
+    requests = [f"the script {script}" for script in scripts]
+    requests += [f"the command {shlex.join(command)}" for command in commands]
+    if requests and not allowed and VARIABLE not in os.environ:
         raise errors.ConfigError(
-            f"Run {run_id} would run {' and '.join(found)} on this machine, and anyone with write access to the store "
-            "can put such code there. Nothing was run. Inspect it, then allow it: --allow-scripts (in Python and "
+            f"Run {run_id} would run {' and '.join(requests)} on this machine, and anyone with write access to the "
+            "store can put such code there. Nothing was run. Inspect it, then allow it: --allow-scripts (in Python and "
             "flows: allow_scripts=True)."
         )
     if not allowed:

@@ -13,7 +13,7 @@ _SYSCALLS = {"x86_64": 298, "aarch64": 241}
 
 
 def count_instructions(kind: int = 0, event: int = 1) -> Callable[[], int]:
-    """Count instructions of this thread and those that it starts from now on; returns a function that reads the count.
+    """Count instructions of this thread and of threads started by it from now on; returns a function to read the count.
 
     UnsupportedFeatureError if the machine has no such counter, or does not allow it.
     """

@@ -1,4 +1,4 @@
-"""Write files so that readers see either the complete new content or the old one."""
+"""Write files atomically: readers see either the complete new content or the old one."""
 
 import contextlib
 import errno
@@ -24,7 +24,7 @@ def is_private(status: os.stat_result) -> bool:
 
 
 def read_regular(path: str | os.PathLike[str], at_most: int | None = None) -> bytes:
-    """The content of a regular file; OSError for a pipe or device, which may never end, and for more bytes."""
+    """The content of a regular file; OSError for pipes and devices (they may never end), and for more bytes."""
     with open(os.open(path, os.O_RDONLY | _CLOEXEC | _NONBLOCK), "rb") as file:  # a pipe may have no writer
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -36,13 +36,13 @@ def read_regular(path: str | os.PathLike[str], at_most: int | None = None) -> by
 
 
 def read_open_file(file: Any) -> Any:
-    """Read an open file from its start, as Polygraphy does, and leave its position; other streams from where it is."""
+    """Read an open file from its start, as Polygraphy does, and keep its position; other streams from theirs."""
     if not getattr(file, "seekable", bool)():
         return file.read()
-    place = file.tell()
+    position = file.tell()
     file.seek(0)
     content = file.read()
-    file.seek(place)
+    file.seek(position)
     return content
 
 
@@ -57,7 +57,7 @@ def write_open_file(file: Any, data: Any) -> None:
 
 
 def sync_to_disk(path: str | os.PathLike[str]) -> None:
-    """Flush a file, or the names in a folder, to disk, so that they survive a power failure."""
+    """Flush a file, or the names in a folder, to disk, to survive a power failure."""
     if os.name == "nt" and os.path.isdir(path):  # which cannot be opened there
         return
     file = os.open(path, os.O_RDONLY | _CLOEXEC)
@@ -69,7 +69,7 @@ def sync_to_disk(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a new file that replaces ``path`` when the block ends without an error; see :func:`replaced_together`."""
+    """Open a new file to replace ``path`` when the block ends without an error; see :func:`replaced_together`."""
     with replaced_together(path) as open_part, open_part(path) as file:
         yield file
 

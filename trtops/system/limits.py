@@ -28,7 +28,7 @@ _before = (0, 0)
 
 
 def time_limit() -> float:
-    """Seconds that loading a model, or one inference, may take: ``TRTOPS_TIME_LIMIT``, by default 600."""
+    """Time limit in seconds for loading a model, or one inference: ``TRTOPS_TIME_LIMIT`` (default: 600)."""
     text = os.environ.get(TIME) or "600"
     try:
         seconds = float(text)
@@ -54,28 +54,28 @@ def limited_time(seconds: float | None) -> Iterator[None]:
             os.environ[TIME] = before
 
 
-def too_slow(what: str, seconds: float) -> str:
+def too_slow(subject: str, seconds: float) -> str:
     """The message after native code exceeded its time limit."""
     remedy = f"If this is intended, set --timeout or {TIME} to more seconds."
-    return f"{what} did not finish within {seconds:g} s. {remedy}"
+    return f"{subject} did not finish within {seconds:g} s. {remedy}"
 
 
 def memory_limit() -> int:
-    """Bytes that reading a file may take beyond the file's own size: ``TRTOPS_MEMORY_LIMIT``, by default 1.75 GiB."""
+    """Limit in bytes for reading a file, beyond its own size: ``TRTOPS_MEMORY_LIMIT`` (default: 1.75 GiB)."""
     # With the process' own memory, the default stays below 2 GiB.
     text = os.environ.get(MEMORY) or "1792M"
-    found = re.fullmatch(r"(\d+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if found is None or not int(found[1]):
+    match = re.fullmatch(r"(\d+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None or not int(match[1]):
         raise errors.ConfigError(f"{MEMORY} is {text!r}; expected bytes, such as 4G or 512M.")
-    return int(found[1]) << 10 * " kmgt".index(found[2] or " ")
+    return int(match[1]) << 10 * " kmgt".index(match[2] or " ")
 
 
-def check_memory(what: str, size: int, own: int = 0) -> None:
-    """Raise InputError if ``size`` bytes exceed the limit plus ``own``, such as the size of the file itself."""
-    limit = memory_limit() + own
+def check_memory(subject: str, size: int, allowance: int = 0) -> None:
+    """Raise InputError if ``size`` bytes exceed the limit plus ``allowance``, such as the size of the file itself."""
+    limit = memory_limit() + allowance
     if size > limit:
         sizes = f"{size / (1 << 30):.3g} GiB of memory; the limit is {limit / (1 << 30):.3g} GiB"
-        raise errors.InputError(f"{what} would take {sizes}. {_REMEDY}")
+        raise errors.InputError(f"{subject} would take {sizes}. {_REMEDY}")
 
 
 def check_array(name: str, shape: Sequence[int], element_bytes: int) -> None:
@@ -87,14 +87,14 @@ def check_array(name: str, shape: Sequence[int], element_bytes: int) -> None:
     check_memory(f"Random data for input {name!r} of shape {tuple(shape)}", element_bytes * math.prod(shape))
 
 
-def too_much(what: str) -> str:
+def too_much(subject: str) -> str:
     """The message after native code ran out of memory under :func:`limited_memory`."""
-    return f"{what} takes more than {memory_limit() / (1 << 30):.3g} GiB of memory. {_REMEDY}"
+    return f"{subject} takes more than {memory_limit() / (1 << 30):.3g} GiB of memory. {_REMEDY}"
 
 
 @contextlib.contextmanager
-def limited_memory(own: int = 0) -> Iterator[None]:
-    """Limit how much memory this process may add during a block to the limit and ``own`` bytes, such as weights.
+def limited_memory(allowance: int = 0) -> Iterator[None]:
+    """Limit how much memory this process may add during a block to the limit and ``allowance`` bytes, such as weights.
 
     Beyond it, native code fails with ``bad_alloc`` and Python with ``MemoryError``. Blocks may be nested and may run in
     several threads; the outermost one sets the limit. No effect where the system has no such limit.
@@ -109,7 +109,7 @@ def limited_memory(own: int = 0) -> Iterator[None]:
             _before = resource.getrlimit(resource.RLIMIT_DATA)
             with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:
                 used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
-                allowed = used + memory_limit() + own
+                allowed = used + memory_limit() + allowance
                 if _before[0] == resource.RLIM_INFINITY or allowed < _before[0]:
                     resource.setrlimit(resource.RLIMIT_DATA, (allowed, _before[1]))
         _users += 1
@@ -123,7 +123,7 @@ def limited_memory(own: int = 0) -> Iterator[None]:
 
 
 def bytes_of_files(path: str | os.PathLike[str]) -> int:
-    """Total size of a file and its siblings, which include a model's external data."""
+    """Total size of a file and its siblings, such as a model's external data."""
     with contextlib.suppress(OSError), os.scandir(os.path.dirname(os.path.abspath(path))) as files:
         return sum(file.stat().st_size for file in files if file.is_file())
     return 0

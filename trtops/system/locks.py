@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.system.files import is_private, user_id
 
 # The same for all processes of this machine, regardless of TMPDIR; Windows has no such folder.
-_PLACE = Path(tempfile.gettempdir() if os.name == "nt" else "/tmp")
+_LOCKS_PARENT = Path(tempfile.gettempdir() if os.name == "nt" else "/tmp")
 
 
 def machine_folder() -> Path:
@@ -22,11 +22,11 @@ def machine_folder() -> Path:
 
     Raises ConfigError if another user owns it or can write to it, and could therefore redirect locks.
     """
-    folder = _PLACE / f"trtops-locks-{user_id()}"
+    folder = _LOCKS_PARENT / f"trtops-locks-{user_id()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or not is_private(found):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or not is_private(status):
         raise errors.ConfigError(
             f"{folder} must be a folder that only this user can write to, since locks are kept there. Remove it."
         )

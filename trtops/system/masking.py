@@ -1,4 +1,4 @@
-"""Remove secrets from text. Everything that is logged, stored as text or raised passes through here.
+"""Remove secrets from text. Everything logged, stored as text or raised passes through here.
 
 Users and passwords in URLs (``scheme://user:password@host``), values of environment variables with names such as
 ``AWS_SECRET_ACCESS_KEY``, and tokens with the prefixes of well-known services are recognized; nothing else is.
@@ -46,7 +46,7 @@ def masked(text: str) -> str:
         text = re.sub(_USERINFO, "", text)
     for hints, form in _TOKENS:
         if hints[0] in text or (len(hints) > 1 and any(hint in text for hint in hints)):
-            text = re.sub(form, lambda found: (found[1] if found.lastindex else "") + "***", text)
+            text = re.sub(form, lambda match: (match[1] if match.lastindex else "") + "***", text)
     for value in _secrets():
         if value in text:
             whole = re.escape(value)
@@ -64,22 +64,22 @@ def masked_json(value: Any) -> Any:
     return masked(value) if isinstance(value, str) else value
 
 
-_known: tuple[dict[object, object], tuple[str, ...]] = {}, ()
+_cached_secrets: tuple[dict[object, object], tuple[str, ...]] = {}, ()
 
 
 def _secrets() -> tuple[str, ...]:
     """Secret values in the environment, long ones first."""
-    global _known
+    global _cached_secrets
     # Decoding all variables takes longer than the rest of a line of the log.
     variables = os.environ._data  # type: ignore[attr-defined]
-    if _known[0] != variables:
-        found: set[str] = set()
+    if _cached_secrets[0] != variables:
+        candidates: set[str] = set()
         for name, value in os.environ.items():
             if re.search(_SECRET_NAME, name) and not re.search(_PUBLIC_NAME, name) and not os.path.exists(value):
                 # PREFECT_API_AUTH_STRING is "user:password".
-                found.add(value.split(":", 1)[-1] if "AUTH_STRING" in name.upper() else value)
+                candidates.add(value.split(":", 1)[-1] if "AUTH_STRING" in name.upper() else value)
             if "://" in value and (user := re.search(_USERINFO, value)) is not None:
-                found.add(user[0][:-1].partition(":")[2])
-        secret = (value for value in found if len(value) >= 6 and not value.isdecimal())
-        _known = dict(variables), tuple(sorted(secret, key=len, reverse=True))
-    return _known[1]
+                candidates.add(user[0][:-1].partition(":")[2])
+        secret = (value for value in candidates if len(value) >= 6 and not value.isdecimal())
+        _cached_secrets = dict(variables), tuple(sorted(secret, key=len, reverse=True))
+    return _cached_secrets[1]

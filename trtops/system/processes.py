@@ -1,4 +1,4 @@
-"""Find out which processes are alive, and which temporary folders dead processes left behind.
+"""Check for living processes, and find the temporary folders of dead ones.
 
 Temporary folders carry the mark of their process in their name. A mark consists of the process id, the start time in
 seconds (process ids are reused) and the pid namespace (containers count for themselves).
@@ -43,7 +43,7 @@ def is_alive(pid: int, started_at: int | None) -> bool:
 
 
 def pid_namespace() -> str:
-    """The pid namespace of this process, such as ``pid:[4026531836]``; empty where the system has none."""
+    """The pid namespace of this process, such as ``pid:[4026531836]``; empty on systems without one."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
@@ -63,9 +63,9 @@ def is_gone(mark_of_process: str) -> bool:
     return namespace == int(mark().rpartition("-")[2]) and not is_alive(pid, begun)
 
 
-def temporary_prefix(what: str) -> str:
-    """The prefix for names of temporary files and folders of this process; ``what`` is lower-case letters."""
-    return f"trtops.{what}.{mark()}."
+def temporary_prefix(purpose: str) -> str:
+    """The prefix for names of temporary files and folders of this process; ``purpose`` is lower-case letters."""
+    return f"trtops.{purpose}.{mark()}."
 
 
 def _is_ours(path: Path) -> bool:
@@ -73,13 +73,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def remove_left_folders() -> list[Path]:
-    """Remove temporary files and folders of this user whose processes are gone, and return their paths."""
+    """Remove this user's temporary files and folders of dead processes, and return their paths."""
     import shutil  # both are slow to import, and help does not need them
     import tempfile
 
-    removed, here = [], Path(tempfile.gettempdir())
-    here = here.parent if here.name.startswith(TEAM_FOLDER) else here
-    for path in sorted([*here.glob("trtops.*.*.*"), *here.glob(f"{TEAM_FOLDER}*/trtops.*.*.*")]):
+    removed, folder = [], Path(tempfile.gettempdir())
+    folder = folder.parent if folder.name.startswith(TEAM_FOLDER) else folder
+    for path in sorted([*folder.glob("trtops.*.*.*"), *folder.glob(f"{TEAM_FOLDER}*/trtops.*.*.*")]):
         with contextlib.suppress(OSError):  # another command may remove it at the same time
             # Another user of the machine could give any folder such a name.
             if is_gone(path.name.split(".")[2]) and _is_ours(path):

@@ -21,7 +21,7 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 
 
 def signs_here() -> bool:
-    """True if this process signs the runs that it finishes."""
+    """True if this process signs its finished runs."""
     return bool(os.environ.get(KEY_VARIABLE))
 
 
@@ -47,7 +47,7 @@ def sign(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
 
 
 def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[str, Any]]:
-    """Return the id of the key that signed an envelope, and the statement in it; ``keys`` are PEM files.
+    """Return the id of the key of an envelope's signature, and the statement in it; ``keys`` are PEM files.
 
     Raises SignatureError if none of the public keys matches, or this is not an envelope of a statement; ConfigError if
     a key cannot be read.
@@ -55,14 +55,14 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> tuple[str, Mapping[st
     require("securesystemslib")
     from securesystemslib.exceptions import VerificationError
 
-    known = [_public_key(key) for key in keys]
-    found, content = open_envelope(envelope)
+    public_keys = [_public_key(key) for key in keys]
+    signed, content = open_envelope(envelope)
     try:
-        return next(iter(found.verify(known, threshold=1))), content
+        return next(iter(signed.verify(public_keys, threshold=1))), content
     except (VerificationError, ValueError):
         raise errors.SignatureError(
-            f"The signature is by {', '.join(found.signatures) or 'no key'}, which is not one of the given keys "
-            f"({', '.join(key.keyid for key in known) or 'none'}). Pass the public key of its signer."
+            f"The signature is by {', '.join(signed.signatures) or 'no key'}, which is not one of the given keys "
+            f"({', '.join(key.keyid for key in public_keys) or 'none'}). Pass the public key of its signer."
         ) from None
 
 
@@ -75,13 +75,13 @@ def open_envelope(envelope: bytes) -> tuple[Any, Mapping[str, Any]]:
     from securesystemslib.dsse import Envelope
 
     try:
-        found = Envelope.from_dict(json.loads(envelope))
-        content = json.loads(found.payload)
-        if found.payload_type != PAYLOAD_TYPE or content["_type"] != STATEMENT_TYPE:
-            raise errors.SignatureError(f"The envelope holds {found.payload_type!r}; expected {PAYLOAD_TYPE!r}.")
+        parsed = Envelope.from_dict(json.loads(envelope))
+        content = json.loads(parsed.payload)
+        if parsed.payload_type != PAYLOAD_TYPE or content["_type"] != STATEMENT_TYPE:
+            raise errors.SignatureError(f"The envelope holds {parsed.payload_type!r}; expected {PAYLOAD_TYPE!r}.")
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise errors.SignatureError(f"This is not a signed statement ({type(exc).__name__}: {exc}).") from None
-    return found, content
+    return parsed, content
 
 
 def key_id(public: str | Path) -> str:
@@ -99,8 +99,8 @@ def private_key() -> Any:
         return load_pem_private_key(text, password.encode() if password else None)
     # The message of the library could quote the key. Its class UnsupportedAlgorithm derives from Exception only.
     except Exception as exc:
-        why = exc.strerror if isinstance(exc, OSError) else f"not PEM, or {PASSWORD_VARIABLE} does not decrypt it"
-        raise errors.ConfigError(f"{KEY_VARIABLE} cannot be read as a private key: {why}.") from None
+        reason = exc.strerror if isinstance(exc, OSError) else f"not PEM, or {PASSWORD_VARIABLE} does not decrypt it"
+        raise errors.ConfigError(f"{KEY_VARIABLE} cannot be read as a private key: {reason}.") from None
 
 
 def _public_key(path: str | Path) -> Any:

@@ -38,7 +38,7 @@ _OTHER_SERVERS = ("PREFECT_API_", "PREFECT_PROFILE", "MLFLOW_", "TRTOPS_CREDENTI
 
 @dataclass(frozen=True, kw_only=True)
 class TeamState(Record):
-    """The configuration of the servers, and their passwords, which ``repr`` does not show."""
+    """The configuration of the servers, and their passwords (not in ``repr``)."""
 
     prefect_port: int = 4200
     mlflow_port: int = 5000
@@ -114,10 +114,10 @@ def service_environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str
 
 
 def client_environment(folder: Path | None = None, *, password: bool = True) -> dict[str, str]:
-    """The variables that a process of this machine needs to use the servers; ConfigError if none were started."""
+    """The variables for using the servers from a process of this machine; ConfigError if none were started."""
     folder = team_folder() if folder is None else folder
     state = started_state(folder)
-    found = {
+    variables = {
         "PREFECT_API_URL": f"{state.prefect_url}/api",
         "PREFECT_HOME": str(folder / "prefect"),  # Prefect would create one in the home directory
         "MLFLOW_TRACKING_URI": state.mlflow_url,
@@ -125,12 +125,12 @@ def client_environment(folder: Path | None = None, *, password: bool = True) -> 
         **_without_proxy(),
     }
     if password:  # MLflow's password stays in its file, while Prefect reads its own from the environment only
-        found["PREFECT_API_AUTH_STRING"] = state.prefect_auth
-    return found
+        variables["PREFECT_API_AUTH_STRING"] = state.prefect_auth
+    return variables
 
 
 def shell_lines(folder: Path) -> str:
-    """The same as lines for a shell, which read Prefect's password instead of containing it."""
+    """The same as lines for a shell; they read Prefect's password instead of containing it."""
     variables = client_environment(folder, password=False)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     command = shlex.join(["trtops", "team", "password", "prefect", "--root", str(folder.parent)])
@@ -138,7 +138,7 @@ def shell_lines(folder: Path) -> str:
 
 
 def _without_proxy() -> dict[str, str]:
-    """Variables that keep requests to this machine from a proxy."""
+    """Variables for sending requests to this machine without a proxy."""
     listed = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     value = ",".join(filter(None, (listed, "127.0.0.1", "localhost")))
     return {"NO_PROXY": value, "no_proxy": value}

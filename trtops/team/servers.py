@@ -85,7 +85,7 @@ class ServiceStatus(Record):
 
 
 def up(folder: Path, *, wait_seconds: float = 240.0, **changes: Any) -> tuple[ServiceStatus, ...]:
-    """Start the servers and workers that are not up, and wait until all of them answer.
+    """Start missing servers and workers, and wait until all of them answer.
 
     Args:
         folder: The team's folder.
@@ -127,7 +127,7 @@ def up(folder: Path, *, wait_seconds: float = 240.0, **changes: Any) -> tuple[Se
 
 
 def down(folder: Path) -> tuple[ServiceStatus, ...]:
-    """End everything that :func:`up` started, workers first, with their flow runs."""
+    """End everything started by :func:`up`, workers first, with their flow runs."""
     if read_state(folder) is not None:
         with _locked(folder):
             _end(folder, _started(folder))
@@ -139,7 +139,7 @@ def status(folder: Path) -> tuple[ServiceStatus, ...]:
     state = read_state(folder)
     if state is None:
         return ()
-    found = []
+    statuses = []
     for service in itertools.chain(*stages(folder, state)):
         name, text = "down", ""
         if service.name in _started(folder):
@@ -149,12 +149,14 @@ def status(folder: Path) -> tuple[ServiceStatus, ...]:
             text = time.strftime(f" {service.address}  since %Y-%m-%d %H:%M:%S", since)
             if name != "up":
                 text += f"\n{_end_of_log(folder, service.name)}"
-        found.append(ServiceStatus(name=service.name, state=name, text=f"{service.name:<11} {name:<14}{text}".rstrip()))
-    return tuple(found)
+        statuses.append(
+            ServiceStatus(name=service.name, state=name, text=f"{service.name:<11} {name:<14}{text}".rstrip())
+        )
+    return tuple(statuses)
 
 
 def team_findings() -> Iterator[HealthFinding]:
-    """Servers and workers of this machine, and the Prefect server that ``PREFECT_API_URL`` names. Starts nothing."""
+    """Servers and workers of this machine, and the Prefect server of ``PREFECT_API_URL``. Starts nothing."""
     services, remedy = status(access.team_folder()), "trtops team up"
     down = [f"{service.name} is {service.state}" for service in services if service.state != "up"]
     if not services:
@@ -244,18 +246,18 @@ def main_process(folder: Path, name: str) -> psutil.Process | None:
 
 
 def all_processes(folder: Path, name: str) -> list[psutil.Process]:
-    """The running processes of a service, with all that they started."""
+    """The running processes of a service, with all their descendants."""
     running = psutil.process_iter(["environ"])
     return [process for process in running if (process.info["environ"] or {}).get(SERVICE) == f"{folder}/{name}"]
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of the folder, which is created, closed to other users."""
+    """Hold the lock of the folder; it is created, closed to other users."""
     try:
-        for each in (folder, folder / "logs", folder / "prefect", folder / "mlflow"):
-            each.mkdir(parents=True, exist_ok=True)
-            each.chmod(0o700)
+        for directory in (folder, folder / "logs", folder / "prefect", folder / "mlflow"):
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o700)
     except OSError as exc:
         raise errors.ConfigError(f"{exc.filename}: {exc.strerror}. Set TRTOPS_HOME to another folder.") from exc
     try:
@@ -337,12 +339,12 @@ def _end(folder: Path, names: Sequence[str]) -> None:
 
 
 def _stop(folder: Path, name: str) -> None:
-    """End a process and all that it started, and wait until they are gone."""
+    """End a process and all its descendants, and wait until they are gone."""
     everything, process = all_processes(folder, name), main_process(folder, name)
     main = [] if process is None else [process]
     # Prefect's worker kills its flow runs when it ends, without a word to the server. If they are asked first, they
     # report that they crashed and close their runs.
-    runs = [child for worker in main for child in worker.children()] if name.startswith("worker-") else []
+    runs = process.children() if process is not None and name.startswith("worker-") else []
     for processes, seconds in ((runs, _STOP_SECONDS), (main, _STOP_SECONDS), (everything, _KILL_SECONDS)):
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):

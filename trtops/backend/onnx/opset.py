@@ -37,7 +37,7 @@ def raise_opset(model: onnx.ModelProto, least: int, needed_by: str) -> None:
         if walk.is_onnx_op(node, "Hardmax"):
             node.op_type = "Softmax"
     try:
-        with limited_memory(own=8 * bare.ByteSize()):
+        with limited_memory(allowance=8 * bare.ByteSize()):
             converted = onnx.version_converter.convert_version(bare, least)
     # The converter raises RuntimeError and types of its own.
     except Exception as exc:

@@ -20,7 +20,7 @@ class PluginRefRunner(BaseRunner):
     """Runs a model node by node in numpy, on arrays in host memory; outputs are new at every inference."""
 
     def __init__(self, graph: ValueOrCallable[Any], name: str | None = None) -> None:
-        """Take a ``ModelProto`` or an ONNX-GraphSurgeon graph, or a callable that makes one at each activation."""
+        """Take a ``ModelProto`` or an ONNX-GraphSurgeon graph, or a callable for a new one at each activation."""
         super().__init__(name, "pluginref-runner")
         self._source = graph
         self._evaluator: Any = None
@@ -38,8 +38,8 @@ class PluginRefRunner(BaseRunner):
         try:
             self._evaluator = ReferenceEvaluator(model)
         except Exception as exc:  # of many kinds, some of them onnx's own without a base class
-            found = f"The model does not have a reference implementation registered! ONNX reports: {exc}"
-            raise errors.UnsupportedFeatureError(f"{found}. Use another runner.") from exc
+            message = f"The model does not have a reference implementation registered! ONNX reports: {exc}"
+            raise errors.UnsupportedFeatureError(f"{message}. Use another runner.") from exc
         weights = {tensor.name for tensor in model.graph.initializer}
         inputs = [value for value in model.graph.input if value.name not in weights]
         self._inputs = TensorMetadata.of(tensor_spec(value) for value in inputs)

@@ -50,10 +50,12 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
             config.add_optimization_profile(profile)
     if case["layers"]:
         set_precisions(trt, network, case["layers"])
-    layers = [network.get_layer(i) for i in range(network.num_layers)]
-    made = {layer.get_output(i).name: layer.get_output(i) for layer in layers for i in range(layer.num_outputs)}
+    tensors: dict[str, Any] = {}
+    for layer in map(network.get_layer, range(network.num_layers)):
+        outputs = map(layer.get_output, range(layer.num_outputs))
+        tensors.update((tensor.name, tensor) for tensor in outputs)
     for name in case["mark"]:  # which prevents fusion across them
-        network.mark_output(made[name])
+        network.mark_output(tensors[name])
     # Calibrated ranges: a calibrator that only has a cache asks for no data.
     ranges_file = folder / "caches" / "calibration.cache"
     if case["calibrates"] and ranges_file.exists():
@@ -71,14 +73,14 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
 
 
 def dynamic_inputs(network: Any) -> dict[str, list[list[int]]]:
-    """Shapes of the inputs that have dynamic dimensions, with 1 for each of these, as min, opt and max."""
+    """Shapes of the inputs with dynamic dimensions, with 1 for each of these, as min, opt and max."""
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
-    shapes = {each.name: [max(dim, 1) for dim in each.shape] for each in inputs if -1 in tuple(each.shape)}
+    shapes = {tensor.name: [max(dim, 1) for dim in tensor.shape] for tensor in inputs if -1 in tuple(tensor.shape)}
     return {name: [shape, shape, shape] for name, shape in shapes.items()}
 
 
 def rename_dimensions(network: Any, ranges: dict[str, list[list[int]]]) -> None:
-    """Rename dimensions that have one name and different sizes in a profile: TensorRT builds no engine then."""
+    """Rename dimensions of one name with different sizes in a profile: TensorRT builds no engine otherwise."""
     first: dict[str, tuple[int, int]] = {}
     for tensor in map(network.get_input, range(network.num_inputs)):
         if tensor.name in ranges and not tensor.is_shape_tensor:
@@ -89,12 +91,12 @@ def rename_dimensions(network: Any, ranges: dict[str, list[list[int]]]) -> None:
                     tensor.set_dimension_name(axis, f"{tensor.name} {axis}")
 
 
-def set_precisions(trt: Any, network: Any, wanted: list[list[str]]) -> None:
-    """Set the precisions of layers, by pattern; the last one that matches counts."""
+def set_precisions(trt: Any, network: Any, layer_precisions: list[list[str]]) -> None:
+    """Set the precisions of layers, by pattern; the last matching one counts."""
     types = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int8": "INT8", "int32": "INT32"}
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        for pattern, dtype in wanted:
+        for pattern, dtype in layer_precisions:
             if fnmatchcase(layer.name, pattern):
                 layer.precision = getattr(trt.DataType, types[dtype])
 
@@ -184,7 +186,7 @@ def main(folder: Path, *, rebuild: bool) -> int:
 
 
 def survived(script: str) -> int:
-    """Run in a child process, so that there is a verdict even if the library crashes."""
+    """Run in a child process, for a verdict even if the library crashes."""
     code = subprocess.call(
         [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
     )

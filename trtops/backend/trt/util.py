@@ -1,4 +1,4 @@
-"""Functions on networks, engines and builder configs that scripts import from ``polygraphy.backend.trt.util``."""
+"""Functions on networks, engines and builder configs, by Polygraphy's names (``polygraphy.backend.trt.util``)."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -41,8 +41,8 @@ def get_network_output_names_meta(network: Any) -> tuple[list[str], TensorMetada
 
 
 def _names_to_show(show_layers: bool | None, show_attrs: bool | None, show_weights: bool | None) -> list[str]:
-    asked = {"layers": show_layers, "attrs": show_attrs, "weights": show_weights}
-    return [name for name, wanted in asked.items() if wanted]
+    requested = {"layers": show_layers, "attrs": show_attrs, "weights": show_weights}
+    return [name for name, show in requested.items() if show]
 
 
 def _below_heading(text: str) -> str:

@@ -171,7 +171,7 @@ def run(args: Options) -> Job:
             from trtops.patterns import expand
 
             names = [value.name for value in read_proto(model).graph.input]
-            expand(shaped, names, of="The model", what="input")
+            expand(shaped, names, of="The model", kind="input")
         made = runners
         # Each child resolves its loader, since TensorRT's objects cannot be sent to it.
         if config.use_subprocess:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, dtype_name, holds_strings, most, to_numpy
+from trtops.comparator.arrays import Array, dtype_name, holds_strings, largest_within, to_numpy
 from trtops.comparator.metrics.difference import Difference, difference_of
 from trtops.comparator.metrics.frontier import Frontier
 from trtops.comparator.metrics.quantiles import measure_in_one_pass
@@ -120,7 +120,7 @@ class OutputStatistics(Record):
         if (atol, rtol) == (self.atol, self.rtol):
             return self.violations > 0
         self.require("frontier")
-        most_abs, most_rel = most(atol), most(rtol)
+        most_abs, most_rel = largest_within(atol), largest_within(rtol)
         return any(a > most_abs and r > most_rel for a, r in self.frontier)
 
     def error(self, stat: str, level: float) -> Quantile:
@@ -139,8 +139,8 @@ class OutputStatistics(Record):
         """Whether the error exceeds both tolerances: of any element (``elemwise``), or by another statistic."""
         if stat == "elemwise":
             return self.any_violation(atol, rtol)
-        found = self.error(stat, level)
-        return not (found.abs <= most(atol) or found.rel <= most(rtol))
+        error = self.error(stat, level)
+        return not (error.abs <= largest_within(atol) or error.rel <= largest_within(rtol))
 
     def quantile(self, level: float) -> Quantile:
         """The errors at one level; ComparisonError if it was not recorded."""
@@ -150,9 +150,9 @@ class OutputStatistics(Record):
         for quantile in self.quantiles:
             if math.isclose(quantile.level, level, rel_tol=1e-12):
                 return quantile
-        known = ", ".join(f"{q.level:g}" for q in self.quantiles) or "none"
+        recorded = ", ".join(f"{q.level:g}" for q in self.quantiles) or "none"
         raise errors.ComparisonError(
-            f"The {level:g} quantile was not recorded (recorded: {known}). Compare the outputs again with that level."
+            f"The {level:g} quantile was not recorded (recorded: {recorded}). Compare again with that level."
         )
 
 
@@ -189,11 +189,11 @@ def measure(
             the end of FP32, as masks are filled, and the output has its sign and is as large as FP16 can represent.
         atol_of_scale: Absolute tolerance as a fraction of the reference's largest finite magnitude; the larger of this
             and ``atol`` counts.
-        class_axis: The axis of classes; by default the second of images and else the last longer than 1.
+        class_axis: The axis of classes (default: the second of images and else the last longer than 1).
         channel_axis: The axis of channels whose errors are measured one by one; None measures none. All shapes must
             have as many channels.
         metrics: Names of the metrics to measure among those that take another pass over the arrays, ``median_abs`` for
-            quantiles, and ``frontier``; by default all. Others are listed as ``unmeasured``.
+            quantiles, and ``frontier`` (default: all). Others are listed as ``unmeasured``.
 
     Raises ComparisonError if there is no iteration, shapes differ, dtypes change between iterations, or one side alone
     holds strings; ConfigError if a quantile level is not between 0 and 1.
@@ -234,12 +234,11 @@ def measure(
         levels = () if "median_abs" in left_out else (0.5, *quantiles)
         medians, *orders = measure_in_one_pass(flat, differ, total, levels) or [(math.nan, math.nan)]
         total.abs.median, total.rel.median = medians
-        measured: dict[str, Any] = {
-            m.name: from_arrays(m, arrays, class_axis) if m.from_arrays else m.measure(total, ())
-            for m in RECORDED
-            if m.name not in left_out or m.name.startswith("median_")
-        }
-    found = OutputStatistics(
+        measured: dict[str, Any] = {}
+        for m in RECORDED:
+            if m.name not in left_out or m.name.startswith("median_"):
+                measured[m.name] = from_arrays(m, arrays, class_axis) if m.from_arrays else m.measure(total, ())
+    statistics = OutputStatistics(
         shape=first.shape,
         dtype=dtypes[0],
         reference_dtype=dtypes[1],
@@ -261,11 +260,11 @@ def measure(
         unmeasured=tuple(left_out),
         **measured,
     )
-    return found, total
+    return statistics, total
 
 
 def from_arrays(metric: Metric, arrays: Sequence[Pair], class_axis: int | None = None) -> float | None:
-    """A metric that is computed from pairs of output and reference; None if it does not apply to them."""
+    """Compute a metric from pairs of output and reference; None if it does not apply to them."""
     first = arrays[0][0]
     axis = likely_axis(first.shape) if class_axis is None else class_axis
     if metric.by_class and axis is not None and -first.ndim <= axis < first.ndim:
@@ -291,15 +290,15 @@ def _errors_by_channel(arrays: list[Pair], axis: int, differ: Difference) -> Cha
 
 
 def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:
-    """The arrays with 0 on both sides where both stand for infinity, and the number of these elements."""
-    kept, count = [], 0
+    """Replace elements standing for infinity on both sides by 0; return the arrays and the number of these elements."""
+    unclamped, count = [], 0
     for a, b in arrays:
         if b.dtype.kind == a.dtype.kind == "f" and b.size and (b.min() <= -_FILLED or b.max() >= _FLOAT32_END):
             same = ((b <= -_FILLED) & (a <= -_CLAMPED)) | ((b >= _FLOAT32_END) & (a >= _CLAMPED))
             count += int(np.count_nonzero(same))
             a, b = (np.where(same, side.dtype.type(0), side) for side in (a, b))
-        kept.append((a, b))
-    return kept, count
+        unclamped.append((a, b))
+    return unclamped, count
 
 
 def elementwise(actual: Array, reference: Array, infinities_equal: bool = False) -> Pair:

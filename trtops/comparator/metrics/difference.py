@@ -24,7 +24,7 @@ class Difference:
         self.buffers = np.empty((4, 0))
 
     def widened(self, a: Array) -> Array:
-        """A block in float64, in a buffer that the next call overwrites."""
+        """A block in float64, in a buffer; the next call overwrites it."""
         if self.buffers.shape[1] < a.size:
             self.buffers = np.empty((4, a.size))
         x = self.buffers[0, : a.size]
@@ -32,7 +32,7 @@ class Difference:
         return x
 
     def __call__(self, a: Array, b: Array) -> tuple[Array, Array, Array]:
-        """Both blocks and their distance, in buffers that the next call overwrites."""
+        """Both blocks and their distance, in buffers; the next call overwrites them."""
         x = self.widened(a != b if self.text else a)
         y, d = self.buffers[1, : a.size], self.buffers[2, : a.size]
         if self.text:
@@ -51,7 +51,7 @@ class Difference:
         return x, y, d
 
     def relative(self, d: Array, b: Array) -> Array:
-        """The relative error, in a buffer that the next call overwrites."""
+        """The relative error, in a buffer; the next call overwrites it."""
         r = np.absolute(b, out=self.buffers[3, : b.size])
         if self.floating and b.size and not r.min() > 0:
             r[r == 0] = EPSILON

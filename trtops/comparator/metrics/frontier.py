@@ -1,4 +1,4 @@
-"""The elements that no other element exceeds in both errors (the Pareto front): they decide any tolerances.
+"""The Pareto front of both errors: its elements decide the verdict of any tolerances.
 
 If any element exceeds both tolerances, one of these does.
 """
@@ -25,7 +25,7 @@ class Frontier:
         self.exact = True
 
     def aim(self, d: Array, r: Array) -> None:
-        """Choose as pivot the point of a sample's front that most elements lie below, so that they are skipped."""
+        """Choose as pivot the point of a sample's front with most elements below it; those are skipped."""
         steps_d, steps_r = _pareto_front(d, r)
         if self.d.size:
             self._merge(steps_d, steps_r)
@@ -81,7 +81,7 @@ class Frontier:
 
 
 def _pareto_front(d: Array, r: Array) -> tuple[Array, Array]:
-    """The points that no other one exceeds in both coordinates, by falling ``d``."""
+    """The points not exceeded by another one in both coordinates, by falling ``d``."""
     if not d.size:
         return d, r
     order = np.argsort(-d)

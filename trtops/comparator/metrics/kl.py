@@ -1,4 +1,4 @@
-"""The KL divergence of the distributions that rows of scores stand for."""
+"""The KL divergence of the distributions given by rows of scores."""
 
 from collections.abc import Sequence
 

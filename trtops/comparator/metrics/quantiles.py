@@ -1,4 +1,4 @@
-"""Exact quantiles without a sort, and the pass over blocks that adds up everything else.
+"""Exact quantiles without a sort, and the pass over blocks for all other statistics.
 
 A random sample of n^(2/3) elements gives bounds between which a rank lies almost surely (Floyd and Rivest, "Expected
 Time Bounds for Selection", Communications of the ACM 18, 1975). Only elements between the bounds are kept.
@@ -15,7 +15,7 @@ from trtops.comparator.arrays import Array
 from trtops.comparator.metrics.difference import BLOCK, Difference
 from trtops.comparator.metrics.totals import Totals
 
-_FEW = 8192  # up to this number, all elements are kept: a sample would cost more
+_MAX_KEPT_ELEMENTS = 8192  # up to this number, all elements are kept: a sample would cost more
 _SAMPLE_ELEMENTS = 1 << 19
 _DEVIATIONS = 3.7  # standard deviations of a rank in the sample
 # Levels whose bounds are closer than this share of the sample have common bounds: each pair of bounds takes a pass.
@@ -24,9 +24,9 @@ _NEAR = 0.02
 
 def quantiles(x: Array, levels: Sequence[float]) -> list[float]:
     """Quantiles of a flat array without NaN, interpolated linearly; the array must have elements."""
-    sample = x[_sample_places(x.size)] if x.size > _FEW else None
-    for each in (sample, None):
-        selection = Selection(levels, x.size, each)
+    sample = x[_sample_places(x.size)] if x.size > _MAX_KEPT_ELEMENTS else None
+    for bounds_sample in (sample, None):
+        selection = Selection(levels, x.size, bounds_sample)
         for start in range(0, x.size, BLOCK):
             selection.add(x[start : start + BLOCK])
         if (picked := selection.pick()) is not None:
@@ -64,7 +64,7 @@ def measure_in_one_pass(
         total.add(a, b, d, r)
         for selection, block in zip(series, (d, r)):
             selection.add(np.zeros(1), a.size) if block is None else selection.add(block)
-    found: list[list[float]] = []
+    quantiles_by_error: list[list[float]] = []
     for index, (selection, errors) in enumerate(zip(series, (total.abs, total.rel))):
         picked: list[float] | None = (
             [errors.max for _ in levels] if errors.max == 0 or math.isnan(errors.max) else selection.pick()
@@ -72,11 +72,11 @@ def measure_in_one_pass(
         if picked is None:
             # Rarely, a rank lies outside its bounds. The errors are then computed once more, and all are kept.
             selection = Selection(levels, elements)
-            for a, _, *both in blocks():
-                selection.add(np.zeros_like(a) if (block := both[index]) is None else block)
+            for a, _, *block_errors in blocks():
+                selection.add(np.zeros_like(a) if (block := block_errors[index]) is None else block)
             picked = selection.pick() or []
-        found.append(picked)
-    return list(zip(*found))
+        quantiles_by_error.append(picked)
+    return list(zip(*quantiles_by_error))
 
 
 @functools.lru_cache(maxsize=4)  # tensors of one size come one after the other
@@ -90,13 +90,17 @@ def _selections(
     pairs: Sequence[tuple[Array, Array]], differ: Difference, total: Totals, levels: Sequence[float], elements: int
 ) -> "tuple[Selection, Selection]":
     """Selections among both errors, and a first guess of the frontier, from a random sample."""
-    if elements <= _FEW:
+    if elements <= _MAX_KEPT_ELEMENTS:
         return Selection(levels, elements), Selection(levels, elements)
-    where = _sample_places(elements)
+    sample_indices = _sample_places(elements)
     parts, offset = [], 0
     for whole_a, whole_b in pairs:
-        here = where if len(pairs) == 1 else where[(where >= offset) & (where < offset + whole_a.size)] - offset
-        parts.append((whole_a[here], whole_b[here]))
+        part_indices = (
+            sample_indices
+            if len(pairs) == 1
+            else sample_indices[(sample_indices >= offset) & (sample_indices < offset + whole_a.size)] - offset
+        )
+        parts.append((whole_a[part_indices], whole_b[part_indices]))
         offset += whole_a.size
     a, b = (np.concatenate(side) for side in zip(*parts))
     differ = copy.copy(differ)  # its buffers, as large as the sample, are freed with it
@@ -109,10 +113,10 @@ def _selections(
 
 
 class Selection:
-    """Collects the elements of a series that may have the ranks of some quantiles, and picks these quantiles."""
+    """Collects the elements of a series near the ranks of some quantiles, and picks these quantiles."""
 
     def __init__(self, levels: Sequence[float], elements: int, sample: Array | None = None) -> None:
-        """Find bounds in a sample of the series, which has ``elements`` elements; without one, all are kept."""
+        """Find bounds in a sample of the series of ``elements`` elements; without a sample, all are kept."""
         self.positions = [level * (elements - 1) for level in levels]
         self.last = elements - 1
         n = 0 if sample is None else sample.size
@@ -126,25 +130,24 @@ class Selection:
             else:
                 members = []
             ends.append((first, last, [*members, index]))
-        places = {place for first, last, _ in ends for place in (first, last) if 0 <= place < n}
-        ordered = np.partition(sample, sorted(places)) if sample is not None and places else np.empty(0)
-        self.groups = [
-            _Bounds(
-                float(ordered[first]) if first >= 0 else -math.inf,
-                float(ordered[last]) if last < n else math.inf,
-                members,
-            )
-            for first, last, members in ends
-        ]
+        ranks = set[int]()
+        for first, last, _ in ends:
+            ranks.update(rank for rank in (first, last) if 0 <= rank < n)
+        ordered = np.partition(sample, sorted(ranks)) if sample is not None and ranks else np.empty(0)
+        self.groups = []
+        for first, last, members in ends:
+            low = float(ordered[first]) if first >= 0 else -math.inf
+            high = float(ordered[last]) if last < n else math.inf
+            self.groups.append(_Bounds(low, high, members))
 
     def add(self, x: Array, times: int = 1) -> None:
-        """Add elements, which may be overwritten afterwards, each of them ``times`` times."""
+        """Add elements, each ``times`` times; the array may be overwritten afterwards."""
         for group in self.groups:
             group.add(x, times)
 
     def pick(self) -> list[float] | None:
         """The quantiles, by the order of their levels; None if one is not between its bounds."""
-        found = [0.0 for _ in self.positions]
+        picked = [0.0 for _ in self.positions]
         for group in self.groups:
             ranks = {index: int(self.positions[index]) for index in group.members}
             above = {index: min(rank + 1, self.last) for index, rank in ranks.items()}
@@ -154,8 +157,8 @@ class Selection:
             for index, rank in ranks.items():
                 low, high, share = values[rank], values[above[index]], self.positions[index] - rank
                 # Both may be infinite, and their difference is NaN then.
-                found[index] = low if share == 0 or low == high else low + (high - low) * share
-        return found
+                picked[index] = low if share == 0 or low == high else low + (high - low) * share
+        return picked
 
 
 class _Bounds:
@@ -179,8 +182,8 @@ class _Bounds:
     def elements(self, ranks: set[int]) -> dict[int, float] | None:
         """The elements at some ranks of the whole series; None if one is not between the bounds."""
         inside = np.concatenate(self.inside) if self.inside else np.empty(0)
-        places = {rank: rank - self.below - self.at_low for rank in ranks}
-        if not all(-self.at_low <= place < inside.size for place in places.values()):
+        offsets = {rank: rank - self.below - self.at_low for rank in ranks}
+        if not all(-self.at_low <= offset < inside.size for offset in offsets.values()):
             return None
-        inside.partition(sorted({0, *(place for place in places.values() if place > 0)})) if inside.size else None
-        return {rank: self.low if place < 0 else float(inside[place]) for rank, place in places.items()}
+        inside.partition(sorted({0, *(offset for offset in offsets.values() if offset > 0)})) if inside.size else None
+        return {rank: self.low if offset < 0 else float(inside[offset]) for rank, offset in offsets.items()}

@@ -1,4 +1,4 @@
-"""Outputs as rows of scores, and whether the largest element of each row is at the same place."""
+"""Outputs as rows of scores, and the agreement of the largest elements' positions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ _TIE = 0.05
 
 
 def top1_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
-    """The share of rows, along the last axis longer than 1, whose largest element is at the same place.
+    """The share of rows, along the last axis longer than 1, with the largest element at the same position.
 
     A place where the reference is within a twentieth of the row's range of its largest element agrees too. Rows with
     NaN do not agree. None if the outputs hold no scores or have no rows.
@@ -29,8 +29,8 @@ def top1_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
         if not agrees.all():
             other = ~agrees
             chosen = y[numbers[other], best_x[other]].astype(np.float64)
-            best, least = top_y[other].astype(np.float64), y[other].min(axis=1).astype(np.float64)
-            agrees[other] = best - chosen <= _TIE * (best - least)
+            best, lowest = top_y[other].astype(np.float64), y[other].min(axis=1).astype(np.float64)
+            agrees[other] = best - chosen <= _TIE * (best - lowest)
         agree += int(np.count_nonzero(agrees & (top_x == top_x) & (top_y == top_y)))
         rows += len(x)
     return agree / rows if rows else None
@@ -44,7 +44,7 @@ def likely_axis(shape: Sequence[int]) -> int | None:
 
 
 def balanced_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
-    """The share of integers, booleans or strings that are equal; None for floating point, and without elements.
+    """The share of equal integers, booleans or strings; None for floating point, and without elements.
 
     Where one value makes up half of the reference or more, its share and the share of all other values are computed
     separately and the smaller counts.
@@ -67,7 +67,7 @@ def hold_scores(pairs: Sequence[tuple[Array, Array]]) -> bool:
 
 
 def row_blocks(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Array]]:
-    """Arrays that hold scores, a few rows at a time: two arrays ``(rows, length)`` of the arrays' own dtypes.
+    """Arrays of scores, a few rows at a time: two arrays ``(rows, length)`` of the arrays' own dtypes.
 
     A block fits into the cache, or is one row. Rows lie along the last axis longer than 1.
     """

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from trtops.comparator.arrays import Array, most
+from trtops.comparator.arrays import Array, largest_within
 from trtops.comparator.metrics.frontier import Frontier
 
 # The variance over the squared mean, below which only the rounding of the sums is left.
@@ -24,13 +24,13 @@ class Errors:
     median: float = 0.0
 
     def add(self, errors: Array, offset: int) -> float:
-        """Add a block that begins at this place, and return its largest error. NaN counts as larger than all."""
-        at, least = int(errors.argmax()), int(errors.argmin())
-        top = float(errors[at])
+        """Add a block beginning at ``offset``, and return its largest error. NaN counts as larger than all."""
+        largest_at, smallest_at = int(errors.argmax()), int(errors.argmin())
+        top = float(errors[largest_at])
         if top > self.max or (math.isnan(top) and not math.isnan(self.max)):
-            self.max, self.max_at = top, offset + at
-        if errors[least] < self.min:
-            self.min, self.min_at = float(errors[least]), offset + least
+            self.max, self.max_at = top, offset + largest_at
+        if errors[smallest_at] < self.min:
+            self.min, self.min_at = float(errors[smallest_at]), offset + smallest_at
         self.sum += float(errors.sum())
         self.squares += _dot_product(errors, errors)
         return top
@@ -40,7 +40,7 @@ class Totals:
     """What one pass over blocks adds up."""
 
     def __init__(self, atol: float, rtol: float, text: bool, frontier: Frontier | None) -> None:
-        self.atol, self.rtol = most(atol), most(rtol)
+        self.atol, self.rtol = largest_within(atol), largest_within(rtol)
         self.text = text
         self.elements = self.violations = 0
         self.nan_a = self.nan_b = self.nan_d = self.inf_a = self.inf_b = 0
@@ -52,7 +52,7 @@ class Totals:
         self.frontier = frontier
 
     def add(self, a: Array, b: Array, d: Array | None, r: Array | None) -> None:
-        """Add a block of both arrays and both errors, which are None if they all are 0."""
+        """Add a block of both arrays and both errors (None if all errors are 0)."""
         aa = bb = ab = _dot_product(a, a)
         sum_a = sum_b = float(a.sum())
         if d is None or r is None:

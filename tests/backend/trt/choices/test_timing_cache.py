@@ -97,7 +97,7 @@ def test_cache_with_unread_compiled_part_is_accepted(said, refused):
 
 
 def test_log_holds_lines_of_its_thread():
-    with library.collect_log(here=True) as mine, library.collect_log() as everybodys:
+    with library.collect_log(this_thread=True) as mine, library.collect_log() as everybodys:
         thread = threading.Thread(target=library.log_warning, args=("from elsewhere",))
         thread.start()
         thread.join()

@@ -67,7 +67,7 @@ class TensorRTBackend:
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> BaseRunner:
-        """A runner for an engine, or for a callable that returns one; outputs are in the order of the model.
+        """A runner for an engine, or for a callable returning one; outputs are in the order of the model.
 
         ``interleaved`` has no effect: a waiting process does not slow down the GPU.
         """
@@ -88,18 +88,18 @@ class TensorRTBackend:
 
 
 class _EngineRunner(TrtRunner):
-    """Runs each feed in the profile that it names, or in the current one or the first that accepts its shapes."""
+    """Runs each feed in its own profile, or in the current one or the first to accept its shapes."""
 
     def infer(self, feed_dict: Feed, check_inputs: bool = True, *args: bool, **options: bool) -> dict[str, Any]:
         """Select the profile, and run one inference; see :meth:`TrtRunner.infer`."""
         if self.is_active and (count := self.engine.num_optimization_profiles) > 1:
             current = max(int(self.context.active_optimization_profile), 0)
-            wanted = feed_dict.profile if isinstance(feed_dict, ProfiledFeed) else None
-            if wanted is None:
+            profile = feed_dict.profile if isinstance(feed_dict, ProfiledFeed) else None
+            if profile is None:
                 numbers = (current, *range(count))
-                wanted = next((number for number in numbers if self._accepts(number, feed_dict)), current)
-            if wanted != current:
-                self.set_profile(wanted)
+                profile = next((number for number in numbers if self._accepts(number, feed_dict)), current)
+            if profile != current:
+                self.set_profile(profile)
         return super().infer(feed_dict, check_inputs, *args, **options)
 
     def _accepts(self, profile: int, feed: Feed) -> bool:
@@ -145,10 +145,10 @@ class _Building:
         self.calibrator: CalibrationBatches | None = None
         self.ranges: CalibrationCache | None = None  # from the calibration data, for a calibrator
         self.quantized: int8.Quantized | None = None
-        wanted = {build_config.precision, *self.options.also} - {"fp32"}
-        self.precisions = tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
+        requested_precisions = {build_config.precision, *self.options.also} - {"fp32"}
+        self.precisions = tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in requested_precisions)
         # Layers that stay in FP32, by the API; for INT8 this is written into the model instead.
-        self.kept = layers_to_keep(model.structure(), build_config)
+        self.fp32_layers = layers_to_keep(model.structure(), build_config)
         # There are three ways to record tactics. ``edits``: through the editable timing cache, which also replays and
         # restricts them. ``records`` and ``replays_by_selector``: by an algorithm selector, on releases without it.
         # Neither: the inspector names the tactics of the finished engine, and they cannot be replayed.
@@ -193,10 +193,11 @@ class _Building:
             layers = self._layers(plan)
             record = self._record(builder_config, layers)
             # The log named no alternative to a denied tactic, or replacing it failed.
-            if self.edits and (why := self.denied.why(record.choices)) is not None:
+            if self.edits and (denial := self.denied.why(record.choices)) is not None:
                 raise errors.EngineBuildError(
-                    f"{self.line.name} chose a tactic on the deny-list: {why}. No other tactic of this layer is known: "
-                    "build from the tactic record of a good run, or without a timing cache, which times all again."
+                    f"{self.line.name} chose a tactic on the deny-list: {denial}. No other tactic of this layer is "
+                    "known: build from the tactic record of a good run, or without a timing cache, which times all "
+                    "again."
                 )
             if self.carried_from is not None:
                 self.restriction.notes.append(CarriedOver.between(self.carried_from, record).sentence())
@@ -221,7 +222,7 @@ class _Building:
         )
 
     def _build_with_retry(self, folder: str) -> tuple[bytes, Any, float]:
-        """The plan, its builder config and build time; a replay that fails with a timing cache is repeated without."""
+        """The plan, its builder config and build time; a replay failing with a timing cache is repeated without."""
         # With a timing cache TensorRT only offers the fastest tactics to a selector, perhaps without the recorded one.
         try:
             return self._build_once(folder)
@@ -301,9 +302,9 @@ class _Building:
             )
         if not self.edits:
             self.line.require(Feature.ALGORITHM_SELECTOR)
-        if (why := self.denied.why(replay.choices)) is not None:
+        if (denial := self.denied.why(replay.choices)) is not None:
             raise errors.TacticMismatchError(
-                f"The tactic record may not be followed: {why}. Allow it, or replay another."
+                f"The tactic record may not be followed: {denial}. Allow it, or replay another."
             )
         if self.carried_from is None:
             replay.require_of(self.environment)
@@ -322,7 +323,7 @@ class _Building:
             errors.check_known(name.upper(), sources, f"{self.line.name} has no tactic source")
         # Where the model takes the precisions, there is nothing to constrain.
         by_layer = self.line.supports(Feature.LAYER_PRECISION) and not self.build_config.strongly_typed
-        constraints = "obey" if self.kept and by_layer else options.precision_constraints
+        constraints = "obey" if self.fp32_layers and by_layer else options.precision_constraints
         timings: bytes | None = None
         if self.line.supports(Feature.TIMING_CACHE):
             # An empty cache fills up during the build. A replay by selector gets none: it offers one tactic per layer,
@@ -345,7 +346,7 @@ class _Building:
         )
 
     def _quantize(self) -> None:
-        """Write Q/DQ nodes into the model, or choose the ranges for a calibrator, which then chooses the layers."""
+        """Write Q/DQ nodes into the model, or choose the ranges for a calibrator (it then chooses the layers)."""
         if self.build_config.precision == "fp8":
             self.line.require(Feature.FP8_IN_MODELS)
         if not self.to_8_bits or self.is_quantized:
@@ -359,9 +360,9 @@ class _Building:
                 data, proto = self.calibration_data, self.model.proto(lean=True)
                 self.ranges = int8.best_ranges_of(self.model, self.build_config, data, proto)
             except errors.TrtopsError as exc:  # without ONNX Runtime, or it cannot run the model: one with plugins
-                why = str(exc).splitlines()[0]
+                reason = str(exc).splitlines()[0]
                 self.restriction.notes.append(
-                    f"calibrated by TensorRT's entropy calibrator, not by the best of three algorithms: {why}"
+                    f"calibrated by TensorRT's entropy calibrator, not by the best of three algorithms: {reason}"
                 )
 
     def _make_calibrator(self, folder: str) -> Any:
@@ -387,9 +388,11 @@ class _Building:
         else:
             proto = self.model.proto() if self.quantized is None else self.quantized.model
             network = NetworkFromModel(model=proto, strongly_typed=strongly, config=loader)
-        if self.options.layer_precisions or self.kept:
-            precisions = {**self.kept, **dict(self.options.layer_precisions)}
-            network = SetLayerPrecisions(network, precisions, optional=frozenset((*self.kept, *self.build_config.keep)))
+        if self.options.layer_precisions or self.fp32_layers:
+            precisions = {**self.fp32_layers, **dict(self.options.layer_precisions)}
+            network = SetLayerPrecisions(
+                network, precisions, optional=frozenset((*self.fp32_layers, *self.build_config.keep))
+            )
         if self.build_config.mark:
             outputs = [spec.name for spec in self.model.info.outputs]
             network = ModifyNetworkOutputs(network, [*outputs, *self.build_config.mark])
@@ -397,10 +400,13 @@ class _Building:
         return parts
 
     def _layers(self, plan: bytes) -> tuple[Layer, ...]:
-        """The layers of the engine, which must be loaded; empty without a GPU."""
+        """Load the engine and return its layers; empty without a GPU."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
-        return tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True)))
+        return tuple(
+            engine_layer.to_layer()
+            for engine_layer in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True))
+        )
 
     def _record(self, builder_config: Any, layers: tuple[Layer, ...]) -> TacticRecord:
         version, sha = self.line.version, self.environment.device_sha256

@@ -51,11 +51,11 @@ def Calibrator(
             input name. Data in device memory must be FP32. A generator works for one calibration only.
         cache: Path or open file of the calibration cache; read if it exists and is readable, written otherwise. A file
             that is open for reading only stays as it is.
-        BaseClass: One of TensorRT's calibrator classes; ``trt.IInt8EntropyCalibrator2`` by default.
+        BaseClass: One of TensorRT's calibrator classes (default: ``trt.IInt8EntropyCalibrator2``).
         batch_size: Ignored with explicit batch.
-        quantile: For ``IInt8LegacyCalibrator``: the quantile used as range; 0.5 by default.
-        regression_cutoff: For ``IInt8LegacyCalibrator``; 0.5 by default.
-        algo: For ``IInt8Calibrator``: the algorithm; entropy 2 by default.
+        quantile: For ``IInt8LegacyCalibrator``: the quantile used as range (default: 0.5).
+        regression_cutoff: For ``IInt8LegacyCalibrator`` (default: 0.5).
+        algo: For ``IInt8Calibrator``: the algorithm (default: entropy 2).
 
     Returns an instance of ``BaseClass`` and of :class:`CalibrationBatches`.
     Raises UnsupportedFeatureError if this release has no calibrators.
@@ -237,7 +237,7 @@ class CalibrationBatches:
         return addresses
 
     def _as_fp32(self, name: str, value: Any) -> Any:
-        """Convert an array to what TensorRT calibrates with: FP32, or INT32 for indices where there is no INT64."""
+        """Convert an array for TensorRT's calibration: to FP32, or indices to INT32 on releases without INT64."""
         if isinstance(value, int) or memory.device_address(value) is not None:
             dtype = None if isinstance(value, int) else DataType.of(value.dtype)
             if dtype is not None and dtype.is_floating and dtype is not DataType.FLOAT32:
@@ -304,7 +304,7 @@ class CalibrationBatches:
 
 
 def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> dict[str, tuple[int, ...]]:
-    """Give one of our calibrators a network's inputs, and return the shapes of its first batch that the profile has.
+    """Give one of our calibrators a network's inputs, and return the shapes of its first batch within the profile.
 
     Inputs have these shapes, or otherwise the ``opt`` ones of the profile. Others' calibrators are unchanged.
     """
@@ -353,7 +353,7 @@ def _calibration_inputs(network: Any, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def check_calibration(calibrator: Any) -> None:
-    """Raise the error that a calibrator stored during a build, as CalibrationError."""
+    """Raise the error stored by a calibrator during a build, as CalibrationError."""
     error = getattr(calibrator, "error", None)
     if error is not None:
         raise errors.CalibrationError(f"INT8 calibration failed: {error}") from error

@@ -99,10 +99,10 @@ class _CommonConfig(BaseLoader[Any]):
         return [Profile(profile).fill_defaults(network) for profile in self.profiles or [Profile()]]
 
     def _set_values(self, config: Any) -> None:
-        """Set options that all releases have."""
+        """Set the options of all releases."""
         trt = library.load()
         flags = trt.BuilderFlag
-        for wanted, flag in (
+        for enabled, flag in (
             (self.sparse_weights, flags.SPARSE_WEIGHTS),
             (self.restricted, flags.SAFETY_SCOPE),
             (self.refittable, flags.REFIT),
@@ -110,7 +110,7 @@ class _CommonConfig(BaseLoader[Any]):
             (self.version_compatible, flags.VERSION_COMPATIBLE),
             (self.exclude_lean_runtime, flags.EXCLUDE_LEAN_RUNTIME),
         ):
-            if wanted:
+            if enabled:
                 config.set_flag(flag)
         # Detailed by default: otherwise the inspector only gives the names of layers, not their tactics.
         config.profiling_verbosity = (
@@ -131,20 +131,20 @@ class _CommonConfig(BaseLoader[Any]):
                 config.set_preview_feature(feature, feature in self.preview_features)
 
     def _set_optional(self, config: Any) -> None:
-        """Set options that only some releases have; the release line raises an error on others."""
+        """Set the options of some releases; the release line raises an error on others."""
         line, trt = library.line(), library.load()
         flags = trt.BuilderFlag
         if self.precision_constraints in ("prefer", "obey"):
             line.require(Feature.LAYER_PRECISION)
             obey, prefer = flags.OBEY_PRECISION_CONSTRAINTS, flags.PREFER_PRECISION_CONSTRAINTS
             config.set_flag(obey if self.precision_constraints == "obey" else prefer)
-        for wanted, feature in (
+        for enabled, feature in (
             (self.strip_plan, Feature.STRIP_PLAN),
             (self.error_on_timing_cache_miss, Feature.TIMING_CACHE_MISS_ERROR),
             (self.disable_compilation_cache, Feature.COMPILATION_CACHE_SWITCH),
             (self.weight_streaming, Feature.WEIGHT_STREAMING),
         ):
-            if wanted:
+            if enabled:
                 line.set_flag(config, feature)
         for value, feature in (
             (self.progress_monitor, Feature.PROGRESS_MONITOR),
@@ -240,8 +240,8 @@ class CreateConfig(_CommonConfig):
         # A network with Q/DQ nodes has its ranges in them, and TensorRT calibrates none.
         if not any(layer.type in (kinds.QUANTIZE, kinds.DEQUANTIZE) for layer in layers_of(network)):
             ranges = self._filled_profiles(network)[-1]
-            given = prepare_calibrator(self.calibrator, network, ranges)
-            shapes = {name: given.get(name, each.opt) for name, each in ranges.items()}
+            batch_shapes = prepare_calibrator(self.calibrator, network, ranges)
+            shapes = {name: batch_shapes.get(name, shape_range.opt) for name, shape_range in ranges.items()}
             fixed = Profile({name: ShapeTuple(shape, shape, shape) for name, shape in shapes.items()})
             library.line().require(Feature.CALIBRATOR)
             config.int8_calibrator = self.calibrator
@@ -299,7 +299,7 @@ def postprocess_config(config: Any, func: Callable[[Any, Any, Any], None], build
 
 
 def _split_misused_names(network: Any, ranges: Profile) -> None:
-    """Name dimensions differently that have one name and different sizes in a profile: TensorRT builds no engine then.
+    """Rename dimensions of one name with different sizes in a profile: TensorRT builds no engine otherwise.
 
     Paddle names every dynamic dimension ``?``, also height and width. The first one keeps its name, which TensorRT may
     use for dimensions further inside.

@@ -1,4 +1,4 @@
-"""Loaders that build, load and save engines, and that load plugins and runtimes."""
+"""Loaders for engines (building, loading, saving), plugins and runtimes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
 
 @dataclass(frozen=True)
 class EngineFromNetwork(BaseLoader[Any]):
-    """Builds an engine and loads it; raises what :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes` raise."""
+    """Builds an engine and loads it; raises as :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes`."""
 
     network: ValueOrCallable[NetworkParts]  # a network's parts, or a callable that makes them
     # A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` by default.
@@ -212,7 +212,7 @@ class EngineFromPath(BaseLoader[Any]):
 
 @dataclass(frozen=True)
 class BufferFromEngine(BaseLoader[Any]):
-    """Serializes an engine, or what a callable makes, to ``trt.IHostMemory``."""
+    """Serializes an engine, or a callable's result, to ``trt.IHostMemory``."""
 
     engine: ValueOrCallable[Any]
 
@@ -222,7 +222,7 @@ class BufferFromEngine(BaseLoader[Any]):
 
 @dataclass(frozen=True)
 class BytesFromEngine(BaseLoader[bytes]):
-    """Serializes an engine, or what a callable makes, to ``bytes``."""
+    """Serializes an engine, or a callable's result, to ``bytes``."""
 
     engine: ValueOrCallable[Any]
 
@@ -245,7 +245,7 @@ class SaveEngine(BaseLoader[Any]):
 
 @dataclass(frozen=True)
 class OnnxLikeFromNetwork(BaseLoader["onnx.ModelProto"]):
-    """Converts a TensorRT network, or what a callable makes, to an ONNX model for viewers; the model does not run."""
+    """Converts a TensorRT network, or a callable's result, to an ONNX model for viewers; the model does not run."""
 
     network: ValueOrCallable[NetworkParts]
 

@@ -39,14 +39,14 @@ class Quantized:
 def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str) -> bytes:
     """A calibration cache of either format as a release's calibrator reads it; CalibrationError if it does not fit."""
     cache = read_cache(data)
-    wanted = tensors_to_calibrate(model.proto(lean=True))
+    tensors = tensors_to_calibrate(model.proto(lean=True))
     # A cache of TensorRT uses other names for some tensors, so it is never refused for those that it lacks.
-    missing = fit(cache, wanted, config.calibration_fit if cache.tensorrt_header is None else "partial")
+    missing = fit(cache, tensors, config.calibration_fit if cache.tensorrt_header is None else "partial")
     if missing:
         log.warning(
             "The calibration cache lacks %d of %d tensors, whose layers will not be INT8: %s",
             len(missing),
-            len(wanted),
+            len(tensors),
             ", ".join(missing[:8]),
         )
     # With a new header: a calibrator refuses caches of others and of other releases, although the scales mean the same.
@@ -88,7 +88,7 @@ def nothing_to_calibrate_with() -> errors.CalibrationError:
 
 
 def best_ranges_of(model: Model, config: BuildConfig, data: Iterable[Feed], proto: onnx.ModelProto) -> CalibrationCache:
-    """Calibrate on the CPU, with the algorithm whose ranges change the outputs for these data least.
+    """Calibrate on the CPU, with the algorithm of the smallest change of the outputs for these data.
 
     ``proto`` is the model, perhaps without large weights. Raises BackendUnavailableError without ONNX Runtime.
     """

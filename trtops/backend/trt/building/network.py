@@ -1,4 +1,4 @@
-"""Loaders that make TensorRT networks: empty ones, and networks from ONNX models.
+"""Loaders for TensorRT networks: empty ones, and networks from ONNX models.
 
 Each returns ``(builder, network)`` or, from ONNX, ``(builder, network, parser)``. Keep the parser until the engine is
 built: it holds the weights. For each class there is a function in snake_case that creates the loader and calls it.
@@ -83,24 +83,24 @@ class ParserOptions(BaseLoader[NetworkParts]):
             return precision.ModelPrecision()
         return precision.ModelPrecision.of(precisions_of(self.config), self.layer_precisions)
 
-    def _parse_model(self, model: onnx.ModelProto, what: str) -> tuple[Any, Any, Any]:
+    def _parse_model(self, model: onnx.ModelProto, model_name: str) -> tuple[Any, Any, Any]:
         """Parse a model in memory, after writing the requested precisions into it."""
         from trtops.backend.onnx.model import is_lean
         from trtops.backend.onnx.save import serialize, serialize_lean
 
-        wanted = self._model_precision(library.line())
+        model_precision = self._model_precision(library.line())
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("precision")) as folder:
-            if wanted:
-                model = precision.write_into_model(model, wanted, Path(folder))
+            if model_precision:
+                model = precision.write_into_model(model, model_precision, Path(folder))
             lean = is_lean(model)
             data = readable(serialize_lean(model) if lean else serialize(model))
             # The parser reads the weights of a lean model from their files. Their paths are absolute, and the parser
             # appends them to the folder of the model's path, which therefore must be the root.
-            place = ("/model.onnx",) if lean else ()
-            return self._parse(lambda parser: parser.parse(data, *place), what)
+            path_args = ("/model.onnx",) if lean else ()
+            return self._parse(lambda parser: parser.parse(data, *path_args), model_name)
 
-    def _parse(self, read: Callable[[Any], bool], what: str) -> tuple[Any, Any, Any]:
-        """Make a network and a parser, and call ``read`` with the parser; ``what`` is the model's name in errors."""
+    def _parse(self, read: Callable[[Any], bool], model_name: str) -> tuple[Any, Any, Any]:
+        """Make a network and a parser, and call ``read`` with the parser; ``model_name`` is for errors."""
         line = library.line()
         trt = library.load()
         builder, network = create_network(None, self.strongly_typed, self.mark_unfused_tensors_as_debug_tensors)
@@ -118,9 +118,9 @@ class ParserOptions(BaseLoader[NetworkParts]):
             parser.set_builder_config(builder.create_builder_config() if config is None else config)
         with library.collect_log() as lines:
             if not read(parser):
-                found = [parser.get_error(index) for index in range(parser.num_errors)]
-                listed = "; ".join(f"node {error.node()}: {error.desc()}" for error in found)
-                raise errors.EngineBuildError(f"TensorRT cannot parse {what}. {listed} {lines.tail()}")
+                parser_errors = [parser.get_error(index) for index in range(parser.num_errors)]
+                listed = "; ".join(f"node {error.node()}: {error.desc()}" for error in parser_errors)
+                raise errors.EngineBuildError(f"TensorRT cannot parse {model_name}. {listed} {lines.tail()}")
         return builder, network, parser
 
 
@@ -151,7 +151,7 @@ class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
 
 @dataclass(frozen=True)
 class NetworkFromModel(ParserOptions):
-    """Parses a model in memory, whose weights may be in files (:meth:`trtops.backend.onnx.model.Model.proto`, lean)."""
+    """Parses a model in memory; its weights may be in files (:meth:`trtops.backend.onnx.model.Model.proto`, lean)."""
 
     # The model; not changed.
     model: onnx.ModelProto = field(kw_only=True, repr=False)
@@ -167,7 +167,7 @@ class _OnnxBytes:
 
 @dataclass(frozen=True)
 class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
-    """Parses a serialized ONNX model that contains its weights."""
+    """Parses a serialized ONNX model with its weights inside."""
 
     def call_impl(self) -> tuple[Any, Any, Any]:
         data = value_of(self.model_bytes)
@@ -191,7 +191,7 @@ def readable(model_bytes: bytes) -> bytes:
 
 
 def ask_parser(model: bytes) -> tuple[bool, list[tuple[frozenset[int], bool]], dict[int, str]]:
-    """Ask the parser which nodes of a serialized ONNX model, with its weights inside, it supports. Needs no GPU.
+    """Ask the parser for the supported nodes of a serialized ONNX model with its weights inside. Needs no GPU.
 
     Returns whether it supports the whole model; connected groups of nodes that it can parse, by their positions in the
     graph, each with whether this is certain; and messages about single nodes, by position. It is rarely certain if the
@@ -204,9 +204,9 @@ def ask_parser(model: bytes) -> tuple[bool, list[tuple[frozenset[int], bool]], d
     parser = trt.OnnxParser(network, library.get_trt_logger())
     with library.collect_log():
         supported, subgraphs = library.line().supported_subgraphs(parser, readable(model))
-        found = [parser.get_error(index) for index in range(parser.num_errors)]
+        parser_errors = [parser.get_error(index) for index in range(parser.num_errors)]
     groups = [(frozenset(map(int, nodes)), bool(certain)) for nodes, certain in subgraphs]
-    return supported, groups, {int(error.node()): str(error.desc()).strip() for error in found}
+    return supported, groups, {int(error.node()): str(error.desc()).strip() for error in parser_errors}
 
 
 def precisions_of(loader: Any) -> tuple[str, ...]:

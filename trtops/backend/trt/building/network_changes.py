@@ -1,4 +1,4 @@
-"""Loaders that change a network: its outputs, precisions, data types and formats."""
+"""Loaders for changed networks: other outputs, precisions, data types and formats."""
 
 import copy
 import logging
@@ -20,9 +20,9 @@ from trtops.patterns import expand, is_mark_all
 log = logging.getLogger(__name__)
 
 
-def network_parts(made: Any) -> NetworkParts:
+def network_parts(loaded: Any) -> NetworkParts:
     """A network loader's result: a builder, a network, perhaps a parser; ConfigError if it is something else."""
-    parts: NetworkParts = make_iterable(made)
+    parts: NetworkParts = make_iterable(loaded)
     if len(parts) < 2 or parts[0] is None or parts[1] is None:
         raise errors.ConfigError(f"A network comes as a builder, the network, and perhaps a parser; got {parts}.")
     return parts
@@ -30,7 +30,7 @@ def network_parts(made: Any) -> NetworkParts:
 
 @dataclass(frozen=True)
 class _NetworkChange(BaseLoader[NetworkParts]):
-    """A loader that changes the network of another loader. A network that was given directly is changed in place."""
+    """Changes the network of another loader. A network passed directly is changed in place."""
 
     network: ValueOrCallable[NetworkParts]  # the network's parts, or a callable that makes them
 
@@ -62,7 +62,7 @@ class PostprocessNetwork(_NetworkChange):
 
 @dataclass(frozen=True)
 class ModifyNetworkOutputs(_NetworkChange):
-    """Replaces a network's outputs; ConfigError for a name that the network lacks, or if no output is left."""
+    """Replaces a network's outputs; ConfigError for an unknown name, or if no output is left."""
 
     # Names or patterns (``conv*``) of the tensors that replace the outputs, or
     # :data:`trtops.patterns.MARK_ALL` for every tensor that can be one. None keeps the outputs.
@@ -73,14 +73,14 @@ class ModifyNetworkOutputs(_NetworkChange):
 
     def change(self, network: Any) -> None:
         tensors = tensors_of(network)
-        wanted = self._output_names(network, tensors)
-        if wanted is not None:
+        output_names = self._output_names(network, tensors)
+        if output_names is not None:
             for tensor in tensors.values():
                 if tensor.is_network_output:
                     network.unmark_output(tensor)
-            for name in wanted:
+            for name in output_names:
                 network.mark_output(tensors[name])
-        for name in expand(self.exclude_outputs or (), tensors, of="The network", what="tensor"):
+        for name in expand(self.exclude_outputs or (), tensors, of="The network", kind="tensor"):
             if tensors[name].is_network_output:
                 network.unmark_output(tensors[name])
         if network.num_outputs == 0:
@@ -98,7 +98,7 @@ class ModifyNetworkOutputs(_NetworkChange):
         if is_mark_all(self.outputs):
             return markable(network)
         return expand(
-            [self.outputs] if isinstance(self.outputs, str) else self.outputs, tensors, of="The network", what="tensor"
+            [self.outputs] if isinstance(self.outputs, str) else self.outputs, tensors, of="The network", kind="tensor"
         )
 
 
@@ -128,7 +128,9 @@ class SetLayerPrecisions(_NetworkChange):
     def change(self, network: Any) -> None:
         library.line().require(Feature.LAYER_PRECISION)
         layers = {layer.name: layer for layer in layers_of(network)}
-        by_output = {output.name: layer for layer in layers_of(network) for output in outputs_of(layer) if output}
+        by_output: dict[str, Any] = {}
+        for layer in layers_of(network):
+            by_output.update((output.name, layer) for output in outputs_of(layer) if output)
         for pattern, dtype in self.layer_precisions.items():
             if pattern in by_output and pattern not in layers:
                 chosen = [by_output[pattern]]
@@ -136,7 +138,7 @@ class SetLayerPrecisions(_NetworkChange):
                 log.debug("The network has no layer %r, which has no precision then.", pattern)
                 continue
             else:
-                chosen = [layers[name] for name in expand([pattern], layers, of="The network", what="layer")]
+                chosen = [layers[name] for name in expand([pattern], layers, of="The network", kind="layer")]
             for layer in chosen:
                 layer.precision = dtypes.to_trt(dtype)
 
@@ -150,11 +152,13 @@ class SetTensorDatatypes(_NetworkChange):
 
     def change(self, network: Any) -> None:
         tensors = io_of(network)
-        wanted = self.tensor_datatypes
-        if not isinstance(wanted, Mapping):
-            wanted = {name: wanted for name, t in tensors.items() if dtypes.from_trt(t.dtype).is_floating}
-        for pattern, dtype in wanted.items():
-            for name in expand([pattern], tensors, of="The network", what="input or output"):
+        dtypes_by_pattern = self.tensor_datatypes
+        if not isinstance(dtypes_by_pattern, Mapping):
+            dtypes_by_pattern = {
+                name: dtypes_by_pattern for name, t in tensors.items() if dtypes.from_trt(t.dtype).is_floating
+            }
+        for pattern, dtype in dtypes_by_pattern.items():
+            for name in expand([pattern], tensors, of="The network", kind="input or output"):
                 tensor = tensors[name]
                 tensor.dtype = dtypes.to_trt(dtype)
 
@@ -171,24 +175,24 @@ class SetTensorFormats(_NetworkChange):
 
     def change(self, network: Any) -> None:
         tensors = io_of(network)
-        wanted = self.tensor_formats
-        if not isinstance(wanted, Mapping):
-            wanted = dict.fromkeys(tensors, wanted)
+        formats_by_pattern = self.tensor_formats
+        if not isinstance(formats_by_pattern, Mapping):
+            formats_by_pattern = dict.fromkeys(tensors, formats_by_pattern)
         members = library.load().TensorFormat.__members__
-        for pattern, formats in wanted.items():
+        for pattern, formats in formats_by_pattern.items():
             mask = 0
-            for item in formats:
-                if isinstance(item, str):
-                    errors.check_known(item.upper(), members, "TensorRT has no tensor format")
-                mask |= 1 << int(members[item.upper()] if isinstance(item, str) else item)
-            for name in expand([pattern], tensors, of="The network", what="input or output"):
+            for tensor_format in formats:
+                if isinstance(tensor_format, str):
+                    errors.check_known(tensor_format.upper(), members, "TensorRT has no tensor format")
+                mask |= 1 << int(members[tensor_format.upper()] if isinstance(tensor_format, str) else tensor_format)
+            for name in expand([pattern], tensors, of="The network", kind="input or output"):
                 tensor = tensors[name]
                 tensor.allowed_formats = mask
 
 
 @dataclass(frozen=True)
 class SetDecomposableAttentions(_NetworkChange):
-    """Lets the builder split attention layers that have no fused kernel."""
+    """Lets the builder split attention layers without a fused kernel."""
 
     def change(self, network: Any) -> None:
         library.line().require(Feature.DECOMPOSABLE_ATTENTION)
@@ -202,26 +206,26 @@ class SetDecomposableAttentions(_NetworkChange):
 
 @dataclass(frozen=True)
 class MarkDebug(_NetworkChange):
-    """Marks tensors, which the network must have, for a debug listener; unlike outputs, they hardly prevent fusion."""
+    """Marks tensors of the network for a debug listener; unlike outputs, they hardly prevent fusion."""
 
     mark_debug: Sequence[str] = ()  # names or patterns of tensors
 
     def change(self, network: Any) -> None:
         library.line().require(Feature.DEBUG_TENSORS)
         tensors = tensors_of(network)
-        for name in expand(self.mark_debug, tensors, of="The network", what="tensor"):
+        for name in expand(self.mark_debug, tensors, of="The network", kind="tensor"):
             network.mark_debug(tensors[name])
 
 
 def _changed(loader: Any, **fields: Any) -> Any:
     """Return a copy with other fields; ``dataclasses.replace`` would call a subclass's own ``__init__``."""
-    made = copy.copy(loader)
-    vars(made).update(fields)
-    return made
+    changed = copy.copy(loader)
+    vars(changed).update(fields)
+    return changed
 
 
 def with_config(loader: Any, config: Any) -> Any:
-    """A network loader with the builder config that it is for; other callables and networks unchanged."""
+    """A network loader with its builder config; other callables and networks unchanged."""
     if isinstance(loader, ParserOptions):
         return loader if loader.config is not None else _changed(loader, config=config)
     if isinstance(loader, _NetworkChange):

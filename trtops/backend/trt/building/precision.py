@@ -42,7 +42,7 @@ class ModelPrecision:
 
 
 def layers_to_keep(model: onnx.ModelProto, config: BuildConfig) -> dict[str, str]:
-    """Data types of the nodes that FP16 and BF16 leave in FP32 (:attr:`trtops.spec.BuildConfig.keep`), by name.
+    """Data types, by name, of the nodes left in FP32 by FP16 and BF16 (:attr:`trtops.spec.BuildConfig.keep`).
 
     A node that 8 bits leave alone may compute in FP16, unless it has a precision of its own as well.
     """
@@ -51,17 +51,19 @@ def layers_to_keep(model: onnx.ModelProto, config: BuildConfig) -> dict[str, str
     from trtops.backend.onnx.walk import node_name
 
     assert isinstance(config.options, TensorRTOptions)
-    wanted = config.keep
+    patterns = config.keep
     if config.precision not in ("fp16", "bf16"):
-        wanted = tuple(name for name, _ in config.options.layer_precisions if name in config.keep)
-    if not wanted:
+        patterns = tuple(name for name, _ in config.options.layer_precisions if name in config.keep)
+    if not patterns:
         return {}
     model = without_functions(model)
-    kept = kept_names(model, wanted)
-    return {node_name(node): "float32" for node in model.graph.node if kept & {node.name, *node.output}}
+    fp32_names = kept_names(model, patterns)
+    return {node_name(node): "float32" for node in model.graph.node if fp32_names & {node.name, *node.output}}
 
 
-def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Path | None = None) -> onnx.ModelProto:
+def write_into_model(
+    model: onnx.ModelProto, model_precision: ModelPrecision, weights: Path | None = None
+) -> onnx.ModelProto:
     """Write precisions into an ONNX model with Cast nodes; inputs and outputs keep their types.
 
     The model, with its weights inside or lean (:meth:`trtops.backend.onnx.model.Model.proto`), is not changed.
@@ -75,7 +77,7 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Pa
     from trtops.backend.onnx.quantize import OPSET_OF_FP16_SCALES, is_quantized
 
     quantized = is_quantized(model)
-    for precision in wanted.precisions:
+    for precision in model_precision.precisions:
         if precision in ("int8", "fp8"):
             require_quantized(quantized, precision)
         elif precision != "fp16":
@@ -83,7 +85,7 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Pa
                 f"{library.line().name} takes precisions from the model, and trtops writes FP16 into models, not "
                 f"{precision}. Export the model in {precision}, or use fp16."
             )
-    excluded = _fp32_nodes(model, wanted)
+    excluded = _fp32_nodes(model, model_precision)
     if excluded is None:
         return model
     from trtops.backend.onnx.precision import convert_to_fp16
@@ -107,42 +109,42 @@ def require_quantized(quantized: bool, precision: str = "int8") -> None:
         )
 
 
-def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | None:
-    """Names of the nodes that stay FP32; None if all of them do."""
+def _fp32_nodes(model: onnx.ModelProto, model_precision: ModelPrecision) -> list[str] | None:
+    """Names of the nodes in FP32; None if all nodes are."""
     from trtops.backend.onnx.walk import node_name
 
     names = list(map(node_name, model.graph.node))
     chosen: dict[str, DataType] = {}
-    for pattern, dtype in wanted.layers:
-        chosen.update(dict.fromkeys(expand([pattern], names, what="node"), dtype))
+    for pattern, dtype in model_precision.layers:
+        chosen.update(dict.fromkeys(expand([pattern], names, kind="node"), dtype))
     if others := {dtype for dtype in chosen.values()} - {DataType.FLOAT32, DataType.FLOAT16}:
         raise errors.UnsupportedFeatureError(
             f"{library.line().name} takes layer precisions from the model; trtops writes float16 and float32 into "
             f"models, not {', '.join(sorted(d.value for d in others))}."
         )
-    default = DataType.FLOAT16 if "fp16" in wanted.precisions else DataType.FLOAT32
+    default = DataType.FLOAT16 if "fp16" in model_precision.precisions else DataType.FLOAT32
     excluded = [name for name in names if chosen.get(name, default) is DataType.FLOAT32]
     return None if len(excluded) == len(names) else excluded
 
 
 def check_network(network: Any, precisions: Iterable[str]) -> None:
-    """Raise UnsupportedFeatureError if a strongly typed network lacks precisions that a builder config requests."""
+    """Raise UnsupportedFeatureError if a strongly typed network lacks precisions requested by a builder config."""
     # Without this check, fp16=True would silently build in FP32: the config cannot add precisions to such a network.
-    wanted = set(precisions)
-    if not wanted:
+    requested = set(precisions)
+    if not requested:
         return
     trt = library.load()
-    found: set[str] = set()
+    tensor_dtypes: set[str] = set()
     quantized = False
     for layer in layers_of(network):
         quantized = quantized or layer.type == trt.LayerType.QUANTIZE
-        found.update(layer.get_output_type(i).name for i in range(layer.num_outputs))
-    if "int8" in wanted:
+        tensor_dtypes.update(layer.get_output_type(i).name for i in range(layer.num_outputs))
+    if "int8" in requested:
         require_quantized(quantized)
     for precision, name in (("fp16", "HALF"), ("bf16", "BF16"), ("fp8", "FP8")):
-        if precision in wanted and name not in found:
+        if precision in requested and name not in tensor_dtypes:
             raise errors.UnsupportedFeatureError(
                 f"{precision}=True, but this network is strongly typed and has no {precision} tensor: it would build "
-                f"in {'/'.join(sorted(found)).lower()}. Let the loader put the precision into the model: "
+                f"in {'/'.join(sorted(tensor_dtypes)).lower()}. Let the loader put the precision into the model: "
                 "NetworkFromOnnxPath(path, config=config), or convert the model first."
             )

@@ -1,4 +1,4 @@
-"""Optimization profiles: the shapes that an engine is built for."""
+"""Optimization profiles: the shapes supported by an engine."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Profile(dict[str, ShapeTuple]):
     """Shapes by input name or pattern; :meth:`add` calls can be chained."""
 
     @classmethod
-    def of(cls, wanted: OptimizationProfile) -> Self:
+    def of(cls, profile: OptimizationProfile) -> Self:
         """The profile of a build config."""
         filled = cls()
-        for shape in wanted.shapes:
+        for shape in profile.shapes:
             filled.add(shape.name, shape.min, shape.opt, shape.max)
         return filled
 
@@ -58,7 +58,7 @@ class Profile(dict[str, ShapeTuple]):
         raise errors.ConfigError(f"The profile has no shapes for {name!r}. {errors.near(name, self)}")
 
     def find(self, name: str) -> ShapeTuple | None:
-        """The shapes of an input, by its name or the first pattern that matches; None if there is no entry."""
+        """The shapes of an input, by its name or the first matching pattern; None if there is no entry."""
         if name in self:
             return self[name]
         return next((shapes for pattern, shapes in self.items() if fnmatch.fnmatch(name, pattern)), None)
@@ -97,9 +97,9 @@ class Profile(dict[str, ShapeTuple]):
                     f"The profile has no shapes for input {tensor.name!r} {tuple(tensor.shape)}. Add them, or call "
                     "fill_defaults(network)."
                 )
-            if shapes is not None and (why := _set_shapes(profile, tensor, shapes)):
-                found = f"Input {tensor.name!r} is {tuple(tensor.shape)} in the network"
-                raise errors.ConfigError(f"{found}, and cannot have {shapes}: {why}.")
+            if shapes is not None and (reason := _set_shapes(profile, tensor, shapes)):
+                input_text = f"Input {tensor.name!r} is {tuple(tensor.shape)} in the network"
+                raise errors.ConfigError(f"{input_text}, and cannot have {shapes}: {reason}.")
         return profile
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 There is no call for this. In editable mode the builder writes a table into its verbose log for each op that it times.
 """
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from trtops.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(Record):
-    """One tactic that was timed for an op."""
+    """One tactic timed for an op."""
 
     tactic_hash: int  # its number in the timing cache, 64 bits, unsigned
     kernel: str  # the kernel's name
@@ -22,7 +23,7 @@ class Candidate(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TimedOp(Record):
-    """An op that was timed."""
+    """A timed op."""
 
     op: str  # its name: a layer of the network, or a combination of several
     key: str  # its key in the timing cache, ``0x`` and 32 hexadecimal digits
@@ -42,14 +43,14 @@ _SELECTED = re.compile(r"The selected tactic is \(tactic hash, cost\(in ms\)\):\
 
 
 def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:
-    """The ops that a build timed, in the log's order.
+    """The ops timed by a build, in the log's order.
 
     The messages are those of one thread, verbose ones too; each may hold several lines.
     """
-    found: dict[str, TimedOp] = {}
+    timed_ops: dict[str, TimedOp] = {}
     op: re.Match[str] | None = None
     candidates: list[Candidate] = []
-    for line in (line for message in messages for line in message.splitlines()):
+    for line in itertools.chain.from_iterable(map(str.splitlines, messages)):
         # A table ends with the selected tactic. One without it comes from a build that was cut short, and is left out.
         if begun := _OP.search(line):
             op, candidates = begun, []
@@ -63,7 +64,7 @@ def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:
             key = op["key"].lower()
             nodes = nodes_named_in(op["rest"])
             # Of an op that was timed again, the last table counts.
-            found.pop(key, None)
-            found[key] = TimedOp(op=op["op"], key=key, onnx_nodes=nodes, candidates=tuple(candidates))
+            timed_ops.pop(key, None)
+            timed_ops[key] = TimedOp(op=op["op"], key=key, onnx_nodes=nodes, candidates=tuple(candidates))
             op = None
-    return tuple(found.values())
+    return tuple(timed_ops.values())

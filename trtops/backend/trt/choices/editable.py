@@ -27,12 +27,12 @@ _ENTRY = "entry "
 # Time of a replayed entry. The value does not matter: there is no other candidate.
 _MILLISECONDS = 1e-3
 # Limit of builds that replace denied tactics: a replacement may change other choices, so several may be needed.
-_MOST_REPLACEMENTS = 8
+_MAX_REPLACEMENTS = 8
 
 
 @dataclass
 class Editing:
-    """Builds whose tactics are chosen by editing the timing cache; only the first build times tactics."""
+    """Builds with tactics chosen by editing the timing cache; only the first build times tactics."""
 
     config: Any  # the builder config, in editable mode and with a timing cache; used by every build
     build_once: Callable[[], bytes]  # builds, and returns the plan
@@ -47,14 +47,18 @@ class Editing:
         FormatError if the record was not made through an editable timing cache; TacticMismatchError if the cache lacks
         some of its keys, TensorRT refuses a tactic, or the build chose others.
         """
-        wanted = entries_of(record)
+        recorded_entries = entries_of(record)
         line, config = library.line(), self.config
         # TensorRT updates entries of its cache, but adds none.
-        unchanged = line.update_timing_entries(config, {key: (value, _MILLISECONDS) for key, value in wanted.items()})
+        unchanged = line.update_timing_entries(
+            config, {key: (value, _MILLISECONDS) for key, value in recorded_entries.items()}
+        )
         if unchanged:
             names = _layers_by_key(record)
-            selector.raise_mismatch({names.get(key, key): why for key, why in unchanged.items()}, len(wanted))
-        others = line.timing_entries(config).keys() - wanted.keys()
+            selector.raise_mismatch(
+                {names.get(key, key): reason for key, reason in unchanged.items()}, len(recorded_entries)
+            )
+        others = line.timing_entries(config).keys() - recorded_entries.keys()
         # Other entries are removed, by a time of NaN, so that an op that the record lacks cannot use them.
         line.update_timing_entries(config, {key: (0, math.nan) for key in others})
         line.set_flag(config, Feature.COMPILATION_CACHE_SWITCH)
@@ -64,15 +68,17 @@ class Editing:
         return plan
 
     def carry(self, record: TacticRecord) -> bytes:
-        """Build, and again with a record's kernels for the layers that have them here, as another release did."""
+        """Build, and again with a record's kernels of another release, for the layers offering them here."""
         plan = self._build()
-        wanted = {choice.layer: (choice.op, _kernel_of(choice)) for choice in record.choices if choice.key}
+        recorded_kernels = {choice.layer: (choice.op, _kernel_of(choice)) for choice in record.choices if choice.key}
         written = {}
         for choice in self.record_of(plan).choices:
             if (op := self.ops.get(choice.key or "")) is None:
                 continue
             for candidate in op.candidates:
-                if (choice.op, candidate.kernel) == wanted.get(choice.layer) and _kernel_of(choice) != candidate.kernel:
+                if (choice.op, candidate.kernel) == recorded_kernels.get(choice.layer) and _kernel_of(
+                    choice
+                ) != candidate.kernel:
                     written[op.key] = (candidate.tactic_hash, candidate.milliseconds)
         if written:
             library.line().update_timing_entries(self.config, written)
@@ -90,7 +96,7 @@ class Editing:
         if seed is not None:
             write_random_choices(self.config, self.ops.values(), seed)
             plan = self._build()
-        for _ in range(_MOST_REPLACEMENTS if denied.entries else 0):
+        for _ in range(_MAX_REPLACEMENTS if denied.entries else 0):
             replaced = replace_denied(self.config, self.record_of(plan), self.ops, denied)
             if not replaced:
                 break
@@ -101,7 +107,7 @@ class Editing:
 
     def _build(self) -> bytes:
         # Only this thread: the lines of another thread's build would be mixed in.
-        with library.collect_log(verbose=True, here=True) as log:
+        with library.collect_log(verbose=True, this_thread=True) as log:
             plan = self.build_once()
         self.ops.update({op.key: op for op in autotuning.read_log(message for _, message in log.lines)})
         return plan
@@ -109,20 +115,20 @@ class Editing:
 
 def check_replay(config: Any, record: TacticRecord) -> None:
     """Raise TacticMismatchError if a build changed, lost or added entries of a replayed record in its cache."""
-    found = library.line().timing_entries(config)
+    entries = library.line().timing_entries(config)
     names = _layers_by_key(record)
-    wanted = entries_of(record)
-    differing = {
-        names.get(key, key): f"tactic {found[key][0]:#x} instead of {value:#x}" if key in found else "the entry is gone"
-        for key, value in wanted.items()
-        if key not in found or found[key][0] != value
-    }
+    recorded_entries = entries_of(record)
+    mismatches = {}
+    for key, tactic_hash in recorded_entries.items():
+        if key not in entries:
+            mismatches[names.get(key, key)] = "the entry is gone"
+        elif entries[key][0] != tactic_hash:
+            mismatches[names.get(key, key)] = f"tactic {entries[key][0]:#x} instead of {tactic_hash:#x}"
     # Added entries are errors too: the flag for cache misses does not catch every miss.
-    added = {
-        key: f"timed again ({found[key][0]:#x}): the record has no such entry" for key in found.keys() - wanted.keys()
-    }
-    if differing or added:
-        selector.raise_mismatch({**differing, **added}, len(wanted))
+    for key in entries.keys() - recorded_entries.keys():
+        mismatches[key] = f"timed again ({entries[key][0]:#x}): the record has no such entry"
+    if mismatches:
+        selector.raise_mismatch(mismatches, len(recorded_entries))
 
 
 def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp], denied: DenyList) -> dict[str, str]:
@@ -180,15 +186,15 @@ def to_record(
     # Each op belongs to one layer at most, so it is removed from here once its layer is found.
     free = {op.key: op for op in ops if op.key in entries}
     choices = []
-    for found in layers:
-        op = _op_of(found, free.values(), entries)
+    for engine_layer in layers:
+        op = _op_of(engine_layer, free.values(), entries)
         if op is None:
-            choices.append(selector.unreplayable(found))
+            choices.append(selector.unreplayable(engine_layer))
             continue
         del free[op.key]
         tactic_hash = entries[op.key][0]
         chosen = Candidate(tactic_hash=tactic_hash, kernel=op.kernel_of(tactic_hash), milliseconds=0.0)
-        choices.append(_tactic_choice(found.name, found.op, op, chosen))
+        choices.append(_tactic_choice(engine_layer.name, engine_layer.op, op, chosen))
     # Entries of no layer, such as those of combinations that were not used, are needed for a replay as well.
     with_layer = {choice.key for choice in choices}
     rest = sorted((f"{_ENTRY}{key}", hex(value)) for key, (value, _) in entries.items() if key not in with_layer)
@@ -223,10 +229,12 @@ def _tactic_choice(layer: str, layer_type: str, op: TimedOp, chosen: Candidate) 
 
 
 def _op_of(layer: Layer, ops: Iterable[TimedOp], entries: Mapping[str, tuple[int, float]]) -> TimedOp | None:
-    """The op that a layer was built from: kernel and name, or kernel and ONNX nodes, agree; None if it is ambiguous."""
+    """The op of a layer: kernel and name, or kernel and ONNX nodes, agree; None if it is ambiguous."""
     kernel, number = _kernel_and_number(layer)
     chosen = ((op, entries[op.key][0]) for op in ops)
-    agreeing = [op for op, found in chosen if found == number or (kernel and op.kernel_of(found) == kernel)]
+    agreeing = [
+        op for op, tactic_hash in chosen if tactic_hash == number or (kernel and op.kernel_of(tactic_hash) == kernel)
+    ]
     # TensorRT names a layer after its op with a suffix ("matMul1_myl0_0"). If several ops match ("conv" and "conv_1"
     # for "conv_1_myl0_3"), the longest name is the right one.
     named = [
@@ -242,9 +250,9 @@ def _op_of(layer: Layer, ops: Iterable[TimedOp], entries: Mapping[str, tuple[int
 
 def _kernel_and_number(layer: Layer) -> tuple[str, int | None]:
     """The two parts of a layer's tactic, as :meth:`LayerDescription.to_layer` writes it."""
-    kernel, found, text = layer.tactic.rpartition(" #")
+    kernel, separator, text = layer.tactic.rpartition(" #")
     try:
-        return (kernel, int(text, 16)) if found else (layer.tactic, None)
+        return (kernel, int(text, 16)) if separator else (layer.tactic, None)
     except ValueError:
         return layer.tactic, None
 

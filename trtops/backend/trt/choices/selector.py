@@ -1,4 +1,4 @@
-"""Records the tactics that TensorRT chooses and replays them, on releases with algorithm selectors.
+"""Records TensorRT's tactics and replays them, on releases with algorithm selectors.
 
 Files have Polygraphy's format; :func:`to_record` and :func:`from_record` convert to trtops' own record, which also has
 the layers whose tactics cannot be replayed.
@@ -41,7 +41,7 @@ class TypeName(str):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Memory layout that a tactic needs for one tensor."""
+    """Memory layout of one tensor for a tactic."""
 
     dtype: str  # TensorRT's data type, spelled ``DataType.FLOAT`` (:class:`TypeName`)
     strides: tuple[int, ...]  # strides in elements
@@ -153,7 +153,7 @@ def _decode_replay(content: dict[str, Any]) -> TacticReplayData:
 
 @dataclass
 class Restriction:
-    """Algorithms that a :class:`TacticRecorder` hides from TensorRT."""
+    """Algorithms hidden from TensorRT by a :class:`TacticRecorder`."""
 
     # Why a layer must not get an algorithm, by both.
     denied: Mapping[tuple[str, Algorithm], str] = field(default_factory=dict)
@@ -162,20 +162,20 @@ class Restriction:
     left_out: list[str] = field(default_factory=list)  # why algorithms that TensorRT offered were hidden
 
     def __call__(self, layer: str, offered: list[Algorithm]) -> list[int]:
-        """Positions of the algorithms that a layer may get; all of them if all are denied."""
-        kept = [i for i, algorithm in enumerate(offered) if (layer, algorithm) not in self.denied]
-        if not kept:
+        """Positions of the algorithms allowed for a layer; all of them if all are denied."""
+        allowed = [i for i, algorithm in enumerate(offered) if (layer, algorithm) not in self.denied]
+        if not allowed:
             self.notes.append(f"{layer}: all {len(offered)} tactics are on the deny-list, so one of them was used")
-            kept = list(range(len(offered)))
-        elif len(kept) < len(offered):
-            self.notes.append(f"{layer}: {len(offered) - len(kept)} of {len(offered)} tactics are on the deny-list")
+            allowed = list(range(len(offered)))
+        elif len(allowed) < len(offered):
+            self.notes.append(f"{layer}: {len(offered) - len(allowed)} of {len(offered)} tactics are on the deny-list")
             pairs = ((layer, algorithm) for algorithm in offered)
             self.left_out.extend(self.denied[pair] for pair in pairs if pair in self.denied)
         if self.seed is None:
-            return kept
+            return allowed
         # The layer's name is in the seed, so the offer does not depend on the order of layers.
         draw = random.Random(f"{self.seed} {layer} {len(offered)}")
-        return sorted(draw.sample(kept, (len(kept) + 1) // 2))
+        return sorted(draw.sample(allowed, (len(allowed) + 1) // 2))
 
 
 def restriction_for(denied: DenyList, seed: int | None) -> Restriction:
@@ -189,12 +189,12 @@ def restriction_for(denied: DenyList, seed: int | None) -> Restriction:
 
 
 def preferring(record: TacticRecord, restriction: Restriction) -> Callable[[str, list[Algorithm]], list[int]]:
-    """Offer a record's algorithm for each layer that may get it, and for the others what a restriction offers."""
-    wanted = from_record(record)
+    """Offer a record's algorithm for each layer if allowed, and a restriction's algorithms for the others."""
+    recorded = from_record(record)
 
     def restrict(layer: str, offered: list[Algorithm]) -> list[int]:
         allowed = restriction(layer, offered)
-        return [i for i in allowed if offered[i] == wanted.get(layer)] or allowed
+        return [i for i in allowed if offered[i] == recorded.get(layer)] or allowed
 
     return restrict
 
@@ -203,7 +203,7 @@ def TacticRecorder(
     record: str | os.PathLike[str] | IO[Any] | TacticReplayData,
     restriction: Callable[[str, list[Algorithm]], list[int]] | None = None,
 ) -> Any:
-    """Create an algorithm selector that records TensorRT's tactics in a file or a :class:`TacticReplayData`.
+    """Create an algorithm selector to record TensorRT's tactics in a file or a :class:`TacticReplayData`.
 
     ``restriction`` returns the positions of the algorithms that a layer may get, such as a :class:`Restriction`.
 
@@ -237,7 +237,7 @@ def TacticRecorder(
 
 
 def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) -> Any:
-    """Create an algorithm selector that makes TensorRT choose recorded tactics.
+    """Create an algorithm selector to make TensorRT choose recorded tactics.
 
     TensorRT chooses freely for layers that are not in the replay, and for the reformat layers that it inserts. Layers
     where the replay could not be followed are in the selector's ``mismatches``; :func:`check_followed` raises them.
@@ -259,23 +259,23 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
 
         def select_algorithms(self, context: Any, choices: list[Any]) -> list[int]:
             # TensorRT does not call this for the layers "Reformatting CopyNode" that it inserts.
-            wanted = data.get(context.name)
-            if wanted is None:
+            recorded = data.get(context.name)
+            if recorded is None:
                 return list(range(len(choices)))
             offered = [Algorithm.from_trt(context, choice) for choice in choices]
-            if wanted in offered:
-                return [offered.index(wanted)]
+            if recorded in offered:
+                return [offered.index(recorded)]
             # An exception cannot pass C++, so the mismatch is stored and the build continues.
             self.mismatches[context.name] = f"not among the {len(offered)} tactics that TensorRT offers"
             return list(range(len(choices)))
 
         def report_algorithms(self, contexts: list[Any], choices: list[Any]) -> None:
             for context, choice in zip(contexts, choices):
-                got = Algorithm.from_trt(context, choice)
-                self.chosen.add(context.name, got)
-                wanted = data.get(context.name)
-                if wanted is not None and wanted != got:
-                    self.mismatches.setdefault(context.name, f"TensorRT chose {got} instead of {wanted}")
+                chosen = Algorithm.from_trt(context, choice)
+                self.chosen.add(context.name, chosen)
+                recorded = data.get(context.name)
+                if recorded is not None and recorded != chosen:
+                    self.mismatches.setdefault(context.name, f"TensorRT chose {chosen} instead of {recorded}")
 
     return Replayer()
 
@@ -287,28 +287,28 @@ def check_followed(selector: Any) -> None:
         return
     # A failed build reports no choices at all, so missing layers mean nothing then.
     gone = {name: "no such layer in this build" for name in selector.data if name not in selector.chosen}
-    found = {**mismatches, **gone} if selector.chosen else mismatches
-    if found:
-        raise_mismatch(found, len(selector.data))
+    mismatched = {**mismatches, **gone} if selector.chosen else mismatches
+    if mismatched:
+        raise_mismatch(mismatched, len(selector.data))
 
 
-def raise_mismatch(found: Mapping[str, str], count: int) -> None:
+def raise_mismatch(reasons: Mapping[str, str], count: int) -> None:
     """Raise :class:`~trtops.errors.TacticMismatchError` for layers with reasons, of ``count`` replayed layers."""
-    shown = "".join(f"\n  {name}: {reason}" for name, reason in list(found.items())[:20])
+    shown = "".join(f"\n  {name}: {reason}" for name, reason in list(reasons.items())[:20])
     raise errors.TacticMismatchError(
-        f"The replay was not followed in {len(found)} of {count} layers. Model, build config, device and release must "
-        f"be those of the recorded build.{shown}{'' if len(found) <= 20 else chr(10) + '  ...'}",
-        layers=tuple(found),
+        f"The replay was not followed in {len(reasons)} of {count} layers. Model, build config, device and release "
+        f"must be those of the recorded build.{shown}{'' if len(reasons) <= 20 else chr(10) + '  ...'}",
+        layers=tuple(reasons),
     )
 
 
 def _formats_text(algorithm: Algorithm) -> str:
     def side(infos: tuple[TensorInfo, ...]) -> str:
-        return ", ".join(
-            f"{i.dtype.removeprefix('DataType.')}:{'x'.join(map(str, i.strides))}"
-            + (f"/{i.components_per_element}@{i.vectorized_dim}" if (i.components_per_element or 1) > 1 else "")
-            for i in infos
-        )
+        texts = []
+        for i in infos:
+            vector = f"/{i.components_per_element}@{i.vectorized_dim}" if (i.components_per_element or 1) > 1 else ""
+            texts.append(f"{i.dtype.removeprefix('DataType.')}:{'x'.join(map(str, i.strides))}{vector}")
+        return ", ".join(texts)
 
     return f"{side(algorithm.inputs)} -> {side(algorithm.outputs)}"
 
@@ -316,8 +316,8 @@ def _formats_text(algorithm: Algorithm) -> str:
 def to_record(
     replay: TacticReplayData, *, backend_version: str, device_sha256: str, layers: tuple[Layer, ...] = ()
 ) -> TacticRecord:
-    """The record of a replay, with the layers for which the builder did not ask the selector, as not replayable."""
-    by_name = {found.name: found for found in layers}
+    """The record of a replay; layers chosen without the selector are in it as not replayable."""
+    by_name = {layer.name: layer for layer in layers}
     choices = [
         TacticChoice(
             layer=name,
@@ -330,17 +330,17 @@ def to_record(
         )
         for name, chosen in replay.items()
     ]
-    rest = (found for found in layers if found.name not in replay)
+    rest = (layer for layer in layers if layer.name not in replay)
     return TacticRecord(
         mechanism="algorithm_selector",
         backend_version=backend_version,
         device_sha256=device_sha256,
-        choices=(*choices, *(unreplayable(found) for found in rest)),
+        choices=(*choices, *(unreplayable(layer) for layer in rest)),
     )
 
 
 def unreplayable(layer: Layer) -> TacticChoice:
-    """A layer's tactic from the inspector, which cannot be replayed."""
+    """A layer's tactic from the inspector; it cannot be replayed."""
     return TacticChoice(layer=layer.name, op=layer.op, tactic=layer.tactic, replayable=False)
 
 

@@ -58,7 +58,7 @@ class TimingCache:
         """Read a cache file, or TensorRT's own bytes; TimingCacheError if the first line is damaged."""
         if not data.startswith(_MAGIC):
             return cls(data=data)
-        line, found, rest = data[len(_MAGIC) :].partition(b"\n")
+        line, separator, rest = data[len(_MAGIC) :].partition(b"\n")
         try:
             header = json.loads(line)
             ops = tuple(autotuning.TimedOp.from_dict(op) for op in header.get("ops", ()))
@@ -67,7 +67,7 @@ class TimingCache:
             )
         except (ValueError, KeyError, TypeError, AttributeError, errors.FormatError) as exc:
             raise errors.TimingCacheError(
-                f"A timing cache's first line is damaged ({exc}, {'cut short' if not found else 'no valid header'}). "
+                f"A timing cache's first line is damaged ({exc}, {'no valid header' if separator else 'cut short'}). "
                 "Delete the file; the next build makes a new one."
             ) from None
 
@@ -91,12 +91,12 @@ def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
 
 
 def apply(config: Any, cache: TimingCache, *, other_device: bool = False) -> None:
-    """Give a builder config a timing cache; with ``other_device`` also one of another GPU, which TensorRT then accepts.
+    """Give a builder config a timing cache; with ``other_device`` TensorRT accepts one of another GPU, too.
 
     Raises TimingCacheError if TensorRT refuses the cache, or would build without it.
     """
     line = library.line()
-    with library.collect_log(here=True) as log:
+    with library.collect_log(this_thread=True) as log:
         taken = line.set_timing_cache(config, cache.data, other_device=other_device)
     if not taken or (cache.data and _is_refused(log)):
         raise _refusal_error(cache, log)
@@ -121,7 +121,7 @@ def held(config: Any) -> int | None:
 def _serialize_and_count(config: Any) -> tuple[bytes | None, int | None]:
     """A builder config's timing cache as TensorRT's bytes, and its number of entries; None if unknown."""
     # Only TensorRT's log has the number, in a verbose message of the serializing thread.
-    with library.collect_log(verbose=True, here=True) as log:
+    with library.collect_log(verbose=True, this_thread=True) as log:
         data = library.line().get_timing_cache(config)
     for _, message in reversed(log.lines):
         if match := re.search(r"Serialized (\d+) timing cache entries", message):
@@ -130,7 +130,7 @@ def _serialize_and_count(config: Any) -> tuple[bytes | None, int | None]:
 
 
 def _is_refused(log: library.LogLines) -> bool:
-    """Whether TensorRT refused a cache, and not only the compiler's part of it."""
+    """Return True if TensorRT refused a cache, and not only the compiler's part of it."""
     complaints = [
         message
         for severity, message in log.lines
@@ -175,7 +175,7 @@ def collect(
 def use(
     before: TimingCache | None, after: TimingCache | None, seconds: float, read: int | None = None
 ) -> TimingCacheUse:
-    """How much a cache helped one build; the saved time is the time that its entries took, minus this build's.
+    """The use of a cache in one build; the saved time is the time of its entries, minus this build's.
 
     ``read`` is the number of entries that TensorRT read (:func:`held` before the build), by default all.
     """
@@ -201,7 +201,7 @@ def merge(config: Any, cache: TimingCache, earlier: TimingCache) -> TimingCache:
         raise errors.TimingCacheError(
             f"Timing caches of different devices or releases cannot be merged: {', '.join(sorted(keys))}."
         )
-    with library.collect_log(here=True) as log:
+    with library.collect_log(this_thread=True) as log:
         created = config.create_timing_cache(earlier.data)
         if _is_refused(log):
             raise _refusal_error(earlier, log)
@@ -218,8 +218,8 @@ def merge(config: Any, cache: TimingCache, earlier: TimingCache) -> TimingCache:
             f"(Myelin) in the earlier one. Of the earlier one, {len(earlier.data)} bytes, and the new one, {len(data)} "
             "bytes, the larger one is kept. To keep all timings, use one file per model."
         )
-        kept = earlier if len(earlier.data) > len(data) else replace(cache, data=data, entries=entries)
-        return replace(kept, key=cache.key)
+        larger = earlier if len(earlier.data) > len(data) else replace(cache, data=data, entries=entries)
+        return replace(larger, key=cache.key)
     if log.contains(_COMPILER):
         library.log_warning(
             f"{library.line().name} did not read the data of its compiler (Myelin) in the timing cache to merge; "
@@ -231,7 +231,7 @@ def merge(config: Any, cache: TimingCache, earlier: TimingCache) -> TimingCache:
 
 
 def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: bool) -> TimingCache:
-    """Write the timing cache of a build, merged with the file's content, under a lock; return what was written.
+    """Write the timing cache of a build, merged with the file's content, under a lock; return the written cache.
 
     ``raw`` leaves out trtops' first line, for other tools. :func:`merge` says which entries may be missing.
 

@@ -1,4 +1,4 @@
-"""Compares the layers of two engines, aligned by their ONNX nodes, and the layers that TensorRT inserted.
+"""Compares the layers of two engines, aligned by their ONNX nodes, and the layers inserted by TensorRT.
 
 The nodes of a layer are in the inspector's metadata (``[ONNX Layer: conv0]``). Without metadata they follow from the
 layer's name: ``conv0 + relu0`` for fused layers, ``q || k || v`` for merged ones, ``PWN(a, b)`` for point-wise chains
@@ -10,6 +10,7 @@ read and the row that reads their output.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -43,8 +44,8 @@ class EngineLayers:
 
     def time_of(self, layers: Iterable[LayerDescription]) -> float | None:
         """Total milliseconds of some layers; None if no layer was timed."""
-        found = [self.times[layer.name] for layer in layers if layer.name in self.times]
-        return sum(found) if found else None
+        times_ms = [self.times[layer.name] for layer in layers if layer.name in self.times]
+        return sum(times_ms) if times_ms else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class Row(Record):
 
     @property
     def change_ms(self) -> float | None:
-        """Time of the second engine minus that of the first, in milliseconds; None unless both were profiled."""
+        """Time of the second engine minus the first one's, in milliseconds; None unless both were profiled."""
         if not self.aligned or self.a.ms is None or self.b.ms is None:
             return None
         return self.b.ms - self.a.ms
@@ -99,7 +100,7 @@ class Inserted(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Boundary(Record):
-    """A place between two rows where an engine has inserted layers."""
+    """Inserted layers of the engines between two rows."""
 
     before: tuple[str, ...]  # nodes of the row before; empty at an input of the engine
     after: tuple[str, ...]  # nodes of the row after; empty at an output
@@ -122,7 +123,7 @@ class Alignment(Record):
     boundaries: tuple[Boundary, ...]  # inserted layers; the largest difference first
 
     def share(self, side: str) -> float:
-        """The share of the layers of engine ``a`` or ``b`` that are aligned, by time if it was profiled.
+        """The share of aligned layers in engine ``a`` or ``b``, by time if it was profiled.
 
         Layers inserted between two aligned rows count as aligned.
         """
@@ -139,7 +140,7 @@ class Alignment(Record):
 
 
 def nodes_of(layer: LayerDescription) -> tuple[str, ...]:
-    """Names of a layer's ONNX nodes; empty for layers that TensorRT inserted."""
+    """Names of a layer's ONNX nodes; empty for layers inserted by TensorRT."""
     if layer.origin == "REFORMAT" or _REFORMATS.search(layer.op) or _OF_COPIES.match(layer.name):
         return ()
     return tuple(dict.fromkeys(layer.onnx_nodes)) or tuple(dict.fromkeys(_nodes_in(layer.name)))
@@ -147,8 +148,8 @@ def nodes_of(layer: LayerDescription) -> tuple[str, ...]:
 
 def _nodes_in(name: str) -> Iterable[str]:
     """The node names in a layer's name."""
-    if found := _FOREIGN.match(name):
-        yield from (part for part in found[1].split("...") if part)
+    if foreign := _FOREIGN.match(name):
+        yield from (part for part in foreign[1].split("...") if part)
         return
     for part in re.split(r" \+ | \|\| ", name):
         part = part.strip()
@@ -162,8 +163,8 @@ def align(a: EngineLayers, b: EngineLayers) -> Alignment:
     """Compare two engines of the same model, or of models with the same node names."""
     groups = _groups((*a.layers, *b.layers))
     sides: list[dict[tuple[str, ...], list[LayerDescription]]] = [{}, {}]
-    for one, side in zip((a, b), sides):
-        for layer in one.layers:
+    for engine_layers, side in zip((a, b), sides):
+        for layer in engine_layers.layers:
             side.setdefault(_group_of(layer, groups), []).append(layer)
     rows = [
         Row(nodes=nodes, a=_layer_side(a, sides[0].get(nodes, [])), b=_layer_side(b, sides[1].get(nodes, [])))
@@ -187,37 +188,45 @@ def align(a: EngineLayers, b: EngineLayers) -> Alignment:
 
 
 def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable[str]) -> tuple[tuple[str, ...], float]:
-    """The quantized nodes that an engine in 8 bits computes no faster than one in FP16 or FP32, conversions included.
+    """Return the quantized nodes without gain: no faster in 8 bits than in FP16 or FP32, conversions included.
 
-    Also the milliseconds that the engine in 8 bits is predicted to save without them. Both engines have times of their
-    layers. A node that is left alone needs a conversion at each neighbour that stays in 8 bits, which takes at most as
-    long as the slowest conversion of the engine. Layers without a counterpart, and regions of TensorRT's compiler,
-    whose names omit most nodes, are compared as a whole.
+    Both engines have times of their layers. A node left alone needs a conversion at each neighbour in 8 bits; it takes
+    at most as long as the slowest conversion of the engine. Layers without a counterpart, and regions of TensorRT's
+    compiler, whose names omit most nodes, are compared as a whole.
+
+    Returns:
+        The nodes without gain.
+        The predicted saving in milliseconds of an engine in 8 bits without them.
     """
     groups = _groups((*low.layers, *eight.layers))
-    shared = {_group_of(one, groups) for one in low.layers} & {_group_of(one, groups) for one in eight.layers}
-    shared -= {_group_of(one, groups) for one in (*low.layers, *eight.layers) if _FOREIGN.match(one.name)}
+    shared = {_group_of(layer, groups) for layer in low.layers} & {_group_of(layer, groups) for layer in eight.layers}
+    for engine_layer in (*low.layers, *eight.layers):
+        if _FOREIGN.match(engine_layer.name):
+            shared.discard(_group_of(engine_layer, groups))
     groups = {node: group if group in shared else _REST for node, group in groups.items()}
     costs: list[dict[tuple[str, ...], float]] = []
     for side in (low, eight):
         inserted = _inserted_by_place(side, groups)
         costs.append(defaultdict(float))
-        for one in side.layers:
-            if nodes_of(one):
-                costs[-1][_group_of(one, groups)] += side.times.get(one.name, 0.0)
+        for engine_layer in side.layers:
+            if nodes_of(engine_layer):
+                costs[-1][_group_of(engine_layer, groups)] += side.times.get(engine_layer.name, 0.0)
         for (before, after), layers in inserted.items():
             costs[-1][after or before] += side.time_of(layers) or 0.0
-    makers = {tensor.name: _group_of(one, groups) for one in eight.layers for tensor in one.outputs}
-    reads = ((makers.get(tensor.name, ()), _group_of(x, groups)) for x in eight.layers for tensor in x.inputs)
-    linked = {pair for pair in (*inserted, *reads) if all(pair)}
-    conversion = max((eight.times.get(x.name, 0.0) for layers in inserted.values() for x in layers), default=0.0)
+    makers, links = _makers(eight), list(inserted)
+    for engine_layer in eight.layers:
+        sources = [makers[tensor.name] for tensor in engine_layer.inputs if tensor.name in makers]
+        links += [(_group_of(source, groups), _group_of(engine_layer, groups)) for source in sources]
+    linked = {pair for pair in links if all(pair)}
+    conversions = itertools.chain.from_iterable(inserted.values())
+    conversion = max((eight.times.get(engine_layer.name, 0.0) for engine_layer in conversions), default=0.0)
     named = {node: group for node in quantized if (group := groups.get(node, _REST)) in costs[1]}
     remaining, change = set(named.values()), {group: costs[1][group] - costs[0][group] for group in named.values()}
 
     def gain(group: tuple[str, ...]) -> float:
-        """Milliseconds that leaving a group alone saves."""
-        near = {other for pair in linked if group in pair for other in pair} & remaining - {group}
-        return change[group] - conversion * len(near)
+        """Milliseconds saved by leaving a group alone."""
+        neighbours = set(itertools.chain.from_iterable(pair for pair in linked if group in pair)) - {group}
+        return change[group] - conversion * len(neighbours & remaining)
 
     saved = 0.0
     while remaining and gain(best := max(remaining, key=gain)) >= 0:
@@ -239,7 +248,8 @@ def _groups(layers: Iterable[LayerDescription]) -> _Groups:
     groups: _Groups = {}
     for layer in layers:
         # Joins the groups of all nodes of the layer.
-        joined = tuple(dict.fromkeys(node for own in nodes_of(layer) for node in groups.get(own, (own,))))
+        joined_groups = (groups.get(node, (node,)) for node in nodes_of(layer))
+        joined = tuple(dict.fromkeys(itertools.chain.from_iterable(joined_groups)))
         groups.update(dict.fromkeys(joined, joined))
     return groups
 
@@ -273,23 +283,31 @@ def _format_text(tensor: TensorDescription) -> str:
 _Place = tuple[tuple[str, ...], tuple[str, ...]]
 
 
+def _makers(engine: EngineLayers) -> dict[str, LayerDescription]:
+    """The layer of each tensor written in an engine, by the tensor's name."""
+    makers: dict[str, LayerDescription] = {}
+    for engine_layer in engine.layers:
+        makers.update((tensor.name, engine_layer) for tensor in engine_layer.outputs)
+    return makers
+
+
 def _inserted_by_place(engine: EngineLayers, groups: _Groups) -> dict[_Place, list[LayerDescription]]:
     """Layers without nodes by the groups before and after them, across other layers without nodes."""
-    makers = {tensor.name: one for one in engine.layers for tensor in one.outputs}
+    makers = _makers(engine)
     readers: dict[str, list[LayerDescription]] = {}
-    for one in engine.layers:
-        for tensor in one.inputs:
-            readers.setdefault(tensor.name, []).append(one)
+    for engine_layer in engine.layers:
+        for tensor in engine_layer.inputs:
+            readers.setdefault(tensor.name, []).append(engine_layer)
 
-    def nearest_group(one: LayerDescription, upwards: bool) -> tuple[str, ...]:
+    def nearest_group(layer: LayerDescription, upwards: bool) -> tuple[str, ...]:
         """The nearest group in one direction; empty if the engine begins or ends first."""
-        seen, waiting = {one.name}, [one]
+        seen, waiting = {layer.name}, [layer]
         # A breadth-first search: the list grows in the loop.
         for current in waiting:
             if upwards:
                 others = [makers[tensor.name] for tensor in current.inputs if tensor.name in makers]
             else:
-                others = [reader for tensor in current.outputs for reader in readers.get(tensor.name, ())]
+                others = list(itertools.chain.from_iterable(readers.get(t.name, ()) for t in current.outputs))
             for other in others:
                 if group := _group_of(other, groups):
                     return group
@@ -298,26 +316,27 @@ def _inserted_by_place(engine: EngineLayers, groups: _Groups) -> dict[_Place, li
                     waiting.append(other)
         return ()
 
-    found: dict[_Place, list[LayerDescription]] = {}
-    for one in engine.layers:
-        if not nodes_of(one):
-            found.setdefault((nearest_group(one, True), nearest_group(one, False)), []).append(one)
-    return found
+    inserted: dict[_Place, list[LayerDescription]] = {}
+    for engine_layer in engine.layers:
+        if not nodes_of(engine_layer):
+            position = nearest_group(engine_layer, True), nearest_group(engine_layer, False)
+            inserted.setdefault(position, []).append(engine_layer)
+    return inserted
 
 
 def _inserted(engine: EngineLayers, layers: Sequence[LayerDescription]) -> Inserted:
+    tensors = itertools.chain.from_iterable((*engine_layer.inputs, *engine_layer.outputs) for engine_layer in layers)
     return Inserted(
-        layers=tuple(one.name for one in layers),
+        layers=tuple(engine_layer.name for engine_layer in layers),
         conversions=tuple(
-            f"{_format_text(one.inputs[0])} -> {_format_text(one.outputs[0])}"
-            for one in layers
-            if one.inputs and one.outputs
+            f"{_format_text(engine_layer.inputs[0])} -> {_format_text(engine_layer.outputs[0])}"
+            for engine_layer in layers
+            if engine_layer.inputs and engine_layer.outputs
         ),
         ms=engine.time_of(layers),
         bytes=sum(
             math.prod(tensor.shape) * WIDTHS.get(tensor.dtype, 0)
-            for one in layers
-            for tensor in (*one.inputs, *one.outputs)
+            for tensor in tensors
             if tensor.shape and min(tensor.shape) >= 0
         ),
     )

@@ -3,6 +3,7 @@
 Layers come from TensorRT's engine inspector. Of a layer that cannot be read, only the name is known.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -144,17 +145,18 @@ class EngineDescription(Record):
             yield ""
 
     def _layer_lines(self, count: int, show: Sequence[str]) -> Iterator[str]:
-        for place, described in enumerate(self.layers):
-            if self.listed_profiles > 1 and place % count == 0:
-                yield f"- Profile: {place // count}"
+        for index, described in enumerate(self.layers):
+            if self.listed_profiles > 1 and index % count == 0:
+                yield f"- Profile: {index // count}"
             indent = "    " if self.listed_profiles > 1 else ""
-            yield from (f"{indent}{line}" for line in described.lines(place % count, show))
+            yield from (f"{indent}{line}" for line in described.lines(index % count, show))
             yield ""
 
 
 def under(heading: str, lines: Iterable[str]) -> str:
     """A heading with indented lines below it."""
-    below = (line for text in lines for line in text.splitlines() or [""])  # a tensor's text may have several lines
+    # A tensor's text may have several lines.
+    below = itertools.chain.from_iterable(text.splitlines() or [""] for text in lines)
     return "\n".join([heading, *(f"    {line}" if line else "" for line in below)]).rstrip() + "\n"
 
 
@@ -168,6 +170,7 @@ def describe_engine(engine: Any) -> EngineDescription:
     line = library.line()
     inputs, outputs = engine_io(engine)
     layers = read_layers(engine)
+    weights = itertools.chain.from_iterable(engine_layer.weights for engine_layer in layers)
     return EngineDescription(
         name=engine.name,
         inputs=tuple(inputs.values()),
@@ -177,7 +180,7 @@ def describe_engine(engine: Any) -> EngineDescription:
             for index in range(engine.num_optimization_profiles)
         ),
         device_memory_bytes=line.device_memory_bytes(engine),
-        weights_bytes=sum(WIDTHS.get(kind, 0) * count for found in layers for kind, count in found.weights),
+        weights_bytes=sum(WIDTHS.get(kind, 0) * count for kind, count in weights),
         refittable=bool(engine.refittable),
         layers=layers,
         listed_profiles=line.profiles_listed(engine),
@@ -272,7 +275,7 @@ def _read_tensor(value: Any) -> TensorDescription:
     )
 
 
-_TYPES = (
+_DTYPE_PATTERNS = (
     ("fp8", r"\b(FP8|E4M3)\b"),
     ("bf16", r"\b(BF16|BFloat16)\b"),
     ("fp16", r"\b(FP16|Half|Float16)\b"),
@@ -292,7 +295,7 @@ _COMPUTING = ("fp8", "fp4", "int4", "int8", "fp16", "bf16", "fp32")
 
 def _type_named_in(text: str) -> str:
     """The data type in a text such as ``Row major linear FP16 format``; empty without one."""
-    return next((name for name, pattern in _TYPES if re.search(pattern, text, re.IGNORECASE)), "")
+    return next((name for name, pattern in _DTYPE_PATTERNS if re.search(pattern, text, re.IGNORECASE)), "")
 
 
 def _layer_precision(inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription], weights: Any) -> str:

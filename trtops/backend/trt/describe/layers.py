@@ -13,12 +13,12 @@ def layers_of(network: Any) -> list[Any]:
 
 
 def inputs_of(owner: Any) -> list[Any]:
-    """The inputs of a network or a layer; None for a layer's optional input that is missing."""
+    """The inputs of a network or a layer; None for a layer's missing optional input."""
     return [owner.get_input(index) for index in range(owner.num_inputs)]
 
 
 def outputs_of(owner: Any) -> list[Any]:
-    """The outputs of a network or a layer; None for a layer's output that is missing."""
+    """The outputs of a network or a layer; None for a layer's missing output."""
     return [owner.get_output(index) for index in range(owner.num_outputs)]
 
 
@@ -32,7 +32,7 @@ def layer_classes(trt: Any) -> dict[Any, type]:
 
 
 def attributes_of(layer: Any) -> dict[str, Any]:
-    """A layer's own attributes, beyond those of ``ILayer``, that are readable in its state; weights as numpy arrays.
+    """A layer's own attributes beyond those of ``ILayer``, if readable in its state; weights as numpy arrays.
 
     The layer gets the Python class of its type: ``get_layer`` returns a plain ``ILayer``.
     """
@@ -48,7 +48,7 @@ def attributes_of(layer: Any) -> dict[str, Any]:
         ignored = ("scales",)
     elif isinstance(layer, trt.ISliceLayer) and layer.num_inputs > 1:
         ignored = ("shape", "start", "stride")
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name in dir(layer):
         if name.startswith("__") or hasattr(trt.ILayer, name) or name in ignored:
             continue
@@ -59,16 +59,16 @@ def attributes_of(layer: Any) -> dict[str, Any]:
         except (RuntimeError, ValueError, TypeError):
             continue
         if value is not None and not callable(value):
-            found[name] = value.numpy() if isinstance(value, trt.Weights) else value
-    return found
+            attributes[name] = value.numpy() if isinstance(value, trt.Weights) else value
+    return attributes
 
 
 def layer_lines(title: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
     """Lines for a layer: inputs, an arrow and outputs; on one line if inputs or outputs are missing."""
-    read, made = ",\n     ".join(inputs), ",\n         ".join(outputs)
+    inputs_text, outputs_text = ",\n     ".join(inputs), ",\n         ".join(outputs)
     if inputs and outputs:
-        return [title, *f"    {{{read}}}\n     -> {{{made}}}".splitlines()]
-    return [title, *f"    {{{read}}} -> {{{made}}}".splitlines()]
+        return [title, *f"    {{{inputs_text}}}\n     -> {{{outputs_text}}}".splitlines()]
+    return [title, *f"    {{{inputs_text}}} -> {{{outputs_text}}}".splitlines()]
 
 
 def io_of(network: Any) -> dict[str, Any]:
@@ -88,8 +88,10 @@ def tensors_of(network: Any) -> dict[str, Any]:
 
 def layer_outputs(network: Any) -> list[tuple[str, str]]:
     """Names of all outputs of layers, with the type of the layer."""
-    made = ((layer, tensor) for layer in layers_of(network) for tensor in outputs_of(layer))
-    return [(tensor.name, layer.type.name) for layer, tensor in made if tensor is not None]
+    outputs = []
+    for layer in layers_of(network):
+        outputs += [(tensor.name, layer.type.name) for tensor in outputs_of(layer) if tensor is not None]
+    return outputs
 
 
 _LOOP_STARTS = frozenset({"TRIP_LIMIT", "ITERATOR", "RECURRENCE", "CONDITION", "CONDITIONAL_INPUT"})
@@ -97,7 +99,7 @@ _LOOP_ENDS = frozenset({"LOOP_OUTPUT", "CONDITIONAL_OUTPUT"})
 
 
 def markable(network: Any) -> list[str]:
-    """Names of the tensors that can be outputs: not those in loops and branches, constants or shapes."""
+    """Names of the tensors usable as outputs: not those in loops and branches, constants or shapes."""
     names = []
     inside = False
     for name, kind in layer_outputs(network):

@@ -60,8 +60,10 @@ class NetworkDescription(Record):
             *section(f"{len(self.inputs)} Network Input(s)", [str(TensorMetadata.of(self.inputs))]),
             *section(f"{len(self.outputs)} Network Output(s)", [str(TensorMetadata.of(self.outputs))]),
         ]
-        shown = [line for i, described in enumerate(self.layers) for line in described.lines(i, show)]
-        lines += section(f"{len(self.layers)} Layer(s)", shown if show else [])
+        shown: list[str] = []
+        for i, described in enumerate(self.layers if show else ()):
+            shown += described.lines(i, show)
+        lines += section(f"{len(self.layers)} Layer(s)", shown)
         return under("==== TensorRT Network ====", lines)
 
 
@@ -81,12 +83,18 @@ def _tensor_spec(tensor: Any) -> TensorSpec:
     return TensorSpec(tensor.name, dtypes.from_trt(tensor.dtype), BoundedShape(tuple(tensor.shape)))
 
 
+def _weights_text(a: np.ndarray[Any, Any]) -> str:
+    if not a.size:
+        return "empty"
+    return f"{a.dtype.name} {a.shape}, min={a.min():.6g}, max={a.max():.6g}, mean={a.mean():.6g}"
+
+
 def _network_layer(layer: Any) -> NetworkLayer:
     kind = layer.type.name
     inputs, outputs = inputs_of(layer), outputs_of(layer)
-    found = attributes_of(layer)
-    arrays = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
-    attrs = {name: str(value) for name, value in found.items() if name not in arrays}
+    attributes = attributes_of(layer)
+    arrays = {name: value for name, value in attributes.items() if isinstance(value, np.ndarray)}
+    attrs = {name: str(value) for name, value in attributes.items() if name not in arrays}
     # ``attributes_of`` has changed the layer's class. Some have a type of their own, such as an activation's.
     if not str(layer.type).startswith("LayerType."):
         attrs["type"] = str(layer.type)
@@ -96,14 +104,6 @@ def _network_layer(layer: Any) -> NetworkLayer:
         inputs=tuple(_tensor_spec(t) for t in inputs if t is not None),
         outputs=tuple(_tensor_spec(t) for t in outputs if t is not None),
         attrs=tuple(sorted(attrs.items())),
-        weights=tuple(
-            (
-                name,
-                f"{a.dtype.name} {a.shape}, min={a.min():.6g}, max={a.max():.6g}, mean={a.mean():.6g}"
-                if a.size
-                else "empty",
-            )
-            for name, a in sorted(arrays.items())
-        ),
+        weights=tuple((name, _weights_text(array)) for name, array in sorted(arrays.items())),
         values=tuple((name, str(array)) for name, array in sorted(arrays.items())),
     )

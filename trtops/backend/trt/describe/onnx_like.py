@@ -34,19 +34,19 @@ def _onnx_node(layer: Any, index: int) -> onnx.NodeProto:
 
 
 def _plain_attributes(layer: Any) -> dict[str, Any]:
-    """The attributes of a layer that ONNX can represent: numbers, text, tuples of numbers, arrays; enums by name."""
-    found: dict[str, Any] = {}
+    """A layer's attributes as ONNX values: numbers, text, tuples of numbers, arrays; enums by name."""
+    attributes: dict[str, Any] = {}
     for name, value in attributes_of(layer).items():
         if isinstance(value, np.ndarray):
-            found[name] = numpy_helper.from_array(value, name)
+            attributes[name] = numpy_helper.from_array(value, name)
         elif isinstance(value, (bool, int, float, str)):
-            found[name] = value
+            attributes[name] = value
         elif hasattr(value, "name"):
-            found[name] = value.name
+            attributes[name] = value.name
         elif hasattr(value, "__len__"):
             with contextlib.suppress(ValueError):  # dimensions that are not set have a negative length
-                found.update({name: list(value)} if list(value) else {})
-    return found
+                attributes.update({name: list(value)} if list(value) else {})
+    return attributes
 
 
 def _value_info(tensor: Any) -> onnx.ValueInfoProto:

@@ -1,4 +1,4 @@
-"""Objects that TensorRT calls during an inference: output allocators and debug listeners."""
+"""Objects called by TensorRT during an inference: output allocators and debug listeners."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def make_output_allocator() -> Any:
     base: Any = library.load().IOutputAllocator
 
     class OutputAllocator(base):  # type: ignore[misc]
-        """Called from C++ for an output whose size is only known during the inference."""
+        """Called from C++ for an output of unknown size before the inference."""
 
         def __init__(self) -> None:
             base.__init__(self)

@@ -62,21 +62,21 @@ class Layout:
         vectors[...] = np.moveaxis(split, dim + 1, -1)
 
     def unpack(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A copy of the array of :attr:`shape` that raw memory holds."""
+        """Copy the array of :attr:`shape` out of raw memory."""
         vectors = self._vectors(raw)
         if self.components == 1:
             return np.ascontiguousarray(vectors[..., 0])
         dim = self.vectorized_dim
         joined = np.moveaxis(vectors, -1, dim + 1)
         padded = joined.reshape(*self.shape[:dim], -1, *self.shape[dim + 1 :])
-        kept = tuple(slice(size) for size in self.shape)
-        return np.ascontiguousarray(padded[kept])
+        unpadded = tuple(slice(size) for size in self.shape)
+        return np.ascontiguousarray(padded[unpadded])
 
 
 @add_json_methods("formatted array")
 @dataclass(eq=False)
 class FormattedArray:
-    """An array in a memory format that numpy does not have, such as a vectorized TensorRT tensor."""
+    """An array in a memory format unknown to numpy, such as a vectorized TensorRT tensor."""
 
     array: Any  # the bytes, on the host or, as a device view, on the device
     shape: Sequence[int]  # the tensor's own

@@ -40,4 +40,4 @@ def layer_times(engine: Any, feed: Feed, *, runs: int = 20, warm_up: int = 5) ->
             runner.infer(feed)
     if not times.ms:
         raise errors.InferenceError("TensorRT's profiler reported no layer. Expected at least one.")
-    return {name: math.fsum(found) / runs for name, found in times.ms.items()}
+    return {name: math.fsum(times_ms) / runs for name, times_ms in times.ms.items()}

@@ -53,7 +53,7 @@ class TrtRunner(BaseRunner):
             weight_streaming_budget: Bytes of device memory for streamable weights; -1 lets TensorRT choose, -2 switches
                 streaming off.
             weight_streaming_percent: Share of those weights to stream, 0 to 100, instead of a budget.
-            debug_listener: A ``trt.IDebugListener``; by default debug tensors are added to the outputs.
+            debug_listener: A ``trt.IDebugListener`` (default: one adding debug tensors to the outputs).
             output_order: Names of outputs in the order to return them, such as the model's. Outputs that it does not
                 name follow in the engine's order; names that the engine does not have are ignored.
 
@@ -96,20 +96,20 @@ class TrtRunner(BaseRunner):
     def activate_impl(self) -> None:
         """Load the engine, make the context, the stream and the buffers."""
         trt = library.load_for_device()
-        made = value_of(self._source)
-        if isinstance(made, trt.IExecutionContext):
-            self.context, self.engine = made, made.engine
-        elif isinstance(made, trt.ICudaEngine):
-            self.engine = made
+        loaded = value_of(self._source)
+        if isinstance(loaded, trt.IExecutionContext):
+            self.context, self.engine = loaded, loaded.engine
+        elif isinstance(loaded, trt.ICudaEngine):
+            self.engine = loaded
             self._set_weight_streaming()
             with library.collect_log() as log:
-                self.context = library.line().create_context(made, self.allocation_strategy or "static")
+                self.context = library.line().create_context(loaded, self.allocation_strategy or "static")
             self._manages_memory = self.allocation_strategy in ("profile", "runtime")
             if self.context is None:
                 raise errors.InferenceError(f"TensorRT could not make an execution context. {log.tail()}")
         else:
             raise errors.ConfigError(
-                f"{self.name} got {type(made).__name__}; expected a TensorRT engine or execution context. Load bytes "
+                f"{self.name} got {type(loaded).__name__}; expected a TensorRT engine or execution context. Load bytes "
                 "with EngineFromBytes."
             )
         self.stream = memory.Stream()
@@ -151,8 +151,8 @@ class TrtRunner(BaseRunner):
             else:
                 self._outputs.append(Output(execution, name, profile))
         # An engine does not keep its model's order of outputs (TensorRT 8.6 sorts them).
-        places = {name: place for place, name in enumerate(self.output_order)}
-        self._outputs.sort(key=lambda slot: places.get(slot.name, len(places)))
+        positions = {name: position for position, name in enumerate(self.output_order)}
+        self._outputs.sort(key=lambda slot: positions.get(slot.name, len(positions)))
         # Releases without INT64 (8.6) convert a model's INT64 inputs to INT32; feeds of the model must still work.
         if "INT64" not in trt.DataType.__members__:
             self._int32_inputs = frozenset(slot.name for slot in self._inputs if slot.dtype is DataType.INT32)
@@ -174,7 +174,7 @@ class TrtRunner(BaseRunner):
     # --- profiles and listeners ---------------------------------------------------------------------------------
 
     def set_profile(self, index: int) -> None:
-        """Change the optimization profile for the inferences that follow.
+        """Change the optimization profile for the following inferences.
 
         Raises InferenceError if the runner is not active, or another context uses the profile; ConfigError if the
         engine does not have the profile.
@@ -225,8 +225,8 @@ class TrtRunner(BaseRunner):
         """Return a runner of the same engine, with a context of its own; None if all profiles are in use."""
         context = library.line().create_context(self.engine, "static")
         # Before TensorRT 10 each context needs a profile of its own, and 8.6 crashes where two select the same one.
-        own = self.context.active_optimization_profile
-        if context is None or (self._needs_profile and context.active_optimization_profile != own):
+        own_profile = self.context.active_optimization_profile
+        if context is None or (self._needs_profile and context.active_optimization_profile != own_profile):
             return None
         again = type(self)(context, f"{self.name} again")
         again.output_order = self.output_order
@@ -260,7 +260,7 @@ class TrtRunner(BaseRunner):
         return super().infer(feed_dict, check_inputs, *args, **options)
 
     def _check_formatted(self, feed_dict: Feed) -> None:
-        """Check a feed with raw memory, which has a shape but no dtype."""
+        """Check a feed with raw memory, of known shape but no dtype."""
         if self.is_active:
             inputs = self.get_input_metadata()
             stand_ins = {
@@ -341,7 +341,7 @@ class TrtRunner(BaseRunner):
         self._has_late_sizes = any(slot.allocator is not None for slot in self._outputs)
 
     def _provide_context_memory(self) -> None:
-        """Give the context the device memory that it needs at the current shapes."""
+        """Give the context the device memory for the current shapes."""
         line = library.line()
         strategy = self.allocation_strategy
         assert strategy is not None

@@ -18,7 +18,7 @@ from trtops.torch_tensors import from_torch, is_torch
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """An engine that is ready to run; the runner owns its parts."""
+    """An engine ready to run; the runner owns its parts."""
 
     name: str  # the runner's name, for messages
     engine: Any
@@ -29,7 +29,7 @@ class Execution:
 
 
 class Slot:
-    """One input or output, with its memory, which only grows, and the shape and address set in the context."""
+    """One input or output, with its memory (it only grows), and the shape and address set in the context."""
 
     def __init__(self, execution: Execution, name: str, profile: int) -> None:
         engine = execution.engine
@@ -123,7 +123,7 @@ class Input(Slot):
         self._values: bytes | None = None
 
     def feed(self, value: Any) -> bool:
-        """Queue the copy of a value to the device; returns whether output shapes may have changed."""
+        """Queue the copy of a value to the device; returns True if output shapes may have changed."""
         on_device = memory.device_address(value.array if isinstance(value, FormattedArray) else value)
         changed = self._set_shape(tuple(value.shape))
         if self.on_host:
@@ -160,7 +160,7 @@ class Input(Slot):
         return True
 
     def _shape_refusal(self, shape: tuple[int, ...]) -> str:
-        """The error message for a refused shape, with the expected shapes and a profile that accepts it."""
+        """The error message for a refused shape, with the expected shapes and a suitable profile."""
         engine = self.execution.engine
         current = max(int(self.execution.context.active_optimization_profile), 0)
         line = library.line()
@@ -186,11 +186,11 @@ class Input(Slot):
         if not self._value_range:
             return
         low, _, high = self._value_range
-        values, known = array.reshape(-1).tolist(), len(low)  # 8.6 does not return the range of every value
-        if not _in_range(values[:known], low, high):
+        values, checked_count = array.reshape(-1).tolist(), len(low)  # 8.6 does not return the range of every value
+        if not _in_range(values[:checked_count], low, high):
             raise errors.InputError(
                 f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}"
-                f"{'' if known == len(values) else f' for the first {known}'}."
+                f"{'' if checked_count == len(values) else f' for the first {checked_count}'}."
             )
 
     def _upload(self, value: Any) -> None:
@@ -242,7 +242,7 @@ class Output(Slot):
         self.allocator: Any = execution.context.get_output_allocator(name)
 
     def prepare(self, inputs: Sequence[Input]) -> None:
-        """Reserve memory once the input shapes are set; an output that aliases an input uses its memory."""
+        """Reserve memory once the input shapes are set; an output aliasing an input uses its memory."""
         context, engine = self.execution.context, self.execution.engine
         shape = tuple(context.get_tensor_shape(self.name))
         aliased = engine.get_aliased_input_tensor(self.name) if library.line().supports(Feature.ALIASED_IO) else None

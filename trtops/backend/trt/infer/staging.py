@@ -26,7 +26,7 @@ class Stager:
     """Copies host arrays into pinned memory, and sends complete pieces to the device at the same time."""
 
     def __init__(self, name: str) -> None:
-        """Set the name of the threads, which start with the first array."""
+        """Set the name of the threads; they start with the first array."""
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
 
@@ -96,7 +96,7 @@ class Stager:
 
 
 def _piece_slices(size: int) -> Iterator[slice]:
-    """Slices that cover ``size`` bytes; their length doubles up to :data:`CHUNK`."""
+    """Slices covering ``size`` bytes; their length doubles up to :data:`CHUNK`."""
     start, step = 0, _FIRST_CHUNK
     while start < size:
         yield slice(start, min(start + step, size))

@@ -16,7 +16,7 @@ from trtops.spec import Environment
 REWRITERS = ("onnx", "onnx-graphsurgeon", "onnxruntime", "numpy", "ml_dtypes")
 
 # By CUDA's device number. Nothing of an environment changes while a process lives, and asking for it takes 0.1 s.
-_known: dict[int, Environment] = {}
+_environments: dict[int, Environment] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,13 @@ class Gpu(Record):
 
 
 def current_gpu() -> Gpu:
-    """The GPU that TensorRT uses in this thread; BackendUnavailableError if one of them cannot be used here."""
+    """TensorRT's GPU in this thread; BackendUnavailableError if TensorRT or the GPU cannot be used."""
     library.require_device(building=False)
     return cuda_gpu()
 
 
 def cuda_gpu() -> Gpu:
-    """The GPU that CUDA uses in this thread; takes 0.1 s, since ``nvidia-smi`` is called. InferenceError if none."""
+    """CUDA's GPU in this thread; takes 0.1 s, since ``nvidia-smi`` is called. InferenceError if none."""
     index = int(memory.call("cudaGetDevice"))
     properties = memory.call("cudaGetDeviceProperties", index)
     raw = bytes(properties.uuid.bytes)[:16].hex()
@@ -64,7 +64,7 @@ def cuda_gpu() -> Gpu:
 
 
 def environment() -> Environment:
-    """TensorRT's release and the kind of GPU; without a GPU for TensorRT-RTX on a machine that has none.
+    """TensorRT's release and the kind of GPU; for TensorRT-RTX, "none" on a machine without a GPU.
 
     Raises BackendUnavailableError if TensorRT or the GPU cannot be used here.
     """
@@ -79,21 +79,21 @@ def environment() -> Environment:
         )
     library.require_device(building=False)
     index = int(memory.call("cudaGetDevice"))
-    if (known := _known.get(index)) is not None:
-        return known
-    found = environments.environment(
+    if (cached := _environments.get(index)) is not None:
+        return cached
+    current = environments.environment(
         backend="tensorrt-rtx" if library.uses_rtx() else "tensorrt",
         backend_version=line.version,
         packages=REWRITERS,
         **identity(cuda_gpu()),
     )
-    if found.driver is not None:
-        _known[index] = found
-    return found
+    if current.driver is not None:
+        _environments[index] = current
+    return current
 
 
 def identity(gpu: Gpu) -> dict[str, Any]:
-    """The fields of an :class:`~trtops.spec.Environment` that identify a kind of GPU and its driver."""
+    """The fields of an :class:`~trtops.spec.Environment` for a kind of GPU and its driver."""
     return {
         "device": gpu.name,
         "device_sha256": digest([gpu.name, gpu.compute_capability, gpu.multiprocessors]),
@@ -108,23 +108,23 @@ def state() -> dict[str, str]:
     if memory.device_count() == 0:
         return {}
     gpu = cuda_gpu()
-    known = ("uuid_sha256", "sm_clock_mhz", "memory_clock_mhz", "other_processes")
-    return {name: str(value) for name in known if (value := getattr(gpu, name)) is not None}
+    fields = ("uuid_sha256", "sm_clock_mhz", "memory_clock_mhz", "other_processes")
+    return {name: str(value) for name in fields if (value := getattr(gpu, name)) is not None}
 
 
 def _driver_state(uuid: str) -> dict[str, Any]:
     """Driver, clocks and other compute processes from ``nvidia-smi``; empty if it is missing."""
     gpus = _query_nvidia_smi("--query-gpu=uuid,driver_version,clocks.sm,clocks.mem")
-    for found, driver, *clocks in gpus:
+    for gpu_uuid, driver, *clocks in gpus:
         # A single GPU matches in any case: for a MIG slice, CUDA shows another UUID.
-        if found == uuid or len(gpus) == 1:
+        if gpu_uuid == uuid or len(gpus) == 1:
             processes = _query_nvidia_smi("--query-compute-apps=gpu_uuid,pid")
             sm_clock, memory_clock = (int(text) if text.isdigit() else None for text in clocks)
             return {
                 "driver": driver,
                 "sm_clock_mhz": sm_clock,
                 "memory_clock_mhz": memory_clock,
-                "other_processes": sum(gpu == found and pid != str(os.getpid()) for gpu, pid in processes),
+                "other_processes": sum(gpu == gpu_uuid and pid != str(os.getpid()) for gpu, pid in processes),
             }
     return {}
 

@@ -26,7 +26,7 @@ _TRT_NAMES = {dtype: name for name, dtype in _NAMES.items()}
 
 
 def from_trt(dtype: Any) -> DataType:
-    """The data type that a ``tensorrt.DataType`` stands for; ConfigError for E8M0, a type for scales only."""
+    """The data type of a ``tensorrt.DataType``; ConfigError for E8M0, a type for scales only."""
     try:
         return _NAMES[dtype.name]
     except KeyError:
@@ -41,12 +41,12 @@ def to_trt(dtype: object) -> Any:
     members = library.load().DataType.__members__
     if isinstance(dtype, library.load().DataType):
         return dtype
-    wanted = DataType.of(dtype)
-    name = _TRT_NAMES.get(wanted, "")
+    data_type = DataType.of(dtype)
+    name = _TRT_NAMES.get(data_type, "")
     if name not in members:
-        known = ", ".join(_NAMES[n].value for n in members if n in _NAMES)
+        available = ", ".join(_NAMES[n].value for n in members if n in _NAMES)
         raise errors.UnsupportedFeatureError(
-            f"{library.line().name} does not have the data type {wanted.value}. It has: {known}."
+            f"{library.line().name} does not have the data type {data_type.value}. It has: {available}."
         )
     return members[name]
 

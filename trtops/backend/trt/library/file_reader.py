@@ -9,7 +9,7 @@ from trtops.backend.trt import library
 
 
 def FileReader(filepath: str | os.PathLike[str], BaseClass: type | None = None) -> Any:
-    """Create a reader from which TensorRT deserializes an engine, block by block.
+    """Create a reader for TensorRT to deserialize an engine from, block by block.
 
     Use it in a ``with`` block or close it with ``free()``. ``BaseClass`` is ``IStreamReader`` by default, or
     ``IStreamReaderV2`` on releases without it.

@@ -1,4 +1,4 @@
-"""Imports TensorRT or TensorRT-RTX once, and checks that its bindings read numpy arrays correctly.
+"""Imports TensorRT or TensorRT-RTX once, and checks its bindings with a numpy array.
 
 TensorRT-RTX is used if :data:`trtops.config.USE_TENSORRT_RTX` is set.
 """
@@ -33,7 +33,7 @@ def load() -> Any:
 
 
 def load_for_device() -> Any:
-    """Return :func:`load`'s module, for callers that use the GPU next.
+    """Return :func:`load`'s module, for callers about to use the GPU.
 
     The first call starts a thread that creates the CUDA context; the first CUDA call waits for it. A missing GPU is
     reported by :func:`require_device`.
@@ -46,7 +46,7 @@ def load_for_device() -> Any:
 
 
 def _make_cuda_context() -> None:
-    """Create the context that the CUDA runtime would create at its first use, unless CUDA is already in use."""
+    """Create the CUDA runtime's context before its first use, unless CUDA is already in use."""
     not_initialized = 3  # CUDA_ERROR_NOT_INITIALIZED
     try:
         # ctypes releases the interpreter lock during calls. Importing CUDA's Python bindings here would hold it, and
@@ -107,9 +107,9 @@ def check_numpy(module: Any) -> None:
     """Raise BackendUnavailableError if a small array does not pass through the bindings and back unchanged."""
     # Bindings built against numpy 1 (TensorRT 8.6 to 10.0) silently read arrays of numpy 2 as zeros.
     sent = np.arange(1, 5, dtype=np.float32)
-    found = np.array(module.Weights(sent).numpy())
-    if found.shape != sent.shape or not np.array_equal(found, sent):
+    returned = np.array(module.Weights(sent).numpy())
+    if returned.shape != sent.shape or not np.array_equal(returned, sent):
         raise errors.BackendUnavailableError(
             f"TensorRT {module.__version__} reads arrays of numpy {np.__version__} incorrectly: {sent.tolist()} became "
-            f"{found.tolist()}, and so would every weight. Install numpy below 2: pip install 'numpy<2'."
+            f"{returned.tolist()}, and so would every weight. Install numpy below 2: pip install 'numpy<2'."
         )

@@ -23,7 +23,7 @@ _LEVELS = {
 
 
 class LogLines:
-    """Messages that TensorRT logged during :func:`collect_log`."""
+    """TensorRT's messages during :func:`collect_log`."""
 
     def __init__(self, verbose: bool, thread: int | None = None) -> None:
         # Severity name and text of each message, oldest first; verbose ones only on request.
@@ -45,9 +45,9 @@ class LogLines:
     def tail(self, count: int = 5) -> str:
         """The last error messages, or else the last warnings, for the end of an error message."""
         for severities in (("INTERNAL_ERROR", "ERROR"), ("WARNING",)):
-            found = [message for severity, message in self.lines if severity in severities]
-            if found:
-                return "TensorRT's last messages:\n  " + "\n  ".join(found[-count:])
+            messages = [message for severity, message in self.lines if severity in severities]
+            if messages:
+                return "TensorRT's last messages:\n  " + "\n  ".join(messages[-count:])
         return "TensorRT logged no error."
 
     def contains(self, fragment: str) -> bool:
@@ -61,7 +61,7 @@ _EXIT_CODE = 130  # as a shell reports a command that SIGINT ended
 
 
 def keep_interrupt() -> None:
-    """Keep a KeyboardInterrupt, which TensorRT cannot pass on; a second one ends the process at once."""
+    """Keep a KeyboardInterrupt (TensorRT cannot pass it on); a second one ends the process at once."""
     if _interrupted.is_set():
         os._exit(_EXIT_CODE)
     _interrupted.set()
@@ -69,12 +69,12 @@ def keep_interrupt() -> None:
 
 
 @contextmanager
-def collect_log(verbose: bool = False, *, here: bool = False) -> Iterator[LogLines]:
+def collect_log(verbose: bool = False, *, this_thread: bool = False) -> Iterator[LogLines]:
     """Collect TensorRT's messages, on request only those of the calling thread; they are also sent to ``logging``.
 
     Raises KeyboardInterrupt at the end if TensorRT was interrupted meanwhile (:func:`keep_interrupt`).
     """
-    lines = LogLines(verbose, threading.get_ident() if here else None)
+    lines = LogLines(verbose, threading.get_ident() if this_thread else None)
     _collectors.append(lines)
     try:
         yield lines
@@ -99,7 +99,7 @@ def log_warning(message: str) -> None:
 
 
 def get_trt_logger() -> Any:
-    """The process's ``ILogger``, which sends TensorRT's messages to ``logging`` as ``trtops.tensorrt``."""
+    """The process's ``ILogger``; it sends TensorRT's messages to ``logging`` as ``trtops.tensorrt``."""
     return _make_logger(load())
 
 

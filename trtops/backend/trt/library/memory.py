@@ -68,7 +68,7 @@ def as_text(value: Any) -> str:
 
 
 def device_count() -> int:
-    """Number of GPUs that CUDA can use; 0 without a driver or cuda-python."""
+    """Number of GPUs usable by CUDA; 0 without a driver or cuda-python."""
     try:
         status, count = cudart().cudaGetDeviceCount()
     except (errors.BackendUnavailableError, RuntimeError):
@@ -251,10 +251,12 @@ class DeviceArray(DeviceView):
 
     def view(self, shape: Sequence[int] | None = None, dtype: object = None) -> DeviceView:
         """A view with another shape or dtype, of no more bytes; valid until this array is resized or freed."""
-        made = DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
-        if made.nbytes > self.nbytes:
-            raise errors.InputError(f"A view of {made.nbytes} bytes does not fit into {self!r}.")
-        return made
+        device_view = DeviceView(
+            self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype
+        )
+        if device_view.nbytes > self.nbytes:
+            raise errors.InputError(f"A view of {device_view.nbytes} bytes does not fit into {self!r}.")
+        return device_view
 
     def free(self) -> None:
         """Free device memory; does nothing the second time."""

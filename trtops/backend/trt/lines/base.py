@@ -1,4 +1,4 @@
-"""The base class of the release lines, with what most TensorRT releases have in common.
+"""The base class of the release lines, with the behaviour of most TensorRT releases.
 
 One class per release line overrides what differs. A method calls :meth:`ReleaseLine.require` first if some releases
 lack the feature.
@@ -40,7 +40,7 @@ class ReleaseLine:
         return feature in self.features
 
     def require(self, feature: Feature) -> None:
-        """Raise UnsupportedFeatureError without a feature: which releases have it, and what to do instead."""
+        """Raise UnsupportedFeatureError without a feature, naming its releases and the alternative."""
         if feature not in self.features:
             verb = "have" if " and " in feature.releases else "has"
             raise errors.UnsupportedFeatureError(
@@ -65,12 +65,12 @@ class ReleaseLine:
     # --- builder configs ----------------------------------------------------------------------------------------
 
     def set_flag(self, config: Any, feature: Feature) -> None:
-        """Set the builder flag that a feature is probed by."""
+        """Set the builder flag of a feature."""
         self.require(feature)
         config.set_flag(getattr(self.trt.BuilderFlag, feature.probe.removeprefix("BuilderFlag.")))
 
     def set_property(self, owner: Any, feature: Feature, value: Any) -> None:
-        """Set the property of a builder config or runtime that a feature is probed by."""
+        """Set a feature's property of a builder config or runtime."""
         self.require(feature)
         setattr(owner, feature.probe.partition(".")[2], value)
 
@@ -96,7 +96,7 @@ class ReleaseLine:
         return timing_cache is not None and bool(config.set_timing_cache(timing_cache, other_device))
 
     def get_timing_cache(self, config: Any) -> bytes | None:
-        """The builder's timing cache, with what the last build added; None without one."""
+        """The builder's timing cache, with the entries of the last build; None without one."""
         if not self.supports(Feature.TIMING_CACHE):
             return None
         timing_cache = config.get_timing_cache()
@@ -110,17 +110,17 @@ class ReleaseLine:
         return {key: (int(value.tacticHash), float(value.timingMSec)) for key, value in values}
 
     def update_timing_entries(self, config: Any, entries: Mapping[str, tuple[int, float]]) -> dict[str, str]:
-        """Overwrite entries of the builder's timing cache; returns why for each key whose entry did not change."""
+        """Overwrite entries of the builder's timing cache; returns the reason for each unchanged key."""
         self.require(Feature.EDITABLE_TIMING_CACHE)
         timing_cache = config.get_timing_cache()
-        known = {str(key) for key in timing_cache.queryKeys()}
+        cache_keys = {str(key) for key in timing_cache.queryKeys()}
         unchanged = {}
         for text, (tactic_hash, milliseconds) in entries.items():
             key = self.trt.TimingCacheKey.parse(text)
             if not timing_cache.update(key, self.trt.TimingCacheValue(tactic_hash, milliseconds)):
                 unchanged[text] = (
                     f"TensorRT refuses tactic {tactic_hash:#x} in its timing cache"
-                    if text in known
+                    if text in cache_keys
                     else "no entry of this key in the timing cache; build with the cache of the recorded build"
                 )
         return unchanged
@@ -135,7 +135,7 @@ class ReleaseLine:
     # --- engines and contexts -----------------------------------------------------------------------------------
 
     def device_memory_bytes(self, engine: Any) -> int:
-        """Device memory that a context of the engine needs, at most, in bytes."""
+        """Maximum device memory of a context of the engine, in bytes."""
         return int(engine.device_memory_size_v2)
 
     def create_context(self, engine: Any, strategy: AllocationStrategy) -> Any:
@@ -146,7 +146,7 @@ class ReleaseLine:
         return engine.create_execution_context(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
 
     def context_memory_bytes(self, context: Any, strategy: AllocationStrategy) -> int:
-        """Bytes of device memory that a context made with ``profile`` or ``runtime`` needs for its next inference."""
+        """Bytes of device memory for the next inference of a context made with ``profile`` or ``runtime``."""
         self.require(Feature.ALLOCATION_STRATEGY)
         if strategy == "runtime":
             return int(context.update_device_memory_size_for_shapes())
@@ -190,7 +190,7 @@ class ReleaseLine:
         return 1
 
     def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
-        """Whether an ONNX parser supports a whole model; and groups of nodes, each with whether it is supported."""
+        """Return True if an ONNX parser supports a whole model, and groups of nodes, each with True if supported."""
         supported = bool(parser.supports_model_v2(model))
         indices = range(parser.num_subgraphs)
         return supported, [(parser.get_subgraph_nodes(i), parser.is_subgraph_supported(i)) for i in indices]

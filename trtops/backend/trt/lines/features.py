@@ -1,4 +1,4 @@
-"""Differences between TensorRT releases: a name to probe for each feature, the releases that have it, the alternative.
+"""Differences between TensorRT releases: a name to probe for each feature, its releases, the alternative.
 
 The table follows the Python API of 8.6.0, 10.8.0, 10.16.1, 11.4.0 and TensorRT-RTX 1.7.1; a test compares them.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Feature(Enum):
-    """Something that only some releases of TensorRT have."""
+    """A feature of some releases of TensorRT."""
 
     # The six values of a row are the arguments of __init__: ``probe``, a dotted name in the ``tensorrt`` module that
     # exists where the feature does; ``title``, the feature in words; ``since``, the first release that has it, empty if

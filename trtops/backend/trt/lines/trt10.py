@@ -15,13 +15,13 @@ class TensorRT10(ReleaseLine):
         self.is_first = not has(trt, "ICudaEngine.device_memory_size_v2")
 
     def device_memory_bytes(self, engine: Any) -> int:
-        """Device memory that a context of the engine needs, at most, in bytes."""
+        """Maximum device memory of a context of the engine, in bytes."""
         if self.is_first:
             return int(engine.device_memory_size)
         return super().device_memory_bytes(engine)
 
     def context_memory_bytes(self, context: Any, strategy: AllocationStrategy) -> int:
-        """Bytes of device memory that a context made with ``profile`` or ``runtime`` needs for its next inference."""
+        """Bytes of device memory for the next inference of a context made with ``profile`` or ``runtime``."""
         if self.is_first and strategy == "profile":
             engine = context.engine
             return int(engine.get_device_memory_size_for_profile(context.active_optimization_profile))

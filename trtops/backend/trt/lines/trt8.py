@@ -7,7 +7,7 @@ from trtops.backend.trt.lines.features import Feature
 
 
 class TensorRT8(ReleaseLine):
-    """8.6.x. Tensor layouts do not depend on the profile, and device memory is always that of the largest profile."""
+    """8.6.x. Tensor layouts do not depend on the profile, and device memory always fits the largest profile."""
 
     # Seen on 8.6.0: the numbers silently arrive changed.
     reads_bare_constants = False
@@ -19,7 +19,7 @@ class TensorRT8(ReleaseLine):
         return 1 << int(self.trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
 
     def device_memory_bytes(self, engine: Any) -> int:
-        """Device memory that a context of the engine needs, in bytes."""
+        """Device memory of a context of the engine, in bytes."""
         return int(engine.device_memory_size)
 
     def tensor_layout(self, engine: Any, name: str, profile_index: int) -> tuple[Any, int, int]:
