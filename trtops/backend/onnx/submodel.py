@@ -40,7 +40,7 @@ class Values:
     """What is known of a model's tensors, for one or more feeds; without data, types and shapes only."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Dtype and shape of a tensor; a dimension that differs between feeds is None."""
+        """Return dtype and shape of a tensor; dimensions differing between feeds are None."""
         raise NotImplementedError
 
     def constant(self, name: str) -> Array | None:
@@ -56,7 +56,7 @@ class Declared(Values):
     """Declared or inferred types and shapes, without data."""
 
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, TensorSpec]) -> None:
-        """Infer types and shapes of a model, which is not changed, from these input shapes."""
+        """Infer types and shapes of a model from these input shapes; the model is not changed."""
         inferred = walk.copy_of(model)
         for value in inferred.graph.input:
             if value.name in inputs:
@@ -98,14 +98,14 @@ class SubModel:
 
 
 class Cutter:
-    """An analyzed model, from which sub-models can be cut in time proportional to their size.
+    """An analyzed model for cutting out sub-models, in time proportional to their size.
 
     ``order`` has the indices of all nodes except Constants, which count as weights, in order of execution. ``parts``
     are sets of nodes that no cut may separate: one node, or several that exchange sequences, maps or optionals.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Analyze a model that passes :func:`trtops.backend.onnx.model.check_structure`, with its weights inside."""
+        """Analyze a model with its weights inside, valid by :func:`trtops.backend.onnx.model.check_structure`."""
         self.model = model
         nodes = model.graph.node
         self._constants: dict[str, _Constant] = {s.values.name: s for s in model.graph.sparse_initializer}
@@ -137,31 +137,31 @@ class Cutter:
         self.parts = self._find_parts()
 
     def reads(self, index: int) -> list[str]:
-        """The tensors that a node and its sub-graphs read, without weights."""
+        """Return the tensors read by a node and its sub-graphs, without weights."""
         return self._reads[index]
 
     def makes(self, index: int) -> list[str]:
-        """The tensors that a node produces."""
+        """Return the tensors produced by a node."""
         return [name for name in self.model.graph.node[index].output if name]
 
     def ancestors(self, start: int, within: Collection[int]) -> set[int]:
-        """A node and its direct and indirect predecessors that are reachable within a set of nodes."""
-        found, ahead = {start}, [start]
+        """Return a node and its direct and indirect predecessors reachable within a set of nodes."""
+        predecessors, ahead = {start}, [start]
         while ahead:
             for name in self._reads[ahead.pop()]:
                 maker = self._maker.get(name)
-                if maker is not None and maker in within and maker not in found:
-                    found.add(maker)
+                if maker is not None and maker in within and maker not in predecessors:
+                    predecessors.add(maker)
                     ahead.append(maker)
-        return found
+        return predecessors
 
     def visible(self, index: int) -> list[str]:
-        """The tensors that a node produces and something reads, or the first one that nothing reads; no sequences."""
-        made = [n for n in self.model.graph.node[index].output if n and n not in self._non_tensors]
-        return [n for n in made if n in self._readers or n in self._graph_outputs] or made[:1]
+        """Return the tensors of a node with a reader, or else its first one; no sequences."""
+        tensors = [n for n in self.model.graph.node[index].output if n and n not in self._non_tensors]
+        return [n for n in tensors if n in self._readers or n in self._graph_outputs] or tensors[:1]
 
     def may_part_after(self) -> list[bool]:
-        """For each position in :attr:`order`, whether no sequence, map or optional is alive after that node."""
+        """Return True for each position in :attr:`order` with no sequence, map or optional alive after its node."""
         alive_until = [-1] * len(self.order)
         for name in self._non_tensors:
             if name in self._maker and name in self._readers:
@@ -221,19 +221,21 @@ class Cutter:
         return SubModel(tuple(sorted(nodes)), proto, tuple(inputs), tuple(outputs), values)
 
     def _inputs_and_frozen(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:
-        """Names of a sub-model's inputs, the whole model's own first, and the tensors that become its weights."""
-        made = {name for index in inside for name in self.model.graph.node[index].output}
-        entering = [n for n in dict.fromkeys(n for i in inside for n in self._reads[i]) if n not in made]
+        """Return a sub-model's input names, the whole model's own first, and the tensors to turn into weights."""
+        produced = {name for index in inside for name in self.model.graph.node[index].output}
+        entering = [n for n in dict.fromkeys(n for i in inside for n in self._reads[i]) if n not in produced]
         frozen = {n: a for n in entering if n in self._fixed and (a := values.constant(n)) is not None}
         if entering and len(frozen) == len(entering):
             # Back ends would compute a model without inputs while loading it, which would hide a failure.
             frozen = {}
-        own = set(entering).intersection(self.inputs)
-        inputs = [n for n in self.inputs if n in own] + [n for n in entering if n not in own and n not in frozen]
+        model_inputs = set(entering).intersection(self.inputs)
+        inputs = [n for n in self.inputs if n in model_inputs] + [
+            n for n in entering if n not in model_inputs and n not in frozen
+        ]
         return inputs, frozen
 
     def _branch_values(self, inside: Iterable[int], inputs: Collection[str], values: Values) -> Arrays:
-        """Tensors that enter from other branches, by name, where they are the same for every feed."""
+        """Return the tensors entering from other branches with one value for all feeds, by name."""
         # A node without predecessors inside keeps its inputs, or back ends would compute it while loading.
         flowing: set[str] = set()
         frozen: Arrays = {}
@@ -248,20 +250,22 @@ class Cutter:
         return frozen
 
     def _outputs_of(self, inside: list[int]) -> list[str]:
-        """Names of a sub-model's outputs: outputs of the whole, and tensors that only nodes outside read.
+        """Return a sub-model's output names: outputs of the whole, and tensors read only by nodes outside.
 
         If it has no such tensors, the outputs are the tensors that nothing reads.
         """
         # With tensors that are also read inside, back ends could not fuse what they fuse in the whole model.
         members = set(inside)
-        made = [name for index in inside for name in self.visible(index)]
+        produced = [name for index in inside for name in self.visible(index)]
         leaving = [
-            n for n in made if n in self._graph_outputs or (n in self._readers and not members & {*self._readers[n]})
+            n
+            for n in produced
+            if n in self._graph_outputs or (n in self._readers and not members & {*self._readers[n]})
         ]
-        return leaving or [n for n in made if n not in self._readers]
+        return leaving or [n for n in produced if n not in self._readers]
 
     def _find_fixed(self) -> set[str]:
-        """Tensors whose values depend only on weights and shapes."""
+        """Return the tensors determined by weights and shapes alone."""
         # These values are fixed once the model's shapes are (the ``Shape -> Gather -> Concat`` chains before a
         # Reshape), and back ends refuse many of them as inputs. Random numbers would become constant, so they do not
         # count.
@@ -290,17 +294,17 @@ class Cutter:
 def _non_tensors(graph: onnx.GraphProto, order: Iterable[int]) -> set[str]:
     """Names of sequences, maps and optionals, by declared types and operators."""
     declared = (*graph.input, *graph.output, *graph.value_info)
-    found = {v.name for v in declared if _is_non_tensor(v)}
+    names = {v.name for v in declared if _is_non_tensor(v)}
     for index in order:
         node = graph.node[index]
         bodies = list(walk.subgraphs(node))
-        if node.op_type in _SEQUENCE_OPS or (node.op_type == "Identity" and found.intersection(node.input)):
-            found.update(filter(None, node.output))
+        if node.op_type in _SEQUENCE_OPS or (node.op_type == "Identity" and names.intersection(node.input)):
+            names.update(filter(None, node.output))
         elif node.op_type == "If":
-            found.update(name for body in bodies for name, v in zip(node.output, body.output) if _is_non_tensor(v))
+            names.update(name for body in bodies for name, v in zip(node.output, body.output) if _is_non_tensor(v))
         elif node.op_type == "Loop":
-            found.update(name for body in bodies for name, v in zip(node.output, body.output[1:]) if _is_non_tensor(v))
-    return found
+            names.update(name for body in bodies for name, v in zip(node.output, body.output[1:]) if _is_non_tensor(v))
+    return names
 
 
 def _is_non_tensor(value: onnx.ValueInfoProto) -> bool:
