@@ -89,7 +89,8 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
                 name = source[node.input[1]]
                 accepted.ranges[name] = (0, min(accepted.ranges.get(name, (0, dims[axis] - 1))[1], dims[axis] - 1))
         vocabulary = _VOCABULARIES.get(node.op_type)
-        words = [text for attribute in node.attribute if attribute.name == vocabulary for text in attribute.strings]
-        if words and node.input[0] in source:
-            accepted.words[source[node.input[0]]] = tuple(text.decode("utf-8", "replace") for text in words)
+        for attribute in node.attribute:
+            if attribute.name == vocabulary and attribute.strings and node.input[0] in source:
+                words = (text.decode("utf-8", "replace") for text in attribute.strings)
+                accepted.words[source[node.input[0]]] = tuple(words)
     return accepted

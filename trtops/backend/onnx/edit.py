@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 
 def tensor_names(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the tensors produced by a graph's nodes, in order, without those of Constant nodes."""
-    produced = (name for node in graph.node if node.op_type != "Constant" for name in node.output if name)
-    return list(dict.fromkeys(produced))
+    return list(dict.fromkeys(walk.produced(node for node in graph.node if node.op_type != "Constant")))
 
 
 def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
@@ -30,8 +29,11 @@ def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
         selected = produced
     else:
         # A plain name may be an input or a constant; a pattern does not match those.
-        plain = {value.name for value in graph.input} | {name for node in graph.node for name in node.output if name}
-        selected = list(dict.fromkeys(n for o in outputs for n in ([o] if o in plain else expand([o], produced))))
+        plain = walk.names_of(graph.input).union(walk.produced(graph.node))
+        selected = []
+        for output in outputs:
+            selected += [output] if output in plain else expand([output], produced)
+        selected = list(dict.fromkeys(selected))
     if not selected:
         raise errors.ConfigError("No outputs were selected; name at least one tensor.")
     shapes.infer_shapes(model)
@@ -100,11 +102,12 @@ def extract(
         del graph.output[:]
         graph.output.extend(ends)
     walk.remove_unused(graph)
-    available = {value.name for value in graph.input} | walk.initializer_names(graph)
-    available.update(name for node in graph.node for name in node.output)
-    read = {name: walk.label(node) for node in graph.node for name in walk.uses(node)}
-    read.update((value.name, "the outputs") for value in graph.output)
-    missing = [f"{name!r} (for {where})" for name, where in read.items() if name not in available]
+    available = walk.defined(graph)
+    readers: dict[str, str] = {}
+    for node in graph.node:
+        readers.update(dict.fromkeys(walk.uses(node), walk.label(node)))
+    readers.update((value.name, "the outputs") for value in graph.output)
+    missing = [f"{name!r} (for {reader})" for name, reader in readers.items() if name not in available]
     if missing:
         raise errors.ConfigError(f"The part also needs {', '.join(missing)}. Add them to its inputs.")
 
@@ -130,10 +133,9 @@ def insert_node(
     output of the model keeps its name. A domain that the model does not import is imported as version 1.
     """
     graph = model.graph
-    tensors = {value.name for value in graph.input} | walk.initializer_names(graph)
-    tensors |= {tensor for node in graph.node for tensor in node.output if tensor}
+    tensors = sorted(walk.defined(graph))
     for tensor in (*inputs, *outputs):
-        errors.check_known(tensor, sorted(tensors), "The model has no tensor")
+        errors.check_known(tensor, tensors, "The model has no tensor")
     reads, makes = list(inputs), list(outputs)
     for i, tensor in enumerate(outputs):
         if tensor in inputs:
@@ -172,7 +174,7 @@ def _split_tensor(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
 
 def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Shape]) -> None:
     """Give inputs other shapes, and remove the declared shapes of all other tensors; infer them again afterwards."""
-    inputs = {value.name: value for value in model.graph.input}
+    inputs = walk.by_name(model.graph.input)
     for name, shape in input_shapes.items():
         errors.check_known(name, inputs, "The model has no input")
         value = inputs[name]
@@ -209,9 +211,9 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
     """
     graph = model.graph
     constants = walk.initializer_names(graph)
-    constants |= {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+    constants.update(walk.produced(node for node in graph.node if node.op_type == "Constant"))
     maker = walk.makers(graph.node)
-    known_dims = {dim for value in graph.input for dim in _dynamic_dims(value)}
+    known_dims: set[str] = set().union(*map(_dynamic_dims, graph.input))
     declared = shapes.values(graph)
     unbounded: dict[str, None] = {}
     for index in walk.execution_order(graph.node):

@@ -109,16 +109,16 @@ class _Folding:
     def fold_graph(self, graph: onnx.GraphProto, scope: str = "", outer: KnownTensors | None = None) -> bool:
         """One pass over a graph and its bodies; True if it changed something."""
         outer = outer or KnownTensors({})
-        weights = walk.visible(outer.weights, graph, {tensor.name: tensor for tensor in graph.initializer})
+        weights = walk.visible(outer.weights, graph, walk.by_name(graph.initializer))
         tensors = KnownTensors(weights, walk.visible(outer.declared, graph, shapes.values(graph)))
         stuck = len(self.stuck)
         graph_pass = _GraphPass(self, graph, scope, tensors)
         folded = graph_pass.run()
-        outputs = {value.name for value in graph.output}
+        outputs = walk.names_of(graph.output)
         # Shape inference reads Constant nodes, and no other floating-point values, so these reveal no more shapes.
         unread = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
         unread.update(name for name, tensor in folded.items() if tensor.data_type in walk.FLOATING)
-        unread.difference_update(n for node in graph.node if node.op_type in _READ_SCALES for n in node.input)
+        unread.difference_update(*(node.input for node in graph.node if node.op_type in _READ_SCALES))
         # Nodes that only folded ones needed are removed later, by remove_unused.
         walk.keep_places(graph.node, {i for i, node in enumerate(graph.node) if folded.keys().isdisjoint(node.output)})
         # Not every parser accepts a weight as an output, so a Constant node produces it.
@@ -140,7 +140,7 @@ class _Folding:
         """Return True if dimensions not inferred by ONNX prevent further folding."""
         assumed = shapes.computed_dims(self.model.graph)
         for graph in walk.graphs(self.model.graph) if assumed else ():
-            tensors = KnownTensors({t.name: t for t in graph.initializer}, shapes.values(graph), assumed)
+            tensors = KnownTensors(walk.by_name(graph.initializer), shapes.values(graph), assumed)
             makers = walk.makers(graph.node)
             for index in walk.execution_order(graph.node):
                 node = graph.node[index]
@@ -174,7 +174,7 @@ class _GraphPass:
 
     def run(self) -> dict[str, onnx.TensorProto]:
         """Return the graph's constant outputs needed by other nodes, and record them in ``tensors``."""
-        outputs = {value.name for value in self.graph.output}
+        outputs = walk.names_of(self.graph.output)
         nodes: list[onnx.NodeProto] = []
         others: list[onnx.NodeProto] = []
         waiting = [self.graph.node[index] for index in reversed(walk.execution_order(self.graph.node))]
@@ -231,7 +231,7 @@ class _GraphPass:
 
     def _branch_nodes(self, node: onnx.NodeProto, body: onnx.GraphProto) -> list[onnx.NodeProto]:
         """The nodes of a branch under new, unique names, in order; its weights and declarations move to the graph."""
-        produced = {name for n in body.node for name in n.output if name}
+        produced = set(walk.produced(body.node))
         names = sorted(produced | walk.initializer_names(body))
         renamed = {name: self.folding.fresh_name(f"{walk.node_name(node)}/{name}") for name in names}
         # A branch may return one tensor twice, a weight, or a tensor from outside: these are copied at the end.
@@ -255,7 +255,7 @@ class _GraphPass:
         for inside, outside in zip(body.output, node.output):
             if outside and direct.get(inside.name) != outside:
                 nodes.append(helper.make_node("Identity", [renamed.get(inside.name, inside.name)], [outside]))
-        self.fresh.update(name for inner in nodes for name in inner.input)
+        self.fresh.update(*(inner.input for inner in nodes))
         return nodes
 
     def _infer_shapes(self, node: onnx.NodeProto) -> None:
@@ -345,19 +345,18 @@ class _GraphPass:
         """Compute the first half of some nodes, then the part of the second half computable from its results."""
         half = len(nodes) // 2
         first, second = nodes[:half], nodes[half:]
-        folded = self._evaluate_all(first, _outputs_in(first, _names_read(second).union(outputs)))
+        folded = self._evaluate_all(first, _outputs_in(first, {*walk.read(second), *outputs}))
         self.tensors.weights.update(folded)
         ready, blocked = self._computable(second)
-        return folded | self._evaluate_all(ready, _outputs_in(ready, _names_read(blocked).union(outputs)))
+        return folded | self._evaluate_all(ready, _outputs_in(ready, {*walk.read(blocked), *outputs}))
 
     def _evaluate_nodes(self, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> dict[str, Array]:
         """Compute outputs of constant nodes in one session."""
         source, tensors = self.folding.model, self.tensors
         graph = onnx.GraphProto(name="constants")
         graph.node.extend(nodes)
-        produced = {name for node in nodes for name in node.output}
         feed: dict[str, Array] = {}
-        for name in sorted(_names_read(nodes) - produced):
+        for name in sorted(set(walk.read(nodes)).difference(walk.produced(nodes))):
             tensor = tensors.weights[name]
             size = external.expected_bytes(tensor)
             # numpy lacks the types beyond UINT64.
@@ -394,8 +393,4 @@ class _GraphPass:
 
 
 def _outputs_in(nodes: Iterable[onnx.NodeProto], read: Collection[str]) -> list[str]:
-    return [name for node in nodes for name in node.output if name in read]
-
-
-def _names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    return {name for node in nodes for name in walk.uses(node)}
+    return [name for name in walk.produced(nodes) if name in read]

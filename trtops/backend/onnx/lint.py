@@ -107,7 +107,9 @@ class LintReport(Record):
 
         A node of an operator that ONNX Runtime does not know is a warning, and counts as passing.
         """
-        custom = {name for entry in self.entries if entry.level == "warning" and entry.op for name in entry.nodes}
+        custom: set[str] = set().union(
+            *(entry.nodes for entry in self.entries if entry.level == "warning" and entry.op)
+        )
 
         def named(names: Iterable[str]) -> list[JSONValue]:
             return [f"trtops_unnamed_node_{self.unnamed[n]}" if n in self.unnamed else n for n in names]
@@ -232,8 +234,7 @@ def _lint(
         fatal.insert(0, _graph_entry("error", str(exc)))
     named = [*_name_entries(graph, names), *_unused_entries(graph, names, model.ir_version)]
     for name, node in zip(names, graph.node):
-        inside = (inner for body in walk.subgraphs(node) for part in walk.graphs(body) for inner in part.node)
-        for attribute, message in bad_divisors((node, *inside)):
+        for attribute, message in bad_divisors(walk.nodes_within(node)):
             named.append(
                 LintEntry(level="error", source="onnx_checker", message=message, nodes=(name,), op=node.op_type)
             )
@@ -242,7 +243,7 @@ def _lint(
     entries = [*fatal, *whole, *named]
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries), unnamed=unnamed)
-    broken = {name for entry in named if entry.level == "error" for name in entry.nodes}
+    broken: set[str] = set().union(*(entry.nodes for entry in named if entry.level == "error"))
     if not installed("onnxruntime"):
         message = f"Nodes were not run, only checked by ONNX. {sentence('onnxruntime')}"
         entries.append(LintEntry(level="warning", source="onnxruntime", message=message))
@@ -259,7 +260,7 @@ def _lint(
     if run.refusal and not has_errors and (run.late or not run.entries):
         # Each node works by itself, but ONNX Runtime rejects the model.
         entries.append(LintEntry(level="error", source="onnxruntime", message=run.refusal))
-    failing = broken | {n for entry in (*whole, *run.entries) if entry.level != "warning" for n in entry.nodes}
+    failing = broken.union(*(entry.nodes for entry in (*whole, *run.entries) if entry.level != "warning"))
     unchecked = (run.unchecked | run.custom) - failing
     unique = tuple(dict.fromkeys(names))
     return LintReport(
@@ -348,7 +349,7 @@ def _name_entries(graph: onnx.GraphProto, names: list[str]) -> Iterator[LintEntr
     defined = Counter(value.name for value in graph.input)
     constants = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
     defined.update(name for name in dict.fromkeys(constants) if name not in defined)  # in order, for messages
-    defined.update(name for node in graph.node for name in node.output if name)
+    defined.update(walk.produced(graph.node))
     for name, node in zip(names, graph.node):
         for output in filter(None, node.output):
             if defined[output] > 1:
@@ -377,7 +378,7 @@ def _unused_entries(graph: onnx.GraphProto, names: list[str], ir_version: int) -
     for value in graph.input:
         if value.name not in needed and value.name not in constants:
             yield _graph_entry("warning", f"Input: '{value.name}' does not affect outputs, can be removed.")
-    referenced = {*(value.name for value in graph.input), *(name for node in graph.node for name in walk.uses(node))}
+    referenced = walk.names_of(graph.input).union(walk.read(graph.node))
     for name in sorted(constants - needed):
         yield _graph_entry("warning", f"Weight: '{name}' does not affect outputs, can be removed.")
         if ir_version < _WEIGHTS_NEED_NO_INPUTS and name not in referenced:
@@ -392,7 +393,7 @@ def _with_inputs(model: onnx.ModelProto, weights: Collection[str]) -> onnx.Model
     """A copy of a model with these initializers as inputs."""
     copy = walk.copy_of(model)
     del copy.graph.initializer[:]
-    declared = {value.name for value in model.graph.input}
+    declared = walk.names_of(model.graph.input)
     for tensor in model.graph.initializer:
         if tensor.name not in weights:
             walk.add_copy(copy.graph.initializer, tensor)
@@ -478,7 +479,9 @@ class _Run:
             log.info("%s", exc)
         self.declared = shapes.values(graph)
         order = walk.execution_order(graph.node)
-        last_reader = {name: i for i in order for name in walk.uses(graph.node[i])}
+        last_reader: dict[str, int] = {}
+        for i in order:
+            last_reader.update(dict.fromkeys(walk.uses(graph.node[i]), i))
         for i in order:
             node, name = graph.node[i], self.names[i]
             if name not in broken:

@@ -8,6 +8,7 @@ import time
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -293,7 +294,7 @@ def bad_divisors(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.Attribu
 
 
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
-    defined = {value.name for value in graph.input} | walk.initializer_names(graph)
+    defined = walk.names_of(graph.input) | walk.initializer_names(graph)
     for kind, names in (("input", graph.input), ("initializer", graph.initializer)):
         [(name, count)] = Counter(entry.name for entry in names).most_common(1) or [("", 0)]
         if count > 1:
@@ -487,7 +488,7 @@ def can_propagate_values(model: onnx.ModelProto) -> bool:
     """Whether data propagation is affordable: no vector gets long, nor is joined with itself repeatedly."""
     # Data propagation follows values to infer computed shapes, and stores each element of a vector in about 100 bytes.
     # What functions do with a vector is not followed.
-    propagating = _PROPAGATING | {function.name for function in model.functions}
+    propagating = _PROPAGATING | walk.names_of(model.functions)
 
     def stays_short(nodes: Iterable[onnx.NodeProto], lengths: _Bounds, ranks: _Bounds) -> bool:
         for node in nodes:
@@ -496,11 +497,8 @@ def can_propagate_values(model: onnx.ModelProto) -> bool:
                 return False
             for name in node.output:
                 lengths[name], ranks[name] = length, min(rank, _MAX_LENGTH + 1)  # bounded, since ranks may double
-        return all(
-            graph_stays_short(body, lengths.new_child(), ranks.new_child())
-            for node in nodes
-            for body in walk.subgraphs(node)
-        )
+        bodies = chain.from_iterable(map(walk.subgraphs, nodes))
+        return all(graph_stays_short(body, lengths.new_child(), ranks.new_child()) for body in bodies)
 
     def graph_stays_short(graph: onnx.GraphProto, lengths: _Bounds, ranks: _Bounds) -> bool:
         for value in (*graph.input, *graph.value_info):

@@ -81,7 +81,7 @@ class Placement:
         omitted.
         """
         self.sizes, self.constants, self.rules, self.precision = sizes, constants, rules, precision
-        self.inputs = {value.name for value in graph.input}
+        self.inputs = walk.names_of(graph.input)
         self.nodes = nodes = [graph.node[index] for index in walk.execution_order(graph.node)]
         self.activations: dict[int, tuple[int, ...]] = {}
         self.excluded: dict[str, list[str]] = {}
@@ -110,12 +110,12 @@ class Placement:
                 walk.is_onnx_op(node) and not fp32_names & {node.name, *node.output} and node.output[0] not in attention
             ):
                 self._add_node(index, node)
-        outputs = {value.name for value in graph.output}
+        outputs = walk.names_of(graph.output)
         for index, node in enumerate(nodes):
             in_chain = node.op_type in _PRODUCT_TYPES or not self.ended.isdisjoint(node.output)
             if not in_chain and outputs.intersection(node.output):
                 chosen.pop(index, None)
-        quantized = {name for index in chosen for name in nodes[index].output}
+        quantized = set(walk.produced(nodes[index] for index in chosen))
         if "pool" in rules and precision == "int8":
             for index, node in enumerate(nodes):
                 eligible = (

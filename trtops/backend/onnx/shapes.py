@@ -55,7 +55,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     for source, target in zip(walk.graphs(inferred.graph), walk.graphs(model.graph)):
         del target.value_info[:]
         target.value_info.extend(source.value_info)
-        inferred_outputs = {value.name: value for value in source.output}
+        inferred_outputs = walk.by_name(source.output)
         for value in target.output:
             if value.name in inferred_outputs:
                 value.type.CopyFrom(inferred_outputs[value.name].type)
@@ -143,7 +143,9 @@ def computed_dims(graph: onnx.GraphProto) -> set[str]:
     on data, and a Conv of unknown height only gets a name for its own, which can take a minute. "" stands for unnamed
     dimensions and unknown ranks.
     """
-    input_dims = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim} - {""}
+    input_dims: set[str] = set()
+    for value in graph.input:
+        input_dims.update(dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param)
     sized = walk.initializer_names(graph) | {""}
     declared = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}
     for name, tensor in declared.items():

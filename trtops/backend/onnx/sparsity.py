@@ -25,7 +25,7 @@ def prune(model: onnx.ModelProto) -> tuple[str, ...]:
 
     Meant to measure what sparse kernels would gain; a model pruned without retraining is no longer accurate.
     """
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = walk.by_name(model.graph.initializer)
     changed = []
     for name, axis in reduced_axes(model.graph).items():
         array = tensor_array(tensors[name])
@@ -42,7 +42,7 @@ def reduced_axes(graph: onnx.GraphProto) -> dict[str, int]:
 
     Axes whose length is not a multiple of four are omitted. A weight used along two axes has the first.
     """
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    tensors = walk.by_name(graph.initializer)
     makers = walk.makers(graph.node)
     axes: dict[str, int] = {}
     for node in graph.node:

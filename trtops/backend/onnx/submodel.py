@@ -8,6 +8,7 @@ Values come from an implementation of :class:`Values`.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -119,14 +120,15 @@ class Cutter:
             names = list(dict.fromkeys(walk.uses(nodes[index])))
             self._reads[index] = [name for name in names if name not in self._constants]
             self._weights[index] = [name for name in names if name in self._constants]
-        self._maker = {name: index for index in self.order for name in nodes[index].output if name}
+        self._maker: dict[str, int] = {}
         self._readers: dict[str, list[int]] = {}
         for index in self.order:
+            self._maker.update(dict.fromkeys(filter(None, nodes[index].output), index))
             for name in self._reads[index]:
                 self._readers.setdefault(name, []).append(index)
         # The whole model's, without those that have a weight as default.
         self.inputs = [v.name for v in model.graph.input if v.name not in self._constants]
-        self._graph_outputs = {value.name for value in model.graph.output}
+        self._graph_outputs = walk.names_of(model.graph.output)
         self._non_tensors = _non_tensors(model.graph, self.order)
         if unsupported := self._non_tensors.intersection(self.inputs):
             raise errors.UnsupportedFeatureError(
@@ -197,7 +199,7 @@ class Cutter:
             branches = self._branch_values(inside, inputs, values)
             frozen |= branches
             inputs = [name for name in inputs if name not in branches]
-        outputs = self._outputs_of(inside) if expose == "ends" else [n for i in inside for n in self.visible(i)]
+        outputs = self._outputs_of(inside) if expose == "ends" else self._visible_in(inside)
         # Filled in place: a copy of the finished graph would copy all weights once more.
         proto = onnx.ModelProto(ir_version=max(self.model.ir_version, _MIN_IR_VERSION), producer_name="trtops")
         proto.opset_import.extend(self.model.opset_import)
@@ -205,7 +207,7 @@ class Cutter:
         graph = proto.graph
         graph.name = self.model.graph.name or "graph"
         graph.node.extend(self.model.graph.node[index] for index in inside)
-        for name in dict.fromkeys(name for index in inside for name in self._weights[index]):
+        for name in dict.fromkeys(chain.from_iterable(self._weights[index] for index in inside)):
             constant = self._constants[name]
             if isinstance(constant, onnx.TensorProto):
                 walk.add_copy(graph.initializer, constant)
@@ -222,9 +224,13 @@ class Cutter:
 
     def _inputs_and_frozen(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:
         """Return a sub-model's input names, the whole model's own first, and the tensors to turn into weights."""
-        produced = {name for index in inside for name in self.model.graph.node[index].output}
-        entering = [n for n in dict.fromkeys(n for i in inside for n in self._reads[i]) if n not in produced]
-        frozen = {n: a for n in entering if n in self._fixed and (a := values.constant(n)) is not None}
+        produced = set(walk.produced(self.model.graph.node[index] for index in inside))
+        reads = dict.fromkeys(chain.from_iterable(self._reads[index] for index in inside))
+        entering = [name for name in reads if name not in produced]
+        frozen: Arrays = {}
+        for name in entering:
+            if name in self._fixed and (constant := values.constant(name)) is not None:
+                frozen[name] = constant
         if entering and len(frozen) == len(entering):
             # Back ends would compute a model without inputs while loading it, which would hide a failure.
             frozen = {}
@@ -256,13 +262,15 @@ class Cutter:
         """
         # With tensors that are also read inside, back ends could not fuse what they fuse in the whole model.
         members = set(inside)
-        produced = [name for index in inside for name in self.visible(index)]
-        leaving = [
-            n
-            for n in produced
-            if n in self._graph_outputs or (n in self._readers and not members & {*self._readers[n]})
-        ]
-        return leaving or [n for n in produced if n not in self._readers]
+        visible, leaving = self._visible_in(inside), []
+        for name in visible:
+            readers = self._readers.get(name, ())
+            if name in self._graph_outputs or (readers and members.isdisjoint(readers)):
+                leaving.append(name)
+        return leaving or [name for name in visible if name not in self._readers]
+
+    def _visible_in(self, inside: Iterable[int]) -> list[str]:
+        return list(chain.from_iterable(map(self.visible, inside)))
 
     def _find_fixed(self) -> set[str]:
         """Return the tensors determined by weights and shapes alone."""
@@ -300,10 +308,10 @@ def _non_tensors(graph: onnx.GraphProto, order: Iterable[int]) -> set[str]:
         bodies = list(walk.subgraphs(node))
         if node.op_type in _SEQUENCE_OPS or (node.op_type == "Identity" and names.intersection(node.input)):
             names.update(filter(None, node.output))
-        elif node.op_type == "If":
-            names.update(name for body in bodies for name, v in zip(node.output, body.output) if _is_non_tensor(v))
-        elif node.op_type == "Loop":
-            names.update(name for body in bodies for name, v in zip(node.output, body.output[1:]) if _is_non_tensor(v))
+        elif node.op_type in ("If", "Loop"):
+            first = 1 if node.op_type == "Loop" else 0  # after the condition
+            for body in bodies:
+                names.update(name for name, v in zip(node.output, body.output[first:]) if _is_non_tensor(v))
     return names
 
 

@@ -95,6 +95,10 @@ class _Known(dict[str, TensorSpec]):
 
 def _graph_summary(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -> GraphSummary:
     specs = _Known(outer, graph)
+    bodies: list[GraphSummary] = []
+    for node in graph.node:
+        for attribute, body in walk.named_bodies(node):
+            bodies.append(_graph_summary(body, f"{walk.node_name(node)}.{attribute}", specs))
     return GraphSummary(
         name=name,
         inputs=tuple(input_specs(graph)),
@@ -110,12 +114,7 @@ def _graph_summary(graph: onnx.GraphProto, name: str, outer: Mapping[str, Tensor
             )
             for node in graph.node
         ),
-        bodies=tuple(
-            _graph_summary(body, f"{walk.node_name(node)}.{name}", specs)
-            for node in graph.node
-            if node.attribute
-            for name, body in walk.named_bodies(node)
-        ),
+        bodies=tuple(bodies),
     )
 
 

@@ -9,7 +9,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import EncodeError, Message  # type: ignore[import-untyped]
@@ -39,7 +39,7 @@ def is_random(node: onnx.NodeProto) -> bool:
     mode = _TRAINING_MODE.get(node.op_type)
     if node.op_type in _RANDOM_OPS or (mode is not None and any(node.input[mode : mode + 1])):
         return True
-    return any(is_random(inner) for body in subgraphs(node) for inner in body.node)
+    return any(is_random(inner) for inner in chain.from_iterable(body.node for body in subgraphs(node)))
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -119,15 +119,37 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
             yield from (sparse.values, sparse.indices)
 
 
+def names_of(messages: Iterable[Any]) -> set[str]:
+    """Return the names of inputs, outputs, tensors or nodes."""
+    return {message.name for message in messages}
+
+
+def by_name(messages: Iterable[M]) -> dict[str, M]:
+    """Return inputs, outputs, tensors or nodes by their names."""
+    return {message.name: message for message in messages}  # type: ignore[attr-defined]
+
+
+def produced(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Yield the names of the tensors produced by nodes, without omitted outputs."""
+    for node in nodes:
+        yield from filter(None, node.output)
+
+
+def read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Yield the names read by nodes, as :func:`uses` returns them."""
+    for node in nodes:
+        yield from uses(node)
+
+
 def initializer_names(graph: onnx.GraphProto) -> set[str]:
     """Names of a graph's initializers, dense and sparse."""
-    return {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    return names_of(graph.initializer) | {s.values.name for s in graph.sparse_initializer}
 
 
 def defined(graph: onnx.GraphProto) -> set[str]:
     """Return the names defined by a graph itself: its inputs, its weights, and its nodes' outputs."""
-    names = {value.name for value in graph.input} | initializer_names(graph)
-    names.update(name for node in graph.node for name in node.output if name)
+    names = names_of(graph.input) | initializer_names(graph)
+    names.update(produced(graph.node))
     return names
 
 
@@ -152,14 +174,11 @@ def body_scope(outer: str, node: str, outputs: Iterable[str], attribute: str) ->
 
 def captured(graph: onnx.GraphProto) -> set[str]:
     """Return the names taken by a sub-graph from the graphs around it."""
-    used = {value.name for value in graph.output}
-    for node in graph.node:
-        used.update(uses(node))
-    return used - defined(graph)
+    return names_of(graph.output).union(read(graph.node)) - defined(graph)
 
 
 def uses(node: onnx.NodeProto) -> list[str]:
-    """Yield the names read by a node: its inputs and captures of its sub-graphs, without omitted optional inputs."""
+    """Return the names read by a node: its inputs and captures of its sub-graphs, without omitted optional inputs."""
     names = [name for name in node.input if name]
     if node.attribute:
         for body in subgraphs(node):
@@ -177,19 +196,20 @@ def select_nodes(model: onnx.ModelProto, patterns: Iterable[str]) -> list[onnx.N
 
     Bodies and functions are included. ConfigError for a pattern that selects nothing.
     """
-    by_name: dict[str, list[onnx.NodeProto]] = {}
+    by_label: dict[str, list[onnx.NodeProto]] = {}
     by_type: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes(model):
         by_type.setdefault(node.op_type, []).append(node)
         for name in {node.name, *node.output} - {""}:
-            by_name.setdefault(name, []).append(node)
+            by_label.setdefault(name, []).append(node)
     selected: list[onnx.NodeProto] = []
     for pattern in patterns:
-        matches = by_name.get(pattern, []) + by_type.get(pattern, [])
+        matches = by_label.get(pattern, []) + by_type.get(pattern, [])
         if not matches:
-            matches = [node for name in fnmatch.filter(by_name, pattern) for node in by_name[name]]
+            for name in fnmatch.filter(by_label, pattern):
+                matches += by_label[name]
         if not matches:
-            near = errors.near(pattern, by_name)
+            near = errors.near(pattern, by_label)
             raise errors.ConfigError(f"The model has no node, output or op type {pattern!r}. {near}")
         selected += matches
     return selected
@@ -238,7 +258,10 @@ def ints_attribute(node: onnx.NodeProto, name: str) -> list[int] | None:
 
 def makers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
     """Return the producer of each tensor, by the tensor's name."""
-    return {name: node for node in nodes for name in node.output if name}
+    maker: dict[str, onnx.NodeProto] = {}
+    for node in nodes:
+        maker.update(dict.fromkeys(filter(None, node.output), node))
+    return maker
 
 
 def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
@@ -324,8 +347,8 @@ def remove_unused(graph: onnx.GraphProto) -> None:
     """Remove nodes, weights and declarations without effect on outputs, and sort the nodes. Inputs stay."""
     # Nodes that produce a graph input are cut off: the way back from the outputs ends at inputs.
     weights = initializer_names(graph)
-    inputs = {value.name for value in graph.input} - weights
-    needed = {value.name for value in graph.output} - inputs
+    inputs = names_of(graph.input) - weights
+    needed = names_of(graph.output) - inputs
     order = execution_order(graph.node)
     used_nodes: set[int] = set()
     for index in reversed(order):
@@ -342,8 +365,8 @@ def remove_unused(graph: onnx.GraphProto) -> None:
     keep_only(graph.input, lambda value: value.name not in weights or value.name in needed)
     keep_only(graph.initializer, lambda tensor: tensor.name in needed)
     keep_only(graph.sparse_initializer, lambda sparse: sparse.values.name in needed)
-    produced = {name for node in graph.node for name in node.output}
-    keep_only(graph.value_info, lambda value: value.name in produced)
+    declarable = set(produced(graph.node))
+    keep_only(graph.value_info, lambda value: value.name in declarable)
 
 
 def set_order(graph: onnx.GraphProto, order: Sequence[int]) -> None:
@@ -411,7 +434,7 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """The dense constants of a graph by name: its initializers, and the tensors of its Constant nodes."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = by_name(graph.initializer)
     for node in graph.node:
         if is_onnx_op(node, "Constant") and (tensor := constant_tensor(node)) is not None:
             constants[tensor.name] = tensor

@@ -36,7 +36,7 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
     Scales, zero points, indices and sizes stay, so that the structure can still be read and built, and so do excluded
     weights. Fold constants first, or some weights may be missed.
     """
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = walk.by_name(model.graph.initializer)
     for name in exclude:
         errors.check_known(name, tensors, "The model has no weight")
     opsets = walk.opsets(model)
@@ -86,7 +86,7 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
     Without an original, weights are random numbers: scaled so that layers' values stay bounded, the same for the same
     names, and 2:4 sparse where the originals were. That is sufficient to measure speed.
     """
-    originals = {} if original is None else {tensor.name: tensor for tensor in original.graph.initializer}
+    originals = {} if original is None else walk.by_name(original.graph.initializer)
     axes = sparsity.reduced_axes(model.graph)
     restored = []
     for tensor in model.graph.initializer:

@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +291,7 @@ def _session_with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> ort.I
     # The outputs are added to the model itself and removed again: a copy would hold its weights twice.
     outputs = model.graph.output
     count = len(outputs)
-    present = {value.name for value in outputs}
+    present = walk.names_of(outputs)
     try:
         for name in names:
             if name not in present:
@@ -362,7 +363,7 @@ class Quantizer:
             return
         types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
         layers = [node for node in proto.graph.node if node.op_type in OP_TYPES]
-        weights = {types[name] for node in layers for name in node.input if name in types}
+        weights = {types[name] for name in walk.read(layers) if name in types}
         for kind, label in ((onnx.TensorProto.FLOAT16, "FP16"), (onnx.TensorProto.BFLOAT16, "BF16")):
             if kind in weights and onnx.TensorProto.FLOAT not in weights:
                 raise errors.CalibrationError(
@@ -372,8 +373,8 @@ class Quantizer:
         fp32_layers = kept_names(proto, config.keep)
         self._model = fold(proto, log)
         # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.
-        names = (n for node in self._model.graph.node for n in (node.name, *node.output) if n in fp32_layers)
-        self._config = replace(config, keep=tuple(names))
+        names = chain.from_iterable((node.name, *node.output) for node in self._model.graph.node)
+        self._config = replace(config, keep=tuple(name for name in names if name in fp32_layers))
 
     def __call__(
         self, cache: CalibrationCache, policy: FitPolicy | None = None

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,8 @@ class Inference:
             raise errors.InferenceError(f"{self._name}: ONNX Runtime failed: {why(exc)}") from exc
         by_name = dict(zip(self._output_names, outputs))
         if self._structured:
-            return {key: array for name, value in by_name.items() for key, array in _arrays_of(name, value)}, seconds
+            arrays = chain.from_iterable(_arrays_of(name, value) for name, value in by_name.items())
+            return dict(arrays), seconds
         return by_name, seconds
 
     def stop(self) -> None:

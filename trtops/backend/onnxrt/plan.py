@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from graphlib import TopologicalSorter
+from itertools import chain
 from typing import TypeAlias
 
 import onnx
@@ -167,7 +168,7 @@ class _Origins:
             for name in filter(None, reader.inputs):
                 self._readers.setdefault(self._plan_tensor(reader.scope, name), reader)
         self._followers: dict[_Tensor, _Tensor | None] = {}  # the model's tensor that follows from one of the plan's
-        self._anchors = {tensor for node in plan.nodes for tensor in self._anchors_of(node)}
+        self._anchors = set(chain.from_iterable(map(self._anchors_of, plan.nodes)))
 
     def _add_graph(self, graph: onnx.GraphProto, scope: str, outer: str) -> None:
         """Add a graph's tensors, each node's followed by those of its bodies: the order of the layers."""

@@ -7,6 +7,7 @@ recorded and replayed; the kernels that exhaustive search times again in each se
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from trtops import errors
 from trtops.backend.environment import Processor, processor
@@ -172,7 +173,7 @@ class Candidate:
     @property
     def provider_settings(self) -> dict[str, str]:
         """Options of the CUDA provider."""
-        return {key: value for name in self.toggled for key, value in BY_NAME[name].provider}
+        return dict(chain.from_iterable(BY_NAME[name].provider for name in self.toggled))
 
     def without_provider_settings(self) -> "Candidate":
         """Return the candidate with the provider's options at their defaults."""
@@ -192,7 +193,7 @@ class Candidate:
     @property
     def session_config(self) -> dict[str, str]:
         """Session config entries: the tactics' own, and those for exact products with quantized operands."""
-        config = {_ACCURACY_OF_NBITS: "1", **dict(entry for name in self.toggled for entry in BY_NAME[name].config)}
+        config = {_ACCURACY_OF_NBITS: "1", **dict(chain.from_iterable(BY_NAME[name].config for name in self.toggled))}
         return config | ({"session.x64quantprecision": "1"} if overflows_in_8_bits(processor()) else {})
 
 
