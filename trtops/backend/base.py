@@ -41,7 +41,7 @@ known_as(__name__, "loader", "runner")
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:
-    """Results of earlier builds and calibrations that a build uses; each optional."""
+    """Results of earlier builds and calibrations for use in a build; each optional."""
 
     timing: bytes | None = field(default=None, repr=False)
     calibration: bytes | None = field(default=None, repr=False)
@@ -56,7 +56,7 @@ class Caches:
 
     @classmethod
     def replaying(cls, record: TacticRecord, timing: bytes | None, **others: Any) -> Caches:
-        """Return caches with which a build repeats a record's choices, given the recorded build's timing cache."""
+        """Return caches for repeating a record's choices, given the recorded build's timing cache."""
         # Records of the editable timing cache are written into it. With algorithm selectors it saves the timing of
         # layers that no selector is asked about.
         timed = record.mechanism in ("editable_timing_cache", "algorithm_selector")
@@ -64,8 +64,8 @@ class Caches:
 
     def denied_sha256(self, environment: Environment) -> str | None:
         """Return the digest of the deny-list's entries for an environment; None without any."""
-        here = self.denied.here(environment)
-        return here.digest if here.entries else None
+        deny_list = self.denied.here(environment)
+        return deny_list.digest if deny_list.entries else None
 
     def spec(
         self,
@@ -79,9 +79,9 @@ class Caches:
         timed: tuple[tuple[str, tuple[int, ...]], ...] = ()
         if timing_feed is not None and self.replay is None and config.times_at_data:
             timed = tuple(
-                (each.name, tuple(timing_feed[each.name].shape))
-                for each in model.inputs
-                if each.name in timing_feed and (each.shape is None or any(map(is_dynamic, each.shape)))
+                (tensor.name, tuple(timing_feed[tensor.name].shape))
+                for tensor in model.inputs
+                if tensor.name in timing_feed and (tensor.shape is None or any(map(is_dynamic, tensor.shape)))
             )
         return BuildSpec(
             model_sha256=model.sha256,
@@ -99,7 +99,7 @@ NO_CACHES = Caches()
 
 @dataclass(frozen=True, kw_only=True)
 class TimingCacheUse(Record):
-    """Use of a timing cache in one build: timings found, timings added, and the time that finding them saved."""
+    """Use of a timing cache in one build: timings found, timings added, and the measuring time saved."""
 
     # TensorRT 8.6 does not cache all timings if tactics are drawn by a seed or denied (15 of 23 in a net of two
     # convolutions); the others are not counted.
@@ -131,18 +131,18 @@ class Engine:
                 "they are damaged. Fetch the engine again, or rebuild it."
             )
 
-    def check_place(self, here: Environment, *, any_release: bool = False) -> None:
+    def check_place(self, current: Environment, *, any_release: bool = False) -> None:
         """Raise EngineLoadError if the engine was built by another release than here, or on another kind of device."""
         built = self.environment
-        if built.backend_version != here.backend_version and not any_release:
+        if built.backend_version != current.backend_version and not any_release:
             raise errors.EngineLoadError(
-                f"The engine was built by {built.backend} {built.backend_version}; this is {here.backend_version}. "
+                f"The engine was built by {built.backend} {built.backend_version}; this is {current.backend_version}. "
                 "Rebuild it here, or use that release."
             )
-        if built.device_sha256 != here.device_sha256:
+        if built.device_sha256 != current.device_sha256:
             raise errors.EngineLoadError(
-                f"The engine was built for {built.device!r} ({built.device_sha256[:8]}); this is {here.device!r} "
-                f"({here.device_sha256[:8]}). It only runs on the kind of device it was built on: rebuild it here."
+                f"The engine was built for {built.device!r} ({built.device_sha256[:8]}); this is {current.device!r} "
+                f"({current.device_sha256[:8]}). It only runs on the kind of device it was built on: rebuild it here."
             )
 
 
@@ -166,13 +166,13 @@ class Build:
 
     @property
     def left_out(self) -> str:
-        """The choices that the deny-list excluded, in a line; empty without any."""
+        """The choices excluded by the deny-list, in a line; empty without any."""
         kind = "setting" if self.tactics.mechanism == "onnxruntime" else "tactic"
         return f"{counted(len(self.denied), kind)} left out: {listed(self.denied, 3, '; ')}" if self.denied else ""
 
     @property
     def fallback(self) -> str:
-        """The layers of a GPU's engine that run on the CPU, with their share; empty without any."""
+        """The layers of a GPU's engine running on the CPU, with their share; empty without any."""
         left = [layer for layer in self.layers if layer.tactic.endswith("@CPUExecutionProvider")]
         if not left or self.engine.environment.compute_capability is None:
             return ""
@@ -195,7 +195,7 @@ class EngineBackend(Protocol):
         ...
 
     def environment(self, config: BuildConfig | None = None) -> Environment:
-        """Return the environment of builds made now, on the device that runs the config's engines.
+        """Return the current build environment, on the device of the config's engines.
 
         BackendUnavailableError if the library or the device is unusable here.
         """
@@ -233,7 +233,7 @@ class EngineBackend(Protocol):
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> BaseRunner:
-        """Return a runner for an engine, or for the engine that a callable returns at activation.
+        """Return a runner for an engine, or for the engine returned by a callable at activation.
 
         Activation raises ``EngineLoadError`` if the bytes are damaged or belong to another release or device. With
         ``interleaved``, threads sleep between inferences, since other engines are timed in turn with this one.

@@ -1,4 +1,4 @@
-"""Decide whether an engine is slower than another, from logarithms of ratios measured in rounds, by some clocks.
+"""Decide if an engine is slower than another, from logarithms of ratios measured in rounds, by some clocks.
 
 The gate compares a candidate with the accepted engine, and ONNX Runtime's builder compares settings with the defaults.
 """
@@ -40,8 +40,8 @@ class StartNoise(Record):
     def pooled(cls, engines: Sequence[Starts]) -> "StartNoise | None":
         """The variance within the latest of these engines; None if they have too few starts."""
         medians = [[np.median(start) for start in starts] for starts in engines[-_LATEST:] if len(starts) > 1]
-        freedom = sum(len(each) - 1 for each in medians)
-        squares = sum(float(np.var(each)) * len(each) for each in medians)
+        freedom = sum(len(engine_medians) - 1 for engine_medians in medians)
+        squares = sum(float(np.var(engine_medians)) * len(engine_medians) for engine_medians in medians)
         return cls(variance=squares / freedom, freedom=freedom) if freedom >= _LEAST_FREEDOM else None
 
 
@@ -59,11 +59,11 @@ class RatioEstimate(Record):
 
 
 def estimate(
-    starts: Starts, limit: float, confidence: float, *, last: bool = False, known: StartNoise | None = None
+    starts: Starts, limit: float, confidence: float, *, last: bool = False, start_noise: StartNoise | None = None
 ) -> RatioEstimate:
     """Estimate a ratio and compare it with the largest allowed one, with a confidence over all looks together.
 
-    ``last`` says that no look follows, which is known from the time spent and not from the ratios. With ``known``
+    ``last`` says that no look follows, which is known from the time spent and not from the ratios. With ``start_noise``
     noise of other engines two starts can decide, unless these differ by more.
     """
     require("scipy")
@@ -78,12 +78,12 @@ def estimate(
     middle = float(values[cut : count - cut].mean())
     noise = float(np.clip(values, values[cut], values[-1 - cut]).std(ddof=1)) if count > 1 else math.inf
     freedom, half = count - 2 * cut - 1, math.inf
-    looks = count - (2 if known else MIN_STARTS) + 1
+    looks = count - (2 if start_noise else MIN_STARTS) + 1
     is_known = count >= MIN_STARTS
-    if known is not None and 1 < count < 8:
+    if start_noise is not None and 1 < count < 8:
         # Where these starts differ more than those of the others, their own variance counts.
-        total = noise**2 * freedom + known.variance * known.freedom
-        freedom, is_known = freedom + known.freedom, True
+        total = noise**2 * freedom + start_noise.variance * start_noise.freedom
+        freedom, is_known = freedom + start_noise.freedom, True
         noise = max(noise, math.sqrt(total / freedom))
     if looks > 0 and is_known:
         # The k-th look that can decide spends half of 1/(k (k+1)) of the error probability, and the last one the other
@@ -107,9 +107,9 @@ def decide_ratio(
     confidence: float,
     *,
     last: bool = False,
-    known: Mapping[Metric, StartNoise] | None = None,
+    start_noise: Mapping[Metric, StartNoise] | None = None,
 ) -> RatioEstimate:
-    """The estimate that decides, of all metrics that may; the one with the shortest interval if none does.
+    """Return the deciding estimate among all metrics; the one with the shortest interval if none decides.
 
     Latency is the claim, so it decides if it can. CPU time hardly depends on other work on the machine, and decides
     where latency is open: it refuses, and it accepts if the estimated latency is within the limit as well, since an
@@ -117,18 +117,21 @@ def decide_ratio(
     """
     # Each of the metrics may decide wrongly, so they share the error probability.
     shared = 1 - (1 - confidence) / len(by_metric)
-    found = [
-        replace(estimate(starts, limit, shared, last=last, known=(known or {}).get(metric)), metric=metric)
+    estimates = [
+        replace(estimate(starts, limit, shared, last=last, start_noise=(start_noise or {}).get(metric)), metric=metric)
         for metric, starts in by_metric.items()
     ]
-    for each in found:
-        if each.decision == "above" or (each.decision == "below" and found[0].ratio <= limit):
-            return each
-    return replace(min(found, key=lambda each: each.high / max(each.low, 1e-300)), decision="open")
+    for metric_estimate in estimates:
+        if metric_estimate.decision == "above" or (metric_estimate.decision == "below" and estimates[0].ratio <= limit):
+            return metric_estimate
+    return replace(
+        min(estimates, key=lambda metric_estimate: metric_estimate.high / max(metric_estimate.low, 1e-300)),
+        decision="open",
+    )
 
 
 def starts_needed(noise: float, change: float, confidence: float) -> int:
-    """Starts that show, four times in five, a change by a factor of more than 1, for a ratio with this noise."""
+    """Return the starts for an 80 % chance to show a change by this factor (above 1), at this noise."""
     require("scipy")
     from scipy import special
 

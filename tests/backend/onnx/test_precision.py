@@ -82,7 +82,7 @@ def test_products_round_their_inputs_to_tf32() -> None:
 def test_casts_are_only_at_inputs_and_outputs() -> None:
     half = lower_precision(models.transformer().proto, "fp16")
 
-    assert half.kept == () and len(half.lowered) == 28
+    assert half.fp32_nodes == () and len(half.lowered) == 28
     assert [n.op_type for n in half.model.graph.node if "Cast" in n.op_type] == ["Cast", "Cast"]
     assert {t.data_type for t in half.model.graph.initializer} == {TensorProto.FLOAT16, TensorProto.INT64}
     no_io = convert_to_fp16(models.transformer().proto, keep_io=False)
@@ -96,7 +96,7 @@ def test_casts_are_only_at_inputs_and_outputs() -> None:
 def test_excluded_nodes_stay_in_fp32(exclude: list[str]) -> None:
     half = lower_precision(models.conv_net().proto, "fp16", exclude=exclude)
 
-    assert half.kept == ("softmax",)
+    assert half.fp32_nodes == ("softmax",)
     softmax = next(n for n in half.model.graph.node if n.op_type == "Softmax")
     assert softmax.input[0] == "logits_float32" and softmax.output[0] == "scores"
     with pytest.raises(errors.ConfigError, match="sotfmax"):
@@ -193,7 +193,7 @@ def test_index_arithmetic_stays_exact(what: str, to: Literal["fp16", "bf16"]) ->
 
     low = lower_precision(proto, to)
 
-    assert set(kept) <= set(low.kept)
+    assert set(kept) <= set(low.fp32_nodes)
     assert to == "bf16" or low.indices == kept  # BF16 has no sine
     emulate_low_precision(low.model)
     expected, found = run(proto, feed), run(low.model, feed)
@@ -250,7 +250,7 @@ def test_weights_are_stored_in_the_precisions_used() -> None:
 
 
 OUT_OF_RANGE: list[tuple[str, Any, dict[str, object], list[float] | None]] = [
-    ("Div", [1e6, 1.0], {"too_large": ("node",), "kept": ("node",)}, None),
+    ("Div", [1e6, 1.0], {"too_large": ("node",), "fp32_nodes": ("node",)}, None),
     ("Add", [-1e9, 0], {"lowered": ("node",)}, [-65504, 0]),
     ("Add", [float(np.finfo(np.float32).min), 0], {"lowered": ("node",)}, [-65504, 0]),
     ("Add", [np.inf, np.nan], {"lowered": ("node",)}, [np.inf, np.nan]),
@@ -309,7 +309,7 @@ def test_any_exclusion_gives_a_valid_model(
     lowered = lower_precision(proto, to, keep_io=keep_io, exclude=[f"n{i}" for i in kept if i < len(steps)])
 
     onnx.checker.check_model(lowered.model, full_check=True)
-    assert sorted([*lowered.lowered, *lowered.kept]) == sorted(f"n{i}" for i in range(len(steps)))
+    assert sorted([*lowered.lowered, *lowered.fp32_nodes]) == sorted(f"n{i}" for i in range(len(steps)))
     wanted = DataType.FLOAT32 if keep_io else DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
     assert {spec.dtype for spec in Model.from_proto(lowered.model).info.outputs} == {wanted}
 

@@ -58,7 +58,7 @@ def session(rng: np.random.Generator, ratio: float, noise: float, engines: int =
         values = np.log(ratio) + noise * rng.normal(size=12)
         for count in range(1, 13):
             starts = tuple((float(value),) for value in values[:count])
-            found = estimate(starts, 1.2, 0.99, last=count == 12, known=StartNoise.pooled(done))
+            found = estimate(starts, 1.2, 0.99, last=count == 12, start_noise=StartNoise.pooled(done))
             if found.decision != "open":
                 break
         done.append(starts)
@@ -80,8 +80,8 @@ def test_known_noise_halves_the_starts() -> None:
 def test_larger_noise_than_known_decides_nothing() -> None:
     known = StartNoise(variance=1e-4, freedom=12)
 
-    assert estimate(((0.0,), (0.01,)), 1.2, 0.99, known=known).decision == "below"
-    assert estimate(((-0.15,), (0.15,)), 1.2, 0.99, known=known).decision == "open"
+    assert estimate(((0.0,), (0.01,)), 1.2, 0.99, start_noise=known).decision == "below"
+    assert estimate(((-0.15,), (0.15,)), 1.2, 0.99, start_noise=known).decision == "open"
 
 
 def test_all_looks_spend_the_error_once() -> None:

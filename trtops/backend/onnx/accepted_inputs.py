@@ -1,4 +1,4 @@
-"""What a model accepts for its inputs: row numbers of embeddings, known words, masks that hide nothing, sizes."""
+"""Inputs accepted by a model: row numbers of embeddings, words, masks with nothing hidden, sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import onnx
 
 # The outputs of these are values of their first input, in other places.
-_MOVING = frozenset(
+_PASS_THROUGH_OPS = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
 _VOCABULARIES = {"CategoryMapper": "cats_strings", "LabelEncoder": "keys_strings", "OneHotEncoder": "cats_strings"}
@@ -36,9 +36,9 @@ class AcceptedInputs:
 
 
 def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
-    """The values and sizes that a model accepts, as far as its main graph shows; large weights may be missing."""
+    """Return the values and sizes accepted by a model's main graph; large weights may be missing."""
     constants = walk.constant_tensors(model.graph)
-    found = AcceptedInputs()
+    accepted = AcceptedInputs()
     source = {value.name: value.name for value in model.graph.input if value.name not in constants}
     inputs, shifted = set(source), dict(source)
     shapes = {value.name: value.type.tensor_type.shape for value in model.graph.input}
@@ -46,40 +46,40 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
     for value in model.graph.input:
         kind = value.type.tensor_type.elem_type
         if value.name in source and kind == TensorProto.STRING:
-            found.words[value.name] = _SOME_WORDS
+            accepted.words[value.name] = _SOME_WORDS
         elif value.name in source and value.name.endswith("attention_mask") and kind in _MASK_TYPES:
-            found.ranges[value.name] = (1, 1)
+            accepted.ranges[value.name] = (1, 1)
     for index in walk.execution_order(model.graph.node):
         node = model.graph.node[index]
         if not node.input or not node.output:
             continue
-        if node.op_type in _MOVING and node.input[0] in source:
+        if node.op_type in _PASS_THROUGH_OPS and node.input[0] in source:
             source[node.output[0]] = source[node.input[0]]
         name = node.input[0]
         if node.op_type == "Add" and len(node.input) == 2:
-            for one, other in (node.input, node.input[::-1]):
-                if one in shifted and other in constants:
-                    shifted[node.output[0]] = shifted[one]
-        if node.op_type in _MOVING and name in shifted:
+            for left, right in (node.input, node.input[::-1]):
+                if left in shifted and right in constants:
+                    shifted[node.output[0]] = shifted[left]
+        if node.op_type in _PASS_THROUGH_OPS and name in shifted:
             shifted[node.output[0]] = shifted[name]
         if node.op_type in _OF_POSITIVE and name in shifted:
-            found.ranges[shifted[name]] = (0.1, 1.0)
+            accepted.ranges[shifted[name]] = (0.1, 1.0)
         if node.op_type == "Equal":
-            for one, other in (node.input, node.input[::-1]):
+            for left, right in (node.input, node.input[::-1]):
                 # A mode of the model, such as a sample rate, has one of the numbers that it is compared with.
-                if source.get(one) in scalars and other in constants and math.prod(constants[other].dims) == 1:
-                    mode = float(tensor_array(constants[other]).reshape(-1)[0])
-                    found.ranges.setdefault(source[one], (mode, mode))
+                if source.get(left) in scalars and right in constants and math.prod(constants[right].dims) == 1:
+                    mode = float(tensor_array(constants[right]).reshape(-1)[0])
+                    accepted.ranges.setdefault(source[left], (mode, mode))
         if name in inputs and len(node.input) > 1 and node.input[1] in constants:
             dims = constants[node.input[1]].dims
             if node.op_type in _SIZED_BY_WEIGHTS and len(dims) > 2:
-                axis, place = _SIZED_BY_WEIGHTS[node.op_type]
+                axis, weight_axis = _SIZED_BY_WEIGHTS[node.op_type]
                 groups = walk.int_attribute(node, "group", 1) if node.op_type == "Conv" else 1
-                found.sizes.setdefault(name, {})[axis] = dims[place] * max(groups, 1)
+                accepted.sizes.setdefault(name, {})[axis] = dims[weight_axis] * max(groups, 1)
             elif node.op_type == "MatMul" and len(dims) > 1:
-                found.sizes.setdefault(name, {})[-1] = dims[-2]
+                accepted.sizes.setdefault(name, {})[-1] = dims[-2]
             elif node.op_type == "Gemm" and len(dims) == 2 and not walk.int_attribute(node, "transA", 0):
-                found.sizes.setdefault(name, {})[1] = dims[1 if walk.int_attribute(node, "transB", 0) else 0]
+                accepted.sizes.setdefault(name, {})[1] = dims[1 if walk.int_attribute(node, "transB", 0) else 0]
         # Numbers between 0 and 1 are fine for most inputs. An integer that selects rows of a table is different: random
         # data should select from all rows, and from nothing else.
         if walk.is_onnx_op(node, "Gather") and len(node.input) > 1 and node.input[0] in constants:
@@ -87,9 +87,10 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
             axis = walk.int_attribute(node, "axis", 0)
             if node.input[1] in source and -len(dims) <= axis < len(dims) and dims[axis] > 0:
                 name = source[node.input[1]]
-                found.ranges[name] = (0, min(found.ranges.get(name, (0, dims[axis] - 1))[1], dims[axis] - 1))
+                accepted.ranges[name] = (0, min(accepted.ranges.get(name, (0, dims[axis] - 1))[1], dims[axis] - 1))
         vocabulary = _VOCABULARIES.get(node.op_type)
-        words = [text for attribute in node.attribute if attribute.name == vocabulary for text in attribute.strings]
-        if words and node.input[0] in source:
-            found.words[source[node.input[0]]] = tuple(text.decode("utf-8", "replace") for text in words)
-    return found
+        for attribute in node.attribute:
+            if attribute.name == vocabulary and attribute.strings and node.input[0] in source:
+                words = (text.decode("utf-8", "replace") for text in attribute.strings)
+                accepted.words[source[node.input[0]]] = tuple(words)
+    return accepted

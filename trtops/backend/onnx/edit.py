@@ -17,41 +17,43 @@ log = logging.getLogger(__name__)
 
 
 def tensor_names(graph: onnx.GraphProto) -> list[str]:
-    """Names of the tensors that a graph's nodes produce, in order, without those of Constant nodes."""
-    made = (name for node in graph.node if node.op_type != "Constant" for name in node.output if name)
-    return list(dict.fromkeys(made))
+    """Return the names of the tensors produced by a graph's nodes, in order, without those of Constant nodes."""
+    return list(dict.fromkeys(walk.produced(node for node in graph.node if node.op_type != "Constant")))
 
 
 def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
     """Make these tensors the outputs, in this order; names or shell patterns, or :data:`trtops.patterns.MARK_ALL`."""
     graph = model.graph
-    made = tensor_names(graph)
+    produced = tensor_names(graph)
     if is_mark_all(outputs):
-        wanted = made
+        selected = produced
     else:
         # A plain name may be an input or a constant; a pattern does not match those.
-        plain = {value.name for value in graph.input} | {name for node in graph.node for name in node.output if name}
-        wanted = list(dict.fromkeys(n for o in outputs for n in ([o] if o in plain else expand([o], made))))
-    if not wanted:
+        plain = walk.names_of(graph.input).union(walk.produced(graph.node))
+        selected = []
+        for output in outputs:
+            selected += [output] if output in plain else expand([output], produced)
+        selected = list(dict.fromkeys(selected))
+    if not selected:
         raise errors.ConfigError("No outputs were selected; name at least one tensor.")
     shapes.infer_shapes(model)
     declared = shapes.values(graph)
-    new = [walk.copy_of(declared.get(name) or helper.make_empty_tensor_value_info(name)) for name in wanted]
+    new = [walk.copy_of(declared.get(name) or helper.make_empty_tensor_value_info(name)) for name in selected]
     del graph.output[:]
     graph.output.extend(new)
 
 
 def outputs_of_types(graph: onnx.GraphProto, types: Iterable[str]) -> list[str]:
-    """Names of the tensors that nodes of these types produce, ignoring case, in order of the types."""
+    """Return the names of the tensors produced by nodes of these types, ignoring case, in order of the types."""
     by_type: dict[str, list[str]] = {}
     for node in graph.node:
         by_type.setdefault(node.op_type.lower(), []).extend(filter(None, node.output))
     result: list[str] = []
-    for wanted in types:
-        if wanted.lower() not in by_type:
+    for op_type in types:
+        if op_type.lower() not in by_type:
             present = dict.fromkeys(node.op_type for node in graph.node)
-            raise errors.ConfigError(f"The model has no {wanted!r} nodes. {errors.near(wanted, present)}")
-        result += by_type[wanted.lower()]
+            raise errors.ConfigError(f"The model has no {op_type!r} nodes. {errors.near(op_type, present)}")
+        result += by_type[op_type.lower()]
     return result
 
 
@@ -100,11 +102,12 @@ def extract(
         del graph.output[:]
         graph.output.extend(ends)
     walk.remove_unused(graph)
-    known = {value.name for value in graph.input} | walk.initializer_names(graph)
-    known.update(name for node in graph.node for name in node.output)
-    read = {name: walk.label(node) for node in graph.node for name in walk.uses(node)}
-    read.update((value.name, "the outputs") for value in graph.output)
-    missing = [f"{name!r} (for {where})" for name, where in read.items() if name not in known]
+    available = walk.defined(graph)
+    readers: dict[str, str] = {}
+    for node in graph.node:
+        readers.update(dict.fromkeys(walk.uses(node), walk.label(node)))
+    readers.update((value.name, "the outputs") for value in graph.output)
+    missing = [f"{name!r} (for {reader})" for name, reader in readers.items() if name not in available]
     if missing:
         raise errors.ConfigError(f"The part also needs {', '.join(missing)}. Add them to its inputs.")
 
@@ -124,16 +127,15 @@ def insert_node(
     domain: str = "",
     attributes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Insert a node between tensors, replacing the producers of its outputs; nodes that are then unused are removed.
+    """Insert a node between tensors, replacing the producers of its outputs, and remove unused nodes.
 
     A tensor that is both input and output is passed through the node: its readers read the node's result instead. An
     output of the model keeps its name. A domain that the model does not import is imported as version 1.
     """
     graph = model.graph
-    known = {value.name for value in graph.input} | walk.initializer_names(graph)
-    known |= {tensor for node in graph.node for tensor in node.output if tensor}
+    tensors = sorted(walk.defined(graph))
     for tensor in (*inputs, *outputs):
-        errors.check_known(tensor, sorted(known), "The model has no tensor")
+        errors.check_known(tensor, tensors, "The model has no tensor")
     reads, makes = list(inputs), list(outputs)
     for i, tensor in enumerate(outputs):
         if tensor in inputs:
@@ -158,7 +160,7 @@ def insert_node(
 
 
 def _split_tensor(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
-    """Split a tensor in two for a node between them; returns the names that the node reads and produces."""
+    """Split a tensor in two for a node between them; returns the names of the node's input and output."""
     is_output = any(value.name == tensor for value in graph.output)
     if is_output and any(item.name == tensor for item in (*graph.input, *graph.initializer)):
         raise errors.ConfigError(f"{tensor!r} is an input or weight and an output at once; name another.")
@@ -172,7 +174,7 @@ def _split_tensor(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
 
 def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Shape]) -> None:
     """Give inputs other shapes, and remove the declared shapes of all other tensors; infer them again afterwards."""
-    inputs = {value.name: value for value in model.graph.input}
+    inputs = walk.by_name(model.graph.input)
     for name, shape in input_shapes.items():
         errors.check_known(name, inputs, "The model has no input")
         value = inputs[name]
@@ -188,7 +190,7 @@ def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Sha
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:
-    """Sort nodes in order of execution, in sub-graphs too; True if that changed anything."""
+    """Sort nodes in order of execution, in sub-graphs too; True if their order changed."""
     changed = False
     for graph in walk.graphs(model.graph):
         order = walk.execution_order(graph.node)
@@ -203,17 +205,17 @@ _SIZE_INPUTS = {"Range": 1, "Pad": 1, "Resize": 3, "Tile": 1, "Expand": 1}
 
 
 def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
-    """Names of the tensors that determine a size at run time without a bound, in the order of the nodes that read them.
+    """Return the names of unbounded tensors used as sizes at run time, in the order of their readers.
 
     Shapes must have been inferred. A tensor that Min produces counts as bounded.
     """
     graph = model.graph
     constants = walk.initializer_names(graph)
-    constants |= {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+    constants.update(walk.produced(node for node in graph.node if node.op_type == "Constant"))
     maker = walk.makers(graph.node)
-    known_dims = {dim for value in graph.input for dim in _dynamic_dims(value)}
+    known_dims: set[str] = set().union(*map(_dynamic_dims, graph.input))
     declared = shapes.values(graph)
-    found: dict[str, None] = {}
+    unbounded: dict[str, None] = {}
     for index in walk.execution_order(graph.node):
         node = graph.node[index]
         has_new_dim = False
@@ -230,8 +232,8 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
             continue
         size = node.input[position]
         if size and size not in constants and size in maker and maker[size].op_type != "Min":
-            found[size] = None
-    return list(found)
+            unbounded[size] = None
+    return list(unbounded)
 
 
 def _dynamic_dims(value: onnx.ValueInfoProto) -> set[str]:
@@ -241,7 +243,7 @@ def _dynamic_dims(value: onnx.ValueInfoProto) -> set[str]:
 
 
 def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) -> dict[str, int]:
-    """Insert Min after tensors that determine sizes at run time, so that a builder knows their upper bounds.
+    """Insert Min after tensors used as sizes at run time, to give builders their upper bounds.
 
     Constants must be folded and shapes inferred. ``bounds`` is one bound for all such tensors, or bounds by name, with
     ``""`` for all others. Returns the bounds set, by tensor name.
@@ -250,9 +252,9 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
     unbounded = unbounded_tensors(model)
     per_name = dict(bounds) if isinstance(bounds, Mapping) else {"": bounds}
     default = per_name.pop("", None)
-    made = tensor_names(graph)
+    produced = tensor_names(graph)
     for name in per_name:
-        errors.check_known(name, made, "No node produces a tensor")
+        errors.check_known(name, produced, "No node produces a tensor")
         if name not in unbounded:
             log.warning("Tensor %r is already bounded; a further bound is set.", name)
     chosen = {name: per_name.get(name, default) for name in dict.fromkeys([*unbounded, *per_name])}

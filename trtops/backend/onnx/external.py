@@ -53,7 +53,7 @@ class ExternalData:
     length: int
 
     def blocks(self, at_most: int = BLOCK) -> Iterator[bytes]:
-        """The bytes, in blocks of at most 1 MiB or as given; a file that ends early raises InvalidModelError."""
+        """Yield the bytes in blocks (default: 1 MiB); InvalidModelError if the file ends early."""
         left = self.length
         try:
             with open(self.path, "rb") as file:
@@ -85,7 +85,7 @@ def is_stripped(tensor: onnx.TensorProto) -> bool:
 
 
 def mark_left_out(tensor: onnx.TensorProto) -> None:
-    """Mark a tensor without values as external, in a file that does not exist, so that ONNX's checks accept it."""
+    """Mark a tensor without values as external in a nonexistent file, to pass ONNX's checks."""
     tensor.data_location = TensorProto.EXTERNAL
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value="left-out")
@@ -100,14 +100,14 @@ def anchor(model: onnx.ModelProto, folder: Path) -> None:
         if not is_external(tensor) or is_anchored(tensor):
             continue
         if (expected_bytes(tensor) or 0) > _SMALL_BYTES:
-            place = locate(tensor, folder)
-            put_place(tensor, f"{_ANCHOR}{place.path}", place.offset, place.length)
+            location = locate(tensor, folder)
+            put_place(tensor, f"{_ANCHOR}{location.path}", location.offset, location.length)
         else:
             load(tensor, folder)
 
 
 def write_anchored(tensor: onnx.TensorProto, data: bytes, file: Path) -> None:
-    """Append a tensor's raw bytes to a file, which must outlive the tensor, and anchor the tensor there."""
+    """Append a tensor's raw bytes to a file and anchor the tensor there; the file must outlive the tensor."""
     with open(file, "ab") as target:
         target.write(bytes(-target.tell() % ALIGNMENT))
         offset = target.tell()
@@ -123,7 +123,7 @@ def is_anchored(tensor: onnx.TensorProto) -> bool:
 
 
 def put_place(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    """Set where an external tensor's bytes are."""
+    """Set the location of an external tensor's bytes."""
     tensor.ClearField("external_data")
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
@@ -131,7 +131,7 @@ def put_place(tensor: onnx.TensorProto, location: str, offset: int, length: int)
 
 
 def expected_bytes(tensor: onnx.TensorProto) -> int | None:
-    """The number of bytes that a tensor's raw data must have; None for strings and unknown types."""
+    """Return the size of a tensor's raw data in bytes; None for strings and unknown types."""
     try:
         bits = _ELEMENT_BITS.get(TensorProto.DataType.Name(tensor.data_type))
     except ValueError:
@@ -178,7 +178,7 @@ def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData
 
 
 def _path_inside(tensor: str, location: str, folder: Path) -> Path:
-    """The file at a location, which must lie inside the folder."""
+    """Return the file at a location; InvalidModelError if it is outside the folder or missing."""
     pure = PurePosixPath(location)
     if not location or "\0" in location or pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts:
         raise errors.InvalidModelError(
@@ -197,9 +197,9 @@ def _path_inside(tensor: str, location: str, folder: Path) -> Path:
             "file itself next to the model."
         )
     if not path.is_file():
-        found = "is not a file" if path.exists() else "does not exist"
+        problem = "is not a file" if path.exists() else "does not exist"
         raise errors.InvalidModelError(
-            f"Tensor {tensor!r} has its data in {location!r}, which {found} in {folder}. Copy it next to the model."
+            f"Tensor {tensor!r} has its data in {location!r}, which {problem} in {folder}. Copy it next to the model."
         )
     return path
 

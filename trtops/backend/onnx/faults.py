@@ -1,4 +1,4 @@
-"""Faults in a model that extra inputs switch on, so that one session runs all of them, one at a time.
+"""Faults in a model, switched on by extra inputs: one session runs all of them, one at a time.
 
 Weights are multiplied by a mask, biases by a factor, and activations are rolled and clipped by amounts that are inputs.
 With the neutral values of these inputs the model computes what it did before, up to rounding: ONNX Runtime packs only
@@ -43,7 +43,7 @@ _OPSETS: dict[Part, int] = {"weight": 7, "bias": 7, "range": 8, "shift": 11}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a fault can be planted: an input of a node, or a tensor that a node produces."""
+    """A possible fault: at an input of a node, or at a tensor produced by a node."""
 
     part: Part
     node: onnx.NodeProto
@@ -55,7 +55,7 @@ class Place:
     channels: tuple[int, ...] = ()  # those of a weight that are not zero
 
     def value(self, factor: float | None = None, channel: int = 0) -> Array:
-        """The value of the place's input, which switches the fault off or, with a factor, on.
+        """Return the value of the place's input: neutral without a factor, else a fault.
 
         The factor is for a bias, for the ends of a range, or for one channel of a weight; a shift is by one.
         """
@@ -79,7 +79,7 @@ class _Constant:
     tensor: onnx.TensorProto | None = None  # None if nodes compute it
 
     def channels(self, axis: int) -> tuple[int, ...]:
-        """The channels along an axis that are not zero; all if the values are not at hand."""
+        """Return the channels along an axis with values other than zero; all if the values are not at hand."""
         if self.tensor is None:
             return tuple(range(self.dims[axis]))
         array = np.moveaxis(numpy_helper.to_array(self.tensor), axis, 0)
@@ -87,7 +87,7 @@ class _Constant:
 
 
 class FaultyModel:
-    """A model with faults that inputs switch on. ``proto`` is changed in place and must hold its weights.
+    """A model with faults switched by inputs. ``proto`` is changed in place and must hold its weights.
 
     ``input_shapes`` are shapes of a feed, by the names of the inputs. Bodies of If and Scan are covered, those of Loop,
     which a fault could keep from ending, are not.
@@ -112,8 +112,8 @@ class FaultyModel:
             if value.type.HasField("tensor_type")
         }
         opset = walk.opset(proto)
-        found = [place for place in self._places(proto.graph, {}) if opset >= _OPSETS[place.part]]
-        self.places: dict[Part, list[Place]] = {part: [p for p in found if p.part == part] for part in _OPSETS}
+        sites = [site for site in self._places(proto.graph, {}) if opset >= _OPSETS[site.part]]
+        self.places: dict[Part, list[Place]] = {part: [p for p in sites if p.part == part] for part in _OPSETS}
 
     def _places(self, graph: onnx.GraphProto, outer: Mapping[str, _Constant]) -> Iterator[Place]:
         tensors = walk.constant_tensors(graph)
@@ -139,10 +139,10 @@ class FaultyModel:
                 yield Place("bias", node, graph, bias, constants[bias].element)
             # In bodies no types are inferred, but a layer's output has the type of its weights.
             inner = graph is not self.proto.graph
-            made = {name: 0 if inner else self._element(name) for name in node.output if name}
+            element_types = {name: 0 if inner else self._element(name) for name in node.output if name}
             if weights:
-                made[node.output[0]] = weights[0][2].element
-            for name, element in made.items():
+                element_types[node.output[0]] = weights[0][2].element
+            for name, element in element_types.items():
                 if element not in _FLOATS:
                     continue
                 yield Place("range", node, graph, name, element)
@@ -163,18 +163,18 @@ class FaultyModel:
         return tuple(dim.dim_value for dim in declared.shape.dim)
 
     def _axes(self, node: onnx.NodeProto, name: str) -> list[int]:
-        """The spatial axes or the sequence axis of a tensor that are longer than 1, as far as known."""
+        """Return the spatial axes or the sequence axis of a tensor, without axes known to have length 1."""
         dims = self._dims(name)
         if dims is None:
             return [-1] if node.op_type in _SPATIAL else []
         axes = range(2, len(dims)) if node.op_type in _SPATIAL else range(len(dims) - 2, len(dims) - 1)
         return [axis for axis in axes if axis >= 1 and dims[axis] != 1]
 
-    def switch(self, place: Place) -> str:
-        """Add the nodes of a place, once; returns the input that switches its faults."""
-        key = (place.part, id(place.node), place.tensor, place.axis)
+    def switch(self, site: Place) -> str:
+        """Add the nodes of a place, once; returns the name of the input for its faults."""
+        key = (site.part, id(site.node), site.tensor, site.axis)
         if key not in self._switches:
-            self._switches[key] = self._add(place)
+            self._switches[key] = self._add(site)
         return self._switches[key]
 
     def finish(self) -> onnx.ModelProto:
@@ -182,24 +182,24 @@ class FaultyModel:
         sort_nodes(self.proto)
         return self.proto
 
-    def _add(self, place: Place) -> str:
-        name, graph = place.tensor, place.graph
+    def _add(self, site: Place) -> str:
+        name, graph = site.tensor, site.graph
         switch = self._fresh(f"{name}_fault")
-        self.neutral[switch] = neutral = place.value()
+        self.neutral[switch] = neutral = site.value()
         self.proto.graph.input.append(
             helper.make_tensor_value_info(switch, helper.np_dtype_to_tensor_dtype(neutral.dtype), neutral.shape)
         )
-        if place.part in ("weight", "bias"):
-            walk.rename(place.node.input, name, self._node(graph, "Mul", [name, switch]))
+        if site.part in ("weight", "bias"):
+            walk.rename(site.node.input, name, self._node(graph, "Mul", [name, switch]))
             return switch
         # The tensor keeps its name, so that its readers and the model's outputs get what the last node makes.
         before = self._fresh(f"{name}_before_fault")
         producer = next(node for node in graph.node if name in node.output)
         walk.rename(producer.output, name, before)
-        if place.part == "shift":
-            first, last, axis = (self._number(number) for number in (0, 2**63 - 1, place.axis))
+        if site.part == "shift":
+            first, last, axis = (self._number(number) for number in (0, 2**63 - 1, site.axis))
             rolled = [self._node(graph, "Slice", [before, *ends, axis]) for ends in ((switch, last), (first, switch))]
-            graph.node.append(helper.make_node("Concat", rolled, [name], axis=place.axis))
+            graph.node.append(helper.make_node("Concat", rolled, [name], axis=site.axis))
         else:
             ends = [self._node(graph, op, [before], keepdims=0) for op in ("ReduceMin", "ReduceMax")]
             low, high = (self._node(graph, "Mul", [end, switch]) for end in ends)
@@ -207,9 +207,9 @@ class FaultyModel:
         return switch
 
     def _node(self, graph: onnx.GraphProto, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        made = self._fresh(f"{inputs[0]}_{op.lower()}")
-        graph.node.append(helper.make_node(op, inputs, [made], **attributes))
-        return made
+        output = self._fresh(f"{inputs[0]}_{op.lower()}")
+        graph.node.append(helper.make_node(op, inputs, [output], **attributes))
+        return output
 
     def _number(self, number: int) -> str:
         if number not in self._numbers:
@@ -219,7 +219,7 @@ class FaultyModel:
 
 
 def _weights(node: onnx.NodeProto, constants: Mapping[str, _Constant]) -> Iterator[tuple[int, int, _Constant]]:
-    """The weights of a node: the position of each, its axis of channels, and what is known of it."""
+    """Yield the weights of a node: the position of each, its axis of channels, and its known properties."""
     for position, axis in _WEIGHTS.get(node.op_type, {}).items():
         constant = constants.get(node.input[position]) if position < len(node.input) else None
         if constant is None or constant.element not in _FLOATS or not all(constant.dims):
@@ -231,7 +231,7 @@ def _weights(node: onnx.NodeProto, constants: Mapping[str, _Constant]) -> Iterat
 
 
 def _bias(node: onnx.NodeProto, constants: Mapping[str, _Constant]) -> str | None:
-    """The bias that a node adds, if it is not zero."""
+    """Return the name of the bias added by a node, if it is not zero."""
     names: list[str] = list(node.input[_BIASES[node.op_type] :][:1]) if node.op_type in _BIASES else []
     if node.op_type == "Add":
         names = [n for n in node.input if n in constants and sum(d > 1 for d in constants[n].dims) == 1]

@@ -1,4 +1,4 @@
-"""Constant folding: values that do not depend on a model's inputs are computed once and become weights.
+"""Constant folding: values independent of a model's inputs are computed once and become weights.
 
 Shapes are constant where shape inference knows them, also partly. ONNX Runtime computes the values. A node that it
 cannot evaluate stays, with everything that depends on it; the rest is folded all the same.
@@ -103,47 +103,49 @@ class _Folding:
 
     @cached_property
     def fresh_name(self) -> walk.FreshNames:
-        """Makes names that are new in the whole model."""
+        """Generator of names not used anywhere in the model."""
         return walk.FreshNames(self.model.graph)
 
     def fold_graph(self, graph: onnx.GraphProto, scope: str = "", outer: KnownTensors | None = None) -> bool:
         """One pass over a graph and its bodies; True if it changed something."""
         outer = outer or KnownTensors({})
-        weights = walk.visible(outer.weights, graph, {tensor.name: tensor for tensor in graph.initializer})
-        known = KnownTensors(weights, walk.visible(outer.declared, graph, shapes.values(graph)))
+        weights = walk.visible(outer.weights, graph, walk.by_name(graph.initializer))
+        tensors = KnownTensors(weights, walk.visible(outer.declared, graph, shapes.values(graph)))
         stuck = len(self.stuck)
-        graph_pass = _GraphPass(self, graph, scope, known)
+        graph_pass = _GraphPass(self, graph, scope, tensors)
         folded = graph_pass.run()
-        outputs = {value.name for value in graph.output}
+        outputs = walk.names_of(graph.output)
         # Shape inference reads Constant nodes, and no other floating-point values, so these reveal no more shapes.
         unread = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
         unread.update(name for name, tensor in folded.items() if tensor.data_type in walk.FLOATING)
-        unread.difference_update(n for node in graph.node if node.op_type in _READ_SCALES for n in node.input)
+        unread.difference_update(*(node.input for node in graph.node if node.op_type in _READ_SCALES))
         # Nodes that only folded ones needed are removed later, by remove_unused.
         walk.keep_places(graph.node, {i for i, node in enumerate(graph.node) if folded.keys().isdisjoint(node.output)})
         # Not every parser accepts a weight as an output, so a Constant node produces it.
-        made = [(n, t) for n, t in folded.items() if n in outputs]
-        graph.node.extend(helper.make_node("Constant", [], [n], name=f"{n}_constant", value=t) for n, t in made)
-        self.replaced += len(made)
+        constant_outputs = [(n, t) for n, t in folded.items() if n in outputs]
+        graph.node.extend(
+            helper.make_node("Constant", [], [n], name=f"{n}_constant", value=t) for n, t in constant_outputs
+        )
+        self.replaced += len(constant_outputs)
         graph.initializer.extend(tensor for name, tensor in folded.items() if name not in outputs)
         # A node that got stuck counts as a change: what would have been computed with it is tried again without it.
         changed = graph_pass.inlined or not unread.issuperset(folded) or len(self.stuck) > stuck
         for node in graph.node:
             for attribute, body in walk.named_bodies(node):
-                changed |= self.fold_graph(body, walk.body_scope(scope, node.name, node.output, attribute), known)
+                changed |= self.fold_graph(body, walk.body_scope(scope, node.name, node.output, attribute), tensors)
                 walk.remove_unused(body)
         return changed
 
     def lacks_dims(self) -> bool:
-        """Whether more could be folded if the dimensions that ONNX does not infer were known."""
+        """Return True if dimensions not inferred by ONNX prevent further folding."""
         assumed = shapes.computed_dims(self.model.graph)
         for graph in walk.graphs(self.model.graph) if assumed else ():
-            known = KnownTensors({t.name: t for t in graph.initializer}, shapes.values(graph), assumed)
+            tensors = KnownTensors(walk.by_name(graph.initializer), shapes.values(graph), assumed)
             makers = walk.makers(graph.node)
             for index in walk.execution_order(graph.node):
                 node = graph.node[index]
-                sizes = known.learn_sizes(node)
-                if walk.is_onnx_op(node, "Shape", "Size") and known.dims(node.input[0]) is None:
+                sizes = tensors.learn_sizes(node)
+                if walk.is_onnx_op(node, "Shape", "Size") and tensors.dims(node.input[0]) is None:
                     if node.input[0] in makers:
                         return True
                 elif sizes is not None:
@@ -153,7 +155,7 @@ class _Folding:
 
 @dataclass
 class _GraphPass:
-    """One pass over one graph, without its bodies: in order of execution, so that a chain folds in one pass.
+    """One pass over one graph in order of execution, without its bodies; a chain folds in one pass.
 
     What folds may determine the shape of what a later node returns, from which more folds. So shapes are inferred
     along the way, for the nodes that read something that became known in this pass.
@@ -162,7 +164,7 @@ class _GraphPass:
     folding: _Folding
     graph: onnx.GraphProto
     scope: str
-    known: KnownTensors
+    tensors: KnownTensors
     inlined: bool = False  # whether an If was replaced by a branch
     folded: dict[str, onnx.TensorProto] = field(default_factory=dict)
     # Nodes whose results are constant and not computed yet, and the index in this list by output.
@@ -171,8 +173,8 @@ class _GraphPass:
     fresh: set[str] = field(default_factory=set)  # tensors of which more is known than before this pass
 
     def run(self) -> dict[str, onnx.TensorProto]:
-        """The constant outputs of the graph's nodes that others need; recorded in ``known`` as well."""
-        outputs = {value.name for value in self.graph.output}
+        """Return the graph's constant outputs needed by other nodes, and record them in ``tensors``."""
+        outputs = walk.names_of(self.graph.output)
         nodes: list[onnx.NodeProto] = []
         others: list[onnx.NodeProto] = []
         waiting = [self.graph.node[index] for index in reversed(walk.execution_order(self.graph.node))]
@@ -186,7 +188,7 @@ class _GraphPass:
             nodes.append(node)
             tensor = self._known_output(node)
             if tensor is not None:
-                self.known.weights[tensor.name] = tensor
+                self.tensors.weights[tensor.name] = tensor
                 if node.op_type != "Constant" or tensor.name not in outputs:  # such a node would only be written again
                     self.folded[tensor.name] = tensor
                     if node.op_type != "Constant":  # whose values shape inference reads
@@ -208,79 +210,79 @@ class _GraphPass:
 
     def _record(self, folded: Mapping[str, onnx.TensorProto]) -> None:
         self.folded.update(folded)
-        self.known.weights.update(folded)
+        self.tensors.weights.update(folded)
         self.fresh.update(folded)
 
     def _is_evaluated(self, node: onnx.NodeProto) -> bool:
-        return all(name in self.known for name in node.output if name)
+        return all(name in self.tensors for name in node.output if name)
 
     def _taken_branch(self, node: onnx.NodeProto) -> onnx.GraphProto | None:
-        """The branch that an If always takes, if its condition is constant."""
+        """Return the only branch taken by an If; None if its condition is not constant."""
         if not walk.is_onnx_op(node, "If") or not node.input:
             return None
         if self.folding.at_once and node.input[0] in self.pending:
             self._evaluate_now([node.input[0]])
-        if node.input[0] not in self.known:
+        if node.input[0] not in self.tensors:
             return None
-        condition = self.known.array(node.input[0]).reshape(-1)
+        condition = self.tensors.array(node.input[0]).reshape(-1)
         if condition.size != 1:
             return None
         return dict(walk.named_bodies(node)).get("then_branch" if condition[0] else "else_branch")
 
     def _branch_nodes(self, node: onnx.NodeProto, body: onnx.GraphProto) -> list[onnx.NodeProto]:
         """The nodes of a branch under new, unique names, in order; its weights and declarations move to the graph."""
-        made = {name for n in body.node for name in n.output if name}
-        names = sorted(made | walk.initializer_names(body))
+        produced = set(walk.produced(body.node))
+        names = sorted(produced | walk.initializer_names(body))
         renamed = {name: self.folding.fresh_name(f"{walk.node_name(node)}/{name}") for name in names}
         # A branch may return one tensor twice, a weight, or a tensor from outside: these are copied at the end.
-        direct = {inside.name: outside for inside, outside in zip(body.output, node.output) if inside.name in made}
+        direct = {inside.name: outside for inside, outside in zip(body.output, node.output) if inside.name in produced}
         renamed |= {name: outside for name, outside in direct.items() if outside}
         copy = walk.copy_of(body)
         walk.rename_uses(copy, renamed)
         for tensor in copy.initializer:
             tensor.name = renamed[tensor.name]
-            self.known.weights[tensor.name] = walk.add_copy(self.graph.initializer, tensor)
+            self.tensors.weights[tensor.name] = walk.add_copy(self.graph.initializer, tensor)
         for sparse in copy.sparse_initializer:
             sparse.values.name = renamed[sparse.values.name]
             walk.add_copy(self.graph.sparse_initializer, sparse)
         for value in copy.value_info:
             if value.name in renamed and value.name not in direct:
                 value.name = renamed[value.name]
-                self.known.declared[value.name] = walk.add_copy(self.graph.value_info, value)
+                self.tensors.declared[value.name] = walk.add_copy(self.graph.value_info, value)
         nodes = [copy.node[index] for index in walk.execution_order(copy.node)]
         for inner in nodes:
             inner.output[:] = [renamed.get(name, name) for name in inner.output]
         for inside, outside in zip(body.output, node.output):
             if outside and direct.get(inside.name) != outside:
                 nodes.append(helper.make_node("Identity", [renamed.get(inside.name, inside.name)], [outside]))
-        self.fresh.update(name for inner in nodes for name in inner.input)
+        self.fresh.update(*(inner.input for inner in nodes))
         return nodes
 
     def _infer_shapes(self, node: onnx.NodeProto) -> None:
-        """Infer the shapes that a node returns, if more of what it reads became known in this pass."""
-        declared = self.known.declared
+        """Infer the shapes of a node's outputs, if this pass added knowledge about its inputs."""
+        declared = self.tensors.declared
         if all(name in declared and shapes.has_sizes(declared[name].type.tensor_type) for name in node.output if name):
             return
         if self.folding.at_once and (sizes := [name for name in node.input if self._may_set_sizes(node, name)]):
             self._evaluate_now(sizes)
         if self.fresh.isdisjoint(node.input):
             return
-        for name, kind in shapes.infer_node(node, self.known, self.folding.model).items():
+        for name, kind in shapes.infer_node(node, self.tensors, self.folding.model).items():
             if name not in declared:
                 declared[name] = self.graph.value_info.add(name=name)
             if shapes.refine(declared[name].type, kind):
                 self.fresh.add(name)
 
     def _may_set_sizes(self, node: onnx.NodeProto, name: str) -> bool:
-        """Whether a constant that is not computed yet may determine the shape that a node returns."""
+        """Return True if a constant not computed yet may determine the shapes of a node's outputs."""
         if name not in self.pending:
             return False
-        value = self.known.declared.get(name)
+        value = self.tensors.declared.get(name)
         is_floating = value is None or value.type.tensor_type.elem_type in walk.FLOATING
         return not is_floating or node.op_type in _READ_SCALES
 
     def _evaluate_now(self, names: Sequence[str]) -> None:
-        """Compute constants with the nodes that they need, and nothing else."""
+        """Compute constants with the nodes they need, and nothing else."""
         needed: set[int] = set()
         ahead = [*names]
         while ahead:
@@ -304,10 +306,10 @@ class _GraphPass:
         # The onnx package has no schemas of ONNX Runtime's own operators.
         if domain != "com.microsoft" and not onnx.defs.has(node.op_type, self.folding.versions.get(domain, 0), domain):
             return False
-        return all(name in self.known or name in computed for name in walk.uses(node))
+        return all(name in self.tensors or name in computed for name in walk.uses(node))
 
     def _computable(self, nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
-        """Split nodes into those that can be computed from what is known, and the rest."""
+        """Split nodes into those computable from known tensors, and the rest."""
         computed: set[str] = set()
         ready: list[onnx.NodeProto] = []
         blocked: list[onnx.NodeProto] = []
@@ -319,17 +321,17 @@ class _GraphPass:
                 blocked.append(node)
         return ready, blocked
 
-    def _evaluate_all(self, nodes: list[onnx.NodeProto], wanted: Sequence[str]) -> dict[str, onnx.TensorProto]:
-        """Compute these outputs of the nodes; nodes that cannot be evaluated are recorded as stuck and omitted."""
+    def _evaluate_all(self, nodes: list[onnx.NodeProto], outputs: Sequence[str]) -> dict[str, onnx.TensorProto]:
+        """Compute these outputs of the nodes; failing nodes are recorded as stuck and omitted."""
         # All are computed in one session. If that fails, each half is, down to the nodes at fault: a few more sessions
         # for each of those, where one session per node would take far longer.
-        if not wanted:
+        if not outputs:
             return {}
         try:
-            arrays = self._evaluate_nodes(nodes, wanted)
+            arrays = self._evaluate_nodes(nodes, outputs)
         except errors.InferenceError as exc:
             if len(nodes) > 1:
-                return self._evaluate_halves(nodes, wanted)
+                return self._evaluate_halves(nodes, outputs)
             if not self.folding.error_ok:
                 raise
             log.info("%s is not folded: %s", walk.label(nodes[0]), exc)
@@ -339,49 +341,48 @@ class _GraphPass:
         self.folding.stuck.update((self.scope, node.output[0]) for node in nodes if not large.isdisjoint(node.output))
         return {name: numpy_helper.from_array(array, name) for name, array in arrays.items() if name not in large}
 
-    def _evaluate_halves(self, nodes: list[onnx.NodeProto], wanted: Sequence[str]) -> dict[str, onnx.TensorProto]:
-        """Compute the first half of some nodes, then those of the second half that can be computed from its results."""
+    def _evaluate_halves(self, nodes: list[onnx.NodeProto], outputs: Sequence[str]) -> dict[str, onnx.TensorProto]:
+        """Compute the first half of some nodes, then the part of the second half computable from its results."""
         half = len(nodes) // 2
         first, second = nodes[:half], nodes[half:]
-        folded = self._evaluate_all(first, _outputs_in(first, _names_read(second).union(wanted)))
-        self.known.weights.update(folded)
+        folded = self._evaluate_all(first, _outputs_in(first, {*walk.read(second), *outputs}))
+        self.tensors.weights.update(folded)
         ready, blocked = self._computable(second)
-        return folded | self._evaluate_all(ready, _outputs_in(ready, _names_read(blocked).union(wanted)))
+        return folded | self._evaluate_all(ready, _outputs_in(ready, {*walk.read(blocked), *outputs}))
 
-    def _evaluate_nodes(self, nodes: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> dict[str, Array]:
-        """Compute tensors that constant nodes produce, in one session."""
-        source, known = self.folding.model, self.known
+    def _evaluate_nodes(self, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> dict[str, Array]:
+        """Compute outputs of constant nodes in one session."""
+        source, tensors = self.folding.model, self.tensors
         graph = onnx.GraphProto(name="constants")
         graph.node.extend(nodes)
-        made = {name for node in nodes for name in node.output}
         feed: dict[str, Array] = {}
-        for name in sorted(_names_read(nodes) - made):
-            tensor = known.weights[name]
+        for name in sorted(set(walk.read(nodes)).difference(walk.produced(nodes))):
+            tensor = tensors.weights[name]
             size = external.expected_bytes(tensor)
             # numpy lacks the types beyond UINT64.
             if size is None or size <= _FED_BYTES or tensor.data_type > onnx.TensorProto.UINT64:
                 graph.initializer.append(tensor)
             else:
-                feed[name] = known.array(name)
+                feed[name] = tensors.array(name)
                 graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
-        graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
+        graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs)
         ir_version = max(source.ir_version, 4)  # from which on weights need not be inputs too
         model = helper.make_model(graph, opset_imports=source.opset_import, ir_version=ir_version)
-        try_in_child(with_onnxruntime.evaluate, model, wanted, feed)
-        results = with_onnxruntime.evaluate(model, wanted, feed)
-        for name, result in zip(wanted, results):
+        try_in_child(with_onnxruntime.evaluate, model, outputs, feed)
+        results = with_onnxruntime.evaluate(model, outputs, feed)
+        for name, result in zip(outputs, results):
             if not isinstance(result, np.ndarray):
                 raise errors.InferenceError(f"{name!r} is not a tensor.")
-        return dict(zip(wanted, results))
+        return dict(zip(outputs, results))
 
     def _known_output(self, node: onnx.NodeProto) -> onnx.TensorProto | None:
-        """A node's output if nothing has to be computed for it: a Constant, or sizes that shape inference knows."""
+        """Return a node's output if no computation is needed: of a Constant, or sizes known by shape inference."""
         if walk.is_onnx_op(node, "Constant"):
             return walk.constant_tensor(node)
-        sizes = self.known.learn_sizes(node) if self.folding.fold_shapes else None
+        sizes = self.tensors.learn_sizes(node) if self.folding.fold_shapes else None
         if sizes is None:
             return None
-        declared = self.known.declared.get(node.output[0])
+        declared = self.tensors.declared.get(node.output[0])
         if node.op_type in ("Shape", "Size"):
             element = int(onnx.TensorProto.INT64)
         elif declared is not None and declared.type.tensor_type.elem_type:
@@ -392,8 +393,4 @@ class _GraphPass:
 
 
 def _outputs_in(nodes: Iterable[onnx.NodeProto], read: Collection[str]) -> list[str]:
-    return [name for node in nodes for name in node.output if name in read]
-
-
-def _names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    return {name for node in nodes for name in walk.uses(node)}
+    return [name for name in walk.produced(nodes) if name in read]

@@ -1,4 +1,4 @@
-"""Floating-point tensors that hold indices, lengths or positions, which 16 bit would round to other ones.
+"""Floating-point tensors of indices, lengths or positions, not to be rounded to 16 bit.
 
 FP16 holds whole numbers up to 2,048 and BF16 up to 256. Exporters compute sizes in floating point, such as
 ``Cast -> Div -> Floor -> Cast``, and rounding there changes a shape, the element that is read, or a mask.
@@ -40,34 +40,34 @@ class _Step(NamedTuple):
 
 
 def index_tensors(model: onnx.ModelProto) -> frozenset[ScopedName]:
-    """The floating-point tensors whose rounding would change an integer, a truth value or a position.
+    """Return the floating-point tensors with an effect on integers, truth values or positions if rounded.
 
     They are computed from integers and rounded values only, and reach a Cast to integers, a comparison, a sine, or any
     other node with integer or boolean results. ``model`` has declared types and no functions. Bodies are included.
     """
     constants: set[ScopedName] = set()
     steps = list(_steps(model.graph, "", {}, {}, constants))
-    found: set[ScopedName] = set()
+    integer_valued: set[ScopedName] = set()
     grows = True
     while grows:  # once more for each level of loops
-        before = len(found)
+        before = len(integer_valued)
         for step in steps:
             read = [name for name in step.reads if name not in constants]
-            carried = step.op in _CARRIERS and bool(read) and found.issuperset(read)
-            if step.starts or carried or (not step.op and not found.isdisjoint(read)):
-                found.update(step.makes)
-        grows = len(found) > before
-    wanted: set[ScopedName] = set()
+            carried = step.op in _CARRIERS and bool(read) and integer_valued.issuperset(read)
+            if step.starts or carried or (not step.op and not integer_valued.isdisjoint(read)):
+                integer_valued.update(step.makes)
+        grows = len(integer_valued) > before
+    rounding_sensitive: set[ScopedName] = set()
     grows = True
     while grows:
-        before = len(wanted)
+        before = len(rounding_sensitive)
         for step in reversed(steps):
-            if step.ends or not wanted.isdisjoint(step.makes):
-                wanted.update(found.intersection(step.reads))
-            if step.op in _PERIODIC and found.issuperset(step.reads):
-                wanted.update(step.makes)  # the node itself stays as well
-        grows = len(wanted) > before
-    return frozenset(wanted)
+            if step.ends or not rounding_sensitive.isdisjoint(step.makes):
+                rounding_sensitive.update(integer_valued.intersection(step.reads))
+            if step.op in _PERIODIC and integer_valued.issuperset(step.reads):
+                rounding_sensitive.update(step.makes)  # the node itself stays as well
+        grows = len(rounding_sensitive) > before
+    return frozenset(rounding_sensitive)
 
 
 def _steps(
@@ -92,13 +92,13 @@ def _steps(
         if walk.is_onnx_op(node, "Constant", "ConstantOfShape"):
             constants.update(makes)
         integral = len(makes) < sum(map(bool, node.output))
-        known = walk.is_onnx_op(node)
-        cast = known and node.op_type == "Cast" and not reads
-        starts = bool(makes) and (cast or (known and node.op_type in _ROUNDING))
-        ends = bool(reads) and (integral or (known and node.op_type in _PERIODIC))
+        is_standard = walk.is_onnx_op(node)
+        cast = is_standard and node.op_type == "Cast" and not reads
+        starts = bool(makes) and (cast or (is_standard and node.op_type in _ROUNDING))
+        ends = bool(reads) and (integral or (is_standard and node.op_type in _PERIODIC))
         bodies = list(walk.named_bodies(node))
         if not bodies:
-            yield _Step(node.op_type if known else "custom", reads, makes, starts, ends)
+            yield _Step(node.op_type if is_standard else "custom", reads, makes, starts, ends)
         for attribute, body in bodies:
             inner = walk.body_scope(scope, node.name, node.output, attribute)
             first = 2 if node.op_type == "Loop" else 0

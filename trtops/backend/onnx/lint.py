@@ -87,7 +87,7 @@ class LintReport(Record):
         return all(entry.level == "warning" for entry in self.entries)
 
     def text(self) -> str:
-        """The findings as a table, and the number of nodes that passed."""
+        """Return the findings as a table, and the number of passing nodes."""
         counts = f"{len(self.passing)} nodes pass, {len(self.failing)} fail, {len(self.unchecked)} were not checked."
         if not self.entries:
             return counts
@@ -103,11 +103,13 @@ class LintReport(Record):
         return f"{table(('level', 'found by', 'nodes', 'finding'), rows)}\n\n{counts}"
 
     def to_lint_json(self) -> dict[str, JSONValue]:
-        """The report in Polygraphy's layout, which has no level ``error``; both levels are ``exception``.
+        """Return the report in Polygraphy's layout, without a level ``error``; both levels are ``exception``.
 
         A node of an operator that ONNX Runtime does not know is a warning, and counts as passing.
         """
-        custom = {name for entry in self.entries if entry.level == "warning" and entry.op for name in entry.nodes}
+        custom: set[str] = set().union(
+            *(entry.nodes for entry in self.entries if entry.level == "warning" and entry.op)
+        )
 
         def named(names: Iterable[str]) -> list[JSONValue]:
             return [f"trtops_unnamed_node_{self.unnamed[n]}" if n in self.unnamed else n for n in names]
@@ -131,7 +133,7 @@ class LintReport(Record):
 
 
 def lint(model: onnx.ModelProto | Model | str | Path, feed: Mapping[str, Any] | None = None) -> LintReport:
-    """Check a model or a model file, which need not be valid and is not changed.
+    """Check a model or a model file, valid or not, without changing it.
 
     ONNX and ONNX Runtime run in a child process; a node on which they crash is a finding. Half of the time limit is for
     the whole model, and half for its nodes. Inputs without arrays in ``feed`` get random numbers in [0, 1), ones or
@@ -160,22 +162,22 @@ def lint(model: onnx.ModelProto | Model | str | Path, feed: Mapping[str, Any] | 
                 seconds = time_limit() / 2 if exc.doing == f"running {_WHOLE}" else seconds + started - time.monotonic()
                 if len(deaths) >= _MAX_DEATHS:
                     seconds = 0.0
-                how = str(exc).removeprefix("The child process ").partition(" while ")[0]
-                deaths[exc.doing] = f"ONNX Runtime {how}."
+                crash = str(exc).removeprefix("The child process ").partition(" while ")[0]
+                deaths[exc.doing] = f"ONNX Runtime {crash}."
 
 
 def failing_nodes(path: str | Path, seconds: float = 20.0) -> Iterator[str]:
-    """Describe the nodes of a model file that fail by themselves; each computation is limited to some seconds."""
+    """Describe nodes of a model file with failures of their own; ``seconds`` limits each computation."""
     with limited_time(seconds):
-        found = lint(path).entries
-    for entry in found:
+        entries = lint(path).entries
+    for entry in entries:
         if entry.level != "warning":
             where = f"{', '.join(entry.nodes[:3]) or path}{entry.op and f' ({entry.op})'}"
             yield f"{where}: {' '.join(entry.message.split())}"
 
 
 def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """Read a model file, and the arrays of its large weights, which the model has without values.
+    """Read a model file without the values of its large weights, and the arrays of these.
 
     No copy of the model, or of a node, then copies weights. Those in other files are mapped into memory.
     """
@@ -193,10 +195,10 @@ def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]
             and (external.is_external(tensor) or len(tensor.raw_data) == size)
         ):
             if external.is_external(tensor):
-                place = external.locate(tensor, path.parent)
-                next(place.blocks(at_most=1))  # the file can be read
+                location = external.locate(tensor, path.parent)
+                next(location.blocks(at_most=1))  # the file can be read
                 dims = tuple(tensor.dims)
-                weights[tensor.name] = np.memmap(place.path, kind.numpy(), "r", place.offset, dims)
+                weights[tensor.name] = np.memmap(location.path, kind.numpy(), "r", location.offset, dims)
             else:
                 weights[tensor.name] = numpy_helper.to_array(tensor)
                 tensor.ClearField("raw_data")
@@ -209,7 +211,7 @@ def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]
 def _lint(
     source: onnx.ModelProto | Path, feed: dict[str, Any], large: int, seconds: float, deaths: Mapping[str, str]
 ) -> LintReport:
-    """Check a model in this process within a time; what is in ``deaths`` is not run, since a process died of it.
+    """Check a model in this process within a time; activities in ``deaths``, fatal to a process before, are skipped.
 
     A message is changed.
     """
@@ -232,8 +234,7 @@ def _lint(
         fatal.insert(0, _graph_entry("error", str(exc)))
     named = [*_name_entries(graph, names), *_unused_entries(graph, names, model.ir_version)]
     for name, node in zip(names, graph.node):
-        inside = (inner for body in walk.subgraphs(node) for part in walk.graphs(body) for inner in part.node)
-        for attribute, message in bad_divisors((node, *inside)):
+        for attribute, message in bad_divisors(walk.nodes_within(node)):
             named.append(
                 LintEntry(level="error", source="onnx_checker", message=message, nodes=(name,), op=node.op_type)
             )
@@ -242,7 +243,7 @@ def _lint(
     entries = [*fatal, *whole, *named]
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries), unnamed=unnamed)
-    broken = {name for entry in named if entry.level == "error" for name in entry.nodes}
+    broken: set[str] = set().union(*(entry.nodes for entry in named if entry.level == "error"))
     if not installed("onnxruntime"):
         message = f"Nodes were not run, only checked by ONNX. {sentence('onnxruntime')}"
         entries.append(LintEntry(level="warning", source="onnxruntime", message=message))
@@ -259,7 +260,7 @@ def _lint(
     if run.refusal and not has_errors and (run.late or not run.entries):
         # Each node works by itself, but ONNX Runtime rejects the model.
         entries.append(LintEntry(level="error", source="onnxruntime", message=run.refusal))
-    failing = broken | {n for entry in (*whole, *run.entries) if entry.level != "warning" for n in entry.nodes}
+    failing = broken.union(*(entry.nodes for entry in (*whole, *run.entries) if entry.level != "warning"))
     unchecked = (run.unchecked | run.custom) - failing
     unique = tuple(dict.fromkeys(names))
     return LintReport(
@@ -295,23 +296,23 @@ def _weight_entries(model: onnx.ModelProto, weights: Collection[str]) -> Iterato
 
 
 def _duplicate_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
-    places: dict[str, list[int]] = {}
-    for place, node in enumerate(graph.node):
-        places.setdefault(node.name, []).append(place)
-    for name, found in places.items():
-        if name and len(found) > 1:
+    indices_by_name: dict[str, list[int]] = {}
+    for index, node in enumerate(graph.node):
+        indices_by_name.setdefault(node.name, []).append(index)
+    for name, indices in indices_by_name.items():
+        if name and len(indices) > 1:
             yield _graph_entry(
-                "error", f"Duplicate node name: '{name}' for nodes with topological IDs: {found} found.", name
+                "error", f"Duplicate node name: '{name}' for nodes with topological IDs: {indices} found.", name
             )
 
 
 def _cast(feed: dict[str, Any], graph: onnx.GraphProto) -> dict[str, Any]:
-    """A feed with arrays of the types that the inputs have."""
+    """Return a feed with its arrays cast to the types of the inputs."""
     for value in graph.input:
-        given, element = feed.get(value.name), data_type(value.type.tensor_type.elem_type)
-        dtype = getattr(given, "dtype", None)
-        if given is not None and element and dtype and dtype.kind in "fiub" and dtype != element.numpy():
-            feed[value.name] = given.astype(element.numpy())
+        array, element = feed.get(value.name), data_type(value.type.tensor_type.elem_type)
+        dtype = getattr(array, "dtype", None)
+        if array is not None and element and dtype and dtype.kind in "fiub" and dtype != element.numpy():
+            feed[value.name] = array.astype(element.numpy())
     return feed
 
 
@@ -342,13 +343,13 @@ def _checker_entries(
 
 
 def _name_entries(graph: onnx.GraphProto, names: list[str]) -> Iterator[LintEntry]:
-    """Tensors that are defined twice, or not at all."""
+    """Report tensors defined twice or not at all."""
     if not graph.output:
         yield _graph_entry("error", "The model has no outputs.")
     defined = Counter(value.name for value in graph.input)
     constants = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
     defined.update(name for name in dict.fromkeys(constants) if name not in defined)  # in order, for messages
-    defined.update(name for node in graph.node for name in node.output if name)
+    defined.update(walk.produced(graph.node))
     for name, node in zip(names, graph.node):
         for output in filter(None, node.output):
             if defined[output] > 1:
@@ -364,7 +365,7 @@ def _name_entries(graph: onnx.GraphProto, names: list[str]) -> Iterator[LintEntr
 
 
 def _unused_entries(graph: onnx.GraphProto, names: list[str], ir_version: int) -> Iterator[LintEntry]:
-    """Inputs, weights and nodes that no output depends on."""
+    """Report inputs, weights and nodes without effect on any output."""
     makers = walk.makers(graph.node)
     needed: set[str] = set()
     waiting = [value.name for value in graph.output]
@@ -377,10 +378,10 @@ def _unused_entries(graph: onnx.GraphProto, names: list[str], ir_version: int) -
     for value in graph.input:
         if value.name not in needed and value.name not in constants:
             yield _graph_entry("warning", f"Input: '{value.name}' does not affect outputs, can be removed.")
-    known = {*(value.name for value in graph.input), *(name for node in graph.node for name in walk.uses(node))}
+    referenced = walk.names_of(graph.input).union(walk.read(graph.node))
     for name in sorted(constants - needed):
         yield _graph_entry("warning", f"Weight: '{name}' does not affect outputs, can be removed.")
-        if ir_version < _WEIGHTS_NEED_NO_INPUTS and name not in known:
+        if ir_version < _WEIGHTS_NEED_NO_INPUTS and name not in referenced:
             message = f"Weight '{name}' is neither used nor an input; ONNX Runtime refuses that before IR version 4."
             yield LintEntry(level="error", source="onnxruntime", message=message)
     for name, node in zip(names, graph.node):
@@ -392,7 +393,7 @@ def _with_inputs(model: onnx.ModelProto, weights: Collection[str]) -> onnx.Model
     """A copy of a model with these initializers as inputs."""
     copy = walk.copy_of(model)
     del copy.graph.initializer[:]
-    declared = {value.name for value in model.graph.input}
+    declared = walk.names_of(model.graph.input)
     for tensor in model.graph.initializer:
         if tensor.name not in weights:
             walk.add_copy(copy.graph.initializer, tensor)
@@ -409,7 +410,7 @@ _NOISE = re.compile(
 
 
 def _short_message(text: str) -> str:
-    """An error message of ONNX Runtime without its usual prefixes, with the spaces that Polygraphy leaves."""
+    """Return an error message of ONNX Runtime without its usual prefixes, spaced as in Polygraphy."""
     without_status = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     return text if without_status == text else _NOISE.sub("", without_status.replace('"', "`"))
 
@@ -435,7 +436,7 @@ class _Run:
         self.sparse = {sparse.values.name: sparse for sparse in self.model.graph.sparse_initializer}
 
     def run_whole(self) -> bool:
-        """Run the whole model; True if that worked."""
+        """Run the whole model; True if it succeeded."""
         if death := self.deaths.get(f"running {_WHOLE}"):
             self.refusal = death
             return False
@@ -458,7 +459,7 @@ class _Run:
         return True
 
     def run_node_by_node(self, broken: set[str]) -> None:
-        """Run each node by itself, except those that are known to be broken."""
+        """Run each node by itself, except those known to be broken."""
         inferred = walk.copy_of(self.model)
         graph = inferred.graph
         values: dict[str, Any] = dict(self.weights)
@@ -478,7 +479,9 @@ class _Run:
             log.info("%s", exc)
         self.declared = shapes.values(graph)
         order = walk.execution_order(graph.node)
-        last_reader = {name: i for i in order for name in walk.uses(graph.node[i])}
+        last_reader: dict[str, int] = {}
+        for i in order:
+            last_reader.update(dict.fromkeys(walk.uses(graph.node[i]), i))
         for i in order:
             node, name = graph.node[i], self.names[i]
             if name not in broken:
@@ -488,8 +491,8 @@ class _Run:
                 if last_reader[used] == i:
                     values.pop(used, None)
         if self.late:
-            found = f"the time limit of {time_limit():g} s (--timeout), or {_MAX_DEATHS} crashes"
-            late = f"{len(self.late)} nodes were not checked: nodes before them reached {found}."
+            limit = f"the time limit of {time_limit():g} s (--timeout), or {_MAX_DEATHS} crashes"
+            late = f"{len(self.late)} nodes were not checked: nodes before them reached {limit}."
             self.entries.append(LintEntry(level="warning", source="onnxruntime", message=late, nodes=tuple(self.late)))
         behind = tuple(name for name in self.names if name in self.unchecked)
         self.unchecked.update(self.late)
@@ -500,10 +503,10 @@ class _Run:
             )
             self.entries.append(LintEntry(level="warning", source="onnxruntime", message=message, nodes=behind))
 
-    def _try_node(self, node: onnx.NodeProto, place: int, values: Mapping[str, Any]) -> list[Any]:
-        """Run a node, or load it where its inputs are declared but have no values; returns its outputs if it ran."""
-        name, what = self.names[place], f"{walk.label(node)}, number {place}"
-        if death := self.deaths.get(f"running {what}"):
+    def _try_node(self, node: onnx.NodeProto, index: int, values: Mapping[str, Any]) -> list[Any]:
+        """Run a node, or only load it if input values are missing; returns its outputs if it ran."""
+        name, label = self.names[index], f"{walk.label(node)}, number {index}"
+        if death := self.deaths.get(f"running {label}"):
             entry = LintEntry(level="exception", source="onnxruntime", message=death, nodes=(name,), op=node.op_type)
             self.entries.append(entry)
             return []
@@ -511,18 +514,18 @@ class _Run:
             self.late.append(name)
             return []
         used = [name for name in dict.fromkeys(walk.uses(node)) if name not in self.sparse]
-        made = [output for output in node.output if output]
+        outputs = [output for output in node.output if output]
         if any(values.get(n) is None and not self._is_typed(n) for n in used):
             self.unchecked.add(name)
             return []
-        runs = all(values.get(n) is not None for n in used) and all(map(self._is_native, [*used, *made]))
+        runs = all(values.get(n) is not None for n in used) and all(map(self._is_native, [*used, *outputs]))
         model = self._model_of_node(node, used, values, runs)
         try:
             if runs:
                 left = max(self.end - time.monotonic(), 0.1)
-                return list(with_onnxruntime.evaluate(model, made, {n: values[n] for n in used}, left, what))
+                return list(with_onnxruntime.evaluate(model, outputs, {n: values[n] for n in used}, left, label))
             if can_propagate_values(model):
-                with_onnxruntime.load(model, what)
+                with_onnxruntime.load(model, label)
         except errors.InferenceError as exc:
             self._add_failure(node, name, exc)
         return []
@@ -582,10 +585,10 @@ class _Run:
 
     def _input_array(self, value: onnx.ValueInfoProto) -> Any:
         """The given or a random value for an input; None if its type or rank is unknown, or it would be too large."""
-        given = self.feed.get(value.name)
+        array = self.feed.get(value.name)
         element = data_type(value.type.tensor_type.elem_type)
-        if given is not None:
-            return given
+        if array is not None:
+            return array
         if element is None or not value.type.tensor_type.HasField("shape"):
             return None
         dims = value.type.tensor_type.shape.dim

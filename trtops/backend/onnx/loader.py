@@ -1,4 +1,4 @@
-"""Loaders of ONNX models, each with a function in snake_case that calls the loader immediately.
+"""Loaders of ONNX models, each with a function in snake_case for calling it immediately.
 
 A loader takes a model as a ``ModelProto``, a :class:`trtops.backend.onnx.Model`, or a callable that returns a
 ``ModelProto``.
@@ -34,18 +34,18 @@ Partitioning: TypeAlias = Literal["basic", "recursive"] | None
 
 
 def _model_to_read(source: OnnxModel) -> onnx.ModelProto:
-    """The model, which must not be changed, since it may be the caller's."""
-    made = value_of(source)
-    return made.proto() if isinstance(made, Model) else made
+    """Return the model for reading only: it may be the caller's."""
+    model = value_of(source)
+    return model.proto() if isinstance(model, Model) else model
 
 
 def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
-    """The model, which may be changed."""
+    """Return a model free to be changed."""
     # What a callable returns has no other owner, and is changed in place. A model given as a value is copied first.
     # ``copy`` overrides both.
-    made = _model_to_read(source)
-    given = isinstance(source, onnx.ModelProto)
-    return copy_of(made) if copy is True or (copy is None and given) else made
+    model = _model_to_read(source)
+    owned_by_caller = isinstance(source, onnx.ModelProto)
+    return copy_of(model) if copy is True or (copy is None and owned_by_caller) else model
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class OnnxFromPath(BaseLoader[onnx.ModelProto]):
 
 @dataclass(frozen=True)
 class OnnxFromBytes(BaseLoader[onnx.ModelProto]):
-    """Parses a serialized model, or what a callable returns; external data is not loaded."""
+    """Parses a serialized model, or the bytes returned by a callable; external data is not loaded."""
 
     serialized_onnx: ValueOrCallable[bytes] = field(repr=False)
 
@@ -76,7 +76,7 @@ class OnnxFromBytes(BaseLoader[onnx.ModelProto]):
 
 @dataclass(frozen=True)
 class GsFromOnnx(BaseLoader["gs.Graph"]):
-    """Imports a model, which is not changed, into an ONNX-GraphSurgeon graph, which may share its weights."""
+    """Imports a model into an ONNX-GraphSurgeon graph, possibly sharing weights, without changing the model."""
 
     model: OnnxModel = field(repr=False)
 
@@ -157,7 +157,7 @@ class FoldConstants(BaseLoader[onnx.ModelProto]):
 
 @dataclass(frozen=True)
 class SetUpperBound(BaseLoader[onnx.ModelProto]):
-    """Bounds sizes that a model computes at run time, with Min nodes, so that TensorRT can plan memory for them.
+    """Bounds sizes computed at run time with Min nodes, for TensorRT to plan memory for them.
 
     Constants must be folded and shapes inferred.
     """
@@ -184,11 +184,11 @@ class InferShapes(BaseLoader[onnx.ModelProto]):
     allow_onnxruntime: bool = True  # symbolic inference, where ONNX's own leaves ranks unknown
 
     def call_impl(self) -> onnx.ModelProto:
-        given = value_of(self.model)
-        if isinstance(given, (str, Path)):
-            model = onnx_from_path(given, self.external_data_dir)
+        source = value_of(self.model)
+        if isinstance(source, (str, Path)):
+            model = onnx_from_path(source, self.external_data_dir)
         else:
-            model = _model_to_change(given, None if given is self.model else False)
+            model = _model_to_change(source, None if source is self.model else False)
         try:
             shapes.infer_shapes(model, symbolic=self.allow_onnxruntime, strict=not self.error_ok)
         except errors.InvalidModelError as exc:
@@ -211,13 +211,13 @@ class ExtractSubgraph(BaseLoader[Any]):
     check_meta: bool = True
 
     def call_impl(self) -> Any:
-        made = value_of(self.model)
-        if isinstance(made, (onnx.ModelProto, Model)):
-            model = _model_to_change(made, None if made is self.model else False)
+        source = value_of(self.model)
+        if isinstance(source, (onnx.ModelProto, Model)):
+            model = _model_to_change(source, None if source is self.model else False)
         else:
             import onnx_graphsurgeon as gs
 
-            model = gs.export_onnx(made, do_type_check=False)
+            model = gs.export_onnx(source, do_type_check=False)
         edit.extract(model, self.input_metadata, self.output_metadata)
         if self.check_meta:
             for value in (*model.graph.input, *model.graph.output):
@@ -226,7 +226,7 @@ class ExtractSubgraph(BaseLoader[Any]):
             for value in model.graph.input:
                 if not value.type.tensor_type.HasField("shape"):
                     log.warning("The shape of input %r is not known; give it in the metadata.", value.name)
-        return model if isinstance(made, (onnx.ModelProto, Model)) else gs.import_onnx(model)
+        return model if isinstance(source, (onnx.ModelProto, Model)) else gs.import_onnx(model)
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class SaveOnnx(BaseLoader[onnx.ModelProto]):
 
 @dataclass(frozen=True)
 class BytesFromOnnx(BaseLoader[bytes]):
-    """Serializes a model, which is not changed."""
+    """Serializes a model without changing it."""
 
     model: OnnxModel = field(repr=False)
 

@@ -15,7 +15,7 @@ __all__ = ["AttributeProto", "GraphProto", "ModelProto", "TensorProto"]
 
 
 def _load_messages() -> Any:
-    """The generated module alone; the whole package where it is loaded already or has to be."""
+    """Return the generated module alone, or the whole package if it is loaded already or needed."""
     from google.protobuf.internal import api_implementation  # type: ignore[import-untyped]
 
     # Importing ``onnx`` takes 50 ms of processor time, as long as all the rest of a short command. The generated
@@ -24,11 +24,11 @@ def _load_messages() -> Any:
     # With protobuf 3's C++ implementation the module makes new classes each time it runs.
     if "onnx" in sys.modules or package is None or api_implementation.Type() == "cpp":
         return importlib.import_module("onnx")
-    found = importlib.machinery.PathFinder.find_spec("onnx.onnx_ml_pb2", package.submodule_search_locations)
-    if found is None or found.loader is None:
+    spec = importlib.machinery.PathFinder.find_spec("onnx.onnx_ml_pb2", package.submodule_search_locations)
+    if spec is None or spec.loader is None:
         return importlib.import_module("onnx")
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

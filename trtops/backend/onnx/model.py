@@ -1,4 +1,4 @@
-"""The model type that the rest of trtops uses: parsed, checked, described, and identified by its digest."""
+"""The model type of trtops: parsed, checked, described, and identified by its digest."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,7 +48,7 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path) -> Model:
-        """Read, check and digest a model file and the data files that it names, which must lie in its folder."""
+        """Read, check and digest a model file and its data files, all in one folder."""
         path = Path(path).absolute()
         content = read_proto(path)
         info = _model_info(content, path.stem, path.parent, f"{path}: ")
@@ -56,7 +57,7 @@ class Model:
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
-        """Check and digest a model in memory, which is copied; all its weights must be inside."""
+        """Check, digest and copy a model in memory; all its weights must be inside."""
         content = walk.copy_of(proto)
         return cls(_model_info(content, name, None, ""), None, content)
 
@@ -66,7 +67,7 @@ class Model:
         return self.info.name
 
     def proto(self, *, lean: bool = False) -> onnx.ModelProto:
-        """The model as a new message with all its weights inside, which callers may change.
+        """Return the model as a new message with all its weights inside; callers may change it.
 
         With ``lean``, external weights of a model near or above 2 GiB stay in their files
         (:func:`trtops.backend.onnx.external.anchor`): :func:`tensor_array` reads them one at a time, and only
@@ -80,10 +81,11 @@ class Model:
             external.anchor(fresh, self.path.parent)
         else:
             external.load_external_data(fresh, self.path.parent)
-        found = model_digest(fresh)
-        if found != self.info.sha256:
+        current_digest = model_digest(fresh)
+        if current_digest != self.info.sha256:
             raise errors.InvalidModelError(
-                f"{self.path} changed since it was loaded: its digest is {found[:12]}, expected {self.info.sha256[:12]}"
+                f"{self.path} changed since it was loaded: its digest is {current_digest[:12]}, expected "
+                f"{self.info.sha256[:12]}"
             )
         return fresh
 
@@ -98,7 +100,7 @@ class Model:
 
 
 def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
-    """SHA-256 of what a model computes, as 64 hexadecimal digits.
+    """Return the SHA-256 of a model's computation, as 64 hexadecimal digits.
 
     It covers every name, attribute, shape, operator set and weight, but no producers, comments and metadata properties.
     External data is read from ``folder``, one block at a time, within the time limit (InvalidModelError).
@@ -134,14 +136,14 @@ def _clear_comments(message: Any, *others: str) -> None:
 
 
 def _tensor_digest(tensor: onnx.TensorProto, folder: Path | None, end: float) -> bytes:
-    """SHA-256 of a tensor's raw elements (32 bytes), which must be read until a time of ``time.monotonic()``."""
+    """Return the SHA-256 of a tensor's raw elements (32 bytes), read until ``end`` (``time.monotonic()``)."""
     sha = hashlib.sha256()
     if external.is_external(tensor):
         for block in external.locate(tensor, folder).blocks():
             sha.update(block)
             if time.monotonic() > end:  # a sparse file of any size takes no room
-                what = f"Reading the external data of tensor {tensor.name!r}"
-                raise errors.InvalidModelError(too_slow(what, time_limit()))
+                activity = f"Reading the external data of tensor {tensor.name!r}"
+                raise errors.InvalidModelError(too_slow(activity, time_limit()))
     elif tensor.data_type == TensorProto.STRING:
         for text in tensor.string_data:
             sha.update(len(text).to_bytes(8, "little"))
@@ -207,13 +209,13 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
     return raw
 
 
-def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, where: str) -> ModelInfo:
-    """Check and describe a model; error messages begin with ``where``."""
+def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, prefix: str) -> ModelInfo:
+    """Check and describe a model; error messages begin with ``prefix``."""
     try:
         check_structure(model)
         sha256 = model_digest(model, folder)
     except errors.InvalidModelError as exc:
-        raise type(exc)(f"{where}{exc}") from None
+        raise type(exc)(f"{prefix}{exc}") from None
     # Slow to import, and not needed by commands that only parse a file.
     from trtops.spec import ModelInfo
 
@@ -228,13 +230,13 @@ def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, where: s
 
 
 def input_specs(graph: onnx.GraphProto) -> list[TensorSpec]:
-    """The inputs of a graph that have to be fed: those that are not initializers too."""
+    """Return the inputs of a graph to be fed: those without an initializer."""
     constants = walk.initializer_names(graph)
     return [tensor_spec(value) for value in graph.input if value.name not in constants]
 
 
 def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    """Name, dtype and shape of an ONNX value or optional tensor; what is not declared, or not a tensor, is None."""
+    """Return name, dtype and shape of an ONNX value or optional tensor; undeclared parts are None."""
     kind = value.type.optional_type.elem_type if value.type.HasField("optional_type") else value.type
     if not kind.HasField("tensor_type"):
         return TensorSpec(value.name)
@@ -248,7 +250,7 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(value.name, data_type(tensor_type.elem_type), shape)
 
 
-_RENAMED = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
+_DATATYPE_NAMES = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
 
 
 def data_type(element: int) -> DataType | None:
@@ -257,11 +259,11 @@ def data_type(element: int) -> DataType | None:
         name = TensorProto.DataType.Name(element)
     except ValueError:
         return None
-    return DataType.__members__.get(_RENAMED.get(name, name))
+    return DataType.__members__.get(_DATATYPE_NAMES.get(name, name))
 
 
 def check_structure(model: onnx.ModelProto) -> None:
-    """Check what every back end relies on: names defined once and before use, weights of the right size.
+    """Check the requirements of every back end: names defined once and before use, weights of the right size.
 
     Nodes may be in any order that can be sorted. InvalidModelError names the first problem.
     """
@@ -280,21 +282,21 @@ _DIVISORS = frozenset(("group", "blocksize", "num_groups", "q_num_heads", "kv_nu
 
 
 def bad_divisors(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.AttributeProto, str]]:
-    """Attributes of ONNX's and Microsoft's operators that would crash the process, each with a message."""
+    """Yield attributes of ONNX's and Microsoft's operators with crashing values, each with a message."""
     for node in nodes:
         for attribute in node.attribute:
             # RotaryEmbedding takes 0 heads as unknown.
-            least = 1 if attribute.name in _DIVISORS and node.op_type != "RotaryEmbedding" else 0
-            checked = least or (attribute.name == "batch_dims" and node.op_type == "GatherND")
-            if checked and attribute.i < least and node.domain in ("", "ai.onnx", "com.microsoft"):
-                found = f"attribute {attribute.name!r} is {attribute.i}; expected at least {least}."
-                yield attribute, f"{walk.label(node)}: {found}"
+            minimum = 1 if attribute.name in _DIVISORS and node.op_type != "RotaryEmbedding" else 0
+            checked = minimum or (attribute.name == "batch_dims" and node.op_type == "GatherND")
+            if checked and attribute.i < minimum and node.domain in ("", "ai.onnx", "com.microsoft"):
+                problem = f"attribute {attribute.name!r} is {attribute.i}; expected at least {minimum}."
+                yield attribute, f"{walk.label(node)}: {problem}"
 
 
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
-    defined = {value.name for value in graph.input} | walk.initializer_names(graph)
+    defined = walk.names_of(graph.input) | walk.initializer_names(graph)
     for kind, names in (("input", graph.input), ("initializer", graph.initializer)):
-        [(name, count)] = Counter(each.name for each in names).most_common(1) or [("", 0)]
+        [(name, count)] = Counter(entry.name for entry in names).most_common(1) or [("", 0)]
         if count > 1:
             raise errors.InvalidModelError(f"The graph has two {kind}s named {name!r}.")
     for node in graph.node:
@@ -304,15 +306,15 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
             if name in defined:
                 raise errors.InvalidModelError(f"{walk.label(node)} produces {name!r}, which is defined twice.")
             defined.add(name)
-    known = outer | defined
+    visible = outer | defined
     for node in graph.node:
         for name in filter(None, node.input):
-            if name not in known:
+            if name not in visible:
                 raise errors.InvalidModelError(f"{walk.label(node)} reads {name!r}, which no node produces.")
         for body in walk.subgraphs(node):
-            _check_graph(body, known)
+            _check_graph(body, visible)
     for value in graph.output:
-        if value.name not in known:
+        if value.name not in visible:
             raise errors.InvalidModelError(f"No node produces output {value.name!r}.")
     walk.execution_order(graph.node)
 
@@ -331,25 +333,27 @@ def read_proto(path: str | Path, *, need_opset: bool = True) -> onnx.ModelProto:
     return parse_proto(data, f"{path}: ", need_opset)
 
 
-def parse_proto(data: bytes, where: str = "", need_opset: bool = True) -> onnx.ModelProto:
-    """Parse a serialized model; error messages begin with ``where``, such as ``"model.onnx: "``."""
+def parse_proto(data: bytes, prefix: str = "", need_opset: bool = True) -> onnx.ModelProto:
+    """Parse a serialized model; error messages begin with ``prefix``, such as ``"model.onnx: "``."""
     if not data:
-        raise errors.InvalidModelError(f"{where}empty; expected an ONNX model.")
+        raise errors.InvalidModelError(f"{prefix}empty; expected an ONNX model.")
     if data[4:8] == b"ORTM":
         raise errors.InvalidModelError(
-            f"{where}an ONNX Runtime (ORT format) model; expected the ONNX model it was made from."
+            f"{prefix}an ONNX Runtime (ORT format) model; expected the ONNX model it was made from."
         )
     try:
         model: onnx.ModelProto = ModelProto.FromString(data)
     except DecodeError:
         raise errors.InvalidModelError(
-            f"{where}not an ONNX model, or truncated ({len(data)} bytes, beginning with {data[:8]!r})."
+            f"{prefix}not an ONNX model, or truncated ({len(data)} bytes, beginning with {data[:8]!r})."
         ) from None
     # Every reader of a file is protected here: all tools that follow may inline functions.
-    check_inlined_size(model, where)
+    check_inlined_size(model, prefix)
     if not model.HasField("graph") or (need_opset and not model.opset_import):
         missing = "operator set" if model.HasField("graph") else "graph"
-        raise errors.InvalidModelError(f"{where}has no {missing}: not an ONNX model, or truncated ({len(data)} bytes).")
+        raise errors.InvalidModelError(
+            f"{prefix}has no {missing}: not an ONNX model, or truncated ({len(data)} bytes)."
+        )
     try:
         "".join(opset.domain for opset in model.opset_import)
         for graph in walk.graphs(model.graph):
@@ -362,7 +366,7 @@ def parse_proto(data: bytes, where: str = "", need_opset: bool = True) -> onnx.M
                     "".join([attribute.name for attribute in node.attribute])
     # Protobuf returns text that is not UTF-8 as bytes, or raises an error.
     except (TypeError, UnicodeDecodeError):
-        raise errors.InvalidModelError(f"{where}has names that are not text: not an ONNX model, or damaged.") from None
+        raise errors.InvalidModelError(f"{prefix}has names that are not text: not an ONNX model, or damaged.") from None
     return model
 
 
@@ -382,7 +386,7 @@ def class_axes(model: onnx.ModelProto) -> dict[str, int]:
         for node in model.graph.node
         if walk.is_onnx_op(node, "ArgMax") and node.input
     }
-    found = {}
+    axes = {}
     for output in model.graph.output:
         spec = tensor_spec(output)
         if spec.dtype is None or not spec.dtype.is_floating:
@@ -403,7 +407,7 @@ def class_axes(model: onnx.ModelProto) -> dict[str, int]:
         rank = len(spec.shape or ())
         if spec.shape is None:
             if axis:
-                found[spec.name] = axis
+                axes[spec.name] = axis
             continue
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", spec.name).lower()
         if axis is None and rank >= 2 and _SCORES.search(words):
@@ -414,8 +418,8 @@ def class_axes(model: onnx.ModelProto) -> dict[str, int]:
         if axis is None or not -rank <= axis < rank or axis % rank == 0:
             continue
         if rank < 4 or axis % rank != rank - 1 or spec.shape[-1] != spec.shape[-2]:
-            found[spec.name] = axis
-    return found
+            axes[spec.name] = axis
+    return axes
 
 
 _MAX_NODES = 1_000_000  # after inlining, which a machine can still handle in minutes
@@ -433,8 +437,8 @@ _DATA = {
 }  # fmt: skip
 
 
-def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
-    """Compute the node count after inlining functions, without inlining; error messages begin with ``where``.
+def check_inlined_size(model: onnx.ModelProto, prefix: str = "") -> None:
+    """Compute the node count after inlining functions, without inlining; errors begin with ``prefix``.
 
     InvalidModelError if functions are recursive, or there are more than a million nodes, or more than 10,000 and 200
     times as many as before.
@@ -463,8 +467,8 @@ def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
             return 0
         if key not in sizes:
             if key in open_calls or len(open_calls) >= _MAX_DEPTH:
-                what = "calls itself" if key in open_calls else f"is called through more than {_MAX_DEPTH} others"
-                raise errors.InvalidModelError(f"{where}function {node.op_type!r} of the model {what}.")
+                problem = "calls itself" if key in open_calls else f"is called through more than {_MAX_DEPTH} others"
+                raise errors.InvalidModelError(f"{prefix}function {node.op_type!r} of the model {problem}.")
             open_calls.append(key)
             sizes[key] = size_of(functions[key])
             open_calls.pop()
@@ -472,11 +476,11 @@ def check_inlined_size(model: onnx.ModelProto, where: str = "") -> None:
 
     total = size_of(model.graph.node)
     written = len(model.graph.node) + sum(len(function.node) for function in model.functions)
-    most = min(_MAX_NODES, max(_MAX_SMALL_NODES, _MAX_GROWTH * written))
-    if total > most:
+    max_nodes = min(_MAX_NODES, max(_MAX_SMALL_NODES, _MAX_GROWTH * written))
+    if total > max_nodes:
         raise errors.InvalidModelError(
-            f"{where}the model has {total:,} nodes after its {len(model.functions)} functions are inlined; expected at "
-            f"most {most:,}."
+            f"{prefix}the model has {total:,} nodes after its {len(model.functions)} functions are inlined; expected "
+            f"at most {max_nodes:,}."
         )
 
 
@@ -484,7 +488,7 @@ def can_propagate_values(model: onnx.ModelProto) -> bool:
     """Whether data propagation is affordable: no vector gets long, nor is joined with itself repeatedly."""
     # Data propagation follows values to infer computed shapes, and stores each element of a vector in about 100 bytes.
     # What functions do with a vector is not followed.
-    propagating = _PROPAGATING | {function.name for function in model.functions}
+    propagating = _PROPAGATING | walk.names_of(model.functions)
 
     def stays_short(nodes: Iterable[onnx.NodeProto], lengths: _Bounds, ranks: _Bounds) -> bool:
         for node in nodes:
@@ -493,11 +497,8 @@ def can_propagate_values(model: onnx.ModelProto) -> bool:
                 return False
             for name in node.output:
                 lengths[name], ranks[name] = length, min(rank, _MAX_LENGTH + 1)  # bounded, since ranks may double
-        return all(
-            graph_stays_short(body, lengths.new_child(), ranks.new_child())
-            for node in nodes
-            for body in walk.subgraphs(node)
-        )
+        bodies = chain.from_iterable(map(walk.subgraphs, nodes))
+        return all(graph_stays_short(body, lengths.new_child(), ranks.new_child()) for body in bodies)
 
     def graph_stays_short(graph: onnx.GraphProto, lengths: _Bounds, ranks: _Bounds) -> bool:
         for value in (*graph.input, *graph.value_info):
@@ -524,13 +525,13 @@ def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> t
             if count := max(len(attribute.ints), len(attribute.floats), len(attribute.strings)):
                 return count, 1
         return 1, 0
-    given = [lengths.get(name, 1) for name in node.input]
-    length = max(given, default=1)
+    input_lengths = [lengths.get(name, 1) for name in node.input]
+    length = max(input_lengths, default=1)
     rank = max([ranks.get(name, _ASSUMED_RANK) for name in node.input], default=_ASSUMED_RANK)
     if node.op_type in _DATA:
         return 1, rank
     if node.op_type == "Concat":
-        return sum(given), rank
+        return sum(input_lengths), rank
     if node.op_type == "Shape":
         return rank, 1
     if node.op_type == "ConstantOfShape":
@@ -539,7 +540,7 @@ def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> t
         first, second = (ranks.get(name, _ASSUMED_RANK) for name in node.input)
         target = lengths.get(node.input[1], _ASSUMED_RANK)
         if node.op_type == "Gather":  # its length is the number of indices, not of elements to choose from
-            return given[1], max(0, first + second - 1)
+            return input_lengths[1], max(0, first + second - 1)
         if node.op_type == "Reshape":
             return length, target
         if node.op_type == "Expand":
@@ -547,5 +548,5 @@ def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> t
         if node.op_type == "Unsqueeze":
             return length, first + target
     if node.op_type == "Unsqueeze":  # before opset 13
-        return length, rank + sum(len(each.ints) for each in node.attribute)
+        return length, rank + sum(len(attr.ints) for attr in node.attribute)
     return length, rank

@@ -11,7 +11,7 @@ from trtops.backend.onnx.model import tensor_array
 from trtops.system.limits import limited_memory
 
 # ONNX's converter (seen in 1.23) replaces these operators by others, whose outputs and nodes get other names.
-_RENAMED = {"Upsample": "Resize", "Scatter": "ScatterElements"}
+_RENAMED_OPS = {"Upsample": "Resize", "Scatter": "ScatterElements"}
 # Before this version, Resize and Upsample multiplied positions by the scale alone, and took the nearest position at or
 # before the result, or at or after it where ONNX Runtime shrinks an axis. The converter leaves the new defaults.
 _OPSET_OF_POSITIONS = 11
@@ -20,32 +20,32 @@ _OPSET_OF_POSITIONS = 11
 _OPSET_OF_ONE_AXIS = 13
 
 
-def raise_opset(model: onnx.ModelProto, least: int, needed_by: str) -> None:
+def raise_opset(model: onnx.ModelProto, min_version: int, needed_by: str) -> None:
     """Convert a model of an older operator set, in place; names of nodes and tensors stay.
 
     The model has its weights inside or is lean. ``needed_by`` is for the error: InvalidModelError if ONNX cannot.
     """
     version = walk.opset(model)
-    if version >= least:
+    if version >= min_version:
         return
     # Large weights stay outside of the converter, which would copy those inside, and lose those of a lean model.
     weights = {tensor.name: walk.copy_of(tensor) for tensor in model.graph.initializer}
     put_small = walk.put_small(4096)
     bare = walk.copy_model(model, lambda t, to: put_small(t, to) if t.name in weights else to.CopyFrom(t))
-    disguise = version < _OPSET_OF_ONE_AXIS <= least
+    disguise = version < _OPSET_OF_ONE_AXIS <= min_version
     for node in bare.graph.node if disguise else ():
         if walk.is_onnx_op(node, "Hardmax"):
             node.op_type = "Softmax"
     try:
         with limited_memory(allowance=8 * bare.ByteSize()):
-            converted = onnx.version_converter.convert_version(bare, least)
+            converted = onnx.version_converter.convert_version(bare, min_version)
     # The converter raises RuntimeError and types of its own.
     except Exception as exc:
         raise errors.InvalidModelError(
-            f"The model has operator set {version}; {needed_by} need {least}, to which ONNX cannot convert it "
+            f"The model has operator set {version}; {needed_by} need {min_version}, to which ONNX cannot convert it "
             f"({exc}). Export it with a newer operator set."
         ) from exc
-    for old, new in (*_RENAMED.items(), *((("Hardmax", "Softmax"),) if disguise else ())):
+    for old, new in (*_RENAMED_OPS.items(), *((("Hardmax", "Softmax"),) if disguise else ())):
         _restore(model.graph, converted.graph, old, new, version)
     model.CopyFrom(converted)
     for tensor in model.graph.initializer:

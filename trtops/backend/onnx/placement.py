@@ -1,4 +1,4 @@
-"""Inputs of nodes that are quantized for TensorRT: the rules, and their application to a graph.
+"""Rules for choosing the inputs of nodes to quantize for TensorRT, and their application to a graph.
 
 The rules are those of NVIDIA's Model-Optimizer 0.47. TensorRT fuses a *chain*: a convolution or matrix product with the
 element-wise and moving nodes that read only its result. A Q/DQ pair inside a chain would split it.
@@ -35,8 +35,8 @@ RULES = {
     "concat": "joins: quantized inputs and output of Concat have one scale, so that nothing is quantized again",
 }
 
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_MOVING = frozenset((
+_PRODUCT_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_MOVING_OPS = frozenset((
     "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Reshape", "Slice", "Split", "Squeeze",
     "Tile", "Transpose", "Unsqueeze",
 ))  # fmt: skip
@@ -50,7 +50,7 @@ _POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 _IN_ATTENTION = frozenset({"Add", "Cast", "Div", "Flatten", "Mul", "Reshape", "Transpose"})
 _LONGEST_ATTENTION = 512
 _HEADS_IN_FP8 = range(9, 257)
-_LEAST = 16  # channels, columns or summands
+_MIN_CHANNELS = 16  # channels, columns or summands
 _LARGEST_FP8_KERNEL = 32
 
 
@@ -72,20 +72,21 @@ class Placement:
         constants: Collection[str],
         rules: Collection[str],
         precision: EightBits,
-        kept: Collection[str],
+        fp32_names: Collection[str],
     ) -> None:
         """Apply rules, by name, to a graph.
 
-        ``products`` are the activations of the products that may be quantized, by first output, and ``kept`` names and
-        outputs of nodes that stay. ``sizes`` are shapes of tensors; no rule applies to a dimension of 0 or omitted.
+        ``products`` are the activations of the products that may be quantized, by first output; ``fp32_names`` are
+        names and outputs of nodes to leave. ``sizes`` are shapes of tensors; no rule applies to a dimension of 0 or
+        omitted.
         """
         self.sizes, self.constants, self.rules, self.precision = sizes, constants, rules, precision
-        self.inputs = {value.name for value in graph.input}
+        self.inputs = walk.names_of(graph.input)
         self.nodes = nodes = [graph.node[index] for index in walk.execution_order(graph.node)]
         self.activations: dict[int, tuple[int, ...]] = {}
         self.excluded: dict[str, list[str]] = {}
         self.one_scale: list[frozenset[str]] = []
-        chosen, kept = self.activations, frozenset(kept)
+        chosen, fp32_names = self.activations, frozenset(fp32_names)
         self.maker = walk.makers(nodes)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in nodes:
@@ -99,33 +100,37 @@ class Placement:
             if not node.output:
                 continue
             if node.output[0] in products:
-                why = next(self._against(node, node.output[0] in attention), None)
-                if why is None:
+                rule = next(self._against(node, node.output[0] in attention), None)
+                if rule is None:
                     chosen[index] = products[node.output[0]]
                     self.chains.update(dict.fromkeys(node.output, index + 1))
                 else:
-                    self.excluded.setdefault(why, []).append(walk.node_name(node))
-            elif walk.is_onnx_op(node) and not kept & {node.name, *node.output} and node.output[0] not in attention:
+                    self.excluded.setdefault(rule, []).append(walk.node_name(node))
+            elif (
+                walk.is_onnx_op(node) and not fp32_names & {node.name, *node.output} and node.output[0] not in attention
+            ):
                 self._add_node(index, node)
-        outputs = {value.name for value in graph.output}
+        outputs = walk.names_of(graph.output)
         for index, node in enumerate(nodes):
-            in_chain = node.op_type in _PRODUCTS or not self.ended.isdisjoint(node.output)
+            in_chain = node.op_type in _PRODUCT_TYPES or not self.ended.isdisjoint(node.output)
             if not in_chain and outputs.intersection(node.output):
                 chosen.pop(index, None)
-        quantized = {name for index in chosen for name in nodes[index].output}
+        quantized = set(walk.produced(nodes[index] for index in chosen))
         if "pool" in rules and precision == "int8":
             for index, node in enumerate(nodes):
-                known = node.output and node.output[0] not in self.chains and not kept & {node.name, *node.output}
-                if known and node.op_type in _POOLS and self._is_near(node, quantized):
+                eligible = (
+                    node.output and node.output[0] not in self.chains and not fp32_names & {node.name, *node.output}
+                )
+                if eligible and node.op_type in _POOLS and self._is_near(node, quantized):
                     chosen[index] = (0,)
         if "concat" in rules:
             self._join_scales()
 
     def _add_node(self, index: int, node: onnx.NodeProto) -> None:
-        """Add a node that is no product to the chain that it reads, or choose inputs to quantize."""
+        """Add a node other than a product to the chain it reads, or choose inputs to quantize."""
         dynamic = [i for i, name in enumerate(node.input) if name and name not in self.constants]
         chains = {self.chains.get(node.input[i], 0) for i in dynamic if node.input[i] not in self.ended} or {0}
-        [first, *more] = chains
+        [first, *other_chains] = chains
         main = self._main_input(node) if node.op_type == "Add" and len(dynamic) == 2 else None
         if main is not None and self.chains.get(node.input[main], 0) > 0 and node.input[main] not in self.ended:
             if "residual_add" in self.rules:
@@ -133,10 +138,10 @@ class Placement:
             self.chains[node.output[0]] = self.chains[node.input[main]]
             self.ended.add(node.output[0])
             return
-        unary = node.op_type in _MOVING | _POINTWISE or (
+        unary = node.op_type in _MOVING_OPS | _POINTWISE or (
             node.op_type in _AFTER_CONVOLUTIONS and self._backbone(node.input[0]) is not None
         )
-        if unary and first and not more and all(node.input[i] not in self.ended for i in dynamic):
+        if unary and first and not other_chains and all(node.input[i] not in self.ended for i in dynamic):
             self.chains.update(dict.fromkeys(node.output, first))
             return
         if node.op_type in _POINTWISE:
@@ -154,57 +159,59 @@ class Placement:
         if node.op_type == "Add" and "Softmax" in behind:  # a mask
             return
         makers = [self.maker[name].op_type if name in self.maker else "" for name in node.input]
-        also = {"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Mul"}
-        found = {i for i, name in enumerate(node.input) if self._follows_chain(name) or makers[i] in also}
-        if not found and not (node.op_type == "Mul" and any(maker in ("Sigmoid", "HardSigmoid") for maker in makers)):
+        maker_types = {"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Mul"}
+        positions = {i for i, name in enumerate(node.input) if self._follows_chain(name) or makers[i] in maker_types}
+        if not positions and not (
+            node.op_type == "Mul" and any(maker in ("Sigmoid", "HardSigmoid") for maker in makers)
+        ):
             return
         heads = {self.nodes[index].output[0] for index in self.activations}
         for i, name in enumerate(node.input):
             if node.op_type == "Mul" or any(other.output[0] in heads for other in self.readers[name]):
-                found.add(i)
-        self.activations[index] = tuple(sorted(found))
+                positions.add(i)
+        self.activations[index] = tuple(sorted(positions))
 
     def _against(self, node: onnx.NodeProto, in_attention: bool) -> Iterator[str]:
-        """Names of the rules that exclude a product."""
-        found = []
+        """Yield the names of the rules excluding a product."""
+        exclusions = []
         if in_attention:
-            found.append("attention")
+            exclusions.append("attention")
         if node.op_type in ("Gemm", "MatMul"):
             out, weight = self.sizes.get(node.output[0], ()), self.sizes.get(node.input[1], ())
             dynamic = not any(name in self.constants for name in node.input)
             if 1 in out[-2:] if dynamic else len(out) < 3 and 1 in out:
-                found.append("gemv")
+                exclusions.append("gemv")
             summands, columns = weight[-2:] if len(weight) > 1 else (0, 0)
             if walk.int_attribute(node, "transB", 0):
                 summands, columns = columns, summands
-            if 0 < columns < _LEAST or 0 < summands < _LEAST:
-                found.append("small_matmul")
+            if 0 < columns < _MIN_CHANNELS or 0 < summands < _MIN_CHANNELS:
+                exclusions.append("small_matmul")
         elif node.op_type == "Conv":
             if node.input[1] not in self.constants:
-                found.append("computed_kernel")
+                exclusions.append("computed_kernel")
             else:
                 channels = self.sizes[node.input[1]]
                 if not self._has_kernel(node, *channels[:2]):
-                    found.append("few_channels")
+                    exclusions.append("few_channels")
                 if self.precision == "fp8" and math.prod(channels[2:]) > _LARGEST_FP8_KERNEL:
-                    found.append("large_kernel")
-        return (name for name in found if name in self.rules)
+                    exclusions.append("large_kernel")
+        return (name for name in exclusions if name in self.rules)
 
     def _has_kernel(self, node: onnx.NodeProto, outputs: int, inputs: int) -> bool:
         """Whether a convolution has channels for an 8-bit kernel; ``inputs`` are those of a group."""
-        if min(outputs, inputs) > _LEAST or (min(outputs, inputs) == _LEAST and self.precision == "int8"):
+        if min(outputs, inputs) > _MIN_CHANNELS or (min(outputs, inputs) == _MIN_CHANNELS and self.precision == "int8"):
             return True
         if self.precision == "fp8":
             return False
         kernel = walk.ints_attribute(node, "kernel_shape") or self.sizes[node.input[1]][2:]
         if walk.int_attribute(node, "group", 1) > 1:
             return outputs % 8 == 0 and min(kernel) >= 3
-        enough = max(outputs, inputs) >= _LEAST or node.input[0] in self.inputs
+        enough = max(outputs, inputs) >= _MIN_CHANNELS or node.input[0] in self.inputs
         return enough and (outputs % 8 == 0 or inputs % 8 == 0) and len(set(kernel)) == 1
 
     def _attention(self) -> set[str]:
-        """Outputs of the nodes of attention that is not quantized, from the first product to the second."""
-        found: set[str] = set()
+        """Return the outputs of nodes in unquantized attention, from the first product to the second."""
+        outputs: set[str] = set()
         for softmax in self.nodes:
             if softmax.op_type != "Softmax" or "attention" not in self.rules:
                 continue
@@ -216,10 +223,10 @@ class Placement:
             add = self.maker.get(softmax.input[0])
             masked = add is not None and add.op_type == "Add" and not any(n in self.constants for n in add.input)
             if masked and first.output[0] in add.input and second[0].input[0] == softmax.output[0]:  # type: ignore[union-attr]
-                found |= {first.output[0], softmax.input[0], softmax.output[0], second[0].output[0]}
+                outputs |= {first.output[0], softmax.input[0], softmax.output[0], second[0].output[0]}
             elif columns > _LONGEST_ATTENTION if self.precision == "int8" else rows and rows not in _HEADS_IN_FP8:
-                found |= {first.output[0], second[0].output[0]}
-        return found
+                outputs |= {first.output[0], second[0].output[0]}
+        return outputs
 
     def _product_before(self, name: str) -> onnx.NodeProto | None:
         waiting, seen = [name], {name}
@@ -234,7 +241,7 @@ class Placement:
         return None
 
     def _readers_behind(self, name: str, passed: Collection[str]) -> Iterator[onnx.NodeProto]:
-        """The nodes that read a tensor, also behind nodes of the given types."""
+        """Return the readers of a tensor, also behind nodes of the given types."""
         waiting, seen = [name], {name}
         while waiting:
             for node in self.readers.get(waiting.pop(), ()):
@@ -244,14 +251,14 @@ class Placement:
                 seen.update(node.output)
 
     def _backbone(self, name: str) -> onnx.NodeProto | None:
-        """The convolution before a tensor, with only nodes between that are fused into it."""
+        """Return the convolution before a tensor, with only fusible nodes between."""
         while (node := self.maker.get(name)) is not None and node.op_type not in ("Conv", "ConvTranspose"):
-            dynamic = [each for each in node.input if each and each not in self.constants]
+            dynamic = [tensor for tensor in node.input if tensor and tensor not in self.constants]
             swish = node.op_type == "Mul" and len(dynamic) == 2
             sources = [s for s in map(self.maker.get, dynamic) if swish and s is not None and s.op_type == "Sigmoid"]
             if swish and sources and sources[0].input[0] in dynamic:
                 name = sources[0].input[0]
-            elif len(dynamic) == 1 and node.op_type in _MOVING | _AFTER_CONVOLUTIONS | {"Add", "Mul"}:
+            elif len(dynamic) == 1 and node.op_type in _MOVING_OPS | _AFTER_CONVOLUTIONS | {"Add", "Mul"}:
                 name = dynamic[0]
             else:
                 return None
@@ -261,54 +268,60 @@ class Placement:
         """Which input of a sum the convolution before it is fused with; None if it is not residual."""
         if not all(name in self.maker for name in node.input):
             return None
-        one, two = (self._backbone(name) for name in node.input)
-        if one is None and two is None:
+        left_conv, right_conv = (self._backbone(name) for name in node.input)
+        if left_conv is None and right_conv is None:
             return None
-        first, second = (self._distances(name) for name in node.input)
-        near = min(first.keys() & second.keys(), key=lambda name: first[name], default=None)
-        if one is not None and two is not None:
-            if one.output[0] == two.output[0]:
+        left_distances, right_distances = (self._distances(name) for name in node.input)
+        near = min(left_distances.keys() & right_distances.keys(), key=lambda name: left_distances[name], default=None)
+        if left_conv is not None and right_conv is not None:
+            if left_conv.output[0] == right_conv.output[0]:
                 return None
-            return 0 if near is not None and first[near] > second[near] else 1
-        if near in [each.output[0] for each in (one, two) if each is not None]:
+            return 0 if near is not None and left_distances[near] > right_distances[near] else 1
+        if near in [conv.output[0] for conv in (left_conv, right_conv) if conv is not None]:
             return None
-        return 0 if one is not None else 1
+        return 0 if left_conv is not None else 1
 
     def _distances(self, name: str) -> dict[str, int]:
-        """The distance from a tensor's maker to each node that it depends on, by the node's first output."""
-        found, waiting = {self.maker[name].output[0]: 0}, [self.maker[name]]
+        """Return the distance from a tensor's maker to each node before it, by the node's first output."""
+        distances, waiting = {self.maker[name].output[0]: 0}, [self.maker[name]]
         for node in waiting:
             for source in {id(m): m for m in map(self.maker.get, node.input) if m is not None}.values():
-                if source.output[0] not in found:
-                    found[source.output[0]] = found[node.output[0]] + 1
+                if source.output[0] not in distances:
+                    distances[source.output[0]] = distances[node.output[0]] + 1
                     waiting.append(source)
-        return found
+        return distances
 
     def _follows_chain(self, name: str) -> bool:
         """Whether a tensor is the result of a chain, or was moved from such results."""
         if self.chains.get(name, 0) > 0:
             return True
         node = self.maker.get(name)
-        if node is None or node.op_type not in _MOVING:
+        if node is None or node.op_type not in _MOVING_OPS:
             return False
-        dynamic = [each for each in node.input if each in self.maker]
+        dynamic = [tensor for tensor in node.input if tensor in self.maker]
         return bool(dynamic) and all(map(self._follows_chain, dynamic))
 
     def _is_near(self, node: onnx.NodeProto, quantized: Collection[str]) -> bool:
         """Whether a quantized node reads a node's result, or makes its input, perhaps moved."""
-        if any(reader.output[0] in quantized for reader in self._readers_behind(node.output[0], _MOVING)):
+        if any(reader.output[0] in quantized for reader in self._readers_behind(node.output[0], _MOVING_OPS)):
             return True
         source = self.maker.get(node.input[0])
-        while source is not None and source.op_type in _MOVING | {"Cast"} and source.output[0] not in quantized:
+        while source is not None and source.op_type in _MOVING_OPS | {"Cast"} and source.output[0] not in quantized:
             source = self.maker.get(source.input[0])
         return source is not None and source.output[0] in quantized
 
     def _join_scales(self) -> None:
         chosen = self.activations
-        read = {self.nodes[index].input[i] for index, each in chosen.items() for i in each}
+        read: set[str] = set()
+        for index, positions in chosen.items():
+            read.update(self.nodes[index].input[i] for i in positions)
         for node in self.nodes:
             if node.op_type == "Concat" and node.output[0] in read and (inputs := read.intersection(node.input)):
                 group = frozenset((*inputs, node.output[0]))
-                touching = [each for each in self.one_scale if each & group]
-                others = [each for each in self.one_scale if not each & group]
-                self.one_scale = [*others, group.union(*touching)]
+                apart = []
+                for joined in self.one_scale:
+                    if joined & group:
+                        group |= joined
+                    else:
+                        apart.append(joined)
+                self.one_scale = [*apart, group]

@@ -41,7 +41,7 @@ _STANDS_FOR_INFINITY = 1e9
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
 
 # Numbers of inputs that a GPU may round to TF32, by operator; biases follow them.
-_PRODUCTS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2, "Einsum": 2, "LSTM": 3, "GRU": 3, "RNN": 3}
+_TF32_INPUTS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2, "Einsum": 2, "LSTM": 3, "GRU": 3, "RNN": 3}
 
 # Their output has their input's type unless an attribute sets another, which is not part of the schema.
 _TYPED_BY_INPUT = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "EyeLike"})
@@ -53,7 +53,7 @@ class Rewritten:
 
     model: onnx.ModelProto = field(repr=False)
     lowered: tuple[str, ...]  # nodes that compute in 16 bit
-    kept: tuple[str, ...]  # nodes with floating-point inputs or outputs that stay in FP32
+    fp32_nodes: tuple[str, ...]  # nodes with floating-point inputs or outputs that stay in FP32
     indices: tuple[str, ...]  # nodes kept because they compute indices, lengths or positions
     too_large: tuple[str, ...]  # nodes kept because a weight exceeds the 16-bit range
     flushed: dict[str, int]  # number of values per weight that are too small for 16 bit and became zero
@@ -62,7 +62,7 @@ class Rewritten:
 def convert_to_fp16(
     proto: onnx.ModelProto, *, keep_io: bool = True, exclude: Iterable[str] = (), weights: Path | None = None
 ) -> onnx.ModelProto:
-    """A model that computes in FP16 where possible; see :func:`lower_precision`, which also returns a report."""
+    """Return a model computing in FP16 if possible; :func:`lower_precision` also returns a report."""
     check_structure(proto)
     rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, weights=weights)
     if rewritten.indices:
@@ -80,7 +80,7 @@ def lower_precision(
     exclude: Iterable[str] = (),
     weights: Path | None = None,
 ) -> Rewritten:
-    """Rewrite a model so that its FP32 nodes compute in 16 bit. FP64 stays FP64.
+    """Rewrite a model's FP32 nodes to compute in 16 bit. FP64 stays FP64.
 
     Args:
         proto: The model, with all weights inside; it passes :func:`trtops.backend.onnx.model.check_structure`, and is
@@ -104,7 +104,7 @@ def lower_precision(
     return Rewritten(
         model=model,
         lowered=tuple(rewrite.lowered),
-        kept=tuple(rewrite.kept),
+        fp32_nodes=tuple(rewrite.fp32_nodes),
         indices=tuple(rewrite.indices),
         too_large=tuple(rewrite.too_large),
         flushed=rewrite.flushed,
@@ -112,7 +112,7 @@ def lower_precision(
 
 
 def beyond_range(model: onnx.ModelProto, cache: CalibrationCache, to: LowPrecision) -> dict[str, tuple[str, float]]:
-    """Nodes of the main graph that read or produce a tensor whose measured values 16 bit cannot hold.
+    """Return the main graph's nodes with tensors of measured values beyond 16 bit.
 
     Returns the tensor and its largest magnitude for each node: above the type's largest value, or below its smallest,
     so that all values become zero. In models with constants of 1e9 or more, which stand for infinity in masks, so do
@@ -120,7 +120,9 @@ def beyond_range(model: onnx.ModelProto, cache: CalibrationCache, to: LowPrecisi
     """
     largest, smallest = _RANGE[to]
     constants = walk.constant_tensors(model.graph)
-    measured = {found.name: found.largest for found in cache.ranges if found.name not in constants}
+    measured = {
+        tensor_range.name: tensor_range.largest for tensor_range in cache.ranges if tensor_range.name not in constants
+    }
     outside = {name: amax for name, amax in measured.items() if amax > largest or 0 < amax < smallest}
     if any(amax >= _STANDS_FOR_INFINITY for amax in outside.values()):
         weights = (tensor for tensor in constants.values() if tensor.data_type == TensorProto.FLOAT)
@@ -156,34 +158,34 @@ class _Tensor:
 
     @property
     def is_low(self) -> bool:
-        """Whether the tensor is produced in 16 bit, or is a weight, which can be either."""
+        """True if the tensor is produced in 16 bit, or is a weight, available in both precisions."""
         return self.weight is not None or self.low is not None
 
     @cached_property
     def magnitudes(self) -> tuple[float, bool]:
-        """A weight's largest value that does not stand for infinity, and whether there are larger finite ones."""
+        """A weight's largest value not standing for infinity, and True if larger finite ones exist."""
         assert self.weight is not None
         largest, any_infinite = 0.0, False
         for block in _blocks(tensor_array(self.weight)):
             size = np.abs(block)
-            most = float(size.max())
-            if not most < _STANDS_FOR_INFINITY:  # or NaN is among them
+            block_largest = float(size.max())
+            if not block_largest < _STANDS_FOR_INFINITY:  # or NaN is among them
                 finite = size[np.isfinite(size)]
                 usual = finite[finite < _STANDS_FOR_INFINITY]
                 any_infinite |= usual.size < finite.size
-                most = float(usual.max(initial=0))
-            largest = max(largest, most)
+                block_largest = float(usual.max(initial=0))
+            largest = max(largest, block_largest)
         return largest, any_infinite
 
 
-_BLOCK = 1 << 18  # elements; temporary arrays of this size stay in the CPU's cache
+_BLOCK_ELEMENTS = 1 << 18  # elements; temporary arrays of this size stay in the CPU's cache
 
 
 def _blocks(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
     """The elements in order, block by block."""
     flat = array.reshape(-1)
-    for start in range(0, flat.size, _BLOCK):
-        yield flat[start : start + _BLOCK]
+    for start in range(0, flat.size, _BLOCK_ELEMENTS):
+        yield flat[start : start + _BLOCK_ELEMENTS]
 
 
 _Scope: TypeAlias = ChainMap[str, _Tensor]
@@ -191,7 +193,7 @@ _Types: TypeAlias = dict[str, int]
 
 
 class _Ports(NamedTuple):
-    """Positions of a node's inputs and outputs that are in 16 bit."""
+    """Positions of a node's 16-bit inputs and outputs."""
 
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
@@ -228,7 +230,7 @@ class _Rewrite:
         self.fresh = walk.FreshNames(model.graph)
         self.renamed: dict[str, str] = {}
         self.lowered: list[str] = []
-        self.kept: list[str] = []
+        self.fp32_nodes: list[str] = []
         self.indices: list[str] = []
         self.too_large: list[str] = []
         self.flushed: dict[str, int] = {}
@@ -288,7 +290,7 @@ class _Rewrite:
                 value.type.tensor_type.elem_type = self.element
 
     def _rewrite_node(self, node: onnx.NodeProto, frame: _Frame) -> None:
-        """Write one node and the Casts that it needs."""
+        """Write one node and its Casts."""
         scope, types = frame.scope, frame.types
         ports = self._low_ports(node, scope, types)
         read = [scope[node.input[i]] for i in ports.inputs]
@@ -305,7 +307,7 @@ class _Rewrite:
             if name and (i in ports.outputs or types.get(name) == TensorProto.FLOAT)
         ]
         if reads or makes:
-            (self.lowered if ports.outputs else self.kept).append(walk.node_name(node))
+            (self.lowered if ports.outputs else self.fp32_nodes).append(walk.node_name(node))
         for attribute, body in walk.named_bodies(node):
             inner = walk.body_scope(frame.name, node.name, node.output, attribute)
             self._rewrite_graph(body, inner, scope, types, keep_io=True)  # its inputs and outputs are those of its node
@@ -324,7 +326,7 @@ class _Rewrite:
                 scope[name] = _Tensor(None, name) if low else _Tensor(name, None)
 
     def _low_ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
-        """The inputs and outputs of a node that can be 16-bit; none for a node to keep."""
+        """Return the possible 16-bit inputs and outputs of a node; none for a node to keep."""
         # ONNX's schema of an operator gives each input and output a type variable, and lists the allowed types of each
         # variable; so inputs that must be FP32 (such as Resize's scales) stay so. Everything with one variable has one
         # type, so the decision is per variable, not per input and output.
@@ -386,7 +388,7 @@ class _Rewrite:
         return str(tensor.low if low else tensor.full)
 
     def _write_weights(self, graph: onnx.GraphProto, weights: list[_Tensor]) -> None:
-        """Write each weight in the precisions that are used; a single version keeps the weight's name."""
+        """Write each weight in the precisions in use; a single version keeps the weight's name."""
         for tensor in weights:
             assert tensor.weight is not None
             if tensor.full_used or tensor.low is None:
@@ -403,7 +405,7 @@ class _Rewrite:
         lower = np.empty(array.size, self.dtype.numpy())
         tiny = 0
         with np.errstate(over="ignore", under="ignore"):
-            for start, block in zip(range(0, array.size, _BLOCK), _blocks(array)):
+            for start, block in zip(range(0, array.size, _BLOCK_ELEMENTS), _blocks(array)):
                 if tensor.magnitudes[1]:  # infinities stay infinite
                     block = np.where(np.isfinite(block), np.clip(block, -self.largest, self.largest), block)
                 tiny += int(np.count_nonzero((block != 0) & (np.abs(block) <= self.smallest / 2)))
@@ -425,7 +427,7 @@ class _Rewrite:
 
 
 def _type_variable(parameters: Sequence[Any], i: int) -> str:
-    """The type variable of a formal parameter, where the last may be variadic; empty without one."""
+    """Return the type variable of a formal parameter, the last possibly variadic; empty without one."""
     if not parameters:
         return ""
     return str(parameters[min(i, len(parameters) - 1)].type_str)
@@ -496,7 +498,7 @@ def _emulate_graph(
 
 
 def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy that rounds the FP32 inputs of products to TF32 (10 bits of mantissa), bodies included.
+    """Return a copy with the FP32 inputs of products rounded to TF32 (10 bits of mantissa), bodies included.
 
     By Veltkamp's splitting: with c = (2**13 + 1) * x in FP32, x rounded to 11 significant bits is c - (c - x).
     """
@@ -509,9 +511,9 @@ def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
         for node in graph.node:
             for body in walk.subgraphs(node):
                 rewrite(body, types)
-            for i, name in enumerate(node.input[: _PRODUCTS.get(node.op_type, 0)]):
+            for i, name in enumerate(node.input[: _TF32_INPUTS.get(node.op_type, 0)]):
                 if types.get(name) == TensorProto.FLOAT:
-                    large, rest, node.input[i] = (f"{name}/tf32/{each}{next(numbers)}" for each in ("c", "d", ""))
+                    large, rest, node.input[i] = (f"{name}/tf32/{suffix}{next(numbers)}" for suffix in ("c", "d", ""))
                     nodes += [
                         helper.make_node("Mul", [name, factor], [large]),
                         helper.make_node("Sub", [large, name], [rest]),
@@ -526,7 +528,7 @@ def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def watch_peaks(model: onnx.ModelProto) -> dict[str, str]:
-    """Add an output for each tensor that is rounded to FP16: its largest magnitude before rounding.
+    """Add an output for each tensor rounded to FP16: its largest magnitude before rounding.
 
     The model is one after :func:`emulate_low_precision`. Values that stand for infinity do not count, and bodies are
     not covered. Returns the names of the outputs, FP32 scalars of at least 0, by the tensors' names in order of

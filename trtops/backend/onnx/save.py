@@ -35,7 +35,7 @@ def serialize(model: onnx.ModelProto) -> bytes:
 
 
 def serialize_lean(model: onnx.ModelProto) -> bytes:
-    """The bytes of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), whose weights stay in their files.
+    """Return the bytes of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), without weights in files.
 
     The file names are relative to the root folder ``/``, which readers must take as the model's folder.
     """
@@ -44,15 +44,15 @@ def serialize_lean(model: onnx.ModelProto) -> bytes:
         if not external.is_anchored(tensor):
             target.CopyFrom(tensor)
             return
-        found = external.locate(tensor)
+        location = external.locate(tensor)
         walk.copy_header(tensor, target)
-        external.put_place(target, found.path.as_posix().lstrip("/"), found.offset, found.length)
+        external.put_place(target, location.path.as_posix().lstrip("/"), location.offset, location.length)
 
     return _checked_bytes(walk.copy_model(model, put))
 
 
 def _checked_bytes(model: onnx.ModelProto) -> bytes:
-    """The bytes of a model with all weights that are to be inside."""
+    """Return the bytes of a model; InvalidModelError if they exceed the limit."""
     data = None
     # Some releases of protobuf fail above 2 GiB, others return the bytes.
     with contextlib.suppress(EncodeError):
@@ -85,7 +85,7 @@ def save_model(
     size_threshold: int = 1024,
     all_tensors_to_one_file: bool = True,
 ) -> None:
-    """Write a model file, and data files next to it where requested or needed. The model is not changed.
+    """Write a model file, and data files next to it if requested or needed. The model is not changed.
 
     Args:
         model: The model, with all weights loaded or anchored.
@@ -127,8 +127,8 @@ def save_model(
             def write_own_file(data: bytes) -> tuple[Path, int]:
                 # A number: a tensor's name may not be a file name.
                 name = location / f"tensor_{next(numbers):06}.bin"
-                with open_part(path.parent / name) as own:
-                    own.write(data)
+                with open_part(path.parent / name) as data_file:
+                    data_file.write(data)
                 return name, 0
 
             written = walk.copy_model(model, _put_outside(write_own_file, size_threshold))

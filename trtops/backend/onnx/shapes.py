@@ -55,15 +55,15 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     for source, target in zip(walk.graphs(inferred.graph), walk.graphs(model.graph)):
         del target.value_info[:]
         target.value_info.extend(source.value_info)
-        known = {value.name: value for value in source.output}
+        inferred_outputs = walk.by_name(source.output)
         for value in target.output:
-            if value.name in known:
-                value.type.CopyFrom(known[value.name].type)
+            if value.name in inferred_outputs:
+                value.type.CopyFrom(inferred_outputs[value.name].type)
     log.debug("Shape inference completed successfully")
 
 
-def infer_node(node: onnx.NodeProto, known: KnownTensors, model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Infer what one node of a model returns, from the types, shapes and small constants that it reads.
+def infer_node(node: onnx.NodeProto, tensors: KnownTensors, model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Infer the output types of one node from the types, shapes and small constants of its inputs.
 
     Empty for nodes with sub-graphs, nodes without a schema, inputs of unknown type, and where inference fails.
     """
@@ -74,13 +74,13 @@ def infer_node(node: onnx.NodeProto, known: KnownTensors, model: onnx.ModelProto
     types: dict[str, onnx.TypeProto] = {}
     constants: dict[str, onnx.TensorProto] = {}
     for name in filter(None, node.input):
-        if name in known:
-            tensor = known.weights[name]
+        if name in tensors:
+            tensor = tensors.weights[name]
             types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
             if (external.expected_bytes(tensor) or 0) <= _SMALL_BYTES:
                 constants[name] = tensor
-        elif name in known.declared:
-            types[name] = known.declared[name].type
+        elif name in tensors.declared:
+            types[name] = tensors.declared[name].type
         else:
             return {}
     arguments = (node, version, types, constants, list(model.opset_import))
@@ -104,7 +104,7 @@ def _infer_outputs(
 
 
 def refine(kind: onnx.TypeProto, inferred: onnx.TypeProto) -> bool:
-    """Add what was inferred to a declared type that lacks it, in place; True if more sizes are known."""
+    """Complete a declared type with inferred sizes, in place; True if more sizes are known."""
     if kind.WhichOneof("value") not in (None, "tensor_type") or not inferred.HasField("tensor_type"):
         return False
     ours, theirs = kind.tensor_type, inferred.tensor_type
@@ -130,33 +130,35 @@ def has_sizes(tensor_type: Any) -> bool:
 
 
 def has_all_sizes(graph: onnx.GraphProto) -> bool:
-    """Whether every tensor that a node makes is declared with all sizes; False for a graph with sub-graphs."""
+    """Return True if every node's outputs are declared with all sizes; False for a graph with sub-graphs."""
     kinds = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
-    known = {name for name, kind in kinds.items() if has_sizes(kind)}
-    return all(known.issuperset(filter(None, node.output)) and not any(walk.subgraphs(node)) for node in graph.node)
+    sized = {name for name, kind in kinds.items() if has_sizes(kind)}
+    return all(sized.issuperset(filter(None, node.output)) and not any(walk.subgraphs(node)) for node in graph.node)
 
 
 def computed_dims(graph: onnx.GraphProto) -> set[str]:
-    """Names of the dimensions that are new in the output of a node that computes sizes from others.
+    """Return the names of dimensions introduced by nodes computing sizes from other sizes.
 
     Symbols cancel there: a Reshape of (batch, 12, 4, 4) to (batch, -1) has 192 columns. They do not where sizes depend
     on data, and a Conv of unknown height only gets a name for its own, which can take a minute. "" stands for unnamed
     dimensions and unknown ranks.
     """
-    given = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim} - {""}
-    known = walk.initializer_names(graph) | {""}
+    input_dims: set[str] = set()
+    for value in graph.input:
+        input_dims.update(dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param)
+    sized = walk.initializer_names(graph) | {""}
     declared = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}
     for name, tensor in declared.items():
-        if all(dim.HasField("dim_value") or dim.dim_param in given for dim in tensor.shape.dim):
-            known.add(name)
+        if all(dim.HasField("dim_value") or dim.dim_param in input_dims for dim in tensor.shape.dim):
+            sized.add(name)
     computed = set()
     for node in graph.node:
         if any(name and (name not in declared or not declared[name].HasField("shape")) for name in node.output):
             computed.add("")
-        elif node.op_type in _COMPUTES_SIZES and known.issuperset(node.input):
+        elif node.op_type in _COMPUTES_SIZES and sized.issuperset(node.input):
             for name in filter(None, node.output):
                 computed.update(d.dim_param for d in declared[name].shape.dim if not d.HasField("dim_value"))
-    return computed - given
+    return computed - input_dims
 
 
 def _put_plausible(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:

@@ -1,4 +1,4 @@
-"""Sizes that are known without computing anything: of shapes, also partly known ones, and of nodes that process them.
+"""Sizes known without computation: of shapes, also partly known ones, and of nodes processing them.
 
 Of ``(batch, 16, 8)`` the 16 is known, so a Gather or Slice of only that element is known as well.
 """
@@ -30,7 +30,7 @@ _ARITHMETIC: dict[str, Any] = {
 
 @dataclass
 class KnownTensors:
-    """Constants, declarations and sizes of the tensors that a graph can read."""
+    """Constants, declarations and sizes of the tensors readable by a graph."""
 
     weights: dict[str, onnx.TensorProto]
     declared: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
@@ -43,13 +43,13 @@ class KnownTensors:
         return name in self.weights
 
     def array(self, name: str) -> Array:
-        """The values of a constant, which are decoded once."""
+        """Return the values of a constant, decoded once."""
         if name not in self._arrays:
             self._arrays[name] = numpy_helper.to_array(self.weights[name])
         return self._arrays[name]
 
     def dims(self, name: str) -> list[float] | None:
-        """The dimensions of a tensor, NaN where one is dynamic; None if the rank is unknown."""
+        """Return the dimensions of a tensor, NaN for dynamic ones; None if the rank is unknown."""
         if name in self.weights:
             return list(self.weights[name].dims)
         value = self.declared.get(name)
@@ -61,16 +61,16 @@ class KnownTensors:
         ]
 
     def learn_sizes(self, node: onnx.NodeProto) -> Array | None:
-        """The integers that a node returns, if all are known; others are recorded for the nodes that read them."""
+        """Return a node's integer output if all elements are known, and record partly known ones for its readers."""
         if not walk.is_onnx_op(node) or not node.input or len(node.output) != 1:
             return None
         try:
-            made = np.asarray(self._sizes_made_by(node), object)
+            sizes = np.asarray(self._sizes_made_by(node), object)
             # None is what is not followed. Integers of fewer bits overflow.
-            if made.size > _MAX_ELEMENTS or any(size is None or abs(size) >= 1 << 31 for size in made.flat):
+            if sizes.size > _MAX_ELEMENTS or any(size is None or abs(size) >= 1 << 31 for size in sizes.flat):
                 return None
-            self._sizes[node.output[0]] = made
-            return made.astype(np.int64)
+            self._sizes[node.output[0]] = sizes
+            return sizes.astype(np.int64)
         # NaN is no integer, and ONNX Runtime reports nodes that cannot be evaluated.
         except (IndexError, OverflowError, TypeError, ValueError):
             return None
@@ -84,14 +84,14 @@ class KnownTensors:
         return self._sizes[name]
 
     def _part(self, name: str) -> Array | None:
-        """The sizes of a tensor, or as many unknown ones where only its length is known."""
+        """Return the sizes of a tensor, or the right number of unknown ones if only its length is known."""
         sizes = self._sizes_of(name)
         if sizes is None and (dims := self.dims(name)) is not None and len(dims) == 1 and dims[0] <= _MAX_ELEMENTS:
             return np.full(int(dims[0]), _UNKNOWN, object)
         return sizes
 
     def _sizes_made_by(self, node: onnx.NodeProto) -> Any:
-        """What a node returns, in any form that numpy converts to an array; None where it is not followed."""
+        """Return a node's output in any form convertible to a numpy array; None if it is not followed."""
         kind = node.op_type
         if kind in ("Shape", "Size"):
             dims = self.dims(node.input[0])
@@ -105,13 +105,13 @@ class KnownTensors:
         if sizes is None or (kind == "Cast" and walk.int_attribute(node, "to", 0) not in _INTEGERS):
             return None
 
-        def integers(place: int, attribute: str = "", default: list[int] | None = None) -> Any:
-            """Integers that are an input, or were an attribute in earlier operator sets."""
-            if place < len(node.input) and node.input[place]:
-                given = self._sizes_of(node.input[place])
-                return np.array(given).astype(np.int64)  # fails if one is unknown
-            found = walk.ints_attribute(node, attribute)
-            return default if found is None else found
+        def integers(position: int, attribute: str = "", default: list[int] | None = None) -> Any:
+            """Return integers from an input, or from an attribute of earlier operator sets."""
+            if position < len(node.input) and node.input[position]:
+                operand = self._sizes_of(node.input[position])
+                return np.array(operand).astype(np.int64)  # fails if one is unknown
+            stored = walk.ints_attribute(node, attribute)
+            return default if stored is None else stored
 
         match kind:
             case "Identity" | "Cast":
@@ -127,8 +127,8 @@ class KnownTensors:
                 return np.take(sizes, integers(1), walk.int_attribute(node, "axis", 0))
             case "Slice" if sizes.ndim == 1:
                 bounds = (integers(1, "starts"), integers(2, "ends"), integers(4, default=[1]))
-                [place] = [slice(*each) for each in zip(*bounds)]
-                return sizes[place]
+                [window] = [slice(*bound) for bound in zip(*bounds)]
+                return sizes[window]
             case "Add" | "Sub" | "Mul" | "Div" if not node.attribute:  # of the rules before operator set 7
                 other = self._sizes_of(node.input[1])
                 with np.errstate(invalid="ignore"):

@@ -25,7 +25,7 @@ def prune(model: onnx.ModelProto) -> tuple[str, ...]:
 
     Meant to measure what sparse kernels would gain; a model pruned without retraining is no longer accurate.
     """
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = walk.by_name(model.graph.initializer)
     changed = []
     for name, axis in reduced_axes(model.graph).items():
         array = tensor_array(tensors[name])
@@ -38,19 +38,19 @@ def prune(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def reduced_axes(graph: onnx.GraphProto) -> dict[str, int]:
-    """The floating-point weights of Conv, MatMul and Gemm, and the axis along which each is reduced.
+    """Return the axis of reduction of each floating-point weight of Conv, MatMul and Gemm.
 
     Axes whose length is not a multiple of four are omitted. A weight used along two axes has the first.
     """
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    tensors = walk.by_name(graph.initializer)
     makers = walk.makers(graph.node)
-    found: dict[str, int] = {}
+    axes: dict[str, int] = {}
     for node in graph.node:
         for name, axis in _reduced_operands(node):
             traced = _trace_weight(name, axis, makers, tensors)
             if traced is not None:
-                found.setdefault(*traced)
-    return found
+                axes.setdefault(*traced)
+    return axes
 
 
 def _reduced_operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
@@ -70,7 +70,7 @@ def _reduced_operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
 def _trace_weight(
     name: str, axis: int, makers: dict[str, onnx.NodeProto], tensors: dict[str, TensorProto]
 ) -> tuple[str, int] | None:
-    """The weight that an operand comes from, and the axis there; None without a weight that can be sparse."""
+    """Return the weight behind an operand, and the axis there; None without a potentially sparse weight."""
     seen = set()
     while name not in tensors:
         node = makers.get(name)

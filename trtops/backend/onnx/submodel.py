@@ -8,6 +8,7 @@ Values come from an implementation of :class:`Values`.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -40,7 +41,7 @@ class Values:
     """What is known of a model's tensors, for one or more feeds; without data, types and shapes only."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Dtype and shape of a tensor; a dimension that differs between feeds is None."""
+        """Return dtype and shape of a tensor; dimensions differing between feeds are None."""
         raise NotImplementedError
 
     def constant(self, name: str) -> Array | None:
@@ -56,7 +57,7 @@ class Declared(Values):
     """Declared or inferred types and shapes, without data."""
 
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, TensorSpec]) -> None:
-        """Infer types and shapes of a model, which is not changed, from these input shapes."""
+        """Infer types and shapes of a model from these input shapes; the model is not changed."""
         inferred = walk.copy_of(model)
         for value in inferred.graph.input:
             if value.name in inputs:
@@ -98,14 +99,14 @@ class SubModel:
 
 
 class Cutter:
-    """An analyzed model, from which sub-models can be cut in time proportional to their size.
+    """An analyzed model for cutting out sub-models, in time proportional to their size.
 
     ``order`` has the indices of all nodes except Constants, which count as weights, in order of execution. ``parts``
     are sets of nodes that no cut may separate: one node, or several that exchange sequences, maps or optionals.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Analyze a model that passes :func:`trtops.backend.onnx.model.check_structure`, with its weights inside."""
+        """Analyze a model with its weights inside, valid by :func:`trtops.backend.onnx.model.check_structure`."""
         self.model = model
         nodes = model.graph.node
         self._constants: dict[str, _Constant] = {s.values.name: s for s in model.graph.sparse_initializer}
@@ -119,14 +120,15 @@ class Cutter:
             names = list(dict.fromkeys(walk.uses(nodes[index])))
             self._reads[index] = [name for name in names if name not in self._constants]
             self._weights[index] = [name for name in names if name in self._constants]
-        self._maker = {name: index for index in self.order for name in nodes[index].output if name}
+        self._maker: dict[str, int] = {}
         self._readers: dict[str, list[int]] = {}
         for index in self.order:
+            self._maker.update(dict.fromkeys(filter(None, nodes[index].output), index))
             for name in self._reads[index]:
                 self._readers.setdefault(name, []).append(index)
         # The whole model's, without those that have a weight as default.
         self.inputs = [v.name for v in model.graph.input if v.name not in self._constants]
-        self._graph_outputs = {value.name for value in model.graph.output}
+        self._graph_outputs = walk.names_of(model.graph.output)
         self._non_tensors = _non_tensors(model.graph, self.order)
         if unsupported := self._non_tensors.intersection(self.inputs):
             raise errors.UnsupportedFeatureError(
@@ -137,31 +139,31 @@ class Cutter:
         self.parts = self._find_parts()
 
     def reads(self, index: int) -> list[str]:
-        """The tensors that a node and its sub-graphs read, without weights."""
+        """Return the tensors read by a node and its sub-graphs, without weights."""
         return self._reads[index]
 
     def makes(self, index: int) -> list[str]:
-        """The tensors that a node produces."""
+        """Return the tensors produced by a node."""
         return [name for name in self.model.graph.node[index].output if name]
 
     def ancestors(self, start: int, within: Collection[int]) -> set[int]:
-        """A node and its direct and indirect predecessors that are reachable within a set of nodes."""
-        found, ahead = {start}, [start]
+        """Return a node and its direct and indirect predecessors reachable within a set of nodes."""
+        predecessors, ahead = {start}, [start]
         while ahead:
             for name in self._reads[ahead.pop()]:
                 maker = self._maker.get(name)
-                if maker is not None and maker in within and maker not in found:
-                    found.add(maker)
+                if maker is not None and maker in within and maker not in predecessors:
+                    predecessors.add(maker)
                     ahead.append(maker)
-        return found
+        return predecessors
 
     def visible(self, index: int) -> list[str]:
-        """The tensors that a node produces and something reads, or the first one that nothing reads; no sequences."""
-        made = [n for n in self.model.graph.node[index].output if n and n not in self._non_tensors]
-        return [n for n in made if n in self._readers or n in self._graph_outputs] or made[:1]
+        """Return the tensors of a node with a reader, or else its first one; no sequences."""
+        tensors = [n for n in self.model.graph.node[index].output if n and n not in self._non_tensors]
+        return [n for n in tensors if n in self._readers or n in self._graph_outputs] or tensors[:1]
 
     def may_part_after(self) -> list[bool]:
-        """For each position in :attr:`order`, whether no sequence, map or optional is alive after that node."""
+        """Return True for each position in :attr:`order` with no sequence, map or optional alive after its node."""
         alive_until = [-1] * len(self.order)
         for name in self._non_tensors:
             if name in self._maker and name in self._readers:
@@ -197,7 +199,7 @@ class Cutter:
             branches = self._branch_values(inside, inputs, values)
             frozen |= branches
             inputs = [name for name in inputs if name not in branches]
-        outputs = self._outputs_of(inside) if expose == "ends" else [n for i in inside for n in self.visible(i)]
+        outputs = self._outputs_of(inside) if expose == "ends" else self._visible_in(inside)
         # Filled in place: a copy of the finished graph would copy all weights once more.
         proto = onnx.ModelProto(ir_version=max(self.model.ir_version, _MIN_IR_VERSION), producer_name="trtops")
         proto.opset_import.extend(self.model.opset_import)
@@ -205,7 +207,7 @@ class Cutter:
         graph = proto.graph
         graph.name = self.model.graph.name or "graph"
         graph.node.extend(self.model.graph.node[index] for index in inside)
-        for name in dict.fromkeys(name for index in inside for name in self._weights[index]):
+        for name in dict.fromkeys(chain.from_iterable(self._weights[index] for index in inside)):
             constant = self._constants[name]
             if isinstance(constant, onnx.TensorProto):
                 walk.add_copy(graph.initializer, constant)
@@ -221,19 +223,25 @@ class Cutter:
         return SubModel(tuple(sorted(nodes)), proto, tuple(inputs), tuple(outputs), values)
 
     def _inputs_and_frozen(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:
-        """Names of a sub-model's inputs, the whole model's own first, and the tensors that become its weights."""
-        made = {name for index in inside for name in self.model.graph.node[index].output}
-        entering = [n for n in dict.fromkeys(n for i in inside for n in self._reads[i]) if n not in made]
-        frozen = {n: a for n in entering if n in self._fixed and (a := values.constant(n)) is not None}
+        """Return a sub-model's input names, the whole model's own first, and the tensors to turn into weights."""
+        produced = set(walk.produced(self.model.graph.node[index] for index in inside))
+        reads = dict.fromkeys(chain.from_iterable(self._reads[index] for index in inside))
+        entering = [name for name in reads if name not in produced]
+        frozen: Arrays = {}
+        for name in entering:
+            if name in self._fixed and (constant := values.constant(name)) is not None:
+                frozen[name] = constant
         if entering and len(frozen) == len(entering):
             # Back ends would compute a model without inputs while loading it, which would hide a failure.
             frozen = {}
-        own = set(entering).intersection(self.inputs)
-        inputs = [n for n in self.inputs if n in own] + [n for n in entering if n not in own and n not in frozen]
+        model_inputs = set(entering).intersection(self.inputs)
+        inputs = [n for n in self.inputs if n in model_inputs] + [
+            n for n in entering if n not in model_inputs and n not in frozen
+        ]
         return inputs, frozen
 
     def _branch_values(self, inside: Iterable[int], inputs: Collection[str], values: Values) -> Arrays:
-        """Tensors that enter from other branches, by name, where they are the same for every feed."""
+        """Return the tensors entering from other branches with one value for all feeds, by name."""
         # A node without predecessors inside keeps its inputs, or back ends would compute it while loading.
         flowing: set[str] = set()
         frozen: Arrays = {}
@@ -248,20 +256,24 @@ class Cutter:
         return frozen
 
     def _outputs_of(self, inside: list[int]) -> list[str]:
-        """Names of a sub-model's outputs: outputs of the whole, and tensors that only nodes outside read.
+        """Return a sub-model's output names: outputs of the whole, and tensors read only by nodes outside.
 
         If it has no such tensors, the outputs are the tensors that nothing reads.
         """
         # With tensors that are also read inside, back ends could not fuse what they fuse in the whole model.
         members = set(inside)
-        made = [name for index in inside for name in self.visible(index)]
-        leaving = [
-            n for n in made if n in self._graph_outputs or (n in self._readers and not members & {*self._readers[n]})
-        ]
-        return leaving or [n for n in made if n not in self._readers]
+        visible, leaving = self._visible_in(inside), []
+        for name in visible:
+            readers = self._readers.get(name, ())
+            if name in self._graph_outputs or (readers and members.isdisjoint(readers)):
+                leaving.append(name)
+        return leaving or [name for name in visible if name not in self._readers]
+
+    def _visible_in(self, inside: Iterable[int]) -> list[str]:
+        return list(chain.from_iterable(map(self.visible, inside)))
 
     def _find_fixed(self) -> set[str]:
-        """Tensors whose values depend only on weights and shapes."""
+        """Return the tensors determined by weights and shapes alone."""
         # These values are fixed once the model's shapes are (the ``Shape -> Gather -> Concat`` chains before a
         # Reshape), and back ends refuse many of them as inputs. Random numbers would become constant, so they do not
         # count.
@@ -290,17 +302,17 @@ class Cutter:
 def _non_tensors(graph: onnx.GraphProto, order: Iterable[int]) -> set[str]:
     """Names of sequences, maps and optionals, by declared types and operators."""
     declared = (*graph.input, *graph.output, *graph.value_info)
-    found = {v.name for v in declared if _is_non_tensor(v)}
+    names = {v.name for v in declared if _is_non_tensor(v)}
     for index in order:
         node = graph.node[index]
         bodies = list(walk.subgraphs(node))
-        if node.op_type in _SEQUENCE_OPS or (node.op_type == "Identity" and found.intersection(node.input)):
-            found.update(filter(None, node.output))
-        elif node.op_type == "If":
-            found.update(name for body in bodies for name, v in zip(node.output, body.output) if _is_non_tensor(v))
-        elif node.op_type == "Loop":
-            found.update(name for body in bodies for name, v in zip(node.output, body.output[1:]) if _is_non_tensor(v))
-    return found
+        if node.op_type in _SEQUENCE_OPS or (node.op_type == "Identity" and names.intersection(node.input)):
+            names.update(filter(None, node.output))
+        elif node.op_type in ("If", "Loop"):
+            first = 1 if node.op_type == "Loop" else 0  # after the condition
+            for body in bodies:
+                names.update(name for name, v in zip(node.output, body.output[first:]) if _is_non_tensor(v))
+    return names
 
 
 def _is_non_tensor(value: onnx.ValueInfoProto) -> bool:

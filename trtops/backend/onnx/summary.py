@@ -21,7 +21,7 @@ Show: TypeAlias = Literal["layers", "attrs", "weights"]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSummary(Record):
-    """One node; its type has the domain before it unless that is ONNX's own, and an omitted input an empty name."""
+    """One node; types outside ONNX's domain begin with their domain, and an omitted input has an empty name."""
 
     name: str
     op: str
@@ -32,7 +32,7 @@ class NodeSummary(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphSummary(Record):
-    """One graph, and the bodies of its nodes, which are named after their node and attribute."""
+    """One graph and the bodies of its nodes, named after node and attribute."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -70,15 +70,15 @@ def summary(proto: onnx.ModelProto, show: Collection[Show] = ()) -> str:
     ``"layers"`` shows the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights, and with
     ``"attrs"`` of tensors among attributes.
     """
-    own = next((str(o.version) for o in proto.opset_import if not o.domain), "Unknown")
+    opset = next((str(o.version) for o in proto.opset_import if not o.domain), "Unknown")
     others = {o.domain: o.version for o in proto.opset_import if o.domain}
-    opsets = f"{own} | Other Opsets: {others}" if others else own
+    opsets = f"{opset} | Other Opsets: {others}" if others else opset
     head = ["==== ONNX Model ====", f"    Name: {one_line(proto.graph.name)} | ONNX Opset: {opsets}", ""]
     return "\n".join([*head, *_graph_lines(proto.graph, "Graph", {}, show, "    ")])
 
 
 class _Known(dict[str, TensorSpec]):
-    """The declarations of the tensors that a graph can read; others are known by name only."""
+    """Declarations of the tensors readable by a graph; undeclared ones have only a name."""
 
     def __init__(self, outer: Mapping[str, TensorSpec], graph: onnx.GraphProto) -> None:
         super().__init__(walk.visible(outer, graph, {}))
@@ -94,28 +94,27 @@ class _Known(dict[str, TensorSpec]):
 
 
 def _graph_summary(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -> GraphSummary:
-    known = _Known(outer, graph)
+    specs = _Known(outer, graph)
+    bodies: list[GraphSummary] = []
+    for node in graph.node:
+        for attribute, body in walk.named_bodies(node):
+            bodies.append(_graph_summary(body, f"{walk.node_name(node)}.{attribute}", specs))
     return GraphSummary(
         name=name,
         inputs=tuple(input_specs(graph)),
-        outputs=tuple(known[value.name] for value in graph.output),
-        initializers=known.initializers,
+        outputs=tuple(specs[value.name] for value in graph.output),
+        initializers=specs.initializers,
         nodes=tuple(
             NodeSummary(
                 name=node.name,
                 op=node.op_type if walk.is_onnx_op(node) else f"{node.domain}.{node.op_type}",
-                inputs=tuple(map(known.__getitem__, node.input)),
-                outputs=tuple(map(known.__getitem__, node.output)),
+                inputs=tuple(map(specs.__getitem__, node.input)),
+                outputs=tuple(map(specs.__getitem__, node.output)),
                 attributes=tuple((a.name, _attribute_text(a)) for a in node.attribute),
             )
             for node in graph.node
         ),
-        bodies=tuple(
-            _graph_summary(body, f"{walk.node_name(node)}.{name}", known)
-            for node in graph.node
-            if node.attribute
-            for name, body in walk.named_bodies(node)
-        ),
+        bodies=tuple(bodies),
     )
 
 
@@ -167,12 +166,12 @@ def _graph_lines(
     graph: onnx.GraphProto, kind: str, outer: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
     """The lines about a graph; from the messages themselves, since creating a record for each node is slower."""
-    known = _Known(outer, graph)
-    initializers = known.initializers
+    specs = _Known(outer, graph)
+    initializers = specs.initializers
     if graph.doc_string and "attrs" in show:
         yield from (f"{indent}---- Docstring ----", *(f"{indent}{line}" for line in graph.doc_string.splitlines()), "")
     yield from _tensor_lines(f"{kind} Input(s)", input_specs(graph), indent)
-    yield from _tensor_lines(f"{kind} Output(s)", [known[value.name] for value in graph.output], indent)
+    yield from _tensor_lines(f"{kind} Output(s)", [specs[value.name] for value in graph.output], indent)
     if "weights" in show:
         yield f"{indent}---- {len(initializers)} Initializer(s) ----"
         values = {tensor.name: _values_text(tensor) for tensor in graph.initializer}
@@ -190,18 +189,18 @@ def _graph_lines(
     yield f"{indent}---- {len(graph.node)} Node(s) ----"
     if "layers" not in show and "attrs" not in show:
         return
-    made = {name: _spec_text(spec) for name, spec in known.items()}
-    read = {**made, **{spec.name: f"Initializer | {_spec_text(known[spec.name])}" for spec in initializers}}
+    texts = {name: _spec_text(spec) for name, spec in specs.items()}
+    read = {**texts, **{spec.name: f"Initializer | {_spec_text(specs[spec.name])}" for spec in initializers}}
     for i, node in enumerate(graph.node):
         inputs = f",\n{indent}     ".join([read.get(name, one_line(name)) for name in node.input if name])
-        outputs = f",\n{indent}         ".join([made.get(name, one_line(name)) for name in node.output if name])
+        outputs = f",\n{indent}         ".join([texts.get(name, one_line(name)) for name in node.output if name])
         yield f"{indent}Node {i:<4} | {one_line(node.name)} [Op: {one_line(node.op_type)}]"
         if inputs and outputs:
             yield from (f"{indent}    {{{inputs}}}", f"{indent}     -> {{{outputs}}}")
         else:
             yield f"{indent}    {{{inputs}}} -> {{{outputs}}}"
         if "attrs" in show and (node.attribute or not walk.is_onnx_op(node)):
-            yield from _attribute_lines(node, known, show, indent)
+            yield from _attribute_lines(node, specs, show, indent)
         yield ""
 
 
@@ -219,7 +218,7 @@ def _tensor_lines(title: str, specs: Collection[TensorSpec], indent: str) -> Ite
 
 
 def _attribute_lines(
-    node: onnx.NodeProto, known: Mapping[str, TensorSpec], show: Collection[Show], indent: str
+    node: onnx.NodeProto, specs: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
     yield f"{indent}    ---- Attributes ----"
     if not walk.is_onnx_op(node):
@@ -229,7 +228,7 @@ def _attribute_lines(
     for attribute in node.attribute:
         if attribute.name in bodies:
             yield f"{indent}    {prefix}{attribute.name} = "
-            yield from _graph_lines(bodies[attribute.name], "Subgraph", known, show, indent + " " * 12)
+            yield from _graph_lines(bodies[attribute.name], "Subgraph", specs, show, indent + " " * 12)
             continue
         with_values = attribute.type == AttributeProto.TENSOR and "weights" in show
         text = f"{_attribute_text(attribute)} | Values:" if with_values else _attribute_text(attribute)

@@ -1,4 +1,4 @@
-"""Functions on ONNX models that scripts import from ``polygraphy.backend.onnx.util``."""
+"""Functions on ONNX models imported by scripts from ``polygraphy.backend.onnx.util``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def get_tensor_metadata(tensors: Iterable[onnx.ValueInfoProto]) -> TensorMetadat
 
 
 def get_input_metadata(graph: onnx.GraphProto) -> TensorMetadata:
-    """Return the metadata of a graph's inputs that are not weights."""
+    """Return the metadata of a graph's inputs, without weights."""
     return TensorMetadata.of(input_specs(graph))
 
 
@@ -34,7 +34,7 @@ def get_num_nodes(model: onnx.ModelProto) -> int:
 
 
 def all_tensor_names(model: onnx.ModelProto, include_inputs: bool | None = None) -> list[str]:
-    """Return the names of the tensors that nodes produce, without those of Constant nodes."""
+    """Return the names of the tensors produced by nodes, without those of Constant nodes."""
     return [*edit.tensor_names(model.graph), *(value.name for value in model.graph.input if include_inputs)]
 
 
@@ -44,7 +44,7 @@ def str_from_onnx(
     show_attrs: bool | None = None,
     show_weights: bool | None = None,
 ) -> str:
-    """Return a model as the text that ``trtops inspect model`` prints."""
+    """Return a model as text, as printed by ``trtops inspect model``."""
     shown = {"layers": show_layers, "attrs": show_attrs, "weights": show_weights}
-    text = summary(model, [what for what, show in shown.items() if show])  # type: ignore[misc]
+    text = summary(model, [section for section, show in shown.items() if show])  # type: ignore[misc]
     return textwrap.dedent(text.partition("\n")[2])

@@ -9,7 +9,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import EncodeError, Message  # type: ignore[import-untyped]
@@ -39,11 +39,11 @@ def is_random(node: onnx.NodeProto) -> bool:
     mode = _TRAINING_MODE.get(node.op_type)
     if node.op_type in _RANDOM_OPS or (mode is not None and any(node.input[mode : mode + 1])):
         return True
-    return any(is_random(inner) for body in subgraphs(node) for inner in body.node)
+    return any(is_random(inner) for inner in chain.from_iterable(body.node for body in subgraphs(node)))
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies that a node has as attributes (If, Loop, Scan), without those nested inside them."""
+    """Yield the bodies in a node's attributes (If, Loop, Scan), without those nested inside them."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -51,7 +51,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def named_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The :func:`subgraphs` of a node with the names of their attributes, numbered where one has several."""
+    """Yield the :func:`subgraphs` of a node with their attributes' names, numbered within an attribute."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.name, attribute.g
@@ -108,7 +108,7 @@ def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    """The tensors that a node has as attributes, without those of its sub-graphs."""
+    """Yield the tensors in a node's attributes, without those of its sub-graphs."""
     for attribute in node.attribute:
         if attribute.HasField("t"):
             yield attribute.t
@@ -119,27 +119,49 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
             yield from (sparse.values, sparse.indices)
 
 
+def names_of(messages: Iterable[Any]) -> set[str]:
+    """Return the names of inputs, outputs, tensors or nodes."""
+    return {message.name for message in messages}
+
+
+def by_name(messages: Iterable[M]) -> dict[str, M]:
+    """Return inputs, outputs, tensors or nodes by their names."""
+    return {message.name: message for message in messages}  # type: ignore[attr-defined]
+
+
+def produced(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Yield the names of the tensors produced by nodes, without omitted outputs."""
+    for node in nodes:
+        yield from filter(None, node.output)
+
+
+def read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Yield the names read by nodes, as :func:`uses` returns them."""
+    for node in nodes:
+        yield from uses(node)
+
+
 def initializer_names(graph: onnx.GraphProto) -> set[str]:
     """Names of a graph's initializers, dense and sparse."""
-    return {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    return names_of(graph.initializer) | {s.values.name for s in graph.sparse_initializer}
 
 
 def defined(graph: onnx.GraphProto) -> set[str]:
-    """Names that a graph defines itself: its inputs, its weights, and what its nodes produce."""
-    names = {value.name for value in graph.input} | initializer_names(graph)
-    names.update(name for node in graph.node for name in node.output if name)
+    """Return the names defined by a graph itself: its inputs, its weights, and its nodes' outputs."""
+    names = names_of(graph.input) | initializer_names(graph)
+    names.update(produced(graph.node))
     return names
 
 
-def visible(outer: Mapping[str, V], graph: onnx.GraphProto, own: Mapping[str, V]) -> dict[str, V]:
-    """Values by name as the nodes of a graph read them: ``own``, and of ``outer`` those that the graph does not define.
+def visible(outer: Mapping[str, V], graph: onnx.GraphProto, inner: Mapping[str, V]) -> dict[str, V]:
+    """Return values by name as seen by a graph's nodes: ``inner``, and ``outer`` without redefined names.
 
     Bodies may use a name again that the graph around them defines later, and that their siblings define.
     """
     if not outer:
-        return dict(own)
+        return dict(inner)
     hidden = defined(graph)
-    return {**{name: value for name, value in outer.items() if name not in hidden}, **own}
+    return {**{name: value for name, value in outer.items() if name not in hidden}, **inner}
 
 
 def body_scope(outer: str, node: str, outputs: Iterable[str], attribute: str) -> str:
@@ -151,15 +173,12 @@ def body_scope(outer: str, node: str, outputs: Iterable[str], attribute: str) ->
 
 
 def captured(graph: onnx.GraphProto) -> set[str]:
-    """Names that a sub-graph takes from the graphs around it."""
-    used = {value.name for value in graph.output}
-    for node in graph.node:
-        used.update(uses(node))
-    return used - defined(graph)
+    """Return the names taken by a sub-graph from the graphs around it."""
+    return names_of(graph.output).union(read(graph.node)) - defined(graph)
 
 
 def uses(node: onnx.NodeProto) -> list[str]:
-    """Names that a node reads: its inputs and what its sub-graphs capture; omitted optional inputs are skipped."""
+    """Return the names read by a node: its inputs and captures of its sub-graphs, without omitted optional inputs."""
     names = [name for name in node.input if name]
     if node.attribute:
         for body in subgraphs(node):
@@ -168,28 +187,29 @@ def uses(node: onnx.NodeProto) -> list[str]:
 
 
 def node_name(node: onnx.NodeProto) -> str:
-    """A node's name, or its first output's where it has none; empty if it has neither."""
+    """Return a node's name, or else its first output's; empty if it has neither."""
     return node.name or next(filter(None, node.output), "")
 
 
 def select_nodes(model: onnx.ModelProto, patterns: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes that are called by their names, outputs or op types, or match shell patterns of names and outputs.
+    """Return the nodes matching names, outputs or op types, or shell patterns of names and outputs.
 
     Bodies and functions are included. ConfigError for a pattern that selects nothing.
     """
-    by_name: dict[str, list[onnx.NodeProto]] = {}
+    by_label: dict[str, list[onnx.NodeProto]] = {}
     by_type: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes(model):
         by_type.setdefault(node.op_type, []).append(node)
         for name in {node.name, *node.output} - {""}:
-            by_name.setdefault(name, []).append(node)
+            by_label.setdefault(name, []).append(node)
     selected: list[onnx.NodeProto] = []
     for pattern in patterns:
-        matches = by_name.get(pattern, []) + by_type.get(pattern, [])
+        matches = by_label.get(pattern, []) + by_type.get(pattern, [])
         if not matches:
-            matches = [node for name in fnmatch.filter(by_name, pattern) for node in by_name[name]]
+            for name in fnmatch.filter(by_label, pattern):
+                matches += by_label[name]
         if not matches:
-            near = errors.near(pattern, by_name)
+            near = errors.near(pattern, by_label)
             raise errors.ConfigError(f"The model has no node, output or op type {pattern!r}. {near}")
         selected += matches
     return selected
@@ -202,7 +222,7 @@ def label(node: onnx.NodeProto) -> str:
 
 
 def domain(node: onnx.NodeProto) -> str:
-    """The domain of a node's operator; empty for ONNX's own, which some exporters write as ``ai.onnx``."""
+    """Return the domain of a node's operator; empty for ONNX's own, also if written ``ai.onnx``."""
     return "" if node.domain == "ai.onnx" else node.domain
 
 
@@ -212,7 +232,7 @@ def is_onnx_op(node: onnx.NodeProto, *op_types: str) -> bool:
 
 
 def opsets(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
-    """The operator set versions that a model imports, by domain as :func:`domain` writes it."""
+    """Return the imported operator set versions by domain, as written by :func:`domain`."""
     versions: dict[str, int] = {}
     for imported in model.opset_import:
         name = "" if imported.domain == "ai.onnx" else imported.domain
@@ -222,27 +242,30 @@ def opsets(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
 
 
 def opset(model: onnx.ModelProto, domain: str = "") -> int:
-    """The version of an operator set that a model imports; 0 if it is not imported."""
+    """Return the version of an imported operator set; 0 if it is not imported."""
     return opsets(model).get("" if domain == "ai.onnx" else domain, 0)
 
 
 def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    """An integer attribute, or the default where it is omitted."""
+    """Return an integer attribute, or the default if it is omitted."""
     return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
 
 
 def ints_attribute(node: onnx.NodeProto, name: str) -> list[int] | None:
-    """An attribute that is a list of integers; None where it is omitted."""
+    """Return an attribute with a list of integers; None if it is omitted."""
     return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
 
 
 def makers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
-    """The node that produces each tensor, by the tensor's name."""
-    return {name: node for node in nodes for name in node.output if name}
+    """Return the producer of each tensor, by the tensor's name."""
+    maker: dict[str, onnx.NodeProto] = {}
+    for node in nodes:
+        maker.update(dict.fromkeys(filter(None, node.output), node))
+    return maker
 
 
 def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
-    """Indices of the nodes in an order of execution; the given order where that is one.
+    """Return the indices of the nodes in an order of execution, the given order if valid.
 
     InvalidModelError lists nodes that form a cycle.
     """
@@ -261,7 +284,7 @@ def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
 
 
 class FreshNames:
-    """Returns names that no node or tensor of a graph has, at any depth."""
+    """Returns names not used by any node or tensor of a graph, at any depth."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         """Record the present names of a graph; returned names are added."""
@@ -272,11 +295,11 @@ class FreshNames:
             for node in part.node:
                 self._taken.update((node.name, *node.input, *node.output))
 
-    def __call__(self, wanted: str) -> str:
+    def __call__(self, base: str) -> str:
         """The wanted name, with ``_1`` or the next free number appended if it is taken."""
-        name, count = wanted, 1
+        name, count = base, 1
         while name in self._taken:
-            name, count = f"{wanted}_{count}", count + 1
+            name, count = f"{base}_{count}", count + 1
         self._taken.add(name)
         return name
 
@@ -289,7 +312,7 @@ def rename(names: Any, old: str, new: str) -> None:
 
 
 def rename_uses(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors where the nodes of a graph read them, in bodies too unless a body defines the name itself."""
+    """Rename tensors read by the nodes of a graph, in bodies too unless a body defines the name itself."""
     for node in graph.node:
         if not names.keys().isdisjoint(node.input):
             node.input[:] = [names.get(name, name) for name in node.input]
@@ -314,20 +337,20 @@ def set_shape(tensor_type: Any, shape: Iterable[Dim]) -> None:
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Replace a graph's nodes by copies of others, which may be among its own."""
+    """Replace a graph's nodes by copies of others, possibly its own."""
     # Protobuf keeps removed messages alive as long as they are referenced, so ``nodes`` stays valid.
     del graph.node[:]
     graph.node.extend(nodes)
 
 
 def remove_unused(graph: onnx.GraphProto) -> None:
-    """Remove nodes, weights and declarations that no output depends on, and sort the nodes. Inputs stay."""
+    """Remove nodes, weights and declarations without effect on outputs, and sort the nodes. Inputs stay."""
     # Nodes that produce a graph input are cut off: the way back from the outputs ends at inputs.
     weights = initializer_names(graph)
-    inputs = {value.name for value in graph.input} - weights
-    needed = {value.name for value in graph.output} - inputs
+    inputs = names_of(graph.input) - weights
+    needed = names_of(graph.output) - inputs
     order = execution_order(graph.node)
-    kept: set[int] = set()
+    used_nodes: set[int] = set()
     for index in reversed(order):
         node = graph.node[index]
         if needed.isdisjoint(node.output):
@@ -335,15 +358,15 @@ def remove_unused(graph: onnx.GraphProto) -> None:
         for i, name in enumerate(node.output):
             if name in inputs:
                 node.output[i] = f"{name}_unused"
-        kept.add(index)
+        used_nodes.add(index)
         needed.update(name for name in uses(node) if name not in inputs)
-    set_order(graph, [index for index in order if index in kept])
+    set_order(graph, [index for index in order if index in used_nodes])
     # Up to IR version 3 a weight is an input as well, and would become one that must be fed.
     keep_only(graph.input, lambda value: value.name not in weights or value.name in needed)
     keep_only(graph.initializer, lambda tensor: tensor.name in needed)
     keep_only(graph.sparse_initializer, lambda sparse: sparse.values.name in needed)
-    made = {name for node in graph.node for name in node.output}
-    keep_only(graph.value_info, lambda value: value.name in made)
+    declarable = set(produced(graph.node))
+    keep_only(graph.value_info, lambda value: value.name in declarable)
 
 
 def set_order(graph: onnx.GraphProto, order: Sequence[int]) -> None:
@@ -354,18 +377,18 @@ def set_order(graph: onnx.GraphProto, order: Sequence[int]) -> None:
         replace_nodes(graph, [graph.node[index] for index in order])
 
 
-def keep_only(field: Any, wanted: Callable[[Any], bool]) -> None:
-    """Reduce a repeated field to the items for which ``wanted`` is true."""
-    keep_places(field, {i for i, item in enumerate(field) if wanted(item)})
+def keep_only(field: Any, condition: Callable[[Any], bool]) -> None:
+    """Reduce a repeated field to the items meeting a condition."""
+    keep_places(field, {i for i, item in enumerate(field) if condition(item)})
 
 
-def keep_places(field: Any, places: Collection[int]) -> None:
+def keep_places(field: Any, indices: Collection[int]) -> None:
     """Reduce a repeated field to the items at these indices, without copying any."""
     end = len(field)
-    for place in [*sorted(places, reverse=True), -1]:
-        if place + 1 < end:
-            del field[place + 1 : end]
-        end = place
+    for index in [*sorted(indices, reverse=True), -1]:
+        if index + 1 < end:
+            del field[index + 1 : end]
+        end = index
 
 
 # Element type by attribute (ONNX operator Constant, opset 12 and later).
@@ -377,11 +400,11 @@ _ELEMENTS = {
     "value_string": "object",
     "value_strings": "object",
 }
-_TYPES = {name: AttributeProto.AttributeType.Value(name.removeprefix("value_").upper()) for name in _ELEMENTS}
+_CONSTANT_TYPES = {name: AttributeProto.AttributeType.Value(name.removeprefix("value_").upper()) for name in _ELEMENTS}
 
 
 def numpy_dtype(element: int, of: str) -> np.dtype[Any]:
-    """Numpy's data type for the ONNX element type of a tensor, which is named in the message."""
+    """Return numpy's data type for the ONNX element type of a tensor; errors contain its name."""
     from onnx import helper
 
     try:
@@ -403,7 +426,7 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
         tensor: onnx.TensorProto = copy_of(attribute.t)
         tensor.name = node.output[0]
         return tensor
-    if attribute.name not in _TYPES or attribute.type != _TYPES[attribute.name]:
+    if attribute.name not in _CONSTANT_TYPES or attribute.type != _CONSTANT_TYPES[attribute.name]:
         return None
     value = np.array(helper.get_attribute_value(attribute), _ELEMENTS[attribute.name])
     return numpy_helper.from_array(value, node.output[0])
@@ -411,15 +434,15 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """The dense constants of a graph by name: its initializers, and the tensors of its Constant nodes."""
-    found = {tensor.name: tensor for tensor in graph.initializer}
+    constants = by_name(graph.initializer)
     for node in graph.node:
         if is_onnx_op(node, "Constant") and (tensor := constant_tensor(node)) is not None:
-            found[tensor.name] = tensor
-    return found
+            constants[tensor.name] = tensor
+    return constants
 
 
 def mean_sum_length(graph: onnx.GraphProto) -> float:
-    """The mean number of products that a value of a convolution or matrix product with constant weights sums.
+    """Return the mean number of products per value of convolutions and matrix products with constant weights.
 
     0 without such nodes; bodies of If, Loop and Scan are left out.
     """
@@ -442,7 +465,7 @@ def spell_out(model: onnx.ModelProto) -> bool:
 
     changed = False
     for node in nodes(model):
-        if is_onnx_op(node, "Constant") and node.attribute and node.attribute[0].name in _TYPES:
+        if is_onnx_op(node, "Constant") and node.attribute and node.attribute[0].name in _CONSTANT_TYPES:
             tensor = constant_tensor(node)
             if tensor is not None:
                 node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
@@ -473,7 +496,7 @@ _TENSOR_ATTRIBUTES = frozenset(
 
 
 def copy_model(model: onnx.ModelProto, put: PutTensor) -> onnx.ModelProto:
-    """Copy a model, with each tensor at any depth replaced; InvalidModelError if it has text that is not UTF-8."""
+    """Copy a model, replacing each tensor at any depth; InvalidModelError for text other than UTF-8."""
     copy = ModelProto()
     try:
         _copy(model, copy, put)
@@ -483,7 +506,7 @@ def copy_model(model: onnx.ModelProto, put: PutTensor) -> onnx.ModelProto:
 
 
 def _copy(source: Any, target: Any, put: PutTensor) -> None:
-    """Copy a message's set fields; those that contain tensors message by message."""
+    """Copy a message's set fields; fields containing tensors are copied message by message."""
     for field, value in source.ListFields():
         name = field.name
         if isinstance(value, (int, float, str, bytes)):
@@ -544,7 +567,7 @@ def add_copy(messages: Any, message: M) -> M:
 
 
 def message_bytes(message: Any) -> int:
-    """The size of a message once serialized; 2 GiB for one that protobuf cannot serialize."""
+    """Return the size of a serialized message; 2 GiB if protobuf cannot serialize it."""
     try:
         return int(message.ByteSize())
     # Some releases of protobuf return the size of what is too large, others raise this.

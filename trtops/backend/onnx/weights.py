@@ -36,28 +36,28 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
     Scales, zero points, indices and sizes stay, so that the structure can still be read and built, and so do excluded
     weights. Fold constants first, or some weights may be missed.
     """
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    tensors = walk.by_name(model.graph.initializer)
     for name in exclude:
         errors.check_known(name, tensors, "The model has no weight")
     opsets = walk.opsets(model)
     makers = walk.makers(model.graph.node)
-    wanted: set[str] = set()
+    strippable: set[str] = set()
     for node in model.graph.node:
-        for name, least in _strippable_inputs(node, opsets):
+        for name, min_elements in _strippable_inputs(node, opsets):
             seen: set[str] = set()
             while name not in tensors and name in makers and name not in seen:
                 seen.add(name)
                 maker = makers[name]
                 name = maker.input[0] if maker.op_type in _THROUGH and maker.input else ""
-            found = tensors.get(name)
+            weight = tensors.get(name)
             if (
-                found is not None
-                and not is_stripped(found)
-                and found.data_type not in _KEPT_TYPES
-                and math.prod(found.dims) >= least
+                weight is not None
+                and not is_stripped(weight)
+                and weight.data_type not in _KEPT_TYPES
+                and math.prod(weight.dims) >= min_elements
             ):
-                wanted.add(name)
-    stripped = tuple(name for name in tensors if name in wanted and name not in exclude)
+                strippable.add(name)
+    stripped = tuple(name for name in tensors if name in strippable and name not in exclude)
     axes = sparsity.reduced_axes(model.graph)
     for name in stripped:
         tensor = tensors[name]
@@ -71,7 +71,7 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
 
 
 def _strippable_inputs(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Inputs of a node that may be stripped, each with the minimum number of elements."""
+    """Yield the strippable inputs of a node, each with the minimum number of elements."""
     domain = walk.domain(node)
     if not domain and node.op_type in _STRIPPED:
         inputs = node.input[:1] if node.op_type in ("Gather", "Slice") else node.input
@@ -86,7 +86,7 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
     Without an original, weights are random numbers: scaled so that layers' values stay bounded, the same for the same
     names, and 2:4 sparse where the originals were. That is sufficient to measure speed.
     """
-    known = {} if original is None else {tensor.name: tensor for tensor in original.graph.initializer}
+    originals = {} if original is None else walk.by_name(original.graph.initializer)
     axes = sparsity.reduced_axes(model.graph)
     restored = []
     for tensor in model.graph.initializer:
@@ -100,15 +100,15 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
             tensor.raw_data = numpy_helper.from_array(np.ascontiguousarray(array)).raw_data
             tensor.ClearField("doc_string")
             continue
-        name, found = tensor.name, known.get(tensor.name)
-        if found is None:
-            raise errors.InvalidModelError(f"The original model has no weight {name!r}. {errors.near(name, known)}")
-        ours, theirs = ((tuple(each.dims), each.data_type) for each in (tensor, found))
-        if ours != theirs or found.doc_string.startswith(STRIPPED):
+        name, source = tensor.name, originals.get(tensor.name)
+        if source is None:
+            raise errors.InvalidModelError(f"The original model has no weight {name!r}. {errors.near(name, originals)}")
+        ours, theirs = ((tuple(proto.dims), proto.data_type) for proto in (tensor, source))
+        if ours != theirs or source.doc_string.startswith(STRIPPED):
             raise errors.InvalidModelError(
                 f"Weight {name!r} has shape and type {ours}; the original model has {theirs}, or no values."
             )
-        tensor.CopyFrom(found)
+        tensor.CopyFrom(source)
     model.doc_string = model.doc_string.removesuffix(STRIPPED).removesuffix("-")
     return tuple(restored)
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 _MAX_SUSPECT_BYTES = 1 << 22
 
 
-def load(model: onnx.ModelProto | str, what: str = "a part of the model") -> Any:
+def load(model: onnx.ModelProto | str, label: str = "a part of the model") -> Any:
     """A session for a model or a model file, on the CPU, with one thread and without optimization.
 
-    ``what`` the model is, for the message of a crash.
+    ``label`` the model is, for the message of a crash.
     """
     require("onnxruntime")
     import onnxruntime as ort  # noqa: TID251
@@ -51,7 +51,7 @@ def load(model: onnx.ModelProto | str, what: str = "a part of the model") -> Any
         else:
             source = model.SerializeToString()
             own_bytes = len(source)
-        with limited_memory(4 * own_bytes), Activity(f"running {what}"):  # loading copies weights
+        with limited_memory(4 * own_bytes), Activity(f"running {label}"):  # loading copies weights
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # ONNX Runtime's errors have no other common base class
         raise errors.InferenceError(f"ONNX Runtime cannot load this part of the model: {exc}") from exc
@@ -62,13 +62,13 @@ def evaluate(
     outputs: Sequence[str],
     feed: Mapping[str, Any],
     seconds: float | None = None,
-    what: str = "a part of the model",
+    label: str = "a part of the model",
 ) -> list[np.ndarray[Any, Any]]:
     """Run a model once, in a session as :func:`load` makes it, within the time limit or as many ``seconds``.
 
     The model is a message below 2 GiB, or the path of a file, which may be larger.
     """
-    session = load(model, what)
+    session = load(model, label)
     import onnxruntime as ort  # noqa: TID251
 
     options = ort.RunOptions()
@@ -80,11 +80,11 @@ def evaluate(
         options.terminate = True
 
     try:
-        with Activity(f"running {what}", seconds, stop):
+        with Activity(f"running {label}", seconds, stop):
             results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
     except Exception as exc:  # as above
         if options.terminate:
-            message = f"{too_slow(f'Running {what}', seconds)} ONNX Runtime reported: {exc}"
+            message = f"{too_slow(f'Running {label}', seconds)} ONNX Runtime reported: {exc}"
             raise errors.InferenceError(message) from None
         if out_of_memory(exc):
             raise errors.InferenceError(too_much("Running this part of the model")) from None
@@ -164,7 +164,7 @@ def out_of_memory(exc: Exception) -> bool:
 
 
 def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model with the shapes that ONNX Runtime's symbolic inference finds, complete or not."""
+    """Return a copy of the model with shapes from ONNX Runtime's symbolic inference, complete or not."""
     require("onnxruntime", "sympy", error=errors.InferenceError)
     from onnxruntime.tools.symbolic_shape_infer import get_opset  # noqa: TID251
 
@@ -199,22 +199,23 @@ def _symbolic_inference() -> Any:
             return None if left_out else super()._try_get_value(node, index)
 
         def _infer_Constant(self, node: onnx.NodeProto) -> None:
-            if not any(external.is_external(each.t) for each in node.attribute):
+            if not any(external.is_external(attribute.t) for attribute in node.attribute):
                 super()._infer_Constant(node)
 
         def _infer_symbolic_compute_ops(self, node: onnx.NodeProto) -> None:
             super()._infer_symbolic_compute_ops(node)
             if node.op_type == "Equal" and node.output[0] in self.sympy_data_:
                 sides = [
-                    each if isinstance(each, list) else [each] for each in self._get_int_or_float_values(node, True)
+                    operand if isinstance(operand, list) else [operand]
+                    for operand in self._get_int_or_float_values(node, True)
                 ]
                 if any(module.sympy.sympify(first - second).is_zero is None for first, second in zip(*sides)):
                     del self.sympy_data_[node.output[0]]
 
-        def _fuse_tensor_type(self, node: onnx.NodeProto, place: int, kept: Any, other: Any) -> None:
-            kept_type, other_type = kept.tensor_type, other.tensor_type
+        def _fuse_tensor_type(self, node: onnx.NodeProto, out_idx: int, dst_type: Any, src_type: Any) -> None:
+            kept_type, other_type = dst_type.tensor_type, src_type.tensor_type
             differ = len(kept_type.shape.dim) != len(other_type.shape.dim)
-            super()._fuse_tensor_type(node, place, kept, other)
+            super()._fuse_tensor_type(node, out_idx, dst_type, src_type)
             if differ or not other_type.HasField("shape"):
                 kept_type.ClearField("shape")
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime as an engine back end: builds that time candidates, use a timing cache, and can be replayed.
+"""ONNX Runtime as an engine back end: builds time candidates, use a timing cache, and can be replayed.
 
 An engine is the optimized model in ONNX Runtime's own format with the session options that it runs under. See
 :mod:`trtops.backend.onnxrt.tactics` for what is chosen and :mod:`trtops.backend.onnxrt.search` for how.
@@ -43,13 +43,13 @@ class OnnxRuntimeBackend:
     engine_suffix = ".ort"
 
     def environment(self, config: BuildConfig | None = None) -> Environment:
-        """Return the build environment, whose device is that of the config's first execution provider."""
+        """Return the build environment with the device of the config's first execution provider."""
         providers = DEFAULT_PROVIDERS if config is None else _checked_options(config).providers
         find_providers(providers)
         return device.environment(providers)
 
     def device_state(self, config: BuildConfig | None = None) -> dict[str, str]:
-        """Return the number of cores this process may use (by default that of threads), or the state of the GPU."""
+        """Return the number of cores available to this process, by default its threads, or the state of the GPU."""
         if config is not None and _checked_options(config).on_gpu:
             return gpu.state()
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -84,7 +84,7 @@ class OnnxRuntimeBackend:
         if config.precision == "int8" and options.tactics is None:
             # Without integer kernels a small model may be faster, but it would not be an INT8 engine.
             to_vary = tuple(tactic for tactic in to_vary if tactic.name != tactics.INTEGER_KERNELS)
-        if any(each.shape is None or any(map(is_dynamic, each.shape)) for each in model.info.inputs):
+        if any(spec.shape is None or any(map(is_dynamic, spec.shape)) for spec in model.info.inputs):
             to_vary = tuple(tactic for tactic in to_vary if tactic.name != tactics.CUDA_GRAPH)
         shapes = timing_shapes(model.info.inputs, config.profiles, timing_feed or {})
         log = SessionLog()
@@ -102,10 +102,10 @@ class OnnxRuntimeBackend:
 
             if replayed is not None:
                 choice = replayed
-                why = why_denied(choice.candidate, choice.applicable)
-                if why is not None:
+                refusal = why_denied(choice.candidate, choice.applicable)
+                if refusal is not None:
                     raise errors.TacticMismatchError(
-                        f"The tactic record cannot be replayed: {why}. Allow it, or replay another record."
+                        f"The tactic record cannot be replayed: {refusal}. Allow it, or replay another record."
                     )
             else:
                 choice = Search(
@@ -159,7 +159,7 @@ class OnnxRuntimeBackend:
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> OnnxrtRunner:
-        """Return a runner for an engine, or for the engine that a callable returns at activation.
+        """Return a runner for an engine, or for the engine returned by a callable at activation.
 
         Activation raises ``EngineLoadError`` if the bytes are damaged or belong to another release or processor.
         """
@@ -200,7 +200,7 @@ def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
 
 @dataclass(frozen=True)
 class _Rewritten:
-    """The model in the requested precision, with the digest that identifies its timings.
+    """The model in the requested precision, with a digest identifying its timings.
 
     For INT8 also the calibration cache written into it, the digest of the calibration data if known, and the layers.
     """
@@ -230,7 +230,7 @@ def _rewrite(
     widened = widen_small_integers(proto)
     if widened:
         log.add(f"[trtops] kept in 8 bits, since ONNX Runtime's format has no 4-bit weights: {', '.join(widened)}")
-    changed, given, data_sha256, done = bool(widened), None, None, None
+    changed, used_cache, data_sha256, quantization = bool(widened), None, None, None
     if config.precision in ("fp16", "bf16"):
         from trtops.backend.onnx import precision  # imports modules that other precisions do not need
 
@@ -241,15 +241,15 @@ def _rewrite(
     elif config.precision == "int8" and is_quantized(proto):
         log.add("[trtops] the model has Q/DQ nodes and is built as it is")
     elif config.precision == "int8":
-        given = calibration_cache
+        used_cache = calibration_cache
         quantized = calibration.Quantizer(proto, log, config)
-        if given is not None:
-            cache = read_cache(given)
+        if used_cache is not None:
+            cache = read_cache(used_cache)
         elif calibration_data is not None:
             samples = config.calibration_samples
             cache, comparison = calibration.best_ranges(model, proto, calibration_data, quantized, samples)
             log.add(f"[trtops] {comparison.sentence()}")
-            given = cache.to_bytes()
+            used_cache = cache.to_bytes()
         else:
             raise errors.CalibrationError(
                 "Precision int8 needs calibration data (feeds of real inputs) or a calibration cache; neither is given."
@@ -259,20 +259,22 @@ def _rewrite(
                 f"[trtops] the calibration cache was made with model {cache.model_sha256[:12]}, this is "
                 f"{model.info.sha256[:12]}; its ranges are used for the tensors of the same names"
             )
-        proto, done = quantized(cache)
-        log.add(f"[trtops] {done.sentence()}")
+        proto, quantization = quantized(cache)
+        log.add(f"[trtops] {quantization.sentence()}")
         changed, data_sha256 = True, cache.data_sha256
     if config.mark:
-        own = [value.name for value in proto.graph.output]
-        set_outputs(proto, [*own, *(name for name in config.mark if name not in own)])
+        outputs = [value.name for value in proto.graph.output]
+        set_outputs(proto, [*outputs, *(name for name in config.mark if name not in outputs)])
         changed = True
-    return _Rewritten(proto, model_digest(proto) if changed else model.info.sha256, given, data_sha256, done)
+    return _Rewritten(
+        proto, model_digest(proto) if changed else model.info.sha256, used_cache, data_sha256, quantization
+    )
 
 
 def _replayed_choice(
     record: TacticRecord, environment: Environment, options: OnnxRuntimeOptions, carry_over: bool
 ) -> Choice:
-    """The choice pinned by a tactic record; of one that is carried over, the settings that exist here."""
+    """Return the choice pinned by a tactic record; of a record carried over, only settings existing here."""
     if record.mechanism != "onnxruntime":
         raise errors.TacticMismatchError(
             f"The tactic record was made by {record.mechanism!r}; ONNX Runtime replays records of 'onnxruntime' only."
@@ -294,12 +296,12 @@ def _replayed_choice(
     return Choice(candidate, tuple(name for name, _ in settings))
 
 
-def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
-    differing = wanted.differing_layers(got)
+def _check_followed(recorded: TacticRecord, built: TacticRecord) -> None:
+    differing = recorded.differing_layers(built)
     if not differing:
         return
-    theirs = {choice.layer: choice.tactic for choice in wanted.choices}
-    ours = {choice.layer: choice.tactic for choice in got.choices}
+    theirs = {choice.layer: choice.tactic for choice in recorded.choices}
+    ours = {choice.layer: choice.tactic for choice in built.choices}
     changes = (f"{n!r}: {theirs.get(n, 'no such layer')} became {ours.get(n, 'no layer')}" for n in differing)
     raise errors.TacticMismatchError(
         f"The tactic record was not followed in {len(differing)} of {len(theirs)} layers: {listed(changes, 5, '; ')}. "

@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ _FLOATING = frozenset({"tensor(float)", "tensor(float16)", "tensor(double)"})
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """The result of one pass over calibration data: histograms by tensor name, from which any algorithm has ranges.
+    """The result of one pass over calibration data: histograms by tensor name, for any algorithm.
 
     If algorithms are to be compared, every second feed of the first 32 is held out: its values are in
     ``histograms``, but not in ``without_held_out``, which the compared ranges are chosen from. A single feed is not
@@ -111,18 +112,18 @@ def compare(
         if data == "held-out calibration data":
             collected = replace(collected, histograms=collected.without_held_out)
     inputs, golden = zip(*feeds)
-    found = []
+    algorithm_errors = []
     for algorithm in ALGORITHMS:
         model, _ = quantized(collected.cache(algorithm, percentile), policy="partial")
         error = relative_error(reference_outputs(model, inputs), golden)
-        found.append(AlgorithmError(algorithm=algorithm, error=error))
-    return Comparison(errors=tuple(found), feeds=len(feeds), data=data)
+        algorithm_errors.append(AlgorithmError(algorithm=algorithm, error=error))
+    return Comparison(errors=tuple(algorithm_errors), feeds=len(feeds), data=data)
 
 
 def best_ranges(
     model: Model, proto: onnx.ModelProto, feeds: Iterable[Feed], quantized: "Quantizer", max_feeds: int
 ) -> tuple[CalibrationCache, Comparison]:
-    """Collect ranges over feeds, and return those of the algorithm that is best on feeds that were held out.
+    """Collect ranges over feeds, and return those of the best algorithm on held-out feeds.
 
     ``proto`` is the content of ``model``, with all its weights inside. Raises as :func:`collect` and :func:`compare`.
     """
@@ -184,8 +185,8 @@ def collect(
     except errors.CalibrationError as exc:
         if not collecting.feeds:
             raise
-        kept = f"The ranges of the {collecting.feeds} feeds before it ({collecting.samples} samples) are kept."
-        raise errors.CalibrationError(f"{exc} {kept}", partial=collecting.result(complete=False)) from exc
+        note = f"The ranges of the {collecting.feeds} feeds before it ({collecting.samples} samples) are kept."
+        raise errors.CalibrationError(f"{exc} {note}", partial=collecting.result(complete=False)) from exc
     samples = collecting.samples
     if not collecting.feeds:
         raise errors.CalibrationError("The calibration data is empty; INT8 needs at least one feed of real inputs.")
@@ -223,7 +224,7 @@ class _Collecting:
         self.feeds = self.samples = 0
 
     def add(self, feed: Feed) -> None:
-        """Count the values of a feed and of the tensors computed from it; a feed that fails leaves no trace."""
+        """Count the values of a feed and of the tensors computed from it; a failing feed leaves no trace."""
         arrays = _checked_arrays(self.feeds + 1, feed, self._inputs)
         is_held_out = self._hold_out and self.feeds % _HELD_OUT_EVERY == 1 and self.feeds < _HELD_OUT_UP_TO
         histograms = self._of_held_out if is_held_out else self._histograms
@@ -247,10 +248,10 @@ class _Collecting:
             outputs: dict[str, Array] = {}
             try:
                 for run in self._runs:
-                    found, _ = run(arrays)
-                    counted |= {name: self._histogram(array) for name, array in found.items()}
-                    outputs |= {name: found[name] for name in self._outputs if name in found}
-                    del found  # before the next part is computed
+                    tensors, _ = run(arrays)
+                    counted |= {name: self._histogram(array) for name, array in tensors.items()}
+                    outputs |= {name: tensors[name] for name in self._outputs if name in tensors}
+                    del tensors  # before the next part is computed
             except errors.InferenceError as exc:
                 parts, cause = 2 * len(self._runs), exc.__cause__
                 splits = parts <= len(self._computed) and isinstance(cause, Exception) and out_of_memory(cause)
@@ -258,7 +259,7 @@ class _Collecting:
                     which = f"Calibration feed {self.feeds + 1}"
                     raise errors.CalibrationError(f"{which}: the model fails on it: {exc}") from exc
             else:
-                return {name: each for name, each in counted.items() if name in self._histograms}, outputs
+                return {name: histogram for name, histogram in counted.items() if name in self._histograms}, outputs
             # The tensors of one feed are too large together. The model runs once for each part of them instead.
             size = math.ceil(len(self._computed) / parts)
             groups = [self._computed[start : start + size] for start in range(0, len(self._computed), size)]
@@ -272,11 +273,11 @@ class _Collecting:
         return histogram
 
     def result(self, complete: bool) -> Collected:
-        """Return what was collected so far."""
-        kept, apart = self._histograms, self._of_held_out
+        """Return the values collected so far."""
+        histograms, apart = self._histograms, self._of_held_out
         return Collected(
-            histograms={name: kept[name].merged(apart[name]) for name in kept} if apart else kept,
-            without_held_out=kept,
+            histograms={name: histograms[name].merged(apart[name]) for name in histograms} if apart else histograms,
+            without_held_out=histograms,
             held_out=self._held_out,
             samples=self.samples,
             feeds=self.feeds,
@@ -290,7 +291,7 @@ def _session_with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> ort.I
     # The outputs are added to the model itself and removed again: a copy would hold its weights twice.
     outputs = model.graph.output
     count = len(outputs)
-    present = {value.name for value in outputs}
+    present = walk.names_of(outputs)
     try:
         for name in names:
             if name not in present:
@@ -355,30 +356,30 @@ class Quantizer:
     """
 
     def __init__(self, proto: onnx.ModelProto, log: SessionLog, config: BuildConfig) -> None:
-        """Take a model, which is not changed, and how it is built."""
+        """Take a model and its build config; the model is not changed."""
         proto = without_functions(proto)
         self._model, self._config = proto, config
         if config.backend == "tensorrt":
             return
         types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
         layers = [node for node in proto.graph.node if node.op_type in OP_TYPES]
-        weights = {types[name] for node in layers for name in node.input if name in types}
+        weights = {types[name] for name in walk.read(layers) if name in types}
         for kind, label in ((onnx.TensorProto.FLOAT16, "FP16"), (onnx.TensorProto.BFLOAT16, "BF16")):
             if kind in weights and onnx.TensorProto.FLOAT not in weights:
                 raise errors.CalibrationError(
                     f"The model computes in {label}: its layers have {label} weights, but INT8 needs layers in FP32. "
                     "Quantize the FP32 model that this one was made from."
                 )
-        kept = kept_names(proto, config.keep)
+        fp32_layers = kept_names(proto, config.keep)
         self._model = fold(proto, log)
         # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.
-        names = (n for node in self._model.graph.node for n in (node.name, *node.output) if n in kept)
-        self._config = replace(config, keep=tuple(names))
+        names = chain.from_iterable((node.name, *node.output) for node in self._model.graph.node)
+        self._config = replace(config, keep=tuple(name for name in names if name in fp32_layers))
 
     def __call__(
         self, cache: CalibrationCache, policy: FitPolicy | None = None
     ) -> tuple[onnx.ModelProto, Quantization]:
-        """Return a quantized copy; the policy, by default the config's, decides about ranges that the cache lacks.
+        """Return a quantized copy; the policy (default: the config's) applies to ranges missing in the cache.
 
         CalibrationError if the cache does not fit the model, or no layer is quantized.
         """

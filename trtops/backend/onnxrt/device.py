@@ -1,4 +1,4 @@
-"""The device that sessions run on: this processor, or the GPU with the CUDA and cuDNN releases in use."""
+"""The device of sessions: this processor, or the GPU with the CUDA and cuDNN releases in use."""
 
 import contextlib
 import ctypes
@@ -32,7 +32,7 @@ def environment(providers: Sequence[str]) -> Environment:
 def new_session(
     source: bytes | str, options: ort.SessionOptions, providers: Sequence[Any], disabled_optimizers: Sequence[str] = ()
 ) -> ort.InferenceSession:
-    """Create a session, which uses the first of the providers; BackendUnavailableError if that one does not start."""
+    """Create a session on the first of the providers; BackendUnavailableError if it does not start."""
     # By default ONNX Runtime replaces a provider that fails by the CPU, with no more than a warning.
     left_out = list(disabled_optimizers)
     session = ort.InferenceSession(
@@ -49,7 +49,7 @@ def new_session(
 
 @functools.cache
 def load_cuda() -> None:
-    """Load the CUDA and cuDNN libraries of installed Python packages, which ONNX Runtime does not find by itself."""
+    """Load the CUDA and cuDNN libraries of installed Python packages; ONNX Runtime does not find them itself."""
     # It prints what it cannot load. A session reports the failure where it matters.
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         ort.preload_dlls()
@@ -59,7 +59,7 @@ def load_cuda() -> None:
 
 @functools.cache
 def _gpu() -> Mapping[str, Any]:
-    """The fields of the environment that identify the GPU and its libraries; read once per process."""
+    """Return the environment's fields identifying the GPU and its libraries; read once per process."""
     from trtops.backend.trt.library import device, memory  # most sessions use no GPU
 
     load_cuda()

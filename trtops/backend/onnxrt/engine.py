@@ -1,4 +1,4 @@
-"""Engines as bytes: packed with the options that load them, and loaded only on the release and processor they fit."""
+"""Engines as bytes with their load options; each loads only on its own release and processor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ _DEFAULTS = OnnxRuntimeOptions()
 
 
 def pack(plan: bytes, candidate: Candidate, options: OnnxRuntimeOptions, environment: Environment) -> Engine:
-    """Return an engine with the session options that it is loaded with and those that it was built with."""
+    """Return an engine with its session options for loading and those of its build."""
     settings: dict[str, JSONValue] = dict(provider_settings(options, candidate))
-    found: dict[str, JSONValue] = {
+    engine_options: dict[str, JSONValue] = {
         "version": _VERSION,
         "plan_sha256": sha256(plan),
         "providers": list(options.providers),
@@ -46,12 +46,12 @@ def pack(plan: bytes, candidate: Candidate, options: OnnxRuntimeOptions, environ
             "session_config": dict(candidate.session_config),
         },
     }
-    return Engine(backend=BACKEND, plan=plan, options=found, environment=environment)
+    return Engine(backend=BACKEND, plan=plan, options=engine_options, environment=environment)
 
 
 @dataclass(frozen=True)
 class SessionFromEngine:
-    """Loads a session from an engine, or from a callable that returns one, without optimizing it again.
+    """Loads a session from an engine, or from a callable returning one, without optimizing it again.
 
     An engine without options is a bare file: it is loaded on the CPU, and only ONNX Runtime checks its bytes.
     """
@@ -60,7 +60,7 @@ class SessionFromEngine:
     interleaved: bool = False
 
     def __call__(self) -> ort.InferenceSession:
-        """Check the engine and create the session, which belongs to the caller."""
+        """Check the engine and create the session; it belongs to the caller."""
         engine = value_of(self.engine)
         if engine.backend != BACKEND:
             raise errors.EngineLoadError(f"The engine belongs to back end {engine.backend!r}; expected {BACKEND!r}.")
@@ -124,7 +124,7 @@ def open_plan(
 
 
 def provider_settings(options: OnnxRuntimeOptions, candidate: Candidate) -> dict[str, str]:
-    """Return the options of the CUDA provider that a build's engines are loaded with."""
+    """Return the CUDA provider's options for loading a build's engines."""
     if CUDA not in options.providers:
         return {}
     return {"use_tf32": str(int(options.tf32)), **candidate.provider_settings}

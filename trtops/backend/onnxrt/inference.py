@@ -1,4 +1,4 @@
-"""Runs a session on numpy arrays, torch tensors, and types that numpy lacks.
+"""Runs a session on numpy arrays, torch tensors, and types unknown to numpy.
 
 On a GPU, inputs and outputs are bound to device memory: the measured time has no copies to or from the host, and ends
 when the device has finished.
@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ _ORT_VALUE_TYPES = {
 
 
 class Inference:
-    """Runs one session; everything that does not depend on the feed is prepared once. Thread-safe."""
+    """Runs one session; everything independent of the feed is prepared once. Thread-safe."""
 
     def __init__(
         self, session: ort.InferenceSession, inputs: TensorMetadata, outputs: TensorMetadata, name: str
@@ -62,11 +63,11 @@ class Inference:
         if session.get_provider_options().get(CUDA, {}).get("enable_cuda_graph") == "1":
             self._options.add_run_config_entry("gpu_graph_id", "-1")  # no graph, unless another number is given
             # An input that the session wants in host memory would be copied once, and not at each inference.
-            if not self._needs_ort_values and all(each.name == "Cuda" for each in session.get_input_memory_infos()):
+            if not self._needs_ort_values and all(memory.name == "Cuda" for memory in session.get_input_memory_infos()):
                 self._graphs = {}
 
     def __call__(self, feed: Feed) -> tuple[dict[str, Any], float]:
-        """Run the session once, and return the outputs by name and the seconds that ONNX Runtime took.
+        """Run the session once, and return the outputs by name and ONNX Runtime's seconds.
 
         If an input is a torch tensor, the outputs are torch tensors in host memory. They are in device memory, without
         a copy, if an input is there and the session runs on that GPU without a graph.
@@ -84,9 +85,11 @@ class Inference:
             if self._needs_ort_values:
                 values = _to_ort_values(feed, self._inputs)
                 start = self.clock()
-                made = self._session.run_with_ort_values(self._output_names, values, self._options)
+                ort_values = self._session.run_with_ort_values(self._output_names, values, self._options)
                 seconds = self.clock() - start
-                return {n: _from_ort_value(v, self._outputs[n].dtype) for n, v in zip(self._outputs, made)}, seconds
+                return {
+                    n: _from_ort_value(v, self._outputs[n].dtype) for n, v in zip(self._outputs, ort_values)
+                }, seconds
             start = self.clock()
             outputs = self._session.run(self._output_names, feed, self._options)
             seconds = self.clock() - start
@@ -99,13 +102,14 @@ class Inference:
                 reason = f"{too_much(f'{self._name}: the tensors of its nodes')} ONNX Runtime reported: {why(exc)}"
                 raise errors.InferenceError(reason) from exc
             raise errors.InferenceError(f"{self._name}: ONNX Runtime failed: {why(exc)}") from exc
-        found = dict(zip(self._output_names, outputs))
+        by_name = dict(zip(self._output_names, outputs))
         if self._structured:
-            return {key: array for name, value in found.items() for key, array in _arrays_of(name, value)}, seconds
-        return found, seconds
+            arrays = chain.from_iterable(_arrays_of(name, value) for name, value in by_name.items())
+            return dict(arrays), seconds
+        return by_name, seconds
 
     def stop(self) -> None:
-        """Let the inferences that are running fail at their next node."""
+        """Let running inferences fail at their next node."""
         self._options.terminate = True
 
     def _run_bound(self, feed: Feed) -> tuple[dict[str, Any], float]:
@@ -122,22 +126,24 @@ class Inference:
             self._run_binding(binding, self._options)
             self._warm.add(shapes)
         seconds = self._run_binding(binding, self._options)
-        made = zip(self._outputs.items(), binding.get_outputs())
+        bound_outputs = zip(self._outputs.items(), binding.get_outputs())
         if not on_device:
-            return {name: _from_ort_value(value, spec.dtype) for (name, spec), value in made}, seconds
+            return {name: _from_ort_value(value, spec.dtype) for (name, spec), value in bound_outputs}, seconds
         import torch
 
-        return {name: torch.from_dlpack(value) for (name, _), value in made}, seconds
+        return {name: torch.from_dlpack(value) for (name, _), value in bound_outputs}, seconds
 
     def _run_graph(self, feed: Feed) -> tuple[dict[str, Any], float]:
-        """Replay the CUDA graph for the feed's shapes, which is captured at their first inference."""
+        """Replay the CUDA graph for the feed's shapes, captured at their first inference."""
         assert self._graphs is not None
         with self._lock:
             if (shapes := _shapes(feed)) not in self._graphs:
-                made, _ = self._run_bound(feed)
+                sample_outputs, _ = self._run_bound(feed)
                 inputs = {name: ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0) for name, array in feed.items()}
                 outputs = [
-                    ort.OrtValue.ortvalue_from_shape_and_type(made[name].shape, made[name].dtype, "cuda", 0)
+                    ort.OrtValue.ortvalue_from_shape_and_type(
+                        sample_outputs[name].shape, sample_outputs[name].dtype, "cuda", 0
+                    )
                     for name in self._outputs
                 ]
                 binding, options = self._session.io_binding(), ort.RunOptions()
@@ -172,7 +178,7 @@ class Inference:
         return None if self._bound is None else self._run_binding(*self._bound)
 
     def _run_converted(self, feed: Feed) -> tuple[dict[str, Any], float]:
-        """Run on torch tensors, or on anything that numpy converts to arrays."""
+        """Run on torch tensors, or on anything convertible to numpy arrays."""
         arrays: dict[str, Any] = dict(feed)
         for name, array in arrays.items():
             if not is_torch(array):
@@ -201,7 +207,7 @@ def _arrays_of(name: str, value: Any) -> list[tuple[str, Any]]:
     items = [_arrays_of(name, item)[0][1] if isinstance(item, Mapping) else np.asarray(item) for item in value]
     if items and len({(item.shape, item.dtype) for item in items}) == 1:
         return [(name, np.stack(items))]
-    return [(f"{name}/{place}", item) for place, item in enumerate(items)]
+    return [(f"{name}/{index}", item) for index, item in enumerate(items)]
 
 
 def _to_ort_values(feed: Mapping[str, Any], inputs: TensorMetadata) -> dict[str, ort.OrtValue]:
@@ -227,7 +233,7 @@ def _to_ort_values(feed: Mapping[str, Any], inputs: TensorMetadata) -> dict[str,
 
 
 def _from_ort_value(value: ort.OrtValue, dtype: DataType | None) -> Any:
-    """An output as an array; of a type that numpy lacks, a copy of the value's bytes in host memory."""
+    """Return an output as an array; for a type unknown to numpy, a copy of its bytes in host memory."""
     if dtype not in _ORT_VALUE_TYPES:
         return value.numpy()
     array = np.empty(value.shape(), dtype.numpy())

@@ -1,4 +1,4 @@
-"""ONNX Runtime, imported; BackendUnavailableError with the command that installs it if it is missing."""
+"""ONNX Runtime, imported; BackendUnavailableError with an installation command if it is missing."""
 
 from trtops.extras import require
 

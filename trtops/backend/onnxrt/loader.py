@@ -34,7 +34,7 @@ class SessionFromOnnx(BaseLoader["ort.InferenceSession"]):
     interleaved: bool = False  # whether runs alternate with those of other sessions: threads sleep between runs
 
     def call_impl(self) -> ort.InferenceSession:
-        """Create the session, which belongs to the caller.
+        """Create the session; it belongs to the caller.
 
         InvalidModelError if the model is missing, damaged or contradicts itself, UnsupportedFeatureError if an op has
         no kernel, BackendUnavailableError if this ONNX Runtime lacks an execution provider.

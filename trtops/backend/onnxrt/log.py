@@ -65,10 +65,10 @@ class SessionLog:
 
     def _take(self, line: str) -> bool:
         """Add a line of a session with this log id; False for other lines."""
-        found = _LINE.search(_COLOUR.sub("", line))
-        if found is None or found[2] != self.log_id:
+        match = _LINE.search(_COLOUR.sub("", line))
+        if match is None or match[2] != self.log_id:
             return False
-        severity, message = found[1], found[4].rstrip()
+        severity, message = match[1], match[4].rstrip()
         if severity not in "VI":
             self.add(f"[{severity}] {message}")
         elif changed := _CHANGED.search(message):

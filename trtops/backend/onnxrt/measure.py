@@ -45,13 +45,13 @@ class Budget:
     """The time of one search: unlimited until the model's own speed is known, then limited.
 
     By default a search may take the time of 5 session starts, or of the inferences that decide on one setting, but at
-    least 2 seconds and at most 10; ``given`` seconds replace that. ``skipped`` has the ids of the candidates that there
-    was no time for.
+    least 2 seconds and at most 10; ``requested_seconds`` replace that. ``skipped`` has the ids of the candidates that
+    there was no time for.
     """
 
-    def __init__(self, given: float | None = None) -> None:
+    def __init__(self, requested_seconds: float | None = None) -> None:
         """Start without a limit."""
-        self.given = given
+        self.requested_seconds = requested_seconds
         self.skipped: list[str] = []
         self.loaded: set[str] = set()  # ids of the candidates whose engines were loaded
         self._start_seconds = self._inference_seconds = 0.0
@@ -66,10 +66,10 @@ class Budget:
         """Limit the time from now on, given how long a session start and an inference at all shapes take."""
         self._start_seconds, self._inference_seconds = start_seconds, inference_seconds
         default = min(max(5 * start_seconds, start_seconds + _LEAST_INFERENCES * inference_seconds, 2.0), 10.0)
-        self._deadline = time.perf_counter() + (default if self.given is None else self.given)
+        self._deadline = time.perf_counter() + (default if self.requested_seconds is None else self.requested_seconds)
 
     def allows(self, candidate: Candidate, waiting: int) -> bool:
-        """Return whether there is time to optimize and time one more candidate; if not, note it as skipped.
+        """Return True if there is time to optimize and time one more candidate; if not, note it as skipped.
 
         ``waiting`` candidates are optimized but not yet timed.
         """
@@ -81,14 +81,14 @@ class Budget:
         return False
 
     def skip(self, candidate: Candidate) -> None:
-        """Note that there was no time for a candidate."""
+        """Note a candidate as skipped for lack of time."""
         if candidate.id not in self.skipped:
             self.skipped.append(candidate.id)
 
 
 @dataclass
 class Lane:
-    """One candidate that is being timed, with its loaded runner and the cost so far.
+    """One candidate during timing, with its loaded runner and the cost so far.
 
     ``samples`` are the seconds of an undisturbed inference, one for each visit; ``rounds`` are those of each round.
     """
@@ -163,7 +163,7 @@ class Measurement:
     _default: Lane | None = field(default=None, repr=False)
 
     def first_seconds(self, feeds: Sequence[Feed]) -> float:
-        """Return the seconds that one inference of each feed takes with ONNX Runtime's defaults."""
+        """Return the seconds for one inference of each feed with ONNX Runtime's defaults."""
         lane = self._open(self.optimizer(Candidate()))
         self._default = lane  # its session is used again for the timing
         total = 0.0
@@ -173,7 +173,7 @@ class Measurement:
         return total
 
     def seconds(self, candidates: Sequence[Candidate], feed: Feed) -> dict[Candidate, Timing]:
-        """Time candidates with one feed, in turns with the first; those that there is no time for are skipped."""
+        """Time candidates with one feed, in turns with the first; candidates beyond the time limit are skipped."""
         first, *others = (self.optimizer(candidate) for candidate in candidates)
         in_memory = sum(engine.path.stat().st_size for engine in (first, *others)) <= _INTERLEAVE_BYTES
         timings: dict[Candidate, Timing] = {}

@@ -34,7 +34,7 @@ class Observed(Values):
         self._file_numbers = itertools.count()
 
     def put(self, arrays: Mapping[str, Array]) -> int:
-        """Add the tensors of one feed, which are copied only if they go to a file, and return their bytes."""
+        """Add the tensors of one feed, copied only if they go to a file, and return their bytes."""
         total = 0
         for name, array in arrays.items():
             array = np.asarray(array)
@@ -55,10 +55,10 @@ class Observed(Values):
         return self._arrays[name]
 
     def spec(self, name: str) -> TensorSpec:
-        """Return dtype and shape; a dimension that differs between feeds is None."""
+        """Return dtype and shape; dimensions differing between feeds are None."""
         shapes = [array.shape for array in self.arrays(name)]
         shape: tuple[Dim, ...] | None = None
-        if len({len(each) for each in shapes}) == 1:
+        if len(set(map(len, shapes))) == 1:
             shape = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes))
         return TensorSpec(name, DataType.of(self.arrays(name)[0].dtype), shape)
 
@@ -74,7 +74,7 @@ class Observed(Values):
         return [{name: values[i] for name, values in arrays.items()} for i in range(count)]
 
     def close(self) -> None:
-        """Remove the temporary folder, which otherwise is removed with this object."""
+        """Remove the temporary folder; otherwise it is removed with this object."""
         self._arrays.clear()
         if self._folder is not None:
             self._folder.cleanup()
@@ -89,7 +89,7 @@ class Observed(Values):
 
 
 def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Observed:
-    """Compute every tensor of a model that a node or an output uses; at most ``limit_bytes`` are kept in memory.
+    """Compute every tensor of a model with a reader; at most ``limit_bytes`` are kept in memory.
 
     InputError if a feed does not fit the model, BackendError if ONNX Runtime cannot run a node; the message names it.
     """
@@ -109,11 +109,11 @@ def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT
         while not may_part[end - 1]:
             end += 1
         piece = cutter.cut(cutter.order[start:end], observed, expose="all")
-        known = {name: observed.arrays(name) for name in piece.inputs}
+        piece_inputs = {name: observed.arrays(name) for name in piece.inputs}
         used = 0
         with OnnxrtRunner(SessionFromMemory(piece.proto, optimized=False), "observation") as runner:
             for i in range(len(feeds)):
-                used += observed.put(runner.infer({name: arrays[i] for name, arrays in known.items()}))
+                used += observed.put(runner.infer({name: arrays[i] for name, arrays in piece_inputs.items()}))
         start = end
         if used < limit_bytes // 8:
             length *= 2

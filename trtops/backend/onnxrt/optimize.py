@@ -27,7 +27,7 @@ from trtops.system.processes import temporary_prefix
 
 @dataclass(frozen=True)
 class Optimized:
-    """The model as optimized under one candidate, in a file that is removed when its :class:`Optimizer` is closed."""
+    """The model as optimized under one candidate, in a file removed when its :class:`Optimizer` is closed."""
 
     candidate: Candidate
     path: Path
@@ -45,7 +45,7 @@ class Optimized:
 
 
 class Optimizer:
-    """Optimizes one model under each candidate once; a context manager that owns a temporary folder.
+    """Optimizes one model under each candidate once; a context manager owning a temporary folder.
 
     ONNX Runtime optimizes while it creates a session, so each candidate costs about one loading of the model.
     """
@@ -53,7 +53,7 @@ class Optimizer:
     def __init__(
         self, model: onnx.ModelProto, options: OnnxRuntimeOptions, log: SessionLog, attempt_file: str | None = None
     ) -> None:
-        """Prepare to optimize a model, which must have all its weights inside and not change afterwards.
+        """Prepare to optimize a model; it must have all its weights inside and not change afterwards.
 
         The attempt file receives each candidate's id before ONNX Runtime, which may crash, gets the candidate.
         """
@@ -89,7 +89,7 @@ class Optimizer:
         return self._done[candidate.id]
 
     def may_change(self, tactic: Tactic) -> bool:
-        """Return whether toggling a tactic may change the default's graph, judging by one optimization of the default.
+        """Return True if toggling a tactic may change the default's graph, by one optimization of the default.
 
         ONNX Runtime logs for each optimizer whether it changed the graph. Rewrite rules are not logged one by one, and
         optimizers that are off by default not at all: both are decided by the op types that they apply to.

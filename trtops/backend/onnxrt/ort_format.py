@@ -22,7 +22,7 @@ from flatbuffers.table import Table  # noqa: E402
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node of an optimized graph, with the execution provider that runs it.
+    """One node of an optimized graph, with its execution provider.
 
     ``attributes`` has those that are numbers, strings or lists of them. ``scope`` is the place of its graph: empty for
     the main graph, otherwise ``<outer layer>/<attribute>/`` and so on. Omitted optional inputs have empty names.
@@ -48,22 +48,22 @@ class Node:
 
 @dataclass
 class Scope:
-    """The names that one graph of a model defines; a body also reads those of the graph around it."""
+    """The names defined by one graph of a model; a body also reads those of the graph around it."""
 
     name: str  # as in :attr:`Node.scope`
     outer: "Scope | None" = None
     owner: int = -1  # index of the node that has this body
     attribute: str = ""  # of the owner
     producers: dict[str, int] = field(default_factory=dict)  # by tensor, the index of the node that makes it
-    given: frozenset[str] = frozenset()  # inputs and weights, which no node makes
+    sources: frozenset[str] = frozenset()  # inputs and weights, which no node makes
     types: dict[str, str] = field(default_factory=dict)  # element types in lower case, as ONNX names them
     outputs: tuple[str, ...] = ()
 
     def producer(self, tensor: str) -> int | None:
-        """Return the index of the node that makes a tensor, as a node of this graph sees it; None without one."""
+        """Return the index of the producer of a tensor visible in this graph; None without one."""
         scope: Scope | None = self
         while scope is not None and tensor not in scope.producers:
-            scope = None if tensor in scope.given else scope.outer
+            scope = None if tensor in scope.sources else scope.outer
         return None if scope is None else scope.producers[tensor]
 
 
@@ -108,46 +108,46 @@ _KIND_TENSOR, _ATTRIBUTE_IS_GRAPH = 1, 5
 
 
 class _Table:
-    """One table of a flatbuffer, whose fields are read by place; omitted fields read as zero or empty."""
+    """One table of a flatbuffer, with fields read by slot; omitted fields read as zero or empty."""
 
     __slots__ = ("_table",)
 
     def __init__(self, content: bytes, position: int) -> None:
         self._table = Table(content, position)
 
-    def _field(self, place: int) -> int | None:
-        offset = self._table.Offset(4 + 2 * place)
+    def _field(self, slot: int) -> int | None:
+        offset = self._table.Offset(4 + 2 * slot)
         return self._table.Pos + offset if offset else None
 
-    def text(self, place: int) -> str:
-        field = self._field(place)
+    def text(self, slot: int) -> str:
+        field = self._field(slot)
         return "" if field is None else str(self._table.String(field), "utf-8")
 
-    def number(self, place: int, kind: Any) -> Any:
-        field = self._field(place)
+    def number(self, slot: int, kind: Any) -> Any:
+        field = self._field(slot)
         return 0 if field is None else self._table.Get(kind, field)
 
-    def table(self, place: int) -> "_Table | None":
-        field = self._field(place)
+    def table(self, slot: int) -> "_Table | None":
+        field = self._field(slot)
         return None if field is None else _Table(self._table.Bytes, self._table.Indirect(field))
 
-    def _elements(self, place: int, size: int) -> range:
+    def _elements(self, slot: int, size: int) -> range:
         """Positions of a vector's elements."""
-        offset = self._table.Offset(4 + 2 * place)
+        offset = self._table.Offset(4 + 2 * slot)
         if not offset:
             return range(0)
         start = self._table.Vector(offset)
         return range(start, start + size * self._table.VectorLen(offset), size)
 
-    def tables(self, place: int) -> "list[_Table]":
-        positions = self._elements(place, 4)
+    def tables(self, slot: int) -> "list[_Table]":
+        positions = self._elements(slot, 4)
         return [_Table(self._table.Bytes, self._table.Indirect(position)) for position in positions]
 
-    def texts(self, place: int) -> list[str]:
-        return [str(self._table.String(position), "utf-8") for position in self._elements(place, 4)]
+    def texts(self, slot: int) -> list[str]:
+        return [str(self._table.String(position), "utf-8") for position in self._elements(slot, 4)]
 
-    def numbers(self, place: int, kind: Any) -> list[Any]:
-        return [self._table.Get(kind, position) for position in self._elements(place, kind.bytewidth)]
+    def numbers(self, slot: int, kind: Any) -> list[Any]:
+        return [self._table.Get(kind, position) for position in self._elements(slot, kind.bytewidth)]
 
 
 # Readers of values by attribute type. Types that hold tensors or graphs have none.
@@ -166,7 +166,7 @@ def _read_graph(graph: _Table, scope: Scope, optimized: Graph) -> None:
     optimized.scopes[scope.name] = scope
     sparse = (tensor.table(_SPARSE_VALUES) for tensor in graph.tables(_GRAPH_SPARSE))
     weights = (*graph.tables(_GRAPH_WEIGHTS), *filter(None, sparse))
-    scope.given = frozenset((*graph.texts(_GRAPH_INPUTS), *(weight.text(_WEIGHT_NAME) for weight in weights)))
+    scope.sources = frozenset((*graph.texts(_GRAPH_INPUTS), *(weight.text(_WEIGHT_NAME) for weight in weights)))
     scope.outputs = tuple(graph.texts(_GRAPH_OUTPUTS))
     for value in graph.tables(_GRAPH_NODE_ARGS):
         info = value.table(_VALUE_TYPE)

@@ -1,4 +1,4 @@
-"""Describes an engine: its kernels, in which layers, made from which nodes of the model."""
+"""Describes an engine: its kernels, their layers, and the model's nodes behind them."""
 
 import re
 from collections import Counter, defaultdict
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from graphlib import TopologicalSorter
+from itertools import chain
 from typing import TypeAlias
 
 import onnx
@@ -69,10 +70,10 @@ def read_plan(plan: bytes) -> Plan:
         labels[index] = digest([*identity, inputs, outputs, *results])
     # By depth and label: both are independent of the order in the file.
     order = sorted(labels, key=lambda index: (depths[index], labels[index]))
-    place = {index: position for position, index in enumerate(order)}
+    positions = {index: position for position, index in enumerate(order)}
     for scope in scopes.values():
-        scope.owner = place.get(scope.owner, -1)
-        scope.producers = {name: place[index] for name, index in scope.producers.items()}
+        scope.owner = positions.get(scope.owner, -1)
+        scope.producers = {name: positions[index] for name, index in scope.producers.items()}
     return Plan(
         nodes=tuple(graph.nodes[index] for index in order),
         depths=tuple(depths[index] for index in order),
@@ -94,7 +95,7 @@ def describe(plan: Plan, model: onnx.ModelProto) -> tuple[tuple[Layer, ...], tup
     origins = _Origins(plan, model)
     placed = sorted(
         zip(map(origins.position, plan.nodes), plan.depths, map(origins.layer_name, plan.nodes), plan.nodes),
-        key=lambda place: place[:2],
+        key=lambda row: row[:2],
     )
     layers, choices = [], []
     used: Counter[str] = Counter()
@@ -127,7 +128,7 @@ def describe(plan: Plan, model: onnx.ModelProto) -> tuple[tuple[Layer, ...], tup
 
 @dataclass
 class _ModelGraph:
-    """One graph of the model, with the names that it defines."""
+    """One graph of the model, with the names it defines."""
 
     nodes: Sequence[onnx.NodeProto]
     outer: str  # name of the scope around it
@@ -167,7 +168,7 @@ class _Origins:
             for name in filter(None, reader.inputs):
                 self._readers.setdefault(self._plan_tensor(reader.scope, name), reader)
         self._followers: dict[_Tensor, _Tensor | None] = {}  # the model's tensor that follows from one of the plan's
-        self._anchors = {tensor for node in plan.nodes for tensor in self._anchors_of(node)}
+        self._anchors = set(chain.from_iterable(map(self._anchors_of, plan.nodes)))
 
     def _add_graph(self, graph: onnx.GraphProto, scope: str, outer: str) -> None:
         """Add a graph's tensors, each node's followed by those of its bodies: the order of the layers."""
@@ -183,7 +184,7 @@ class _Origins:
                 self._add_graph(body, walk.body_scope(scope, node.name, node.output, attribute), scope)
 
     def _find(self, scope: str, name: str) -> _Tensor | None:
-        """The model's tensor that a name stands for in one of its graphs, if a node makes it."""
+        """Return the model's tensor for a name in one of its graphs, if a node makes it."""
         while scope and (scope not in self._graphs or name not in self._graphs[scope].defined):
             scope = self._graphs[scope].outer if scope in self._graphs else ""
         if (scope, name) in self._producers:
@@ -248,7 +249,7 @@ class _Origins:
         return any(self._find(node.scope, name) or (node.scope, name) in self._named for name in names)
 
     def _anchor(self, node: Node) -> _Tensor | None:
-        """The model's tensor that a layer makes first, or that it replaces, or that follows from its output."""
+        """Return the model's tensor made first by a layer, replaced by it, or following from its output."""
         first = next(filter(None, node.outputs), "")
         anchor = self._find(node.scope, _before_cast(first))
         anchor = anchor or self._find(node.scope, _before_cast(_NCHWC_NODE.sub("", node.name)))
@@ -268,7 +269,7 @@ class _Origins:
 
 
 def _rounded(tensor: _Tensor, readers: Mapping[_Tensor, Sequence[tuple[str, onnx.NodeProto]]]) -> _Tensor:
-    """The 8-bit tensor that follows from a tensor directly or after an activation function; else the tensor itself."""
+    """Return the 8-bit tensor after a tensor, possibly behind an activation function; else the tensor itself."""
     end = tensor
     while len(readers.get(end, ())) == 1 and readers[end][0][1].op_type in ("Relu", "Clip", "QuantizeLinear"):
         [(scope, node)] = readers[end]
@@ -279,5 +280,5 @@ def _rounded(tensor: _Tensor, readers: Mapping[_Tensor, Sequence[tuple[str, onnx
 
 
 def _before_cast(name: str) -> str:
-    """The tensor whose FP32 value a tensor of an optimized FP16 model is, or the tensor itself."""
+    """Return the 16-bit source of an inserted Cast to FP32, or the tensor itself."""
     return name.removeprefix("InsertedPrecisionFreeCast_")

@@ -23,7 +23,7 @@ _TURNS, _LEAST_TURNS, _SECONDS = 20, 3, 2.0
 
 
 def timed(builds: Sequence[Build], feed: Feed) -> list[tuple[list[float], dict[str, float]]]:
-    """Milliseconds of several inferences of each engine, and the least of its layers by name, which are timed apart.
+    """Return the milliseconds of several inferences, and the minimum for each layer, of each engine.
 
     Engines take turns, so that other load affects all alike. Bodies of If, Loop and Scan are part of these layers.
     """
@@ -47,16 +47,16 @@ def _in_turns(sessions: Sequence[ort.InferenceSession], inputs: Feed) -> list[li
     samples: list[list[float]] = [[] for _ in sessions]
     end = time.perf_counter() + _SECONDS
     for turn in range(_TURNS + 1):
-        for session, own in zip(sessions, samples):
+        for session, times in zip(sessions, samples):
             start = time.perf_counter()
             try:
                 session.run(None, inputs)
             except ORT_ERRORS as exc:
                 raise errors.InferenceError(f"An engine failed while it was timed: {why(exc)}") from exc
-            own.append(time.perf_counter() - start)
+            times.append(time.perf_counter() - start)
         if turn >= _LEAST_TURNS and time.perf_counter() > end:
             break
-    return [own[1:] for own in samples]  # the first inference allocates memory
+    return [times[1:] for times in samples]  # the first inference allocates memory
 
 
 def _layer_ms(build: Build, profile: str) -> dict[str, float]:
@@ -82,4 +82,4 @@ def _layer_ms(build: Build, profile: str) -> dict[str, float]:
         samples[names[tuple(filter(None, node.outputs))]].append(event["dur"] / 1e3)
         if node.index in with_bodies:
             end = event["ts"] + event["dur"]
-    return {name: min(own) for name, own in samples.items()}
+    return {name: min(times) for name, times in samples.items()}

@@ -25,7 +25,7 @@ def main(folder: Path) -> int:
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, case["optimization_level"])
         for key, value in case["session_config"].items():
             options.add_session_config_entry(key, value)
-        providers = [each if isinstance(each, str) else tuple(each) for each in case["providers"]]
+        providers = [provider if isinstance(provider, str) else tuple(provider) for provider in case["providers"]]
         if providers != ["CPUExecutionProvider"]:
             ort.preload_dlls()  # CUDA's libraries from Python packages
         left_out = case["disabled_optimizers"]
@@ -43,7 +43,7 @@ def main(folder: Path) -> int:
 
 
 def survived(script: str) -> int:
-    """Run in a child process, so that a crash of the library is reported as a verdict too."""
+    """Run in a child process; a crash of the library is reported as a verdict too."""
     code = subprocess.call(
         [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
     )

@@ -1,4 +1,4 @@
-"""Inference with ONNX Runtime, which is imported when a runner is activated.
+"""Inference with ONNX Runtime, imported when a runner is activated.
 
 Reference runners run a model as it is, without optimizations: for golden outputs, and to examine tensors.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtops.backend.onnxrt.inference import Inference
 
 
-_RENAMED = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
+_DATATYPE_NAMES = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
 
 
 class OnnxrtRunner(BaseRunner):
@@ -42,7 +42,7 @@ class OnnxrtRunner(BaseRunner):
     def __init__(
         self, sess: ValueOrCallable[ort.InferenceSession], name: str | None = None, prefix: str = "onnxrt-runner"
     ) -> None:
-        """Wrap a session, which stays the caller's, or a callable that creates one at each activation.
+        """Wrap a session owned by the caller, or a callable creating one at each activation.
 
         ``sess`` is the session while the runner is active. By default runners are numbered: ``<prefix>-N0`` and so on.
         """
@@ -101,7 +101,7 @@ class OnnxrtRunner(BaseRunner):
         return self._inference.repeat()
 
     def time_with(self, clock: Callable[[], float]) -> None:
-        """Measure the next inferences with another clock, such as one that counts CPU time; only while active."""
+        """Measure the next inferences with another clock, such as one for CPU time; only while active."""
         assert self._inference is not None
         self._inference.clock = clock
 
@@ -129,18 +129,18 @@ def _tensor_spec(node: ort.NodeArg) -> TensorSpec:
         return TensorSpec(node.name)
     element = kind.removeprefix("tensor(").rstrip(")").upper()
     shape = tuple(node.shape) if kind == node.type else None
-    return TensorSpec(node.name, DataType.__members__.get(_RENAMED.get(element, element)), shape)
+    return TensorSpec(node.name, DataType.__members__.get(_DATATYPE_NAMES.get(element, element)), shape)
 
 
 @dataclass(frozen=True)
 class SessionFromMemory:
-    """Loads a session from a model in memory, of any size, which is shared and not changed."""
+    """Loads a session from a model in memory, of any size, shared and not changed."""
 
     model: onnx.ModelProto
     optimized: bool = True
 
     def __call__(self) -> ort.InferenceSession:
-        """Create the session, which belongs to the caller; raises as ``SessionFromOnnx``."""
+        """Create the session; it belongs to the caller; raises as ``SessionFromOnnx``."""
         from trtops.backend.onnx.model import is_large, is_lean
         from trtops.backend.onnx.save import save_model
         from trtops.backend.onnxrt.library import ort

@@ -1,4 +1,4 @@
-"""The builder's search: which tactics change a model's graph, how fast each candidate is, which one is built."""
+"""The builder's search: tactics with an effect on a model's graph, the speed of candidates, and the choice."""
 
 import math
 import random
@@ -40,7 +40,7 @@ Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of a search, with the tactics that change the model's graph or may do so, and skipped candidates.
+    """The result of a search, with the tactics of certain or possible effect, and skipped candidates.
 
     ``denied`` are the reasons why candidates were left out that would have been chosen.
     """
@@ -62,7 +62,7 @@ class Speed:
 
     @property
     def order(self) -> tuple[int, float]:
-        """Sorting by it gives what is faster beyond the noise, then the defaults, then the others."""
+        """Sort key: candidates faster beyond the noise, then the defaults, then the others."""
         if self.ratio is None:
             return 1, 1.0
         return (0 if self.ratio.decision == "below" else 2), self.ratio.ratio
@@ -92,7 +92,7 @@ class Search:
         self._timed_before = all(key in self.cache.timings for key in default)
 
     def run(self, tactics: Sequence[Tactic], *, seed: int | None = None, why_denied: WhyDenied) -> Choice:
-        """Find the fastest candidate that may be built; with a seed, draw one at random without timing.
+        """Find the fastest candidate free to be built; with a seed, draw one at random without timing.
 
         The default is chosen unless another is faster by more than the noise of the measurement. With up to three
         applicable tactics all their combinations are tried. With more, each is tried on its own, and then all that
@@ -112,21 +112,21 @@ class Search:
         for candidate in random_candidates(applicable, seed or 0) if draw else self._by_time(applicable):
             if self._signature(candidate) is None:
                 continue
-            why = why_denied(candidate, recorded)
-            if why is None:
+            refusal = why_denied(candidate, recorded)
+            if refusal is None:
                 for name in self.budget.skipped:
                     self.cache.skipped |= self._keys(name)
                     self.log.add(f"[trtops] {name} was not tried for lack of time (--tune tries all)")
                 skipped, tuning = tuple(self.budget.skipped), self._tuning(candidate)
                 return Choice(candidate, recorded, self.use, skipped, tuning, tuple(denied))
-            denied[why] = None
-            self.log.add(f"[trtops] {candidate.id} is not built: {why}; taking the next")
+            denied[refusal] = None
+            self.log.add(f"[trtops] {candidate.id} is not built: {refusal}; taking the next")
         raise errors.EngineBuildError(
             f"Every candidate has a tactic on the deny-list. {'; '.join(denied)}. Allow one, or more tactics."
         )
 
     def _tuning(self, candidate: Candidate) -> str:
-        """How the candidate compares with ONNX Runtime's defaults, in a line; empty if they are all that was timed."""
+        """Compare the candidate with ONNX Runtime's defaults, in a line; empty if only they were timed."""
         if len(self.timed) < 2 or Candidate() not in self.timed:
             return ""
         default, ratio = f"the defaults ({self.timed[Candidate()].seconds * 1e3:.4g} ms)", self.timed[candidate].ratio
@@ -139,7 +139,7 @@ class Search:
         return f"{takes}; {reason}"
 
     def _without_default(self, tactics: Sequence[Tactic], why_denied: WhyDenied) -> Choice:
-        """Choose where the default cannot be built: the fastest candidate with one tactic toggled, or a lower level."""
+        """Choose despite a failing default: the fastest candidate with one tactic toggled, or a lower level."""
         reason = self.failed[Candidate().id]
         # The unoptimized model would need the same memory at run time.
         if MEMORY in reason:
@@ -190,33 +190,33 @@ class Search:
         return sorted(speeds, key=lambda candidate: speeds[candidate].order)
 
     def _applicable_tactics(self, tactics: Iterable[Tactic], *, limited: bool) -> tuple[str, ...]:
-        """Names of the tactics that change the graph when toggled alone; while there is time, if ``limited``."""
+        """Return the tactics with an effect on the graph when toggled alone; in the time left, if ``limited``."""
         # A tactic that changes the graph only together with another is not found: trying all pairs would optimize the
         # model a hundred times.
         usual = self._signature(Candidate())
         assert usual is not None
-        found: list[str] = []
+        applicable: list[str] = []
         for tactic in tactics:
             candidate = Candidate.toggling([tactic.name])
             key = self._key(candidate.id)
             if key not in self.cache.graphs and candidate.id not in self.avoid:
                 if not self.optimizer.may_change(tactic):
                     self.cache.graphs[key] = usual
-                elif limited and not self._can_afford(candidate, len(found) + 1):
+                elif limited and not self._can_afford(candidate, len(applicable) + 1):
                     continue
             if self._signature(candidate) not in (None, usual):
-                found.append(tactic.name)
-        return tuple(found)
+                applicable.append(tactic.name)
+        return tuple(applicable)
 
     def _can_afford(self, candidate: Candidate, waiting: int) -> bool:
-        """Return whether there is time for a candidate, with ``waiting`` others that have yet to be timed."""
+        """Return True if there is time for a candidate, with ``waiting`` others yet to be timed."""
         # A candidate that an earlier build skipped is skipped again, unless this build has a time of its own: builds
         # with the same timing cache must choose alike.
         skipped = self._keys(candidate.id) <= self.cache.skipped
-        known = self._timed_before and self._key(candidate.id) in self.cache.graphs
-        if candidate == Candidate() or (known and not skipped):
+        was_optimized = self._timed_before and self._key(candidate.id) in self.cache.graphs
+        if candidate == Candidate() or (was_optimized and not skipped):
             return True
-        if skipped and self.budget.given is None:
+        if skipped and self.budget.requested_seconds is None:
             self.budget.skip(candidate)
             return False
         if not self._clock_runs:
@@ -224,12 +224,12 @@ class Search:
         return self.budget.allows(candidate, waiting)
 
     def _start_clock(self) -> None:
-        """Measure the model's own speed, which decides how long the search may take."""
+        """Measure the model's own speed, and start the time limit derived from it."""
         self._clock_runs = True
         start = self.optimizer(Candidate()).seconds
-        known = [self.cache.timings.get(self._key(Candidate().id, shapes)) for shapes in self.shapes]
-        inference = sum(timing.median_seconds for timing in known if timing is not None)
-        if None in known:
+        timings = [self.cache.timings.get(self._key(Candidate().id, shapes)) for shapes in self.shapes]
+        inference = sum(timing.median_seconds for timing in timings if timing is not None)
+        if None in timings:
             try:
                 inference = self.measurement.first_seconds([self._feed(shapes) for shapes in self.shapes])
             # The timing will fail alike, and log the reason.
@@ -242,7 +242,7 @@ class Search:
         )
 
     def _distinct_by_graph(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """The candidates that can be built, without those that have the graph of an earlier one."""
+        """Return the buildable candidates, without those repeating the graph of an earlier one."""
         by_graph: dict[str, Candidate] = {}
         for candidate in candidates:
             signature = self._signature(candidate)
@@ -251,7 +251,7 @@ class Search:
         return list(by_graph.values())
 
     def _without_idle(self, candidate: Candidate) -> Candidate:
-        """The candidate without the tactics that change nothing in combination with the others."""
+        """Return the candidate without tactics of no effect in combination with the others."""
         # A tactic record must not name settings that had no effect.
         for name in candidate.toggled:
             rest = Candidate.toggling(set(candidate.toggled) - {name})
@@ -288,7 +288,7 @@ class Search:
         return {self._key(candidate_id, shapes) for shapes in self.shapes}
 
     def _speeds(self, candidates: Sequence[Candidate], *, compared: int = 0) -> dict[Candidate, Speed]:
-        """The speed of each candidate over all shapes, compared with the first; from the cache where possible.
+        """Return the speed of each candidate over all shapes, compared with the first, from the cache if possible.
 
         ``compared`` candidates were compared before, with which these share the error probability.
         """
@@ -296,43 +296,45 @@ class Search:
         timings: dict[Candidate, list[Timing]] = {candidate: [] for candidate in candidates}
         for shapes in self.shapes:
             keys = {candidate: self._key(candidate.id, shapes) for candidate in candidates}
-            known = {c: self.cache.timings[key] for c, key in keys.items() if key in self.cache.timings}
-            unknown = [candidate for candidate in candidates if candidate not in known]
+            cached = {c: self.cache.timings[key] for c, key in keys.items() if key in self.cache.timings}
+            unknown = [candidate for candidate in candidates if candidate not in cached]
             measured = (
                 self.measurement.seconds(list(dict.fromkeys((first, *unknown))), self._feed(shapes)) if unknown else {}
             )
-            for candidate, why in self.measurement.failed.items():
-                self.failed[candidate.id] = why
-                self.log.add(f"[trtops] {candidate.id} does not run: {why}")
-            measured = {candidate: timing for candidate, timing in measured.items() if candidate not in known}
+            for candidate, reason in self.measurement.failed.items():
+                self.failed[candidate.id] = reason
+                self.log.add(f"[trtops] {candidate.id} does not run: {reason}")
+            measured = {candidate: timing for candidate, timing in measured.items() if candidate not in cached}
             self.cache.timings |= {keys[candidate]: timing for candidate, timing in measured.items()}
-            for candidate, timing in (known | measured).items():
+            for candidate, timing in (cached | measured).items():
                 timings[candidate].append(timing)
             self.use = replace(
                 self.use,
-                hits=self.use.hits + len(known),
+                hits=self.use.hits + len(cached),
                 misses=self.use.misses + len(measured),
-                saved_seconds=self.use.saved_seconds + sum(timing.cost_seconds for timing in known.values()),
+                saved_seconds=self.use.saved_seconds + sum(timing.cost_seconds for timing in cached.values()),
             )
-        whole = {c: each for c, each in timings.items() if len(each) == len(self.shapes)}  # the others were skipped
+        whole = {
+            c: per_shape for c, per_shape in timings.items() if len(per_shape) == len(self.shapes)
+        }  # the others were skipped
         confidence = 1 - (1 - _CONFIDENCE) / max(1, compared + len(whole) - 1)
         usual = [timing.median_seconds for timing in whole[first]]
         return {
             candidate: Speed(
-                sum(timing.median_seconds for timing in each),
-                None if candidate == first else _ratio(each, usual, confidence),
+                sum(timing.median_seconds for timing in per_shape),
+                None if candidate == first else _ratio(per_shape, usual, confidence),
             )
-            for candidate, each in whole.items()
+            for candidate, per_shape in whole.items()
         }
 
     def _feed(self, shapes: Shapes) -> dict[str, Any]:
-        wanted = dict(shapes)
-        given = {name: array for name, array in self.feed.items() if wanted.get(name) == tuple(array.shape)}
-        return {**random_feed([spec for spec in self.inputs if spec.name not in given], wanted), **given}
+        sizes = dict(shapes)
+        arrays = {name: array for name, array in self.feed.items() if sizes.get(name) == tuple(array.shape)}
+        return {**random_feed([spec for spec in self.inputs if spec.name not in arrays], sizes), **arrays}
 
 
 def _ratio(timings: Sequence[Timing], default_seconds: Sequence[float], confidence: float) -> RatioEstimate:
-    """The ratio of a candidate's time over all shapes to the defaults', which take ``default_seconds`` at each."""
+    """Return the ratio of a candidate's time over all shapes to the defaults' time, ``default_seconds``."""
     total = sum(default_seconds) or 1.0
     weighted = zip(*([s / total * math.exp(x) for x in t.log_ratios] for s, t in zip(default_seconds, timings)))
     rounds = tuple((math.log(max(sum(shares), 1e-9)),) for shares in weighted) or ((0.0,),)
@@ -366,26 +368,28 @@ def timing_shapes(
 
     An input in neither has the model's shape, with 1 for each dynamic dimension.
     """
-    own = {spec.name: tuple(1 if is_dynamic(d) else int(d or 0) for d in spec.shape or ()) for spec in inputs}
+    model_shapes = {spec.name: tuple(1 if is_dynamic(d) else int(d or 0) for d in spec.shape or ()) for spec in inputs}
     if not profiles:
-        return (tuple((name, tuple(feed[name].shape) if name in feed else shape) for name, shape in own.items()),)
+        return (
+            tuple((name, tuple(feed[name].shape) if name in feed else shape) for name, shape in model_shapes.items()),
+        )
     by_name = {spec.name: spec for spec in inputs}
     result = []
     for number, profile in enumerate(profiles):
-        shapes = dict(own)
-        for given in profile.shapes:
-            spec = by_name.get(given.name)
+        shapes = dict(model_shapes)
+        for profile_shape in profile.shapes:
+            spec = by_name.get(profile_shape.name)
             if spec is None:
                 raise errors.ConfigError(
-                    f"Profile {number} has a shape for {given.name!r}, which is not an input of this model. "
-                    f"{errors.near(given.name, by_name)}"
+                    f"Profile {number} has a shape for {profile_shape.name!r}, which is not an input of this model. "
+                    f"{errors.near(profile_shape.name, by_name)}"
                 )
-            for which, shape in (("min", given.min), ("opt", given.opt), ("max", given.max)):
+            for which, shape in (("min", profile_shape.min), ("opt", profile_shape.opt), ("max", profile_shape.max)):
                 if spec.shape is not None and not shape_accepts(spec.shape, shape):
                     raise errors.ConfigError(
                         f"Profile {number}, {which}: {spec.name!r} has shape {shape}; the model expects {spec}."
                     )
-            shapes[given.name] = given.opt
+            shapes[profile_shape.name] = profile_shape.opt
         result.append(tuple(shapes.items()))
     return tuple(result)
 

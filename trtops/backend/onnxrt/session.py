@@ -59,7 +59,7 @@ def find_providers(
             f"No execution provider is given; expected at least one, such as {DEFAULT_PROVIDERS[0]!r}."
         )
     available: list[str] = ort.get_available_providers()
-    found: list[str | tuple[str, dict[str, Any]]] = []
+    resolved: list[str | tuple[str, dict[str, Any]]] = []
     for provider in providers:
         name, options = (provider, None) if isinstance(provider, str) else (provider[0], dict(provider[1]))
         matches = [name] if name in available else [full for full in available if name.lower() in full.lower()]
@@ -76,8 +76,8 @@ def find_providers(
             load_cuda()
         if matches[0] == CUDA and settings:
             options = {**settings, **(options or {})}
-        found.append(matches[0] if options is None else (matches[0], options))
-    return found
+        resolved.append(matches[0] if options is None else (matches[0], options))
+    return resolved
 
 
 def usable_threads(requested: int = 0) -> int:
@@ -90,7 +90,7 @@ def usable_threads(requested: int = 0) -> int:
 
 
 def session_options(threads: int = 0, *, log_id: str | None = None) -> ort.SessionOptions:
-    """Return session options that log warnings under ``log_id``, or only errors without one."""
+    """Return session options with warnings logged under ``log_id``, or only errors without one."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = usable_threads(threads)
     if log_id is None:
@@ -176,8 +176,8 @@ def why(exc: Exception) -> str:
 def unsupported_op(exc: Exception) -> tuple[str, str] | None:
     """Return op type and node name (may be empty) if an error reports an unknown op or a missing kernel."""
     text = str(exc)
-    if found := _NO_KERNEL.search(text):
-        return found[1], found[3]
-    if found := _NO_OP.search(text):
-        return found[1] or found[3], ""
+    if match := _NO_KERNEL.search(text):
+        return match[1], match[3]
+    if match := _NO_OP.search(text):
+        return match[1] or match[3], ""
     return None

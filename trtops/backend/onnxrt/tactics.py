@@ -1,4 +1,4 @@
-"""The choices that the builder varies and times.
+"""The choices varied and timed by the builder.
 
 A tactic is one graph optimizer of ONNX Runtime, or one option of its CUDA provider, that is on or off for the whole
 engine; ONNX Runtime offers no finer choice. The options decide how cuDNN and the provider choose kernels. They are
@@ -7,6 +7,7 @@ recorded and replayed; the kernels that exhaustive search times again in each se
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from trtops import errors
 from trtops.backend.environment import Processor, processor
@@ -15,7 +16,7 @@ from trtops.spec import OnnxRuntimeOptions
 
 @dataclass(frozen=True)
 class Tactic:
-    """An optimizer that runs or not, or an option that is set or not."""
+    """An optimizer to run or not, or an option to set or not."""
 
     name: str  # ONNX Runtime's name for the optimizer
     default: bool = True  # whether ONNX Runtime runs it by default
@@ -111,14 +112,14 @@ def find(name: str) -> Tactic:
 
 
 def allowed(options: OnnxRuntimeOptions) -> tuple[Tactic, ...]:
-    """Return the tactics that a build may vary, in the order of :data:`TACTICS`; without names, all.
+    """Return the tactics free to vary in a build, in the order of :data:`TACTICS`; without names, all.
 
     Options of the CUDA provider are among them if it comes first. ConfigError if a name is unknown, or not exact
     without permission.
     """
-    known = (*CUDA_TACTICS, *TACTICS) if options.providers[:1] == ("CUDAExecutionProvider",) else TACTICS
+    available = (*CUDA_TACTICS, *TACTICS) if options.providers[:1] == ("CUDAExecutionProvider",) else TACTICS
     if options.tactics is None:
-        return tuple(tactic for tactic in known if tactic.exact or options.allow_approximation)
+        return tuple(tactic for tactic in available if tactic.exact or options.allow_approximation)
     chosen = {find(name) for name in options.tactics}
     for tactic in chosen:
         if not tactic.exact and not options.allow_approximation:
@@ -126,7 +127,7 @@ def allowed(options: OnnxRuntimeOptions) -> tuple[Tactic, ...]:
                 f"tactics names {tactic.name!r}, which is not exact, but allow_approximation is false. Set it, or "
                 "leave the tactic out."
             )
-    return tuple(tactic for tactic in known if tactic in chosen)
+    return tuple(tactic for tactic in available if tactic in chosen)
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Candidate:
 
     @classmethod
     def toggling(cls, names: Iterable[str]) -> "Candidate":
-        """Return the candidate that toggles these tactics, given in any order."""
+        """Return the candidate with these tactics toggled, in any order."""
         chosen = {find(name).name for name in names}
         return cls(tuple(name for name in BY_NAME if name in chosen))
 
@@ -172,7 +173,7 @@ class Candidate:
     @property
     def provider_settings(self) -> dict[str, str]:
         """Options of the CUDA provider."""
-        return {key: value for name in self.toggled for key, value in BY_NAME[name].provider}
+        return dict(chain.from_iterable(BY_NAME[name].provider for name in self.toggled))
 
     def without_provider_settings(self) -> "Candidate":
         """Return the candidate with the provider's options at their defaults."""
@@ -191,13 +192,13 @@ class Candidate:
 
     @property
     def session_config(self) -> dict[str, str]:
-        """Session config entries: the tactics' own, and those that keep products with quantized operands exact."""
-        config = {_ACCURACY_OF_NBITS: "1", **dict(entry for name in self.toggled for entry in BY_NAME[name].config)}
+        """Session config entries: the tactics' own, and those for exact products with quantized operands."""
+        config = {_ACCURACY_OF_NBITS: "1", **dict(chain.from_iterable(BY_NAME[name].config for name in self.toggled))}
         return config | ({"session.x64quantprecision": "1"} if overflows_in_8_bits(processor()) else {})
 
 
 def overflows_in_8_bits(processor: Processor) -> bool:
-    """Return whether sums of unsigned by signed 8-bit products saturate at 16 bits."""
+    """Return True if sums of unsigned by signed 8-bit products saturate at 16 bits."""
     # They do on x86 without VNNI instructions. ONNX Runtime can use unsigned weights there; see its guide to
     # quantization on x86-64.
     is_x86 = processor.machine.lower() in ("x86_64", "amd64")

@@ -1,4 +1,4 @@
-"""The timing cache: timings of earlier builds, reused so that later builds are faster and choose the same.
+"""The timing cache: timings of earlier builds, reused for faster builds with the same choices.
 
 A JSON file for one kind of processor and one release of ONNX Runtime. It also holds signatures of optimized graphs, so
 that a build whose timings are all cached optimizes only the candidate that it picks, and the candidates skipped for
@@ -35,7 +35,7 @@ def timing_key(
 
 @dataclass(frozen=True, kw_only=True)
 class Timing(Record):
-    """Median time of one inference, and the time that the measurement took, including the loading of the session.
+    """Median time of one inference, and the time of the measurement, including the loading of the session.
 
     ``log_ratios`` are logarithms of the ratio to the defaults' time, one for each round; empty for the defaults.
     """
@@ -59,7 +59,7 @@ class TimingCache(Record):
 
     @classmethod
     def from_bytes(cls, data: bytes, device_key: str | None = None) -> "TimingCache":
-        """Read a cache, which must be of the given device and release if one is given; else TimingCacheError."""
+        """Read a cache; TimingCacheError if it is not of the given device and release (default: any)."""
         content: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             content = json.loads(data)

@@ -200,7 +200,7 @@ def measure_rounds(
         ended = now + opening + (now - started) > until
         found = None
         if usable and starts:
-            found = decide_ratio(usable, limit.ratio, limit.confidence, last=ended, known=known)
+            found = decide_ratio(usable, limit.ratio, limit.confidence, last=ended, start_noise=known)
         if ended or (found is not None and found.decision != "open"):
             break
     return Rounds(

@@ -207,7 +207,7 @@ def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
     """What decided, with the interval and the limit; without a decision, what would decide."""
     if rounds is None or not any(rounds.starts.values()):
         return Finding("latency", "open", "not measured before the budget ended; raise --minutes")
-    found = decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, known=rounds.known)
+    found = decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, start_noise=rounds.known)
     starts = len(rounds.starts[found.metric])
     text = (
         f"{CLAIMS[found.metric]} is {found.ratio:.3f} times the accepted engine's, between {found.low:.3f} and "
@@ -310,7 +310,7 @@ class GateResult(OpResult):
         rounds = None if self.measured is None else self.measured.rounds
         if limit is None or rounds is None or not any(rounds.starts.values()):
             return None
-        return decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, known=rounds.known)
+        return decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, start_noise=rounds.known)
 
     def sections(self) -> Iterable[Section]:
         """The checks, both engines side by side with the latencies by round, and the outputs."""
