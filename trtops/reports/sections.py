@@ -67,8 +67,8 @@ def facts_of(info: RunInfo) -> dict[str, Facts]:
     }
     if host := host_of(info):
         groups["Machine"] = (*groups["Machine"], ("host", host))
-    own = [("run", info.id), *([("below run", info.parent)] if info.parent else [])]
-    groups["Links"] = (*own, *groups["Links"])
+    run_links = [("run", info.id), *([("below run", info.parent)] if info.parent else [])]
+    groups["Links"] = (*run_links, *groups["Links"])
     return {"Size and speed": (*([("precision", precision)] if precision else []), *numbers), **groups}
 
 
@@ -122,9 +122,9 @@ def document_of(info: RunInfo, read: Read) -> Document:
         return Document.from_json(data)
     verdict = info.verdict or ("error" if info.status in ("failed", "killed") else "")
     headline = info.status if info.status != "finished" else ""
-    why = (info.tags[Tag.ERROR],) if Tag.ERROR in info.tags else ()
+    reasons = (info.tags[Tag.ERROR],) if Tag.ERROR in info.tags else ()
     step = str(step_after_failure(info.id, info.kind)) if info.status in ("failed", "killed") else ""
-    return Document(title=info.name, verdict=verdict, headline=headline, why=why, next=step)
+    return Document(title=info.name, verdict=verdict, headline=headline, why=reasons, next=step)
 
 
 def _outputs(report: ComparisonReport) -> Section:

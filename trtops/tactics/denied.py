@@ -71,8 +71,8 @@ class DenyList(Record):
 
     def here(self, environment: Environment) -> "DenyList":
         """The entries of an environment's device and release."""
-        place = (environment.backend_version, environment.device_sha256)
-        return DenyList(entries=tuple(e for e in self.entries if (e.backend_version, e.device_sha256) == place))
+        platform = (environment.backend_version, environment.device_sha256)
+        return DenyList(entries=tuple(e for e in self.entries if (e.backend_version, e.device_sha256) == platform))
 
     def deciding(self) -> JSONValue:
         """The entries, as a set."""
@@ -81,12 +81,12 @@ class DenyList(Record):
     def why(self, choices: Iterable[TacticChoice], settings: Iterable[tuple[str, str]] = ()) -> str | None:
         """In words, which of a build's choices is denied and by which run; None if none is."""
         chosen = {choice.identity for choice in choices}
-        given = set(settings)
+        setting_pairs = set(settings)
         for entry in self.entries:
             for choice in entry.choices:
                 if choice.identity in chosen:
                     return entry.reason(f"{choice.tactic} of {choice.layer}")
-            if not entry.choices and entry.settings and given.issuperset(entry.settings):
+            if not entry.choices and entry.settings and setting_pairs.issuperset(entry.settings):
                 return entry.reason(", ".join(f"{name}={value}" for name, value in entry.settings))
         return None
 

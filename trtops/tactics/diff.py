@@ -63,15 +63,15 @@ def diff(
     ranking = np.lexsort((np.arange(len(hits)), -hits, -probabilities))
     explanation = None
     if posterior:
-        place = {int(group): position for position, group in enumerate(ranking)}
+        rank = {int(group): position for position, group in enumerate(ranking)}
         explained = int(case.bad[posterior.expected_bad].sum())
         explanation = Explanation(
-            clauses=tuple(sorted(tuple(sorted(place[g] for g in clause)) for clause in posterior.best)),
+            clauses=tuple(sorted(tuple(sorted(rank[g] for g in clause)) for clause in posterior.best)),
             probability=posterior.p_best,
             bad_explained=explained,
             good_against=int(posterior.expected_bad.sum()) - explained,
         )
-    varying = [table.columns[place] for place in sorted(set(case.features.column.tolist()))]
+    varying = [table.columns[rank] for rank in sorted(set(case.features.column.tolist()))]
     return TacticDiff(
         by=by,
         ordered=table.ordered,
@@ -95,11 +95,11 @@ def diff(
 def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") -> tuple[str, ...]:
     """Names of the builds that have all of a suspect's choices and settings, in the table's order."""
     texts, codes = choice_texts(table, by)
-    places = {column: place for place, column in enumerate(table.columns)}
+    positions = {column: position for position, column in enumerate(table.columns)}
     having = (table.codes != ABSENT).any(axis=1)  # a build without a record has nothing
     for choice in suspect.choices:
         code = ABSENT if choice.choice is None else texts.index(choice.choice)
-        having &= codes[:, places["layer", choice.layer]] == code
+        having &= codes[:, positions["layer", choice.layer]] == code
     for name, value in suspect.settings:
         having &= table.has(("setting", name), value)
     return tuple(name for name, has in zip(table.names, having) if has)
@@ -107,15 +107,17 @@ def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") ->
 
 def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
     """The difference that Polygraphy prints: per layer, the choices of bad builds that no good build has."""
-    found = []
+    differences = []
     is_bad = table.verdicts == VERDICTS.index("bad")
     good, bad = table.codes[~is_bad & (table.verdicts != VERDICTS.index("error"))], table.codes[is_bad]
     for (kind, name), of_good, of_bad in zip(table.columns, good.T, bad.T):
         only_bad = np.setdiff1d(of_bad, of_good)
         choices = [table.choices[code] for code in only_bad[only_bad != ABSENT]] if kind == "layer" else []
         if choices:
-            found.append(SetDifference(layer=name, choices=tuple(c for c in choices if isinstance(c, TacticOption))))
-    return tuple(found)
+            differences.append(
+                SetDifference(layer=name, choices=tuple(c for c in choices if isinstance(c, TacticOption)))
+            )
+    return tuple(differences)
 
 
 class _Case:
@@ -192,9 +194,16 @@ def _find_confounder(case: _Case, blocks: Mapping[str, str]) -> tuple[float, str
     gain, text = _CONFOUNDED, ""
     for parts, penalty in splits:
         counts = {part: (int((parts == part).sum()), int(bad[parts == part].sum())) for part in dict.fromkeys(parts)}
-        own = sum(float(_at_own_rate(*each)) for each in counts.values()) - float(_at_own_rate(builds, hits)) - penalty
-        if own > gain:
-            gain, shares = own, [f"{part_hits} of {size} bad in {part}" for part, (size, part_hits) in counts.items()]
+        split_gain = (
+            sum(float(_at_own_rate(*size_and_hits)) for size_and_hits in counts.values())
+            - float(_at_own_rate(builds, hits))
+            - penalty
+        )
+        if split_gain > gain:
+            gain, shares = (
+                split_gain,
+                [f"{part_hits} of {size} bad in {part}" for part, (size, part_hits) in counts.items()],
+            )
             text = f"The share of bad builds depends on more than choices: {', '.join(shares)}."
     return (gain, text) if text else (0.0, "")
 

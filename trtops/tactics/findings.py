@@ -209,8 +209,8 @@ class TacticDiff(Record):
         return "\n".join(lines) + "\n"
 
 
-def _left_out(count: int, what: str) -> list[str]:
-    return ["", f"{count} more, {what}."] if count > 0 else []
+def _left_out(count: int, description: str) -> list[str]:
+    return ["", f"{count} more, {description}."] if count > 0 else []
 
 
 def _percent_text(share: float) -> str:

@@ -72,8 +72,8 @@ class TacticRecord(Record):
 
     def is_of(self, environment: Environment) -> bool:
         """Whether the record is of this release, on this kind of device."""
-        here = (environment.backend_version, environment.device_sha256)
-        return (self.backend_version, self.device_sha256) == here
+        platform = (environment.backend_version, environment.device_sha256)
+        return (self.backend_version, self.device_sha256) == platform
 
     def require_of(self, environment: Environment) -> None:
         """Raise TacticMismatchError if the record is of another release or kind of device."""
@@ -120,15 +120,19 @@ class CarriedOver(Record):
         def kernels(choices: Sequence[TacticChoice]) -> dict[str, tuple[str, str]]:
             return {c.layer: (c.op, c.tactic.rpartition(" #")[0] or c.tactic) for c in choices if c.replayable}
 
-        wanted, made = kernels(record.choices), kernels(build.choices)
-        layers = [name for name in {**wanted, **made} if wanted.get(name) != made.get(name)]
+        recorded_kernels, built_kernels = kernels(record.choices), kernels(build.choices)
+        layers = [
+            name
+            for name in {**recorded_kernels, **built_kernels}
+            if recorded_kernels.get(name) != built_kernels.get(name)
+        ]
         before, after = dict(record.settings), dict(build.settings)
         names = [name for name in {**before, **after} if not name.startswith("entry ")]
         return cls(
             source=f"{record.backend_version} on {record.device_sha256[:8]}",
-            layers=len(wanted),
-            carried=len(wanted.keys() - layers),
-            changed=tuple((n, wanted.get(n, ("", ""))[1], made.get(n, ("", ""))[1]) for n in layers),
+            layers=len(recorded_kernels),
+            carried=len(recorded_kernels.keys() - layers),
+            changed=tuple((n, recorded_kernels.get(n, ("", ""))[1], built_kernels.get(n, ("", ""))[1]) for n in layers),
             settings=tuple((n, before.get(n, ""), after.get(n, "")) for n in names if before.get(n) != after.get(n)),
         )
 

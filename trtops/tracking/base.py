@@ -85,11 +85,11 @@ class Tracker(Protocol):
         """The texts of all entries of the store's log by number, and problems of the log as a whole."""
         ...
 
-    def close(self, run_id: str, why: str) -> RunInfo:
+    def close(self, run_id: str, reason: str) -> RunInfo:
         """End a run whose process is known to be gone; no effect if it has ended.
 
         A run that has its manifest becomes ``finished``, since only the status was missing. Any other becomes
-        ``killed``, with ``why`` as the tag ``trtops.error``.
+        ``killed``, with ``reason`` as the tag ``trtops.error``.
         """
         ...
 

@@ -185,11 +185,11 @@ def find_build(tracker: Tracker, key: str) -> tuple[StoredRun, Build] | None:
     """
     # Building again is better than not building.
     try:
-        found = tracker.find(tags={Tag.BUILD_KEY: key}, status="finished")
+        candidates = tracker.find(tags={Tag.BUILD_KEY: key}, status="finished")
     except errors.TrackingError:
         return None
     # Tags can be forged, so the key is computed again from the run's checked files.
-    for info in found:
+    for info in candidates:
         if Tag.REUSED_FROM in info.tags:
             continue
         try:
@@ -221,8 +221,8 @@ def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environme
     """Settings that crashed the builder for this model and environment before; empty if the store cannot be read."""
     tags = {Tag.CRASHED_IN: crash_key(model_sha256, environment)}
     try:
-        found = [tracker.peek(info.id, Artifact.CRASHED) for info in tracker.find(tags=tags)]
-        return tuple(dict.fromkeys(str(name) for data in found if data for name in json.loads(data)))
+        documents = [tracker.peek(info.id, Artifact.CRASHED) for info in tracker.find(tags=tags)]
+        return tuple(dict.fromkeys(str(name) for data in documents if data for name in json.loads(data)))
     except (errors.TrackingError, ValueError):
         return ()
 
@@ -250,9 +250,9 @@ def environment_tags(environment: Environment) -> dict[str, str]:
 
 def environment_params(environment: Environment) -> dict[str, str]:
     """The environment of a run as params, which MLflow's page for comparing runs shows, without unknown values."""
-    known = environment_tags(environment)
+    tags = environment_tags(environment)
     packages = {f"env.package.{name}": version for name, version in environment.packages if version}
-    return packages | {schema.AS_PARAM[tag]: value for tag, value in known.items() if tag != Tag.BACKEND}
+    return packages | {schema.AS_PARAM[tag]: value for tag, value in tags.items() if tag != Tag.BACKEND}
 
 
 def _read_json(run: StoredRun, path: str) -> Any:
@@ -288,7 +288,7 @@ class Materials(Record):
 
     def of(self, name: str) -> Material | None:
         """The input with this name, or None."""
-        return next((each for each in self.given if each.name == name), None)
+        return next((material for material in self.given if material.name == name), None)
 
 
 def log_materials(
@@ -299,14 +299,14 @@ def log_materials(
     ``feeds`` are the data for the evaluation, read once; ``data`` is their source, None if they are random and need not
     be kept. ``golden`` is a file of golden outputs, if they are not computed.
     """
-    given = [*_log_caches(run, caches), _log_data(run, feeds, keep=data is not None)]
+    materials = [*_log_caches(run, caches), _log_data(run, feeds, keep=data is not None)]
     if golden is not None:
         path = f"{Artifact.MATERIALS_FOLDER}golden{Path(golden).suffix}"
         run.log_file(golden, path)
-        given.append(Material(name="golden", sha256=sha256_file(golden), path=path))
-    kept = to_jsonable(check)
-    assert isinstance(kept, dict)
-    run.log_json(Materials(check=kept, given=tuple(given)), Artifact.MATERIALS)
+        materials.append(Material(name="golden", sha256=sha256_file(golden), path=path))
+    check_fields = to_jsonable(check)
+    assert isinstance(check_fields, dict)
+    run.log_json(Materials(check=check_fields, given=tuple(materials)), Artifact.MATERIALS)
 
 
 def _log_caches(run: Run, caches: Caches) -> Iterable[Material]:
@@ -323,7 +323,7 @@ def _log_caches(run: Run, caches: Caches) -> Iterable[Material]:
 
 
 def _log_data(run: Run, feeds: Iterable[Feed], *, keep: bool) -> Material:
-    kept: list[dict[str, Any]] = []
+    feeds_to_log: list[dict[str, Any]] = []
     digest, size = FeedDigest(), 0
     for feed in feeds:
         digest.add(feed)
@@ -332,10 +332,10 @@ def _log_data(run: Run, feeds: Iterable[Feed], *, keep: bool) -> Material:
         arrays = {name: np.asarray(array) for name, array in feed.items()}
         size += sum(array.nbytes for array in arrays.values())
         keep = size <= _LARGEST_DATA
-        kept = [*kept, arrays] if keep else []
-    path = f"{Artifact.MATERIALS_FOLDER}data.json" if keep and kept else ""
+        feeds_to_log = [*feeds_to_log, arrays] if keep else []
+    path = f"{Artifact.MATERIALS_FOLDER}data.json" if keep and feeds_to_log else ""
     if path:
-        run.log_bytes(to_json(kept).encode("utf-8"), path)
+        run.log_bytes(to_json(feeds_to_log).encode("utf-8"), path)
     return Material(name="data", sha256=digest.hexdigest(), path=path)
 
 

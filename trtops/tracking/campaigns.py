@@ -36,9 +36,9 @@ def iterations(tracker: Tracker, campaign: RunInfo) -> Iterations:
     whole: dict[int, RunInfo] = {}
     marked: list[RunInfo] = []
     running: set[int] = set()
-    found = tracker.find(campaign.experiment, parent=campaign.id, tags={Tag.KIND: "iteration"})
+    children = tracker.find(campaign.experiment, parent=campaign.id, tags={Tag.KIND: "iteration"})
     # The oldest first: of two runs of an iteration, it counts.
-    for info in reversed(found):
+    for info in reversed(children):
         info = closed_if_abandoned(tracker, info, _KILLED)
         if info.status == "running":
             running.add(_iteration_number(info))
@@ -49,9 +49,9 @@ def iterations(tracker: Tracker, campaign: RunInfo) -> Iterations:
     return Iterations(whole=dict(sorted(whole.items())), marked=tuple(marked), running=frozenset(running))
 
 
-def closed_if_abandoned(tracker: Tracker, info: RunInfo, why: str) -> RunInfo:
+def closed_if_abandoned(tracker: Tracker, info: RunInfo, reason: str) -> RunInfo:
     """The run, closed first if it is running and its process is gone."""
-    return tracker.close(info.id, why) if info.status == "running" and is_abandoned(info) else info
+    return tracker.close(info.id, reason) if info.status == "running" and is_abandoned(info) else info
 
 
 def _iteration_number(info: RunInfo) -> int:
@@ -94,9 +94,9 @@ def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> C
     # A run that was deleted since must not count.
     if not set(table.names) <= set(runs):
         table = CampaignTable()
-    known = set(table.names)
+    table_names = set(table.names)
     for run_id in runs:
-        if run_id not in known:
+        if run_id not in table_names:
             append(table, tracker.load(run_id))
     return table
 

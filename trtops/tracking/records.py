@@ -31,22 +31,22 @@ def is_run_id(text: str) -> bool:
     return re.fullmatch("[0-9a-f]{32}", text) is not None
 
 
-def run_id_of(given: str, tracker: Tracker) -> str:
+def run_id_of(id_or_prefix: str, tracker: Tracker) -> str:
     """The id of a run as a user gave it: whole, or its first eight digits or more, also after ``run:``.
 
     Raises RunNotFoundError if it cannot be an id, or not exactly one run of the store begins with it.
     """
-    digits = given.removeprefix(RUN_PREFIX).lower()
+    digits = id_or_prefix.removeprefix(RUN_PREFIX).lower()
     if is_run_id(digits):
         return digits
     if re.fullmatch("[0-9a-f]{8,31}", digits) is None:
         expected = "expected the 32 hexadecimal digits of its id, or at least the first 8"
-        raise errors.RunNotFoundError(f"Run {given!r}: {expected}. See ids by: trtops runs list")
-    found = [info.id for info in tracker.find(id_prefix=digits, limit=2)]
-    if len(found) != 1:
-        count = "the ids of several runs begin" if found else "no id of a run begins"
-        raise errors.RunNotFoundError(f"Run {given!r}: {count} with it. See ids by: trtops runs list")
-    return found[0]
+        raise errors.RunNotFoundError(f"Run {id_or_prefix!r}: {expected}. See ids by: trtops runs list")
+    matches = [info.id for info in tracker.find(id_prefix=digits, limit=2)]
+    if len(matches) != 1:
+        count = "the ids of several runs begin" if matches else "no id of a run begins"
+        raise errors.RunNotFoundError(f"Run {id_or_prefix!r}: {count} with it. See ids by: trtops runs list")
+    return matches[0]
 
 
 def new_local_id() -> str:
@@ -251,10 +251,10 @@ def check_registration(name: str, alias: str) -> None:
         raise errors.ConfigError(f"Registered model {name[:60]!r}: expected 1 to 250 characters without '/' and ':'.")
 
 
-def incomplete(run_id: str, why: str) -> errors.IncompleteRunError:
+def incomplete(run_id: str, reason: str) -> errors.IncompleteRunError:
     """The error for a run that is not complete, with the reason and what to do."""
     return errors.IncompleteRunError(
-        f"Run {run_id} is incomplete: {why}. It was interrupted while logging, or its files were changed since. "
+        f"Run {run_id} is incomplete: {reason}. It was interrupted while logging, or its files were changed since. "
         "Use another run, or repeat this one."
     )
 

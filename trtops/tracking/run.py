@@ -144,8 +144,8 @@ class Run(ABC):
         """
         source = Path(source)
         if not source.is_file():
-            found = "a folder" if source.is_dir() else "nothing"
-            raise errors.LogError(f"Artifact {path!r}: expected a file at {source}, found {found}.")
+            description = "a folder" if source.is_dir() else "nothing"
+            raise errors.LogError(f"Artifact {path!r}: expected a file at {source}, found {description}.")
         self._log_artifact(source, path)
 
     def log_bytes(self, data: bytes, path: str) -> None:
@@ -284,7 +284,7 @@ class Run(ABC):
         documents = {path: json.loads(data) for path, data in self._signed_files.items()}
         spec, materials = documents.get(Artifact.SPEC), documents.get(Artifact.MATERIALS)
         inputs = {"model": (spec or {}).get("model_sha256")}
-        inputs |= {each["name"]: each["sha256"] for each in (materials or {}).get("given", ())}
+        inputs |= {material["name"]: material["sha256"] for material in (materials or {}).get("given", ())}
         subjects = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
         predicate = {
             "buildDefinition": {
@@ -497,8 +497,8 @@ def _remove_folder(folder: Path, pid: int) -> None:
 def stated_end(manifest: bytes | None) -> float | None:
     """The end of a run that its manifest states, for a run whose process died just before it ended."""
     with contextlib.suppress(errors.FormatError):
-        found = None if manifest is None else Manifest.from_json(manifest).run
-        return None if found is None else found.end_time
+        statement = None if manifest is None else Manifest.from_json(manifest).run
+        return None if statement is None else statement.end_time
     return None
 
 
@@ -541,11 +541,11 @@ def new_run(
     return masked(experiment), masked(name), first, params
 
 
-def check_name(what: Literal["experiment", "run"], name: str, error: type[errors.TrtopsError]) -> None:
+def check_name(label: Literal["experiment", "run"], name: str, error: type[errors.TrtopsError]) -> None:
     """Raise an error of the given type for a name that is empty or too long."""
-    limit = {"experiment": 500, "run": 250}[what]
+    limit = {"experiment": 500, "run": 250}[label]
     if not name or len(name) > limit:
-        raise error(f"The {what}'s name has {len(name)} characters; expected 1 to {limit}: {name[:60]!r}.")
+        raise error(f"The {label}'s name has {len(name)} characters; expected 1 to {limit}: {name[:60]!r}.")
 
 
 def check_reopening(info: RunInfo, *, whole: bool) -> None:

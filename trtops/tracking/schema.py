@@ -243,37 +243,38 @@ def metric_name(key: str) -> MetricName:
 
 def fitting(name: MetricName) -> MetricName:
     """A name whose key has at most 250 characters: long parts become their ends with a digest between them."""
-    found = name
+    fitted = name
     # One character may take eight in a key, so short names may need cuts as well.
     for end in (100, 40, 8):
-        if len(metric_key(found)) <= MAX_KEY:
-            return found
-        found = tuple(
+        if len(metric_key(fitted)) <= MAX_KEY:
+            return fitted
+        fitted = tuple(
             part if len(part) <= 2 * end + 18 else f"{part[:end]}~{_short_digest(part)}~{part[-end:]}" for part in name
         )
-    return found if len(metric_key(found)) <= MAX_KEY else (_short_digest("/".join(map(encode, name))),)
+    return fitted if len(metric_key(fitted)) <= MAX_KEY else (_short_digest("/".join(map(encode, name))),)
 
 
 def _short_digest(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass"))[:16]
 
 
-def check_text(what: str, key: str, value: str) -> None:
+def check_text(label: str, key: str, value: str) -> None:
     """Refuse a param or tag that MLflow or a database would refuse or change."""
     if _LEGAL_KEY.fullmatch(key) is None or len(key) > MAX_KEY or posixpath.normpath(key) != key or key[0] in "./":
         raise errors.LogError(
-            f"{what} {key[:300]!r} has a name that MLflow refuses: expected at most {MAX_KEY} letters, digits and "
+            f"{label} {key[:300]!r} has a name that MLflow refuses: expected at most {MAX_KEY} letters, digits and "
             "'_-.: /', as a relative path."
         )
     if len(value) > MAX_TAG:
         raise errors.LogError(
-            f"{what} {key!r} has a value of {len(value)} characters; expected at most {MAX_TAG}. Log it as an artifact."
+            f"{label} {key!r} has a value of {len(value)} characters; expected at most {MAX_TAG}. Log it as an "
+            "artifact."
         )
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as exc:
         raise errors.LogError(
-            f"{what} {key!r} has a value that is not Unicode text ({exc.reason} at {exc.start})."
+            f"{label} {key!r} has a value that is not Unicode text ({exc.reason} at {exc.start})."
         ) from None
 
 
@@ -286,10 +287,10 @@ def text(value: object) -> str:
         plain = to_jsonable(value)
     except TypeError as exc:
         raise errors.LogError(f"A param's value cannot be stored: {exc}. Expected a number, a text or JSON.") from None
-    found = plain if isinstance(plain, str) else canonical_json(plain)
-    if len(found) <= MAX_PARAM:
-        return found
-    return f"{found[: MAX_PARAM - 100]}... ({len(found)} characters, digest {_short_digest(found)})"
+    param_text = plain if isinstance(plain, str) else canonical_json(plain)
+    if len(param_text) <= MAX_PARAM:
+        return param_text
+    return f"{param_text[: MAX_PARAM - 100]}... ({len(param_text)} characters, digest {_short_digest(param_text)})"
 
 
 def flat_params(value: Record | Mapping[str, object], prefix: str = "") -> dict[str, str]:
@@ -297,13 +298,13 @@ def flat_params(value: Record | Mapping[str, object], prefix: str = "") -> dict[
 
     Lists become JSON.
     """
-    found: dict[str, str] = {}
+    params: dict[str, str] = {}
     for key, item in (value.to_dict() if isinstance(value, Record) else value).items():
         if isinstance(item, (Record, Mapping)):
-            found |= flat_params(item, f"{prefix}{key}.")
+            params |= flat_params(item, f"{prefix}{key}.")
         elif item is not None and item != "" and (not isinstance(item, (tuple, list)) or item):
-            found[f"{prefix}{key}"] = text(item)
-    return found
+            params[f"{prefix}{key}"] = text(item)
+    return params
 
 
 def number(name: MetricName, value: object) -> float:

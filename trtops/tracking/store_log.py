@@ -45,7 +45,7 @@ class Entry(Record):
             values = json.loads(text)
             tree, run, facts = tuple(map(str, values["tree"])), str(values["run"]), dict(values["facts"])
             entry = cls(**{**values, "tree": tree, "run": run, "facts": facts, "time": float(values["time"])})
-            if [len(bytes.fromhex(each)) for each in tree] != [32] * number.bit_count():
+            if [len(bytes.fromhex(tree_hash)) for tree_hash in tree] != [32] * number.bit_count():
                 raise ValueError(f"its hashes are not those of {number} entries before it")
         except (ValueError, TypeError, LookupError, RecursionError) as exc:
             raise errors.FormatError(f"{type(exc).__name__}: {exc}") from None

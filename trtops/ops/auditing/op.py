@@ -71,8 +71,11 @@ class AuditConfig(Record):
     timeout_seconds: float | None = 1800.0
 
     def __post_init__(self) -> None:
-        for name, value, known in (("at_least", self.at_least, tuple(LEAST)), *(("ways", w, WAYS) for w in self.ways)):
-            errors.check_known(value, known, f"{name}:")
+        for name, value, choices in (
+            ("at_least", self.at_least, tuple(LEAST)),
+            *(("ways", w, WAYS) for w in self.ways),
+        ):
+            errors.check_known(value, choices, f"{name}:")
         if self.rebuild and not self.ways:
             raise errors.ConfigError(f"ways is empty; expected some of {', '.join(WAYS)}.")
         if self.sample is not None and self.sample < 1:
@@ -101,7 +104,7 @@ def audit(
     if config.materials is not None and not Path(config.materials).is_dir():
         raise errors.ConfigError(f"materials={config.materials!r} is not a folder.")
     experiment = experiment or "audit"
-    heads = [head for given in config.log for head in read_heads(given)]
+    heads = [head for text_or_path in config.log for head in read_heads(text_or_path)]
     shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
     run_ids, logged, rows = choose_runs(config, tracker, shared.log)
     begin = time.perf_counter()
@@ -125,9 +128,11 @@ def audit(
         ).kept_in(run, experiment)
         numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
         numbers |= {grade.replace(" ", "_"): count for grade, count in result.grades.items()}
-        for each in result.runs:
-            if each.kind in BUILDS:
-                run.log_metrics(schema.family(schema.Metric.AUDIT, passed=each.passes(config.at_least)), engine=each.id)
+        for run_audit in result.runs:
+            if run_audit.kind in BUILDS:
+                run.log_metrics(
+                    schema.family(schema.Metric.AUDIT, passed=run_audit.passes(config.at_least)), engine=run_audit.id
+                )
         numbers |= {"passed": not result.failed}  # of an engine above, and of all here
         run.log_metrics({(schema.Metric.AUDIT, name): float(value) for name, value in numbers.items()})
         run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.AUDIT_RESULT)
@@ -145,13 +150,13 @@ def choose_runs(
 
     ConfigError if no run matches.
     """
-    wanted, rows = dict(config.tags), dict[str, RunInfo]()
+    required_tags, rows = dict(config.tags), dict[str, RunInfo]()
     names = {schema.Tag.KIND: "kind", schema.Tag.VERDICT: "verdict"}
     logged = {
         run_id: entry
         for run_id, (_, entry) in log.ends.items()
         if config.experiment in (None, entry.facts.get("experiment"))
-        and all(tag in names and entry.facts.get(names[tag]) == value for tag, value in wanted.items())
+        and all(tag in names and entry.facts.get(names[tag]) == value for tag, value in required_tags.items())
     }
     if config.runs:
         ids = [run_id_of(run, tracker) for run in config.runs]
@@ -159,14 +164,20 @@ def choose_runs(
     else:
         if config.accepted:
             infos = [tracker.info(version.run_id) for _, version in tracker.accepted()]
-            logged = {run_id: logged[run_id] for _, each in log.registered.values() if (run_id := each.run) in logged}
+            logged = {
+                run_id: logged[run_id]
+                for _, log_entry in log.registered.values()
+                if (run_id := log_entry.run) in logged
+            }
         else:
-            rows = {info.id: info for info, _ in tracker.all_runs({*wanted, *_TAGS})}
+            rows = {info.id: info for info, _ in tracker.all_runs({*required_tags, *_TAGS})}
             # Audits are left out unless they are asked for: each would be audited by all later ones.
-            kinds = {*schema.KINDS} - ({"audit"} if schema.Tag.KIND not in wanted else set())
+            kinds = {*schema.KINDS} - ({"audit"} if schema.Tag.KIND not in required_tags else set())
             infos = [i for i in rows.values() if i.kind in kinds and not i.deleted and _is_finished(i)]
-        ids = [i.id for i in infos if config.experiment in (None, i.experiment) and wanted.items() <= i.tags.items()]
-    if config.log and not (config.runs or config.experiment or wanted or config.accepted or config.sample):
+        ids = [
+            i.id for i in infos if config.experiment in (None, i.experiment) and required_tags.items() <= i.tags.items()
+        ]
+    if config.log and not (config.runs or config.experiment or required_tags or config.accepted or config.sample):
         ids = []  # only the log is audited
     ids = list(dict.fromkeys(ids))
     if not ids and not logged:
@@ -188,14 +199,14 @@ def _audit_run(
 ) -> RunAudit:
     """Audit one run. Every problem with it is part of the result, except that the store is unavailable."""
     audited, tracker = RunAudit(id=run_id), shared.tracker
-    what = "run"
+    checked_part = "run"
     try:
         info = rows.get(run_id) or tracker.info(run_id)
         audited = RunAudit(id=run_id, name=info.name, experiment=info.experiment, kind=info.kind or "")
-        what = schema.Artifact.MANIFEST
+        checked_part = schema.Artifact.MANIFEST
         run = tracker.load(run_id)
         info = run.info
-        what = f"run {run_id}"
+        checked_part = f"run {run_id}"
         audited = check_integrity(run, shared)
         if info.kind == "gate":  # it only contains an engine if it built its candidate
             stem = f"{builds.ENGINE_STEM}."
@@ -207,8 +218,10 @@ def _audit_run(
     except errors.TrackingUnavailableError:
         raise
     except Exception as exc:  # one damaged run must not end the audit of the others
-        known = isinstance(exc, (errors.RunNotFoundError, errors.IncompleteRunError))
-        problem = Contradiction(what=what, why=str(exc) if known else f"{type(exc).__name__}: {exc}"[:2000])
+        is_expected_error = isinstance(exc, (errors.RunNotFoundError, errors.IncompleteRunError))
+        problem = Contradiction(
+            what=checked_part, why=str(exc) if is_expected_error else f"{type(exc).__name__}: {exc}"[:2000]
+        )
         audited = replace(audited, whole=False, contradictions=(*audited.contradictions, problem))
     return audited
 
@@ -225,25 +238,27 @@ def _rebuild_run(
     try:
         build = logged.build.spec.config
         with warm_backend(build.backend, timeout=config.timeout_seconds) as backend:
-            then, here = logged.build.engine.environment, backend.environment(build)
-            differences = environment_differences(then, here, logged.state, backend.device_state(build))
+            logged_environment, current_environment = logged.build.engine.environment, backend.environment(build)
+            differences = environment_differences(
+                logged_environment, current_environment, logged.state, backend.device_state(build)
+            )
             problems, unverified = check_engine_again(logged, backend)
-            made = tuple(run_step("rebuild", rebuild, way, logged, backend) for way in config.ways)
+            rebuilds = tuple(run_step("rebuild", rebuild, way, logged, backend) for way in config.ways)
     except errors.BackendError as exc:  # the back end or the device is not available here
-        why = f"{type(exc).__name__}: {exc}"
-        return replace(audited, grade="cannot be rebuilt", explanation=why, missing=logged.missing)
+        explanation = f"{type(exc).__name__}: {exc}"
+        return replace(audited, grade="cannot be rebuilt", explanation=explanation, missing=logged.missing)
     # The best way counts: replay and timing cache exist because a plain build may choose other tactics each time.
-    grade = min((each.grade for each in made), key=GRADES.index)
+    grade = min((rebuilt.grade for rebuilt in rebuilds), key=GRADES.index)
     # In the environment of the build, equal kernels give equal numbers unless another input was changed.
-    for each in made if not reaches(grade, "outputs") and not differences else ():
-        if not each.tactics and each.outputs:
-            problems.append(Contradiction(what="outputs", why=f"rebuilt by {each.way}: {each.why}"))
+    for rebuilt in rebuilds if not reaches(grade, "outputs") and not differences else ():
+        if not rebuilt.tactics and rebuilt.outputs:
+            problems.append(Contradiction(what="outputs", why=f"rebuilt by {rebuilt.way}: {rebuilt.why}"))
     return replace(
         audited,
         contradictions=(*audited.contradictions, *problems),
         unverified=(*audited.unverified, *unverified),
         grade=grade,
-        rebuilds=made,
+        rebuilds=rebuilds,
         differences=differences,
         missing=logged.missing,
     )

@@ -220,14 +220,14 @@ class BisectResult(OpResult):
         """How it ended, in sentences."""
         builds = f"{len(self.trials)} builds"
         names = "; and ".join(culprit.describe() for culprit in self.culprits)
-        given = " together with ".join(unit.describe() for unit in self.given)
+        held = " together with ".join(unit.describe() for unit in self.given)
         if not self.units:
             return f"The two builds differ in nothing that can be chosen; {len(self.consequences)} layers cannot be."
         if self.outcome == "sufficient":
-            return f"With {given} the good build is bad too, so it needs nothing that the good build lacks."
+            return f"With {held} the good build is bad too, so it needs nothing that the good build lacks."
         doubt = f" {_CONTRADICTED}" if self.repeatability == "contradicted" else ""
-        if self.outcome == "confirmed" and given:
-            return f"{given} is not enough. It also needs, found in {builds}: {names}.{doubt}"
+        if self.outcome == "confirmed" and held:
+            return f"{held} is not enough. It also needs, found in {builds}: {names}.{doubt}"
         if self.outcome == "confirmed":
             return f"Confirmed in {builds}: {names}.{doubt}"
         if self.added is not None:
@@ -249,8 +249,8 @@ class BisectResult(OpResult):
             suspects = ", ".join(unit.describe() for unit in self.suspects) or "none stands out"
             return f"A combination of choices, not resolved by {builds}. Most suspicious: {suspects}."
         failed = sum(not trial.counted for trial in self.trials)
-        why = f" {failed} of them could not be built as requested." if failed else ""
-        return f"{builds} were too few to decide.{why} Give a larger budget, or another pair of builds."
+        failures = f" {failed} of them could not be built as requested." if failed else ""
+        return f"{builds} were too few to decide.{failures} Give a larger budget, or another pair of builds."
 
     def body(self) -> Iterable[str]:
         """The summary, the culprits, and every build."""
@@ -260,8 +260,8 @@ class BisectResult(OpResult):
         if self.repeatability == "repeats":
             yield f"\n{_REPEATS}"
         if self.suspected:
-            known = ", ".join(unit.describe() for unit in self.suspected)
-            yield f"\nAsked first, since confirmed in earlier campaigns or first to diverge: {known}."
+            suspected = ", ".join(unit.describe() for unit in self.suspected)
+            yield f"\nAsked first, since confirmed in earlier campaigns or first to diverge: {suspected}."
         if self.consequences:
             names = listed([f"`{name}`" for name in self.consequences], 8)
             yield f"\n{len(self.consequences)} layers differ that cannot be chosen, and follow from others: {names}."

@@ -118,10 +118,10 @@ class Planner:
 
     def pair(self, table: CampaignTable) -> BuildPair | None:
         """The next good and bad build to mix; None if builds are needed first."""
-        found = self.culprits
+        culprits = self.culprits
         rows = {name: row for row, name in enumerate(table.names)}
         # First a good build that has a culprit, which then needs something else.
-        for culprit in found:
+        for culprit in culprits:
             has = culprit.is_in(table)
             against = [name for name in table.named(*PASSED) if has[rows[name]] and name not in culprit.tried_in]
             if against and not culprit.settled:
@@ -129,7 +129,9 @@ class Planner:
                 return BuildPair(alike, culprit.bad_run, given=culprit.units)
         # Then a bad build that no culprit explains.
         tried = {result.bad_run for result in self.done if not result.given}
-        explained = np.logical_or.reduce([np.zeros(len(table), np.bool_), *(each.is_in(table) for each in found)])
+        explained = np.logical_or.reduce(
+            [np.zeros(len(table), np.bool_), *(explaining.is_in(table) for explaining in culprits)]
+        )
         # A good build whose mixtures follow nothing may have the culprit and be good by chance.
         unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
         good = [name for name in table.named(*PASSED) if name not in unsafe]
@@ -137,7 +139,7 @@ class Planner:
         if good and bad:
             return BuildPair(*most_alike(table, good, bad))
         # At last a good build that shows whether a culprit is bad there too.
-        transfers = (_transfer(culprit, table) for culprit in found if self._has_waited(table))
+        transfers = (_transfer(culprit, table) for culprit in culprits if self._has_waited(table))
         return next((pair for pair in transfers if pair is not None), None)
 
     def is_answered(self, table: CampaignTable) -> bool:
@@ -151,13 +153,16 @@ class Planner:
             return self._unexplained_pairs >= MAX_UNREPEATABLE_PAIRS
         if not self.config.complete:
             passed = np.isin(table.verdicts, [VERDICTS.index(verdict) for verdict in PASSED])
-            return not any((each.is_in(table) & passed).any() for each in self.culprits if not each.settled)
+            return not any((culprit.is_in(table) & passed).any() for culprit in self.culprits if not culprit.settled)
         return self._has_waited(table) and self.pair(table) is None
 
     def _has_waited(self, table: CampaignTable) -> bool:
         """Whether there are enough good builds, or so few among many that the campaign stops waiting for more."""
-        wanted = self.config.clean_builds
-        return len(table.named(*PASSED)) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
+        required_builds = self.config.clean_builds
+        return (
+            len(table.named(*PASSED)) >= required_builds
+            or len(table) - self.after >= BUILDS_PER_GOOD_ONE * required_builds
+        )
 
     def confidence(self) -> float:
         """What the next bisection needs: more, where an earlier one found that choices do not decide."""
@@ -187,7 +192,9 @@ class Planner:
                     and len(records) < 2 ** len(record.settings)
                     and record.mechanism == "onnxruntime"
                 ):
-                    entries.append(DeniedTactic.of(record, {("setting", each) for each, _ in record.settings}, name))
+                    entries.append(
+                        DeniedTactic.of(record, {("setting", setting) for setting, _ in record.settings}, name)
+                    )
         for culprit in self.culprits:
             record = load_record(tracker.load(culprit.bad_run))
             assert record is not None  # or there would have been nothing to mix
@@ -202,26 +209,28 @@ def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
     """Merge the culprits of all bisections. A refuted culprit is dropped, and so is one that contains another."""
     # If both builds of a pair have one of two choices that fail only together, the bisection names the other one alone.
     # A later bisection with that one as ``given`` adds what it needs.
-    found: list[CampaignCulprit] = []
+    culprits: list[CampaignCulprit] = []
     for result in done:
         new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
         if not result.given:
-            found += [CampaignCulprit(units, result.good_run, result.bad_run) for units in new]
+            culprits += [CampaignCulprit(units, result.good_run, result.bad_run) for units in new]
             continue
-        for place, culprit in [(p, c) for p, c in enumerate(found) if set(c.units) == set(result.given)][::-1]:
+        for position, culprit in [(p, c) for p, c in enumerate(culprits) if set(c.units) == set(result.given)][::-1]:
             if new:
                 needed = [(*culprit.units, *(unit for unit in units if unit not in culprit.units)) for units in new]
-                found[place : place + 1] = [replace(culprit, units=units, settled=True) for units in needed]
+                culprits[position : position + 1] = [replace(culprit, units=units, settled=True) for units in needed]
             elif result.outcome == "sufficient":
-                found[place] = replace(culprit, bad_with=(*culprit.bad_with, result.good_run))
+                culprits[position] = replace(culprit, bad_with=(*culprit.bad_with, result.good_run))
             else:
-                found[place] = replace(culprit, good_with=(*culprit.good_with, result.good_run))
-    kept = [c for c in found if c.settled or len(c.good_with) < REFUTATIONS or len(c.good_with) <= len(c.bad_with)]
-    sets = [culprit.choices for culprit in kept]
+                culprits[position] = replace(culprit, good_with=(*culprit.good_with, result.good_run))
+    unrefuted = [
+        c for c in culprits if c.settled or len(c.good_with) < REFUTATIONS or len(c.good_with) <= len(c.bad_with)
+    ]
+    sets = [culprit.choices for culprit in unrefuted]
     return [
         culprit
-        for place, culprit in enumerate(kept)
-        if not any(other < sets[place] for other in sets) and sets[place] not in sets[:place]
+        for position, culprit in enumerate(unrefuted)
+        if not any(other < sets[position] for other in sets) and sets[position] not in sets[:position]
     ]
 
 
@@ -233,8 +242,8 @@ def _transfer(culprit: CampaignCulprit, table: CampaignTable) -> BuildPair | Non
     if culprit.settled or not good or sum(not has[rows[name]] for name in culprit.tried_in) >= MAX_TRANSFERS:
         return None
     # A choice that all builds so far share may be needed.
-    known = [rows[name] for name in (culprit.good_run, culprit.bad_run, *culprit.tried_in)]
-    lacking = [(table.codes[rows[name]] != table.codes[known]).all(axis=0).sum() for name in good]
+    culprit_rows = [rows[name] for name in (culprit.good_run, culprit.bad_run, *culprit.tried_in)]
+    lacking = [(table.codes[rows[name]] != table.codes[culprit_rows]).all(axis=0).sum() for name in good]
     best = int(np.argmax(lacking))
     return BuildPair(good[best], culprit.bad_run, given=culprit.units) if lacking[best] else None
 

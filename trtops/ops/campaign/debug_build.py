@@ -174,14 +174,14 @@ def debug_build(
     with contextlib.ExitStack() as stack:  # since the lock needs the run's id, which either branch finds
         if resume is not None:
             resume = run_id_of(resume, tracker)
-            known = ended_if_whole(tracker, tracker.info(resume))
-            campaigns.require_campaign(known)
-            if known.status == "finished":
+            campaign_info = ended_if_whole(tracker, tracker.info(resume))
+            campaigns.require_campaign(campaign_info)
+            if campaign_info.status == "finished":
                 stored = tracker.load(resume).read_bytes(schema.Artifact.CAMPAIGN_RESULT)
                 return DebugBuildResult.from_json(stored)
             stack.enter_context(_locked_campaign(resume, tracker))
-            loaded, config = _check_resumed(known, model, config, tracker, allow_scripts, evaluate)
-            experiment, run = known.experiment, tracker.reopen(resume)
+            loaded, config = _check_resumed(campaign_info, model, config, tracker, allow_scripts, evaluate)
+            experiment, run = campaign_info.experiment, tracker.reopen(resume)
             run.set_tags(tags or {})  # of the flow run that runs it now
         else:
             if model is None:
@@ -239,15 +239,17 @@ class _CampaignState:
         self._run, self._tracker, self._progress = run, tracker, progress
         self._began = began
         info = tracker.info(campaign.run_id)
-        found = campaigns.iterations(tracker, info)
-        self._interrupted = found.marked
-        self._table = campaigns.table_of(tracker, info, found.whole.values())
+        iterations = campaigns.iterations(tracker, info)
+        self._interrupted = iterations.marked
+        self._table = campaigns.table_of(tracker, info, iterations.whole.values())
         # Where builds are bad on one machine only, the tactics that it prefers are no culprits.
-        self._made_on = {info.id: campaigns.made_on(info) for info in found.whole.values()}
-        self._planner = Planner.read(tracker, info, campaign.config, found.whole.values())
-        drawn = (number for number, each in found.whole.items() if each.params.get("options.tactic_seed"))
+        self._made_on = {info.id: campaigns.made_on(info) for info in iterations.whole.values()}
+        self._planner = Planner.read(tracker, info, campaign.config, iterations.whole.values())
+        drawn = (
+            number for number, iteration in iterations.whole.items() if iteration.params.get("options.tactic_seed")
+        )
         self._drawn = set() if campaign.config.random_tactics else set(drawn)
-        taken = found.whole.keys() | found.running
+        taken = iterations.whole.keys() | iterations.running
         # Numbers of the iterations to make. Each is given out once.
         self._missing = iter([number for number in range(campaign.config.limit) if number not in taken])
         self._diff: TacticDiff | None = None
@@ -315,7 +317,7 @@ class _CampaignState:
             tracker=self._tracker,
             tags=tags,
             evaluate=evaluate,
-            progress=lambda done, most: self.report(None, done),
+            progress=lambda done, max_builds: self.report(None, done),
         )
         if planner.unfinished is not None:  # its plan holds everything else
             resumed = bisect_pair(planner.unfinished.id, config=BisectConfig(allow_scripts=True))
@@ -336,7 +338,7 @@ class _CampaignState:
                 seed=config.seed + len(planner.done),
                 devices=config.devices,
             ),
-            given=pair.given,
+            held_units=pair.given,
         )
         planner.add(result, len(self._table))
 
@@ -360,7 +362,7 @@ class _CampaignState:
     def report(self, last: CampaignBuild | None, mixtures: int = 0) -> None:
         """Call the progress function; ``mixtures`` are those of a bisection in progress."""
         if self._progress is not None:
-            now = CampaignProgress(
+            progress = CampaignProgress(
                 done=len(self._table),
                 limit=self.campaign.config.limit,
                 mixtures=self._planner.trials + mixtures,
@@ -368,14 +370,14 @@ class _CampaignState:
                 found=self._diff,
                 **campaigns.counts(self._table),
             )
-            self._progress(now)
+            self._progress(progress)
 
     def finish(self) -> DebugBuildResult:
         """Log table, diff and result, and end the parent run."""
         config, counts = self.campaign.config, campaigns.counts(self._table)
-        found = diff(self._table, confidence=config.confidence, blocks=self._made_on)
+        tactic_diff = diff(self._table, confidence=config.confidence, blocks=self._made_on)
         result = DebugBuildResult(
-            verdict=next((each for each in ("bad", "unproven", "good") if counts[each]), "error"),
+            verdict=next((candidate for candidate in ("bad", "unproven", "good") if counts[candidate]), "error"),
             iterations=len(self._table),
             good=counts["good"],
             bad=counts["bad"],
@@ -384,14 +386,14 @@ class _CampaignState:
             drawn=len(self._drawn),
             interrupted=tuple(info.id for info in self._interrupted),
             bisections=tuple(self._planner.done),
-            confirmed=tuple(each.describe() for each in self._planner.culprits),
+            confirmed=tuple(candidate.describe() for candidate in self._planner.culprits),
             # Without the seed of draws, since a command line only has that of the data.
             options=arguments_of(config) | {"seed": arguments_of(config.check).get("seed")},
             subject="" if config.command is not None else self.campaign.model,
-            found=found,
+            found=tactic_diff,
         ).kept_in(self._run, self.campaign.experiment)
         campaigns.log_table(self._run, self._table)
-        log_diff(self._run, found)
+        log_diff(self._run, tactic_diff)
         self._run.log_json(result, schema.Artifact.CAMPAIGN_RESULT)
         finish_with(self._run, result, self._tracker, title=f"debug build {Path(self.campaign.model).name}")
         return result
@@ -472,10 +474,10 @@ def _log_beginning(
         run.set_tags({schema.Tag.BACKEND: environment.backend})
     if evaluate is not None or (config.command is not None and not config.command.wants("{golden}")):
         return None
-    known = info.tags.get(schema.Tag.GOLDEN_SHA256)
-    data = tracker.peek(run.id, schema.Artifact.GOLDEN) if known is not None else None
-    if data is not None and sha256(data) == known:
-        return known
+    logged_digest = info.tags.get(schema.Tag.GOLDEN_SHA256)
+    data = tracker.peek(run.id, schema.Artifact.GOLDEN) if logged_digest is not None else None
+    if data is not None and sha256(data) == logged_digest:
+        return logged_digest
     golden = golden_outputs(model, feeds, config.check.golden)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("golden")) as folder:
         file = Path(folder, "golden.npz")

@@ -91,7 +91,7 @@ class DiffTacticsResult(OpResult):
         yield from diff_body(self.found)
         if self.skipped:
             yield from ("", f"{len(self.skipped)} runs or files were skipped:", "")
-            yield listed([f"- `{name}`: {why}" for name, why in self.skipped], _SHOWN, "\n")
+            yield listed([f"- `{name}`: {reason}" for name, reason in self.skipped], _SHOWN, "\n")
 
 
 def diff_tactics(
@@ -132,24 +132,24 @@ def diff_tactics(
     with op_run(tracker, experiment, name, kind="diff_tactics", tags=tags, parent=parent) as run:
         run.log_params(config)
         blocks = {info.id: campaigns.made_on(info) for info in builds}
-        found = run_step("compare", diff, table, confidence=config.confidence, by=config.by, blocks=blocks)
+        tactic_diff = run_step("compare", diff, table, confidence=config.confidence, by=config.by, blocks=blocks)
         run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
-        log_diff(run, found)
-        result = DiffTacticsResult(builds=len(table), found=found, skipped=skipped)
+        log_diff(run, tactic_diff)
+        result = DiffTacticsResult(builds=len(table), found=tactic_diff, skipped=skipped)
         run_step("log", finish_with, run, result, tracker, title=name, evaluated=False)
     return result.kept_in(run, experiment)
 
 
-def diff_body(found: TacticDiff) -> list[str]:
+def diff_body(tactic_diff: TacticDiff) -> list[str]:
     """A diff as lines of Markdown, without a heading."""
-    return found.markdown().splitlines()[2:]
+    return tactic_diff.markdown().splitlines()[2:]
 
 
-def log_diff(run: Run, found: TacticDiff) -> None:
+def log_diff(run: Run, tactic_diff: TacticDiff) -> None:
     """Log a diff as JSON and as a page."""
-    run.log_json(found, schema.Artifact.DIFF)
-    run.log_text(found.markdown(), schema.Artifact.DIFF_PAGE)
-    run.log_metrics({(schema.Metric.DIFF, name): getattr(found, name) for name in ("p_chance", "e_value_log10")})
+    run.log_json(tactic_diff, schema.Artifact.DIFF)
+    run.log_text(tactic_diff.markdown(), schema.Artifact.DIFF_PAGE)
+    run.log_metrics({(schema.Metric.DIFF, name): getattr(tactic_diff, name) for name in ("p_chance", "e_value_log10")})
 
 
 def _load_builds(
@@ -173,14 +173,14 @@ def _load_builds(
             table.take(stored, [name for name in stored.names if name in infos])
             continue
         for info in infos.values():
-            why = _why_unfit(info)
+            reason = _why_unfit(info)
             try:
-                if why is None:
+                if reason is None:
                     campaigns.append(table, tracker.load(info.id))
             except errors.IncompleteRunError as exc:
-                why = str(exc)
-            if why is not None:
-                skipped.append((info.id, why))
+                reason = str(exc)
+            if reason is not None:
+                skipped.append((info.id, reason))
     if len(by_parent) > 1:
         together = CampaignTable(ordered=table.ordered)
         together.take(table, [info.id for info in in_order])

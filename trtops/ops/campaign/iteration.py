@@ -73,8 +73,8 @@ def iterate(
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
     ) as run:
-        made = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate_engine)
-    return replace(made, number=number)
+        built = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate_engine)
+    return replace(built, number=number)
 
 
 def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> CampaignBuild:
@@ -112,9 +112,9 @@ def build_and_evaluate(
             f"{campaign.model} has digest {model.info.sha256[:12]}; the campaign began with "
             f"{campaign.model_sha256[:12]}. Restore it, or begin another campaign."
         )
-    place = campaign.config.place
+    build_place = campaign.config.place
     build: Build | None
-    with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
+    with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
         try:
             command = own_check(campaign, evaluate_engine)
             build = _build_engine(backend, model, campaign, request, run, tracker, command)
@@ -229,7 +229,7 @@ def _evaluate_build(
 ) -> tuple[Verdict, tuple[str, ...], tuple[BadIn, ...]]:
     """The verdict, the reasons for it, and the aspects in which the build is bad."""
     config = campaign.config
-    found = check_precision(build, config.check.min_precision_share)
+    precision_check = check_precision(build, config.check.min_precision_share)
     log_kernels(run, build)
     if evaluate_engine is None and config.command is None:
         # In the child, since an engine that crashes when it runs must not end the campaign.
@@ -240,7 +240,7 @@ def _evaluate_build(
             config.check,
             build.spec.config,
             str(_golden_file(tracker, campaign)),
-            found,
+            precision_check,
             build.calibration_cache,
             timeout=backend.timeout,
         )
@@ -255,12 +255,12 @@ def _evaluate_build(
         outcome = _check_by_command(config.command, build.engine, backend.engine_suffix, campaign, model, tracker)
     # A check from outside does not see the precision that an engine computes in. Nothing is emulated for it: where that
     # would count, the verdict stays the check's.
-    if found.share is not None:
-        run.log_metrics({schema.Metric.KERNELS_LOWERED: found.share})
+    if precision_check.share is not None:
+        run.log_metrics({schema.Metric.KERNELS_LOWERED: precision_check.share})
     verdict, reasons = _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
-    if verdict != "good" or found.lowered or found.emulation_counts:
+    if verdict != "good" or precision_check.lowered or precision_check.emulation_counts:
         return verdict, reasons, ("outputs",) if verdict == "bad" else ()
-    return "bad", (*reasons, found.reason()), ("precision",)
+    return "bad", (*reasons, precision_check.reason()), ("precision",)
 
 
 def evaluate_in_child(
@@ -269,7 +269,7 @@ def evaluate_in_child(
     check: CheckConfig,
     build: BuildConfig,
     golden: str,
-    found: PrecisionCheck,
+    precision_check: PrecisionCheck,
     calibration: bytes | None = None,
 ) -> tuple[Evaluation, Sequence[tuple[str, bytes]]]:
     """Load an engine, run it on the check's data and compare; and draw the errors, if the config requests it."""
@@ -278,8 +278,8 @@ def evaluate_in_child(
     with engine_backend(engine.backend).runner(engine) as runner:
         expected = _load_golden(golden)
         evaluation, outputs = evaluate(runner, expected, feeds, check, right)
-    emulated = None if found.low_precision is None else right.emulation(check.tolerances)
-    evaluation = replace(evaluation, computed=found, emulated=emulated)
+    emulated = None if precision_check.low_precision is None else right.emulation(check.tolerances)
+    evaluation = replace(evaluation, computed=precision_check, emulated=emulated)
     if check.power and not (evaluation.evidence and evaluation.evidence.undefined):
         # The same for all builds of a campaign.
         tolerances = right.tolerances(check.tolerances)
@@ -341,16 +341,18 @@ def _golden_folder() -> tempfile.TemporaryDirectory[str]:
 
 def _golden_file(tracker: Tracker, campaign: Campaign) -> Path:
     """A local file with a campaign's golden outputs, fetched once per process."""
-    wanted = campaign.golden_sha256
-    if wanted is None:
+    golden_sha256 = campaign.golden_sha256
+    if golden_sha256 is None:
         raise incomplete(campaign.run_id, "it has no golden outputs")
     with _fetching:  # or each of a campaign's threads would fetch them
-        file = Path(_golden_folder().name, f"{wanted}.npz")
+        file = Path(_golden_folder().name, f"{golden_sha256}.npz")
         if not file.exists():
             data = tracker.peek(campaign.run_id, schema.Artifact.GOLDEN)
-            if data is None or sha256(data) != wanted:
-                found = "are gone" if data is None else f"have digest {sha256(data)[:12]}, expected {wanted[:12]}"
-                raise incomplete(campaign.run_id, f"its golden outputs {found}")
+            if data is None or sha256(data) != golden_sha256:
+                problem = (
+                    "are gone" if data is None else f"have digest {sha256(data)[:12]}, expected {golden_sha256[:12]}"
+                )
+                raise incomplete(campaign.run_id, f"its golden outputs {problem}")
             file.write_bytes(data)
     return file
 

@@ -30,12 +30,12 @@ def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
 def gpus_of(backend: str, devices: Sequence[str] = ()) -> dict[str, str]:
     """Devices by the digest of their GPU's UUID; empty for the processor, and where no GPU answers."""
     # Only CUDA knows what a number of CUDA_VISIBLE_DEVICES means, so a child process reports it.
-    found: dict[str, str] = {}
+    device_of_gpu: dict[str, str] = {}
     for device in devices_of(backend, devices):
         gpu = _gpu_of(backend, device)
         if gpu is not None:
-            found.setdefault(gpu, device)
-    return found
+            device_of_gpu.setdefault(gpu, device)
+    return device_of_gpu
 
 
 def _gpu_of(backend: str, device: str, seconds: float = _ANSWER_SECONDS) -> str | None:

@@ -83,14 +83,22 @@ class Connection:
         """The experiment of a name, also if it was deleted in MLflow; None without one."""
         if self.store is None:
             return self.call(self.client.get_experiment_by_name, name)
-        return next((each for each in experiments(self.store) if each.name == name), None)
+        return next((entity for entity in experiments(self.store) if entity.name == name), None)
 
     def _check(self, store: Store) -> None:
         """Make a missing store. Refuse one that was moved or copied: MLflow keeps absolute addresses of artifacts."""
         ensure_store(store)
         # Every database has MLflow's default experiment, whose artifacts trtops puts under the first root.
-        for place in [Path(each.artifact_location or "") for each in experiments(store) if each.experiment_id == "0"]:
-            former = place.parents[1] if place.is_absolute() and place.parts[-2:] == ("artifacts", "0") else store.root
+        for location in [
+            Path(experiment.artifact_location or "")
+            for experiment in experiments(store)
+            if experiment.experiment_id == "0"
+        ]:
+            former = (
+                location.parents[1]
+                if location.is_absolute() and location.parts[-2:] == ("artifacts", "0")
+                else store.root
+            )
             if former != store.root and not (former.exists() and former.samefile(store.root)):
                 raise errors.StoreError(
                     f"Store {store.root} was moved or copied: its artifact addresses point to {former}. "

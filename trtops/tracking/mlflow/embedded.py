@@ -105,11 +105,11 @@ def store_error(exc: Exception, store: Store, otherwise: str) -> errors.Tracking
 def metric_history(store: Store, run_id: str) -> dict[str, tuple[float, ...]]:
     """All values of each metric of a run, in order."""
     # MLflow's client reads one metric at a time, which takes longer than the rest of an audit.
-    found: dict[str, list[float]] = {}
+    history: dict[str, list[float]] = {}
     query = "SELECT key, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY timestamp"
     for key, value, is_nan in _select(store, query, run_id):
-        found.setdefault(key, []).append(math.nan if is_nan else value)
-    return {key: tuple(values) for key, values in found.items()}
+        history.setdefault(key, []).append(math.nan if is_nan else value)
+    return {key: tuple(values) for key, values in history.items()}
 
 
 def experiments(store: Store) -> list[Any]:
