@@ -116,7 +116,7 @@ def _shown_progress() -> Iterator[Any]:
 
     def show(now: CampaignProgress) -> None:
         nonlocal last, text
-        found = f"; {now.found.conclusion}" if now.found is not None else ""
+        found = f"; {now.diff.conclusion}" if now.diff is not None else ""
         counts = f"{now.good} good, {now.bad} bad, {now.unproven} unproven, {now.error} crashed or hung"
         text = f"{now.done} builds: {counts}, {now.mixtures} mixtures{found}"
         if time.monotonic() - last >= 1.0:  # each update is a request

@@ -59,10 +59,10 @@ def runs(
     ``parent`` is an id. Without a tracker, those of the default store.
     """
     tracker = tracker_or_default(tracker)
-    wanted = dict(tags or {})
-    wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
+    required_tags = dict(tags or {})
+    required_tags |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
     parent = None if parent is None else run_id_of(parent, tracker)
-    return Runs(tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit))
+    return Runs(tracker.find(experiment, tags=required_tags, parent=parent, status=status, limit=limit))
 
 
 def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters: Any) -> list[Row]:
@@ -72,20 +72,20 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
     unless another verdict is given.
     """
     if engines is None:
-        found: list[tuple[RunInfo, float | None]] = [(info, None) for info in runs(tracker=tracker, **filters)]
+        matches: list[tuple[RunInfo, float | None]] = [(info, None) for info in runs(tracker=tracker, **filters)]
     else:
-        own = {name: filters.pop(name, default) for name, default in (("experiment", None), ("limit", 50))}
+        limits = {name: filters.pop(name, default) for name, default in (("experiment", None), ("limit", 50))}
         verdict = filters.pop("verdict", None) or ("good" if engines.best else None)
         if unused := [name for name, value in filters.items() if value]:
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
-        found = tracker.engines(engines, verdict=verdict, **own)
+        matches = tracker.engines(engines, verdict=verdict, **limits)
 
     def row(info: RunInfo, value: float | None) -> Row:
         same: dict[str, Any] = {name: getattr(info, name) for name in ("id", "experiment", "name", "status")}
-        own = {"kind": info.kind or "", "verdict": info.verdict or "", "parent": info.parent or ""}
-        return Row(**same, **own, start_time=info.start_time, value=value)
+        derived = {"kind": info.kind or "", "verdict": info.verdict or "", "parent": info.parent or ""}
+        return Row(**same, **derived, start_time=info.start_time, value=value)
 
-    return [row(*each) for each in found]
+    return [row(*match) for match in matches]
 
 
 def runs_csv(tracker: Tracker, **filters: Any) -> str:
@@ -147,8 +147,8 @@ def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
     metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
     lines = []
     for kind, tables in (("param", [dict(info.params) for info in infos]), ("metric", metrics)):
-        for name in sorted({name for each in tables for name in each}):
-            values = tuple(each.get(name, "") for each in tables)
+        for name in sorted({name for columns in tables for name in columns}):
+            values = tuple(columns.get(name, "") for columns in tables)
             if len(set(values)) > 1:
                 lines.append(Line(name=name, kind=kind, values=values))
     return lines
@@ -219,7 +219,9 @@ def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | 
         title=f"{Path(infos[0].fact(schema.Tag.MODEL_PATH) or infos[0].name).name}: {counted(len(infos), 'run')}",
         verdict=max((info.verdict or "error" for info in infos), key=("good", "unproven", "bad", "error").index),
         headline=f"{sum(info.verdict == 'good' for info in infos)} of {len(infos)} are good{fastest}",
-        why=tuple(f"{label}: {why}" for label, each in zip(labels, documents) for why in each.why),
+        reasons=tuple(
+            f"{label}: {reason}" for label, run_document in zip(labels, documents) for reason in run_document.reasons
+        ),
     )
     sections = [
         Section(

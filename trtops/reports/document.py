@@ -65,6 +65,6 @@ class Document(Record):
     title: str
     verdict: str = ""
     headline: str = ""
-    why: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
     next: str = ""  # the command that usually comes next
     sections: tuple[Section, ...] = ()

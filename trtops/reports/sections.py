@@ -124,7 +124,7 @@ def document_of(info: RunInfo, read: Read) -> Document:
     headline = info.status if info.status != "finished" else ""
     reasons = (info.tags[Tag.ERROR],) if Tag.ERROR in info.tags else ()
     step = str(step_after_failure(info.id, info.kind)) if info.status in ("failed", "killed") else ""
-    return Document(title=info.name, verdict=verdict, headline=headline, why=reasons, next=step)
+    return Document(title=info.name, verdict=verdict, headline=headline, reasons=reasons, next=step)
 
 
 def _outputs(report: ComparisonReport) -> Section:

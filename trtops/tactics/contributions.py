@@ -133,9 +133,9 @@ def _weigh(taken: Bools, error: Floats) -> _Sums:
 
     paired = taken[:, :_MAX_PAIRED]
     rows, columns = np.triu_indices(paired.shape[1], 1)
-    both = paired[:, rows] & paired[:, columns]
+    joint = paired[:, rows] & paired[:, columns]
     either = paired[:, rows] | paired[:, columns]
-    steps = white @ np.concatenate((taken, both, either), axis=1)
+    steps = white @ np.concatenate((taken, joint, either), axis=1)
     size = (steps**2).sum(axis=0) * _RATIO**2 + 1
     evidence = log_evidence(np.log(size), (steps.T @ target) ** 2 * _RATIO**2 / size)
     share = np.repeat(_SHARES / np.maximum((units, len(rows), len(rows)), 1), (units, len(rows), len(rows)))

@@ -160,12 +160,12 @@ def engine_path(run: StoredRun) -> str:
     raise incomplete(run.info.id, f"it has no engine ({ENGINE_STEM}.*)")
 
 
-def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None) -> Path:
+def find_model(tracker: Tracker, info: RunInfo, given_path: str | Path | None = None) -> Path:
     """The ONNX file of a run: the given one, the one at its old place if it is the same, or the one that was kept."""
     from trtops.backend.onnx.model import Model
 
-    if given is not None:
-        return Path(given).absolute()
+    if given_path is not None:
+        return Path(given_path).absolute()
     named = Path(info.fact(Tag.MODEL_PATH) or "model.onnx").absolute()
     with contextlib.suppress(errors.InvalidModelError):  # on another machine, any file may be at that place
         if named.is_file() and Model.load(named).info.sha256 == info.tags.get(Tag.MODEL_SHA256):
@@ -173,8 +173,8 @@ def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None)
     if info.status == "finished":
         stored = tracker.load(info.id)
         # Including data files, which the model needs next to it.
-        if kept := [stored.local_path(path) for path in stored.paths(Artifact.MODEL)]:
-            return next((file for file in kept if file.suffix == ".onnx"), kept[0])
+        if logged_files := [stored.local_path(path) for path in stored.paths(Artifact.MODEL)]:
+            return next((file for file in logged_files if file.suffix == ".onnx"), logged_files[0])
     raise errors.ConfigError(f"The model of run {info.id} is not at {named}, and the run kept none. Give its path.")
 
 
@@ -284,11 +284,11 @@ class Materials(Record):
     """The inputs of a build: the config of its evaluation as JSON; and caches, data and golden outputs."""
 
     check: Mapping[str, Any]
-    given: tuple[Material, ...] = field(default=())
+    inputs: tuple[Material, ...] = field(default=())
 
     def of(self, name: str) -> Material | None:
         """The input with this name, or None."""
-        return next((material for material in self.given if material.name == name), None)
+        return next((material for material in self.inputs if material.name == name), None)
 
 
 def log_materials(
@@ -306,7 +306,7 @@ def log_materials(
         materials.append(Material(name="golden", sha256=sha256_file(golden), path=path))
     check_fields = to_jsonable(check)
     assert isinstance(check_fields, dict)
-    run.log_json(Materials(check=check_fields, given=tuple(materials)), Artifact.MATERIALS)
+    run.log_json(Materials(check=check_fields, inputs=tuple(materials)), Artifact.MATERIALS)
 
 
 def _log_caches(run: Run, caches: Caches) -> Iterable[Material]:

@@ -137,7 +137,7 @@ class OfflineTracker:
     def upload_spool(self) -> None:
         """Upload the spool if the store can take it now."""
         try:
-            uploaded = [upload_result for upload_result in upload(self.inner, self.spool) if not upload_result.why]
+            uploaded = [upload_result for upload_result in upload(self.inner, self.spool) if not upload_result.reason]
         except errors.TrackingError:
             return
         if uploaded:

@@ -284,7 +284,7 @@ class Run(ABC):
         documents = {path: json.loads(data) for path, data in self._signed_files.items()}
         spec, materials = documents.get(Artifact.SPEC), documents.get(Artifact.MATERIALS)
         inputs = {"model": (spec or {}).get("model_sha256")}
-        inputs |= {material["name"]: material["sha256"] for material in (materials or {}).get("given", ())}
+        inputs |= {material["name"]: material["sha256"] for material in (materials or {}).get("inputs", ())}
         subjects = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
         predicate = {
             "buildDefinition": {

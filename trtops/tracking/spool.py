@@ -214,12 +214,12 @@ def default_spool(store: Store | None) -> Spool:
 
 
 class Uploaded(NamedTuple):
-    """The outcome for a run in a folder of the spool. ``why`` it is still there is empty if it was uploaded."""
+    """The outcome for a run in a folder of the spool. ``reason`` why it is still there, empty if it was uploaded."""
 
     folder: Path
     run_id: str = ""
     name: str = ""
-    why: str = ""
+    reason: str = ""
 
 
 def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[Uploaded]:
@@ -230,7 +230,7 @@ def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[U
     done while another process is uploading.
     """
     runs, damaged = spool.runs(), spool.damaged()
-    results = [Uploaded(folder, why=reason) for folder, reason in damaged.items()]
+    results = [Uploaded(folder, reason=reason) for folder, reason in damaged.items()]
     if not runs:
         return results
     try:

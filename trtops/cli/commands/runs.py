@@ -273,7 +273,7 @@ def resolve(args: Options) -> int:
         by = f", accepted by {found.accepted_by}" if found.accepted_by else ""
         say(f"Version {found.version} of {found.name!r}: run {found.run_id}, {found.path}{by}")
     else:
-        say(found.why)
+        say(found.reason)
     return 0 if found.run_id else 1
 
 

@@ -57,7 +57,7 @@ class Facts:
 
     def add(self, fact: str, values: Mapping[str, object]) -> None:
         """Add the values of a fact, by source; None is ignored."""
-        claims = [Claim(place=source, value=str(value)) for source, value in values.items() if value is not None]
+        claims = [Claim(source=source, value=str(value)) for source, value in values.items() if value is not None]
         self._claims.setdefault(fact, []).extend(claims)
 
     def tag(self, fact: str, tag: str, other_source: str, value: object, missing: str | None = None) -> None:
@@ -83,12 +83,12 @@ class Facts:
 
     def wrong(self, fact: str, reason: str) -> None:
         """Add a problem that needs no second source."""
-        self.problems.append(Contradiction(what=fact, why=reason))
+        self.problems.append(Contradiction(subject=fact, reason=reason))
 
     def contradictions(self) -> tuple[Contradiction, ...]:
         """Groups with differing values, and problems."""
         differing = (
-            Contradiction(what=fact, claims=tuple(dict.fromkeys(claims)))
+            Contradiction(subject=fact, claims=tuple(dict.fromkeys(claims)))
             for fact, claims in self._claims.items()
             if len({claim.value for claim in claims}) > 1
         )
@@ -405,9 +405,9 @@ def _check_given(run: StoredRun, build: BuildConfig, shared: SharedReads, facts:
     path = Artifact.MATERIALS
     materials = (read_materials(run.read_bytes(path)) if path in run.manifest else None) or Materials(check={})
     listed = {entry.path for entry in run.manifest.artifacts if entry.path.startswith(Artifact.MATERIALS_FOLDER)}
-    for unlisted_path in sorted(listed - {material.path for material in materials.given}):
+    for unlisted_path in sorted(listed - {material.path for material in materials.inputs}):
         facts.wrong(unlisted_path, f"{path} does not list it")
-    for material in materials.given:
+    for material in materials.inputs:
         fact = f"{material.name} given"
         if material.name == "golden":
             facts.add(fact, {path: material.sha256, material.path: sha256_file(run.local_path(material.path))})

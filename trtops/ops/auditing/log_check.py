@@ -63,7 +63,7 @@ class LogCheck:
             self._trees.append(grown(self._trees[number], number, text))
 
     def _wrong(self, problem: str, *claims: Claim) -> None:
-        self._problems.setdefault(problem, Contradiction(what="log of the store", why=problem, claims=claims))
+        self._problems.setdefault(problem, Contradiction(subject="log of the store", reason=problem, claims=claims))
 
     @property
     def first_signed(self) -> float:
@@ -81,7 +81,7 @@ class LogCheck:
         if current_head == head:
             self._matching.add(size)
         else:
-            self._differing[size] = Claim(place=source, value=head), Claim(place="the log today", value=current_head)
+            self._differing[size] = Claim(source=source, value=head), Claim(source="the log today", value=current_head)
 
     def check_given(self, heads: Collection[str], keys: tuple[str, ...]) -> None:
         """Compare old heads with today's log, and verify that they are signed if keys are given or runs are signed.
@@ -141,7 +141,9 @@ class LogCheck:
             for dropped_file in run.manifest.dropped
             if (info.id, dropped_file.path) not in self._deleted
         ):
-            differences.append(Contradiction(what=path, why="it was deleted, and the log has no entry about that"))
+            differences.append(
+                Contradiction(subject=path, reason="it was deleted, and the log has no entry about that")
+            )
         late = "its process was killed, and its end was logged later: changes before that do not show"
         return differences, [late] if entry.event == "closed" else []
 
@@ -198,7 +200,7 @@ class LogCheck:
             except errors.RunNotFoundError:
                 return [
                     Contradiction(
-                        what=run_name, why=f"it was deleted permanently; entry {number} of the log is its end"
+                        subject=run_name, reason=f"it was deleted permanently; entry {number} of the log is its end"
                     )
                 ]
         return _differences(number, entry, row_facts, f"{run_name}: ")
@@ -211,8 +213,8 @@ def _differences(
     for name, value in current_facts.items():
         if (logged := entry.facts.get(name)) != value:
             values = ((f"entry {number} of the log", logged), (source, value))
-            claims = tuple(Claim(place=origin, value=str(fact_value or "nothing")) for origin, fact_value in values)
-            contradictions.append(Contradiction(what=f"{subject}{name}", claims=claims))
+            claims = tuple(Claim(source=origin, value=str(fact_value or "nothing")) for origin, fact_value in values)
+            contradictions.append(Contradiction(subject=f"{subject}{name}", claims=claims))
     return contradictions
 
 

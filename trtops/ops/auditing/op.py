@@ -220,7 +220,7 @@ def _audit_run(
     except Exception as exc:  # one damaged run must not end the audit of the others
         is_expected_error = isinstance(exc, (errors.RunNotFoundError, errors.IncompleteRunError))
         problem = Contradiction(
-            what=checked_part, why=str(exc) if is_expected_error else f"{type(exc).__name__}: {exc}"[:2000]
+            subject=checked_part, reason=str(exc) if is_expected_error else f"{type(exc).__name__}: {exc}"[:2000]
         )
         audited = replace(audited, whole=False, contradictions=(*audited.contradictions, problem))
     return audited
@@ -252,7 +252,7 @@ def _rebuild_run(
     # In the environment of the build, equal kernels give equal numbers unless another input was changed.
     for rebuilt in rebuilds if not reaches(grade, "outputs") and not differences else ():
         if not rebuilt.tactics and rebuilt.outputs:
-            problems.append(Contradiction(what="outputs", why=f"rebuilt by {rebuilt.way}: {rebuilt.why}"))
+            problems.append(Contradiction(subject="outputs", reason=f"rebuilt by {rebuilt.way}: {rebuilt.reason}"))
     return replace(
         audited,
         contradictions=(*audited.contradictions, *problems),

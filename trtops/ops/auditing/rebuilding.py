@@ -246,8 +246,8 @@ def check_engine_again(logged: Logged, backend: IsolatedBackend) -> tuple[list[C
             build_environment.device_sha256,
         ):
             return [], [f"the logged engine: {failure}"]
-        return [Contradiction(what="engine", why=failure)], []
-    problems = [Contradiction(what="golden outputs", why=golden_why)] if golden_why else []
+        return [Contradiction(subject="engine", reason=failure)], []
+    problems = [Contradiction(subject="golden outputs", reason=golden_why)] if golden_why else []
     recorded_outputs = (
         {} if recorded is None else {output_report.name: output_report for output_report in recorded.report.outputs}
     )
@@ -258,8 +258,8 @@ def check_engine_again(logged: Logged, backend: IsolatedBackend) -> tuple[list[C
         current_error = _max_abs(output.statistics)
         if not _same_error(recorded_error, current_error, noise.get(output.name, 0.0)):
             places = {schema.Artifact.ACCURACY: recorded_error, "the logged engine, run again": current_error}
-            claims = tuple(Claim(place=source, value=f"{value:.6g}") for source, value in places.items())
-            problems.append(Contradiction(what=f"largest error of {output.name}", claims=claims))
+            claims = tuple(Claim(source=source, value=f"{value:.6g}") for source, value in places.items())
+            problems.append(Contradiction(subject=f"largest error of {output.name}", claims=claims))
     return problems, []
 
 
@@ -301,13 +301,13 @@ def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend) -> Rebuild:
     try:
         config, caches = builder_inputs(way, logged)
     except errors.ConfigError as exc:
-        return Rebuild(way=way, grade="cannot be rebuilt", why=str(exc))
+        return Rebuild(way=way, grade="cannot be rebuilt", reason=str(exc))
     try:
         feed = next(iter(logged.check.open_for(logged.model, profiles=config.profiles)))
         new = backend.build(logged.model, config, caches=caches, timing_feed=feed)
         return _grade_build(way, logged, new, backend)
     except errors.TrtopsError as exc:
-        return Rebuild(way=way, grade="cannot be rebuilt", why=f"{type(exc).__name__}: {exc}"[:2000])
+        return Rebuild(way=way, grade="cannot be rebuilt", reason=f"{type(exc).__name__}: {exc}"[:2000])
 
 
 def builder_inputs(way: WayName, logged: Logged) -> tuple[BuildConfig, Caches]:
@@ -359,8 +359,8 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
         if (largest := _max_abs(output.statistics)) > 0:
             label = f"{output.name} max_abs from the logged engine"
             noise = outputs.noise.get(output.name, 0.0)
-            differing.append(Difference(what=label, then=f"noise {noise:.3g}", now=f"{largest:.3g}"))
-    return replace(rebuilt, grade=grade, why=reason, outputs=tuple(differing))
+            differing.append(Difference(name=label, logged=f"noise {noise:.3g}", current=f"{largest:.3g}"))
+    return replace(rebuilt, grade=grade, reason=reason, outputs=tuple(differing))
 
 
 @dataclass(frozen=True)
@@ -440,14 +440,14 @@ def _tactic_differences(logged: TacticRecord, rebuilt: TacticRecord) -> Iterable
     mine, theirs = ({c.layer: c.tactic for c in record.choices} for record in (logged, rebuilt))
     for layer in logged.differing_layers(rebuilt):
         none = "no such layer"
-        yield Difference(what=layer, then=mine.get(layer, none), now=theirs.get(layer, none))
+        yield Difference(name=layer, logged=mine.get(layer, none), current=theirs.get(layer, none))
     yield from _differing(dict(logged.settings), dict(rebuilt.settings), "setting ")
 
 
 def _differing(logged: Mapping[str, str], current: Mapping[str, str], prefix: str = "") -> Iterator[Difference]:
     for name in sorted({*logged, *current}):
         if logged.get(name) != current.get(name):
-            yield Difference(what=f"{prefix}{name}", then=logged.get(name, ""), now=current.get(name, ""))
+            yield Difference(name=f"{prefix}{name}", logged=logged.get(name, ""), current=current.get(name, ""))
 
 
 _COMPARED = (

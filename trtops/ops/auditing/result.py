@@ -45,7 +45,7 @@ def reaches(grade: Grade, required: AtLeast) -> bool:
 class Claim(Record):
     """A value, and the file, tag or metric that it comes from."""
 
-    place: str
+    source: str
     value: str
 
 
@@ -53,27 +53,27 @@ class Claim(Record):
 class Contradiction(Record):
     """Sources that disagree about a file or fact, or a problem with it that no values show."""
 
-    what: str
+    subject: str
     claims: tuple[Claim, ...] = ()
-    why: str = ""
+    reason: str = ""
 
     def text(self) -> str:
         """The contradiction in one line."""
-        values = "; ".join(f"{claim.place} says {claim.value}" for claim in self.claims)
-        return f"{self.what}: {'. '.join(filter(None, (self.why, values)))}"
+        values = "; ".join(f"{claim.source} says {claim.value}" for claim in self.claims)
+        return f"{self.subject}: {'. '.join(filter(None, (self.reason, values)))}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Record):
     """A value that differs from the logged one: of the environment, a package, a layer, a statistic of an output."""
 
-    what: str
-    then: str
-    now: str
+    name: str
+    logged: str
+    current: str
 
     def text(self) -> str:
         """The difference in a few words."""
-        return f"{self.what}: {self.then or 'none'} -> {self.now or 'none'}"
+        return f"{self.name}: {self.logged or 'none'} -> {self.current or 'none'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Rebuild(Record):
 
     way: WayName
     grade: Grade
-    why: str = ""
+    reason: str = ""
     engine_sha256: str = ""
     seconds: float = 0.0
     tactics: tuple[Difference, ...] = ()
@@ -137,7 +137,7 @@ class RunAudit(Record):
         yield from (detail.text() for detail in self.contradictions)
         yield from (f"not verified: {detail}" for detail in self.unverified)
         for rebuild in self.rebuilds:
-            yield f"by {rebuild.way}: {rebuild.grade}{f' ({rebuild.why})' if rebuild.why else ''}"
+            yield f"by {rebuild.way}: {rebuild.grade}{f' ({rebuild.reason})' if rebuild.reason else ''}"
             for name in ("tactics", "outputs"):
                 differences: tuple[Difference, ...] = getattr(rebuild, name)
                 yield from (f"  {name}: {detail.text()}" for detail in differences[:8])

@@ -89,7 +89,7 @@ class BundleResult(OpResult):
     def body(self) -> Iterable[str]:
         """Path, members, and output of the script."""
         yield f"`{self.path}`, {size(self.size)}, SHA-256 `{self.sha256}`. Unpack it and run `python reproduce.py`."
-        yield from (f"- {each}" for each in self.missing)
+        yield from (f"- {input_name}" for input_name in self.missing)
         if self.printed:
             yield from ("", "```", self.printed.rstrip(), "```")
         yield from ("", *(f"- `{name}`" for name in self.files))
@@ -154,9 +154,11 @@ def _failed_case(
         materials = read_materials(tracker.peek(info.id, schema.Artifact.MATERIALS))
     except (ValueError, RecursionError) as exc:
         raise errors.FormatError(f"Run {info.id}: {schema.Artifact.MATERIALS} is not JSON ({exc}).") from None
-    why = info.tags.get(schema.Tag.ERROR, "")
+    build_error = info.tags.get(schema.Tag.ERROR, "")
     if spec_bytes is None or environment_bytes is None or materials is None:
-        raise errors.ConfigError(f"Run {info.id} failed before it began to build, so nothing can be reproduced: {why}")
+        raise errors.ConfigError(
+            f"Run {info.id} failed before it began to build, so nothing can be reproduced: {build_error}"
+        )
     spec, check = BuildSpec.from_json(spec_bytes), CheckConfig.from_dict(materials.check)
     model = _failed_model(info, tracker, folder, spec.model_sha256)
     missing: tuple[str, ...] = ()
@@ -188,7 +190,7 @@ def _failed_case(
         tolerances=right.tolerances(check.tolerances),
         verdict="error",
         settings={},
-        reasons=(why,) if why else (),
+        reasons=(build_error,) if build_error else (),
     )
     extra = {"spec.json": spec_bytes, **({"caches/calibration.cache": ranges} if ranges is not None else {})}
     environment = Environment.from_json(environment_bytes)
@@ -198,8 +200,8 @@ def _failed_case(
 def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, digest: str) -> Model:
     """The model with a digest: from the run, from its original path, or from a folder."""
     path = Path(info.fact(schema.Tag.MODEL_PATH))
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as place:
-        file = Path(place, "model.onnx")
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as scratch:
+        file = Path(scratch, "model.onnx")
         file.write_bytes((path.name and tracker.peek(info.id, f"{schema.Artifact.MODEL}{path.name}")) or b"")
         for candidate in filter(None, (file, path, folder.models.get(digest))):
             # The run's file cannot be read if its external data was not logged.
@@ -238,9 +240,9 @@ def write_bundle(
         good, printed = _try_script(files | caches, config.timeout_seconds)
         if not good:
             lines = [line for line in printed.splitlines() if line.startswith("verdict: ")]
-            found = lines[-1].split()[1] if lines else "no verdict"
+            script_verdict = lines[-1].split()[1] if lines else "no verdict"
             raise errors.ConfigError(
-                f"Without trtops the case gives {found} instead of {case.verdict}:\n{printed}\n"
+                f"Without trtops the case gives {script_verdict} instead of {case.verdict}:\n{printed}\n"
                 "The verdict depends on something that the script does not reproduce; nothing was written."
             )
     # Host name and commit are private, and bundles are made for strangers.
@@ -293,9 +295,9 @@ def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[boo
 
 
 def _issue_lines(case: Case, environment: Environment, printed: str) -> Iterable[str]:
-    what = {"bad": "wrong outputs", "good": "correct outputs", "error": "an error"}[case.verdict]
+    symptom = {"bad": "wrong outputs", "good": "correct outputs", "error": "an error"}[case.verdict]
     expected = "The outputs in `golden.npz`, within the tolerances in `case.json`." if case.golden[0] else "An engine."
-    yield f"# {environment.backend} {environment.backend_version}: {what} of {case.name}"
+    yield f"# {environment.backend} {environment.backend_version}: {symptom} of {case.name}"
     yield from ("", "## What happens", "")
     if printed:
         yield from ("```", printed.rstrip(), "```", "")

@@ -176,7 +176,7 @@ def _plan_pair(
         good_run=mixture.good.info.id,
         bad_run=mixture.bad.info.id,
         config=config,
-        given=held_units,
+        held=held_units,
         suspected=suspected_units(tracker, mixture),
     ), mixture
 
@@ -221,7 +221,7 @@ def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, 
 
 def _denied(result: BisectResult, mixture: Mixture, table: CampaignTable) -> DeniedTactic | None:
     """The entry for the deny-list: a culprit that makes builds bad by itself, if one was found."""
-    if result.given or not result.culprits:
+    if result.held or not result.culprits:
         return None
     culprit = result.culprits[0]
     # A culprit that good builds have as well needs something that both builds of the pair have.
@@ -264,7 +264,7 @@ class BisectSession:
     def run(self) -> BisectResult:
         """Search until the culprit of the bad build is known, or the budget is used up."""
         config, units, began = self.plan.config, self.mixture.units, time.perf_counter()
-        held_columns = {unit.column for unit in self.plan.given}
+        held_columns = {unit.column for unit in self.plan.held}
         held = np.array([unit.column in held_columns for unit in units], np.bool_)
         followers = len(self.mixture.consequences)
         most_of_sum = max(_LEAST_OF_SUM, _MOST_OF_SUM - self.plan.builds)
@@ -368,7 +368,7 @@ class BisectSession:
             units=len(units),
             consequences=self.mixture.consequences,
             follows=follows if search_result.outcome == "not replayable" else "",
-            given=self.plan.given,
+            held=self.plan.held,
             suspected=self.plan.suspected,
             added=self._error_sum() if search_result.outcome == "contributions" else None,
             repeatability=search_result.repeatability,

@@ -93,7 +93,7 @@ class BisectPlan(Record):
     bad_run: str
     builds: int = 2  # of the campaign
     config: BisectConfig
-    given: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
+    held: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
     suspected: tuple[Unit, ...] = ()  # known from earlier campaigns, or next to the first divergence; asked first
 
 
@@ -192,7 +192,7 @@ class BisectResult(OpResult):
     units: int
     consequences: tuple[str, ...] = ()
     follows: str = ""
-    given: tuple[Unit, ...] = ()
+    held: tuple[Unit, ...] = ()
     suspected: tuple[Unit, ...] = ()
     added: AddedErrors | None = None  # with the outcome ``contributions``
     repeatability: Repeatability = "unknown"
@@ -220,7 +220,7 @@ class BisectResult(OpResult):
         """How it ended, in sentences."""
         builds = f"{len(self.trials)} builds"
         names = "; and ".join(culprit.describe() for culprit in self.culprits)
-        held = " together with ".join(unit.describe() for unit in self.given)
+        held = " together with ".join(unit.describe() for unit in self.held)
         if not self.units:
             return f"The two builds differ in nothing that can be chosen; {len(self.consequences)} layers cannot be."
         if self.outcome == "sufficient":

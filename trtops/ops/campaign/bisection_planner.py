@@ -57,11 +57,11 @@ class CampaignCulprit:
 
 @dataclass(frozen=True)
 class BuildPair:
-    """A good and a bad build to mix; ``given`` as in a ``BisectPlan``."""
+    """A good and a bad build to mix; ``held`` as in a ``BisectPlan``."""
 
     good: str
     bad: str
-    given: tuple[Unit, ...] = ()
+    held: tuple[Unit, ...] = ()
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Planner:
     def _unexplained_pairs(self) -> int:
         # A bad build that is good when built again may be one wrong verdict, so it counts for half.
         halves = {"not repeatable": 2, "units missing": 1, "combination": 2}
-        return sum(halves.get(r.outcome, 0) for r in self.done if not r.culprits and not r.given) // 2
+        return sum(halves.get(r.outcome, 0) for r in self.done if not r.culprits and not r.held) // 2
 
     def pair(self, table: CampaignTable) -> BuildPair | None:
         """The next good and bad build to mix; None if builds are needed first."""
@@ -126,14 +126,14 @@ class Planner:
             against = [name for name in table.named(*PASSED) if has[rows[name]] and name not in culprit.tried_in]
             if against and not culprit.settled:
                 alike, _ = most_alike(table, against, [culprit.good_run])
-                return BuildPair(alike, culprit.bad_run, given=culprit.units)
+                return BuildPair(alike, culprit.bad_run, held=culprit.units)
         # Then a bad build that no culprit explains.
-        tried = {result.bad_run for result in self.done if not result.given}
+        tried = {result.bad_run for result in self.done if not result.held}
         explained = np.logical_or.reduce(
             [np.zeros(len(table), np.bool_), *(explaining.is_in(table) for explaining in culprits)]
         )
         # A good build whose mixtures follow nothing may have the culprit and be good by chance.
-        unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
+        unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.held}
         good = [name for name in table.named(*PASSED) if name not in unsafe]
         bad = [name for name in table.named("bad") if name not in tried and not explained[rows[name]]]
         if good and bad:
@@ -208,14 +208,14 @@ class Planner:
 def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
     """Merge the culprits of all bisections. A refuted culprit is dropped, and so is one that contains another."""
     # If both builds of a pair have one of two choices that fail only together, the bisection names the other one alone.
-    # A later bisection with that one as ``given`` adds what it needs.
+    # A later bisection with that one as ``held`` adds what it needs.
     culprits: list[CampaignCulprit] = []
     for result in done:
         new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
-        if not result.given:
+        if not result.held:
             culprits += [CampaignCulprit(units, result.good_run, result.bad_run) for units in new]
             continue
-        for position, culprit in [(p, c) for p, c in enumerate(culprits) if set(c.units) == set(result.given)][::-1]:
+        for position, culprit in [(p, c) for p, c in enumerate(culprits) if set(c.units) == set(result.held)][::-1]:
             if new:
                 needed = [(*culprit.units, *(unit for unit in units if unit not in culprit.units)) for units in new]
                 culprits[position : position + 1] = [replace(culprit, units=units, settled=True) for units in needed]
@@ -245,7 +245,7 @@ def _transfer(culprit: CampaignCulprit, table: CampaignTable) -> BuildPair | Non
     culprit_rows = [rows[name] for name in (culprit.good_run, culprit.bad_run, *culprit.tried_in)]
     lacking = [(table.codes[rows[name]] != table.codes[culprit_rows]).all(axis=0).sum() for name in good]
     best = int(np.argmax(lacking))
-    return BuildPair(good[best], culprit.bad_run, given=culprit.units) if lacking[best] else None
+    return BuildPair(good[best], culprit.bad_run, held=culprit.units) if lacking[best] else None
 
 
 def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:

@@ -49,8 +49,8 @@ _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later
 class CampaignProgress:
     """The state of a campaign: builds so far, those of earlier processes included, and mixtures in addition.
 
-    ``last`` is the iteration that has just finished, None at the start; ``found`` is the diff so far, None unless the
-    campaign runs until it is decided.
+    ``last`` is the iteration that has just finished, None at the start; ``diff`` is that of the builds so far, in a
+    campaign that runs until it is decided, else None.
     """
 
     done: int
@@ -61,7 +61,7 @@ class CampaignProgress:
     unproven: int = 0
     mixtures: int = 0
     last: CampaignBuild | None = None
-    found: TacticDiff | None = None
+    diff: TacticDiff | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class DebugBuildResult(OpResult):
     bisections: tuple[BisectResult, ...] = ()  # results of mixing good and bad builds, if the campaign did
     confirmed: tuple[str, ...] = ()  # the culprits that these confirm, in words
     options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
-    found: TacticDiff
+    diff: TacticDiff
 
     @property
     def mixtures(self) -> int:
@@ -91,7 +91,7 @@ class DebugBuildResult(OpResult):
     def headline(self) -> str:
         """The conclusion of the bisections, or else of the diff."""
         if self.confirmed or not self.bisections:
-            return "confirmed" if self.confirmed else self.found.conclusion
+            return "confirmed" if self.confirmed else self.diff.conclusion
         outcomes = [r.outcome for r in self.bisections if r.outcome not in ("confirmed", "sufficient")]
         return outcomes[-1] if outcomes else "undecided"
 
@@ -100,9 +100,9 @@ class DebugBuildResult(OpResult):
         """Prove a culprit, or mix builds where more are needed; if all are bad, vary the tactics, or else triage."""
         if self.run_id and self.headline == "confirmed":
             return NextStep("debug prove", {"run": self.run_id})
-        if self.run_id and self.found.conclusion in ("narrowed down", "not enough runs"):
+        if self.run_id and self.diff.conclusion in ("narrowed down", "not enough runs"):
             return NextStep("debug bisect", {"run": self.run_id})
-        if self.run_id and self.subject and self.found.conclusion == "no good builds":
+        if self.run_id and self.subject and self.diff.conclusion == "no good builds":
             options = {"model": self.subject, **self.options}
             if not (self.drawn or self.options.get("random_tactics")):
                 return NextStep("debug build", {**options, "random_tactics": True, "experiment": self.experiment})
@@ -123,11 +123,11 @@ class DebugBuildResult(OpResult):
             yield ""
         for result in self.bisections:
             yield f"- Mixtures of `{result.good_run[:8]}` and `{result.bad_run[:8]}`: {result.summary}"
-        if self.confirmed and self.found.conclusion == "not enough runs":
+        if self.confirmed and self.diff.conclusion == "not enough runs":
             return  # that is what the mixtures are for
         if self.bisections:
             yield from ("", "## Without the mixtures", "")
-        yield from diff_body(self.found)
+        yield from diff_body(self.diff)
 
 
 Submit: TypeAlias = Callable[[Campaign, int], "Future[CampaignBuild]"]
@@ -338,7 +338,7 @@ class _CampaignState:
                 seed=config.seed + len(planner.done),
                 devices=config.devices,
             ),
-            held_units=pair.given,
+            held_units=pair.held,
         )
         planner.add(result, len(self._table))
 
@@ -367,7 +367,7 @@ class _CampaignState:
                 limit=self.campaign.config.limit,
                 mixtures=self._planner.trials + mixtures,
                 last=last,
-                found=self._diff,
+                diff=self._diff,
                 **campaigns.counts(self._table),
             )
             self._progress(progress)
@@ -390,7 +390,7 @@ class _CampaignState:
             # Without the seed of draws, since a command line only has that of the data.
             options=arguments_of(config) | {"seed": arguments_of(config.check).get("seed")},
             subject="" if config.command is not None else self.campaign.model,
-            found=tactic_diff,
+            diff=tactic_diff,
         ).kept_in(self._run, self.campaign.experiment)
         campaigns.log_table(self._run, self._table)
         log_diff(self._run, tactic_diff)

@@ -18,7 +18,7 @@ from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
 from trtops.tracking.records import run_id_of
 
 _CAMPAIGN, _BUILDS = "debug_build", ("build", "iteration")
-_SHOWN = 10  # skipped runs and files on a page
+_MAX_LISTED_SKIPS = 10  # skipped runs and files on a page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class DiffTacticsResult(OpResult):
 
     title: str = "diff tactics"
     builds: int
-    found: TacticDiff
+    diff: TacticDiff
     skipped: Skipped = ()
 
     @property
@@ -73,25 +73,25 @@ class DiffTacticsResult(OpResult):
     @property
     def headline(self) -> str:
         """The diff's conclusion."""
-        return self.found.conclusion
+        return self.diff.conclusion
 
     def difference_lines(self) -> Iterator[str]:
         """The plain difference between good and bad builds, in the lines that Polygraphy prints."""
-        yield f"Loaded {self.found.good} good tactic replays."
-        yield f"Loaded {self.found.bad} bad tactic replays."
-        if self.found.set_difference:
+        yield f"Loaded {self.diff.good} good tactic replays."
+        yield f"Loaded {self.diff.bad} bad tactic replays."
+        if self.diff.set_difference:
             yield "Found potentially bad tactics:"
         else:
             yield "Could not determine potentially bad tactics. Try providing more tactic replay files if possible."
-        for only_bad in self.found.set_difference:
+        for only_bad in self.diff.set_difference:
             yield f"Layer: {only_bad.layer}\n    Algorithms: {list(map(algorithm_text, only_bad.choices))}"
 
     def body(self) -> Iterable[str]:
         """The diff's page, and what was skipped."""
-        yield from diff_body(self.found)
+        yield from diff_body(self.diff)
         if self.skipped:
             yield from ("", f"{len(self.skipped)} runs or files were skipped:", "")
-            yield listed([f"- `{name}`: {reason}" for name, reason in self.skipped], _SHOWN, "\n")
+            yield listed([f"- `{name}`: {reason}" for name, reason in self.skipped], _MAX_LISTED_SKIPS, "\n")
 
 
 def diff_tactics(
@@ -135,7 +135,7 @@ def diff_tactics(
         tactic_diff = run_step("compare", diff, table, confidence=config.confidence, by=config.by, blocks=blocks)
         run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
         log_diff(run, tactic_diff)
-        result = DiffTacticsResult(builds=len(table), found=tactic_diff, skipped=skipped)
+        result = DiffTacticsResult(builds=len(table), diff=tactic_diff, skipped=skipped)
         run_step("log", finish_with, run, result, tracker, title=name, evaluated=False)
     return result.kept_in(run, experiment)
 

@@ -137,7 +137,7 @@ def build_and_evaluate(
         "bad": NextStep.after(options, "debug accuracy", {"model": campaign.model, "experiment": campaign.experiment}),
     }
     step = str(next_steps.get(verdict, ""))
-    present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, why=reasons, next=step))
+    present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, reasons=reasons, next=step))
     run.finish(verdict)
     tactics = None if build is None else build.tactics
     return CampaignBuild(run_id=run.id, verdict=verdict, reasons=reasons, tactics=tactics)
@@ -167,12 +167,12 @@ def denial_scope(campaign: Campaign, bad: StoredRun, tracker: Tracker, command: 
         return {"command": command}
     if tolerances is None or tested_aspect(bad.info) == "precision":
         return {}
-    place, model, check = campaign.config.place, _load_model(campaign.model), campaign.config.check
+    build_place, model, check = campaign.config.place, _load_model(campaign.model), campaign.config.check
     with contextlib.suppress(errors.TrtopsError):  # such as a number that was not recorded
         build = builds.load_build(bad, engine=False)
         report = Evaluation.from_json(bad.read_bytes(schema.Artifact.ACCURACY)).report
         request = (model, check, build.spec.config, str(_golden_file(tracker, campaign)), build.calibration_cache)
-        with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
+        with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
             limits = backend.worker.run(default_limits, *request, timeout=backend.timeout)
         if not report.evaluate(limits):
             return {}

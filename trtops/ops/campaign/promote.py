@@ -107,7 +107,7 @@ class Resolution(Record):
     run_id: str | None = None
     version: str | None = None
     path: str | None = None  # the engine among the run's artifacts
-    why: str = ""  # why no engine is accepted, and what to do; empty otherwise
+    reason: str = ""  # why no engine is accepted, and what to do; empty otherwise
     engine_sha256: str | None = None
     accepted_by: str | None = None  # the user that MLflow's server authenticated; None without accounts
     signed_by: str | None = None  # the key that signed its run, where a signature was required
@@ -115,7 +115,7 @@ class Resolution(Record):
     def engine(self, tracker: Tracker) -> Engine:
         """Load the accepted engine, checked against its run's manifest."""
         if self.run_id is None:
-            raise errors.ConfigError(self.why)
+            raise errors.ConfigError(self.reason)
         engine = builds.load_engine(tracker.load(self.run_id))
         if sha256(engine.plan) != self.engine_sha256:  # manifest and file may have been changed together since
             raise incomplete(self.run_id, f"its engine is not the one of digest {self.engine_sha256} that was resolved")
@@ -203,7 +203,7 @@ def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
         check = replace(check, labels=None)
     logged_materials = [
         material
-        for material in materials.given
+        for material in materials.inputs
         if material.name in ("data", "golden") and material.path in stored.manifest
     ]
     return with_options(
@@ -360,7 +360,7 @@ def resolve(
     try:
         named = tracker.registered(resolution.name, resolution.alias)
     except errors.StoreError as exc:
-        return replace(resolution, why=str(exc))
+        return replace(resolution, reason=str(exc))
     same_model = {} if named is not None else {schema.Tag.MODEL_SHA256: loaded_model.info.sha256}
     others = (
         [candidate for alias, candidate in tracker.accepted(same_model) if alias == resolution.alias]
@@ -381,7 +381,7 @@ def resolve(
         f"{current.backend} {current.backend_version} (alias {resolution.alias}). Accepted engines of that "
         f"name: {accepted}. Promote a good run made here."
     )
-    return replace(resolution, why=reason)
+    return replace(resolution, reason=reason)
 
 
 def _check_version(
@@ -394,7 +394,7 @@ def _check_version(
         signed_by = require_signed(stored, keys) if keys else None
         engine_sha256 = sha256(stored.read_bytes(version.path))
     except (errors.IncompleteRunError, errors.RunNotFoundError, errors.SignatureError) as exc:
-        return replace(resolution, why=f"Version {version.version} of {resolution.name!r} cannot be used: {exc}")
+        return replace(resolution, reason=f"Version {version.version} of {resolution.name!r} cannot be used: {exc}")
     # Anybody who can write to the registry can register a version. Run and version have to agree on what it is.
     promised = {schema.Tag.ENGINE_SHA256: engine_sha256, schema.Tag.MODEL_SHA256: model.info.sha256}
     for tag, value in promised.items():
@@ -402,7 +402,7 @@ def _check_version(
             subject = "engine" if tag == schema.Tag.ENGINE_SHA256 else "model"
             return replace(
                 resolution,
-                why=f"Version {version.version} of {resolution.name!r} is of another {subject} than run "
+                reason=f"Version {version.version} of {resolution.name!r} is of another {subject} than run "
                 f"{version.run_id} holds; it was not registered by promoting. Promote a good run.",
             )
     return replace(

@@ -128,9 +128,9 @@ def remove_nodes(
                 remove_from(body, constants)
 
     def remove(proto: onnx.ModelProto) -> list[str]:
-        known = {node.op_type for graph in walk.graphs(proto.graph) for node in graph.node}
+        present_types = {node.op_type for graph in walk.graphs(proto.graph) for node in graph.node}
         for kind in types:
-            errors.check_known(kind, known, "The model has no node of type")
+            errors.check_known(kind, present_types, "The model has no node of type")
         remove_from(proto.graph, {})
         return [f"Removed {len(removed)} nodes: {listed(removed)}."]
 
@@ -185,12 +185,12 @@ def sanitize(
             edit.override_input_shapes(proto, input_shapes)
             shapes.infer_shapes(proto, symbolic=symbolic_shapes)
             changes.append(f"Changed the shapes of {listed(input_shapes)}.")
-        wanted = outputs if output_types is None else edit.outputs_of_types(proto.graph, output_types)
-        if wanted is not None:
-            edit.set_outputs(proto, wanted)
+        new_outputs = outputs if output_types is None else edit.outputs_of_types(proto.graph, output_types)
+        if new_outputs is not None:
+            edit.set_outputs(proto, new_outputs)
         if exclude_outputs is not None:
             edit.drop_outputs(proto, exclude_outputs)
-        if wanted is not None or exclude_outputs is not None:
+        if new_outputs is not None or exclude_outputs is not None:
             changes.append(f"The outputs are now {listed(value.name for value in proto.graph.output)}.")
         if sort and edit.sort_nodes(proto):
             changes.append("Sorted the nodes in order of execution.")
@@ -244,11 +244,11 @@ def reconstruct_weights(
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
     """Restore the weights of a stripped model from the original model, or with random values if it is None."""
-    known = None if original is None else _load_with_weights(original)[0]
+    original_model = None if original is None else _load_with_weights(original)[0]
 
     def put_back(proto: onnx.ModelProto) -> list[str]:
-        names = weights.reconstruct_weights(proto, known)
-        return [f"Restored {len(names)} {'random ' if known is None else ''}weights."]
+        names = weights.reconstruct_weights(proto, original_model)
+        return [f"Restored {len(names)} {'random ' if original_model is None else ''}weights."]
 
     # A stripped model is only consistent once its weights are back.
     return operate(model, output, save_as, put_back, check="after")

@@ -44,7 +44,7 @@ from trtops.verdict import Verdict
 log = logging.getLogger(__name__)
 
 _LONGEST_CHAIN = 12
-_SHOWN = 40  # tensors in the terminal
+_MAX_PRINTED_TENSORS = 40  # tensors in the terminal
 _UNKNOWN_BYTES = 1 << 20
 # Of tensors observed at the same time. Both sides share a third of TRTOPS_MEMORY_LIMIT with the weights.
 _WINDOW_BYTES = 128 << 20
@@ -143,7 +143,7 @@ class TensorError(Record):
     layer: str = ""  # of the engine
 
 
-_COLUMNS = ("tensor", "node", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
+_TENSOR_COLUMNS = ("tensor", "node", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
 
 
 def _cells(t: TensorError) -> tuple[str | float | None, ...]:
@@ -177,11 +177,11 @@ class AccuracyResult(OpResult):
         """If an output differs, find the nodes that must stay in FP32, where a precision can be the cause."""
         if self.verdict != "bad" or not self.subject:
             return super().next_step
-        own = {"model": self.subject, "experiment": self.experiment if self.run_id else None}
+        arguments = {"model": self.subject, "experiment": self.experiment if self.run_id else None}
         if self.precision in ("fp16", "bf16"):
-            own |= {"precision": self.precision, "output": "mixed.onnx"}
-            return NextStep.after(self.options, "debug precision", own)
-        return NextStep.after(self.options, "triage", own)
+            arguments |= {"precision": self.precision, "output": "mixed.onnx"}
+            return NextStep.after(self.options, "debug precision", arguments)
+        return NextStep.after(self.options, "triage", arguments)
 
     def sections(self) -> Iterator[Section]:
         """The findings, a chart of every tensor's error in order of execution, and the numbers."""
@@ -193,14 +193,14 @@ class AccuracyResult(OpResult):
         yield Section(text="\n\n".join(self._findings()), chart=chart if points else None)
         if self.tensors:
             rows = tuple(_cells(tensor) for tensor in self.tensors)
-            yield Section(title="Tensors", table=Table(columns=_COLUMNS, rows=rows))
+            yield Section(title="Tensors", table=Table(columns=_TENSOR_COLUMNS, rows=rows))
 
     def text(self) -> str:
         """The findings, with a table of the tensors around the first that differs, or else of the last."""
         at = next((i for i, tensor in enumerate(self.tensors) if tensor.name == self.first), len(self.tensors))
-        start = max(min(at - _SHOWN // 3, len(self.tensors) - _SHOWN), 0)
-        rows = map(_cells, self.tensors[start : start + _SHOWN])
-        return "\n".join([*self._findings(), "", table(_COLUMNS, rows)])
+        start = max(min(at - _MAX_PRINTED_TENSORS // 3, len(self.tensors) - _MAX_PRINTED_TENSORS), 0)
+        rows = map(_cells, self.tensors[start : start + _MAX_PRINTED_TENSORS])
+        return "\n".join([*self._findings(), "", table(_TENSOR_COLUMNS, rows)])
 
     def _findings(self) -> Iterator[str]:
         if self.disappears:
@@ -264,27 +264,27 @@ def accuracy(
         opened = run_step("load", open_model, model)
         profiles = actual.profiles if isinstance(actual, BuildConfig) else ()
         source = config.open_for(opened, feeds, profiles=profiles)
-        given = [dict(feed) for feed in source]
+        samples = [dict(feed) for feed in source]
         tolerances = tolerances_for(tested, config.tolerances, opened)
         # Masks hold the smallest FP32 number, which a lower precision cannot represent and clamps.
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
-        timing_feed = {name: np.asarray(array) for name, array in given[0].items()}
+        timing_feed = {name: np.asarray(array) for name, array in samples[0].items()}
         make = Built(actual, timing_feed) if isinstance(actual, BuildConfig) else actual
-        comparison = _Comparison(opened.proto(lean=True), make, given, tolerances, config.tolerances is not None)
+        comparison = _Comparison(opened.proto(lean=True), make, samples, tolerances, config.tolerances is not None)
         with naming_assumed(opened, source):
-            found = run_step("compare", comparison.run)
+            compared = run_step("compare", comparison.run)
         seconds = time.perf_counter() - started
         subject_file = str(subject.file or "")
-        found = replace(
-            found,
+        compared = replace(
+            compared,
             title=f"accuracy {subject}",
             subject=subject_file,
             seconds=seconds,
             precision=tested,
             options=options,
         )
-        result = found.kept_in(run, experiment)
+        result = compared.kept_in(run, experiment)
         run.log_params({"model": opened.name, **config.to_dict()})
         numbers = {
             "tensors": len(result.tensors),
@@ -292,7 +292,7 @@ def accuracy(
             "largest_error": max((t.error for t in result.tensors), default=0.0),
         }
         run.log_metrics(schema.family(schema.Metric.ACCURACY, seconds=result.seconds, **numbers))
-        run.log_table(schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
+        run.log_table(schema.Artifact.ACCURACY_TENSORS, _TENSOR_COLUMNS, map(_cells, result.tensors))
         run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.ACCURACY_RESULT)
         return result
 
@@ -306,17 +306,17 @@ class _Comparison:
         actual: MakeRunner,
         feeds: Sequence[Feed],
         tolerances: Tolerances,
-        given: bool,
+        user_tolerances: bool,
     ) -> None:
         self.model = model
         self.actual = actual
         self.feeds = feeds
         self.tolerances = tolerances
-        self.given = given
+        self.user_tolerances = user_tolerances
         self.cutter = Cutter(model)
         # The node that makes each tensor that can be observed.
         self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
-        self.found: dict[str, TensorError] = {}
+        self.tensor_errors: dict[str, TensorError] = {}
         # Types and shapes, inferred from the shapes of the largest feed, since windows must fit it. Small weights are
         # kept, because shapes are computed from them.
         largest = max(
@@ -344,11 +344,11 @@ class _Comparison:
             compared = {output.name: output for output in report.outputs}
             observed_differs |= any(compared[name].verdict == "bad" for name in outputs)
             for name in window:
-                self.found[name] = self._tensor_error(compared[name], [arrays[name] for arrays in golden])
-            own = [{name: arrays[name] for name in outputs} for arrays in golden]
+                self.tensor_errors[name] = self._tensor_error(compared[name], [arrays[name] for arrays in golden])
+            golden_outputs = [{name: arrays[name] for name in outputs} for arrays in golden]
             del actual, golden  # the next window is as large
-        differs = compare_outputs(unobserved, own, tolerances, only_limited=True).verdict == "bad"
-        tensors = tuple(self.found.values())
+        differs = compare_outputs(unobserved, golden_outputs, tolerances, only_limited=True).verdict == "bad"
+        tensors = tuple(self.tensor_errors.values())
         first = next((t.name for t in tensors if t.verdict == "bad"), None)
         nonfinite = next((t.name for t in tensors if t.nonfinite), None)
         # The origin is where the error exceeds that of what the node read by the largest factor.
@@ -414,7 +414,7 @@ class _Comparison:
 
     def _limits(self, golden: list[dict[str, Any]]) -> Tolerances:
         """The tolerances of the model's present outputs: for engines from rounding, unless they are given."""
-        if self.given or not isinstance(self.actual, Built):
+        if self.user_tolerances or not isinstance(self.actual, Built):
             return self.tolerances
         results = RunResults()
         results.add(golden)
@@ -468,7 +468,7 @@ class _Comparison:
     def _read_by_maker(self, tensor: str) -> list[TensorError]:
         """What a tensor's node reads, as far as it was compared."""
         names = self.cutter.reads(self.makers[tensor]) if tensor in self.makers else ()
-        return [self.found[name] for name in names if name in self.found]
+        return [self.tensor_errors[name] for name in names if name in self.tensor_errors]
 
     def _error_before(self, tensor: str) -> float:
         return max((entry.error for entry in self._read_by_maker(tensor)), default=0.0)

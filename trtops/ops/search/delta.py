@@ -147,8 +147,8 @@ class Search:
         OutOfTestsError if the answer is unknown and no more tests may run.
         """
         # No nodes cannot fail, and a model of none could not be written.
-        each = frozenset(items)
-        return bool(each) and self._answer(each)
+        members = frozenset(items)
+        return bool(members) and self._answer(members)
 
     def holds_for_none(self) -> bool:
         """Whether the test holds for the empty set."""
@@ -230,17 +230,17 @@ class Search:
         # Zeller and Hildebrandt's ddmin (IEEE TSE 28(2), 2002) without tests of single chunks, and without starting
         # over after each chunk: about two tests per item where many items are needed. Chunks are left out as long as
         # the test holds for the rest; first halves, in the end single items.
-        kept = list(items)
-        size = max(len(kept) // 2, 1)
+        remaining = list(items)
+        size = max(len(remaining) // 2, 1)
         while True:
-            before = end = len(kept)
+            before = end = len(remaining)
             while end > 0:
                 start = max(end - size, 0)
-                if self.holds(rest := kept[:start] + kept[end:]):
-                    kept = rest
+                if self.holds(rest := remaining[:start] + remaining[end:]):
+                    remaining = rest
                 end = start
-            if size == 1 and len(kept) == before:
-                return kept
+            if size == 1 and len(remaining) == before:
+                return remaining
             size = max(size // 2, 1)
 
 

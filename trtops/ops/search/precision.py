@@ -190,8 +190,8 @@ class PrecisionResult(OpResult):
         """Build the model in mixed precision, if it was written."""
         if not (self.run_id and self.path and self.verdict == "good"):
             return super().next_step
-        own = {"model": self.path, "backend": "onnxruntime", "experiment": self.experiment}
-        return NextStep.after(self.options, "convert", own)
+        arguments = {"model": self.path, "backend": "onnxruntime", "experiment": self.experiment}
+        return NextStep.after(self.options, "convert", arguments)
 
     def sections(self) -> Iterator[Section]:
         """The result, with a chart of accuracy against the number of nodes kept."""
@@ -206,15 +206,15 @@ class PrecisionResult(OpResult):
 
     def text(self) -> str:
         """The result for a terminal: what to keep, and a table of the models."""
-        kept = f"{len(self.keep)} of {self.nodes} nodes"
+        kept_count = f"{len(self.keep)} of {self.nodes} nodes"
         if self.latencies:
-            lines = [f"The fastest model that passes keeps {kept} in FP32: {', '.join(self.keep)}"]
+            lines = [f"The fastest model that passes keeps {kept_count} in FP32: {', '.join(self.keep)}"]
         elif self.outcome == "good":
             lines = [f"All {self.nodes} nodes can be lowered."]
             if self.excess is None:
                 lines.append("The check has not failed once: make sure that it fails for wrong outputs.")
         elif self.outcome == "mixed":
-            lines = [f"{kept} must stay in FP32: {', '.join(self.keep)}"]
+            lines = [f"{kept_count} must stay in FP32: {', '.join(self.keep)}"]
         else:
             lines = ["Even with every node in FP32 the outputs are not accurate enough, or the check is broken."]
         if self.excess is not None:
@@ -254,7 +254,7 @@ def precision(
     """
     if evaluate is not None:
         unused = ("data", "input_shapes", "iterations", "seed", "tolerances")
-        used = " ".join(each.name for each in fields(config) if each.name not in unused)
+        used = " ".join(field.name for field in fields(config) if field.name not in unused)
         refuse_unused(config, {"": used}, op="precision with a check")
     if config.fastest and evaluate is not None:
         raise errors.ConfigError("fastest measures engines; a check command or function gives none. Use one of them.")
@@ -267,10 +267,12 @@ def precision(
         if config.output is not None and Path(config.output).resolve() in {path.resolve() for path in opened.files()}:
             raise errors.ConfigError(f"output is {config.output!r}, which is the model itself. Use another path.")
         search = _PrecisionSearch(opened, config, feeds, runner, evaluate, progress)
-        found, candidate = run_step("search", search.run)
+        search_result, candidate = run_step("search", search.run)
         seconds = time.perf_counter() - started
-        found = replace(found, title=f"precision {subject}", subject=str(subject.file or ""), seconds=seconds)
-        result = found.kept_in(run, experiment)
+        search_result = replace(
+            search_result, title=f"precision {subject}", subject=str(subject.file or ""), seconds=seconds
+        )
+        result = search_result.kept_in(run, experiment)
         if config.output is not None:
             save_model(candidate.rewritten.model, config.output)
         run.log_params({"model": opened.name, **config.to_dict()})
@@ -302,8 +304,8 @@ class _PrecisionSearch:
         opened = config.open_for(model, feeds, profiles=config.profiles)
         self.feeds = [] if evaluate else [dict(feed) for feed in opened]
         with naming_assumed(model, opened):
-            found = reference_outputs(self.original, self.feeds) if self.feeds else []
-        self.golden = [dict(outputs) for outputs in found]
+            reference = reference_outputs(self.original, self.feeds) if self.feeds else []
+        self.golden = [dict(outputs) for outputs in reference]
         nan = NanRows.of(model, self.feeds)
         undefined = find_undefined(model, self.feeds, nan, config.tolerances) if self.feeds else Undefined()
         if undefined.reasons:
@@ -358,9 +360,9 @@ class _PrecisionSearch:
         try:
             if self.config.mode == "minimal":
                 return frozenset(self.search.smallest(order)), "mixed", True
-            kept = order if self.config.direction == "forward" else order[::-1]
-            number = self.search.least(lambda count: kept[:count], len(kept), self.config.mode)
-            return frozenset(kept[:number]), "mixed", False
+            candidates = order if self.config.direction == "forward" else order[::-1]
+            number = self.search.least(lambda count: candidates[:count], len(candidates), self.config.mode)
+            return frozenset(candidates[:number]), "mixed", False
         except OutOfTestsError:
             return self.search.smallest_so_far(), "mixed", False
 
@@ -433,14 +435,14 @@ def _worst_excess(report: ComparisonReport, tolerances: Tolerances) -> float:
         statistics = output.statistics
         if statistics is None or statistics.nan_errors:
             return math.inf
-        own = tolerances.of(output.name)
-        atol = own.largest_abs(statistics)
-        if math.isinf(atol) or math.isinf(own.rtol):
+        limits = tolerances.of(output.name)
+        atol = limits.largest_abs(statistics)
+        if math.isinf(atol) or math.isinf(limits.rtol):
             # Every element is within an infinite tolerance; only the direction is left to rank candidates by.
             worst = max(worst, 1.0 - (statistics.cosine or 0.0))
             continue
         for d, r in statistics.frontier:
-            worst = max(worst, min(d / atol if atol else math.inf, r / own.rtol if own.rtol else math.inf))
-        if own.max_nrmse and statistics.nrmse is not None:
-            worst = max(worst, statistics.nrmse / own.max_nrmse)
+            worst = max(worst, min(d / atol if atol else math.inf, r / limits.rtol if limits.rtol else math.inf))
+        if limits.max_nrmse and statistics.nrmse is not None:
+            worst = max(worst, statistics.nrmse / limits.max_nrmse)
     return worst

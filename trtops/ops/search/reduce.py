@@ -196,8 +196,10 @@ def reduce(
     name = f"{subject.name} reduce"
     with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
         opened = run_step("load", open_model, model)
-        found, steps = run_step("search", _find_culprit, opened, check, config, feeds, progress)
-        result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
+        search_result, steps = run_step("search", _find_culprit, opened, check, config, feeds, progress)
+        result = replace(search_result, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(
+            run, experiment
+        )
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
             _log_result(run, result, steps)
@@ -226,24 +228,24 @@ def _find_culprit(
         if name not in inputs:
             raise errors.InputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
         inputs[name] = replace(inputs[name], shape=tuple(shape))
-    given: list[Feed] = []
+    samples: list[Feed] = []
     source: Iterable[Feed] = ()
     if config.inputs == "real":
         source = config.open_for(model, feeds, inputs) if inputs else [{}]
-        given = [dict(feed) for feed in source]
-        for feed in given:
+        samples = [dict(feed) for feed in source]
+        for feed in samples:
             check_feed(inputs, feed)
     # As in Polygraphy, tensors of other branches become weights only if the user gives data.
     freeze = config.inputs == "real" and (feeds is not None or config.data is not None)
     data = f"{config.inputs}, branches {'frozen' if freeze else 'inputs'}"
-    if given:
+    if samples:
         # Arrays of objects have no bytes of their own; their text has.
-        plain = [{n: a.astype(str) if a.dtype.kind == "O" else a for n, a in feed.items()} for feed in given]
+        plain = [{n: a.astype(str) if a.dtype.kind == "O" else a for n, a in feed.items()} for feed in samples]
         data += f" {Feeds('', lambda: plain).digest()}"
     with ExitStack() as stack:
         values: Values
         try:
-            values = Declared(cutter.model, inputs) if config.inputs == "declared" else observe(cutter, given)
+            values = Declared(cutter.model, inputs) if config.inputs == "declared" else observe(cutter, samples)
             stack.callback(getattr(values, "close", int))
         except (errors.BackendError, errors.InvalidModelError) as exc:
             if freeze or isinstance(check, ComparisonCheck):  # which need its values
@@ -259,7 +261,7 @@ def _find_culprit(
             # The whole model first: without its failure there is nothing to search for.
             search.holds(reduction.everything)
             whole = search.answers[reduction.everything]
-            found = reduction.culprit() if whole.verdict == "fail" else None
+            culprit_parts = reduction.culprit() if whole.verdict == "fail" else None
         except BaseException:
             if config.save_replay is not None and search.steps:
                 log.warning(
@@ -272,24 +274,24 @@ def _find_culprit(
             Path(config.save_replay).unlink(missing_ok=True)  # its one answer would stop the next search as well
         # A check that passes nothing, such as a misspelled command, would make any node the culprit.
         passing = [parts for parts, step in search.answers.items() if step.verdict == "pass"]
-        if found and not passing:
+        if culprit_parts and not passing:
             log.warning(
                 "The check passed nothing, so it may be broken. Run it on a correct model. Its output: %s",
                 whole.detail.strip() or "none",
             )
-        if config.min_good is not None and found and passing:
-            size = len(reduction.nodes(found))
+        if config.min_good is not None and culprit_parts and passing:
+            size = len(reduction.nodes(culprit_parts))
             closest = min(passing, key=lambda parts: (abs(len(reduction.nodes(parts)) - size), sorted(parts)))
             save_model(reduction.cut(closest).proto, config.min_good, **config.save_as.for_another())
         result = ReduceResult(
-            verdict="bad" if found else "good",
+            verdict="bad" if culprit_parts else "good",
             whole=whole.verdict,
-            culprit=None if found is None else reduction.save(found),
+            culprit=None if culprit_parts is None else reduction.save(culprit_parts),
             nodes=len(cutter.order),
             checks=search.tests,
             resumed=search.resumed,
             seconds=time.perf_counter() - started,
-            detail=whole.detail or ("" if found else "the whole model passes"),
+            detail=whole.detail or ("" if culprit_parts else "the whole model passes"),
         )
     return result, search.steps
 
@@ -361,9 +363,9 @@ class _Reduction:
             low, high = self.search.halve(parts)
         elif single := next((frozenset([part]) for part in parts if self.search.holds([part])), None):
             return single
-        found = self._shortest_end(self._shortest_beginning(parts[low:high]))
+        stretch = self._shortest_end(self._shortest_beginning(parts[low:high]))
         self.search.stage = "nodes"
-        smallest = frozenset(self.search.smallest(found))
+        smallest = frozenset(self.search.smallest(stretch))
         if len(smallest) == 1:
             return smallest
         # A long stretch can fail because of errors that add up along it, such as rounding, next to a smaller culprit.
@@ -393,10 +395,10 @@ class _Reduction:
             needs = {(p, maker[n]) for p, index in members for n in self._cutter.reads(index) if maker.get(n, p) != p}
             inner = {needed if self._config.reduce_outputs else needing for needing, needed in needs}
             ends = sorted(parts - inner, reverse=True)
-            found = next((parts - {end} for end in ends if self.search.holds(parts - {end})), None)
-            if found is None:
+            shorter = next((parts - {end} for end in ends if self.search.holds(parts - {end})), None)
+            if shorter is None:
                 return parts
-            parts = found
+            parts = shorter
 
     def save(self, parts: Items) -> Culprit:
         """The culprit, whose model and inputs are saved if the config says where."""

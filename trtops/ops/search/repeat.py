@@ -161,10 +161,10 @@ def iterate(
 
 def sort_artifacts(names: Iterable[str], folder: str | Path, *, good: bool, label: str) -> None:
     """Move the files that a check left to ``good/`` or ``bad/``, with a label in their names; skip missing ones."""
-    place = Path(folder) / ("good" if good else "bad")
+    target_folder = Path(folder) / ("good" if good else "bad")
     for path in map(Path, names):
         if not path.exists():
             log.warning("%s was not there after %s; it is skipped", path, label)
             continue
-        place.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, place / f"{path.stem}_{label}{path.suffix}")
+        target_folder.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, target_folder / f"{path.stem}_{label}{path.suffix}")

@@ -88,7 +88,7 @@ class TriageResult(OpResult):
     @property
     def places(self) -> tuple[str, ...]:
         """Where the fault is, the most certain first."""
-        return tuple(dict.fromkeys(place for step in reversed(self.steps) for place in step.places))
+        return tuple(dict.fromkeys(location for step in reversed(self.steps) for location in step.places))
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ class TriageResult(OpResult):
     def summary(self) -> Iterator[str]:
         """The fault, its remedies, and the cost of the search."""
         if self.kind != "none":
-            places = ", ".join(f"`{place}`" for place in self.places[:5])
+            places = ", ".join(f"`{location}`" for location in self.places[:5])
             yield f"**{self.kind.capitalize()}**{f' at {places}' if places else ''}."
         yield from (f"- Remedy: {remedy}" for remedy in self.remedies)
         if self.minimal:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 # Free bytes below which a disk is taken to be full.
 _LITTLE = 1 << 16
-_BLOCK = 200  # runs that are read at once
+_RUNS_PER_READ = 200  # runs that are read at once
 
 
 def ensure_store(location: str | Path | Store | None = None) -> Store:
@@ -132,8 +132,8 @@ def search_runs(
     values: tuple[str | int, ...] = (*map(int, experiment_ids), len(id_prefix), id_prefix, *statuses, *pairs)
     query = f"SELECT run_uuid FROM runs WHERE {' AND '.join(conditions)} ORDER BY start_time DESC, run_uuid"
     ids = [run_id for (run_id,) in _select(store, query, *values)]
-    for start in range(0, len(ids), _BLOCK):
-        block = ids[start : start + _BLOCK]
+    for start in range(0, len(ids), _RUNS_PER_READ):
+        block = ids[start : start + _RUNS_PER_READ]
         yield from run_rows(store, f"run_uuid IN ({_marks(block)})", *block)
 
 

@@ -11,12 +11,17 @@ import zlib
 from trtops.tracking.schema import Tag
 
 _KEY = "trtops"
-_COLUMNS = ("metrics.`error/of_limit`", "metrics.`latency/p50_ms`", f"tags.`{Tag.VERDICT}`", f"tags.`{Tag.HEADLINE}`")
+_RUN_COLUMNS = (
+    "metrics.`error/of_limit`",
+    "metrics.`latency/p50_ms`",
+    f"tags.`{Tag.VERDICT}`",
+    f"tags.`{Tag.HEADLINE}`",
+)
 
 
 def experiment_tags(experiment_id: str) -> dict[str, str]:
     """Tags of a new experiment: the view, and a description with a link to it, which MLflow shows above the runs."""
-    columns = ["attributes.`Created`", *_COLUMNS]
+    columns = ["attributes.`Created`", *_RUN_COLUMNS]
     state = {"orderByKey": "attributes.start_time", "orderByAsc": False, "selectedColumns": columns}
     packed = base64.b64encode(zlib.compress(json.dumps({"lifecycleFilter": "Active", **state}).encode())).decode()
     created_ms = round(1000 * time.time())

@@ -47,7 +47,10 @@ def inspect_data(
     runs: list[tuple[str, list[dict[str, Any]], int]] = []  # a runner, the iterations to show, and how many it has
     for runner, iterations in saved.items() if isinstance(saved, RunResults) else [("inputs", saved)]:
         shown = iterations if all_iterations else iterations[:1]
-        arrays = [{name: _as_array(array, f"{path}: {name!r}") for name, array in each.items()} for each in shown]
+        arrays = [
+            {name: _as_array(array, f"{path}: {name!r}") for name, array in saved_arrays.items()}
+            for saved_arrays in shown
+        ]
         runs.append((runner, arrays, len(iterations)))
 
     def describe() -> JSONValue:
@@ -60,14 +63,14 @@ def inspect_data(
 
     def array_lines(name: str, array: Any) -> Iterator[str]:
         yield f"{one_line(name)} [dtype={array.dtype}, shape={array.shape}] | Stats: {statistics_text(array)}"
-        found: Any = summarize(array)
-        if found["nan"] or found["inf"]:
-            text = f"    NaN={found['nan']}, inf={found['inf']}"
-            if found["mean"] is not None:
-                text += f" | Others: mean={found['mean']:.5g}, std-dev={found['std']:.5g}, median={found['median']:.5g}"
-                text += f", min={found['minimum']:.5g}, max={found['maximum']:.5g}"
+        stats: Any = summarize(array)
+        if stats["nan"] or stats["inf"]:
+            text = f"    NaN={stats['nan']}, inf={stats['inf']}"
+            if stats["mean"] is not None:
+                text += f" | Others: mean={stats['mean']:.5g}, std-dev={stats['std']:.5g}, median={stats['median']:.5g}"
+                text += f", min={stats['minimum']:.5g}, max={stats['maximum']:.5g}"
             yield text
-        if histogram and found["mean"] is not None:
+        if histogram and stats["mean"] is not None:
             yield from (f"    {line}" for line in histogram_lines(array))
         if show_values:
             edge, width = (sys.maxsize if n < 1 else n for n in (items, line_width))
@@ -144,8 +147,8 @@ def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[
                 yield from ("", f"    -- Iteration: {number}")
                 for name, match in matches.items():
                     numbers = {} if isinstance(match, bool) else match.metric_values()
-                    known = ", ".join(f"{n}={value:.5g}" for n, value in numbers.items() if value is not None)
-                    yield f"        {name} | {'PASSED' if match else 'FAILED'}{f' | {known}' if known else ''}"
+                    metrics = ", ".join(f"{n}={value:.5g}" for n, value in numbers.items() if value is not None)
+                    yield f"        {name} | {'PASSED' if match else 'FAILED'}{f' | {metrics}' if metrics else ''}"
 
 
 def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
@@ -196,8 +199,8 @@ def tensors_text(engine: EngineDescription, path: str | Path) -> str:
     lines = [f"---- Tensors of {len(engine.layers)} Layers ----"]
     for layer in engine.layers:
         lines.append(f"{layer.name} [Op: {layer.op}]")
-        for arrow, each in (("   ", layer.inputs), (" ->", layer.outputs)):
-            for tensor in each:
+        for arrow, side_tensors in (("   ", layer.inputs), (" ->", layer.outputs)):
+            for tensor in side_tensors:
                 # Only tensors that were outputs or debug tensors (--mark-unfused-tensors-as-debug-tensors) were saved.
                 text = "not saved"
                 if tensor.name in tensors:
