@@ -47,7 +47,7 @@ _step_times: ContextVar[StepTimes | None] = ContextVar("step_times", default=Non
 
 
 class StepTimes:
-    """Wall and CPU seconds of the steps of an op. CPU time is that of this process, all threads together."""
+    """Wall and CPU seconds of the steps of an op. CPU time covers this process, all threads together."""
 
     last: StepTimes | None = None  # those of the op that ended last
 
@@ -121,7 +121,7 @@ class OpResult(Record):
 
     @property
     def next_step(self) -> NextStep | None:
-        """The command that usually comes next; None without a run, or if something is :attr:`needed` first."""
+        """The usual next command; None without a run, or if something is :attr:`needed` first."""
         return NextStep("inspect run", {"run": self.run_id}) if self.run_id and not self.needed else None
 
     @property
@@ -130,7 +130,7 @@ class OpResult(Record):
         return ""
 
     def summary_lines(self) -> str:
-        """Verdict, first reasons, evidence, what is needed, and the run; no run if none was kept."""
+        """Verdict, first reasons, evidence, required inputs, and the run; no run if none was kept."""
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
         reasons: tuple[str, ...] = getattr(self, "reasons", ())
         reasons_text = listed(
@@ -271,7 +271,7 @@ def op_run(
 
 
 def tracker_or_default(tracker: Tracker | None) -> Tracker:
-    """The given tracker, or that of the default store, which is made if it is missing."""
+    """The given tracker (default: the default store's, created if missing)."""
     if tracker is not None:
         return tracker
     from trtops.tracking.store import default_tracker
@@ -280,7 +280,7 @@ def tracker_or_default(tracker: Tracker | None) -> Tracker:
 
 
 def run_name(model: str, *facts: str, verdict: Verdict | None = None) -> str:
-    """The name of a model's run: a mark for the verdict, what distinguishes its runs, and the model's name.
+    """The name of a model's run: a mark for the verdict, its distinguishing options, and the model's name.
 
     MLflow's table of runs shows about 20 characters of a name, and the same red mark for bad engines and crashes.
     """
@@ -289,7 +289,7 @@ def run_name(model: str, *facts: str, verdict: Verdict | None = None) -> str:
 
 
 def model_file(path: str | Path) -> Path:
-    """The path of a model. Checked before a run starts, so that a mistyped name leaves no run."""
+    """The path of a model, checked before a run starts: a mistyped name leaves no run."""
     path = Path(path)
     if not path.exists():
         raise InvalidModelError(f"{path.absolute()} does not exist; expected an ONNX file.")
@@ -311,7 +311,7 @@ def run_step(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwa
 
 @contextmanager
 def step_time(name: str) -> Iterator[None]:
-    """Add the time of a block to the op's times, as a step that a flow does not show."""
+    """Add the time of a block to the op's times, as a step hidden from flows."""
     times, start = _step_times.get(), _clocks()
     try:
         yield
@@ -322,7 +322,7 @@ def step_time(name: str) -> Iterator[None]:
 
 @contextmanager
 def steps_run_by(runner: StepRunner) -> Iterator[None]:
-    """Let a function run the steps of all ops that are called in the block, in this thread."""
+    """Let a function run the steps of all ops called in the block, in this thread."""
     token = _step_runner.set(runner)
     try:
         yield

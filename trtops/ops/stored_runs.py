@@ -54,7 +54,7 @@ def runs(
     tags: Mapping[str, str] | None = None,
     limit: int | None = 50,
 ) -> Runs:
-    """Runs that match all filters, newest first, for example ``trtops.runs("digits").to_frame()``.
+    """Runs matching all filters, newest first, for example ``trtops.runs("digits").to_frame()``.
 
     ``parent`` is an id. Without a tracker, those of the default store.
     """
@@ -66,7 +66,7 @@ def runs(
 
 
 def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters: Any) -> list[Row]:
-    """Runs that match all filters of :func:`runs`, newest first.
+    """Runs matching all filters of :func:`runs`, newest first.
 
     With a query, only runs that built such ``engines``, of at most an experiment and a verdict. The best are good ones
     unless another verdict is given.
@@ -89,7 +89,7 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
 
 
 def runs_csv(tracker: Tracker, **filters: Any) -> str:
-    """Runs that match all filters of :func:`runs` as CSV, with a column for each param and metric."""
+    """Runs matching all filters of :func:`runs` as CSV, with a column for each param and metric."""
     return str(runs(tracker=tracker, **filters).to_frame().to_csv())
 
 
@@ -134,7 +134,7 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Record):
-    """One param or metric in which runs differ, with its value in each; empty if a run has none."""
+    """One differing param or metric of several runs, with its value in each; empty if a run has none."""
 
     name: str
     kind: str
@@ -142,7 +142,7 @@ class Line(Record):
 
 
 def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
-    """Params, then metrics, in which several runs differ."""
+    """Differing params, then metrics, of several runs."""
     infos = [tracker.info(run_id_of(run_id, tracker)) for run_id in run_ids]
     metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
     lines = []
@@ -182,14 +182,14 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Record):
-    """The file of a report that was written, and its run."""
+    """The written file of a report, and its run."""
 
     path: str
     run: str
 
 
 def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | None = None) -> Report:
-    """Write a page that shows stored runs next to the first one: verdicts, reasons, speed, options and layers."""
+    """Write a page with stored runs next to the first one: verdicts, reasons, speed, options and layers."""
     tracker = tracker_or_default(tracker)
     infos = [tracker.info(run_id_of(run, tracker)) for run in runs]
     labels = [f"{computes_in(info)} {info.id[:8]}".strip() for info in infos]
@@ -243,7 +243,7 @@ def _ratio(values: Sequence[float | None], number: int) -> float | None:
 
 
 def _layer_rows(tracker: Tracker, infos: Sequence[RunInfo]) -> tuple[tuple[str | None, ...], ...]:
-    """Precisions and kernels of the ONNX nodes that an engine computes otherwise than the first; at most 1000 rows."""
+    """Precisions and kernels of ONNX nodes with a difference from the first engine; at most 1000 rows."""
     rows: dict[tuple[str, ...], list[str | None]] = {}
     first, *others = (
         EngineLayers.of(map(Layer.from_dict, json.loads(data or b"[]")), {})

@@ -66,7 +66,7 @@ def page(
 
 
 def picture(data: bytes | None, name: str) -> str:
-    """A picture as the source of an ``<img>``, in which browsers run no script and fetch nothing; or empty."""
+    """A picture as the source of an ``<img>``, safe from scripts and remote content; or empty."""
     if data is None:
         return ""
     kind = (

@@ -22,7 +22,7 @@ _HEADLINE = 100
 
 
 def present(run: Run, tracker: Tracker, document: Document) -> None:
-    """Write the description and the report of a run that is about to end. Problems are only logged."""
+    """Write the description and the report of a run about to end. Problems are only logged."""
 
     def read(path: str) -> bytes | None:
         holder = info.tags.get(Tag.REUSED_FROM)

@@ -73,7 +73,7 @@ def facts_of(info: RunInfo) -> dict[str, Facts]:
 
 
 def computes_in(info: RunInfo) -> str:
-    """The precision that a run's engine computes in, such as ``FP32 (not FP16)``; empty if it has none."""
+    """The precision of a run's engine, such as ``FP32 (not FP16)``; empty without one."""
     return info.params.get("computes_in") or info.params.get("precision", "").upper()
 
 
@@ -117,7 +117,7 @@ def stored_sections(tracker: Tracker, info: RunInfo, read: Read) -> Iterator[Sec
 
 
 def document_of(info: RunInfo, read: Read) -> Document:
-    """The document that a run's op logged; for a run that was killed or failed, its error."""
+    """The document logged by a run's op; for a killed or failed run, its error."""
     if (data := read(Artifact.REPORT_DATA)) is not None:
         return Document.from_json(data)
     verdict = info.verdict or ("error" if info.status in ("failed", "killed") else "")

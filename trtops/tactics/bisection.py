@@ -1,4 +1,4 @@
-"""Adaptive bisection: which differences between a good and a bad build make it bad, by builds that mix the two.
+"""Adaptive bisection: find the cause of a bad build among its differences from a good one, by mixing the two.
 
 The two builds differ in *units*: layers and settings that can be taken from either. A *trial* takes some units from the
 bad build and the others from the good one. Each trial is the one with the largest information gain about the
@@ -142,7 +142,7 @@ class Bisection:
         return len(self._bad)
 
     def add(self, taken: Bools, bad: bool, opposite: Bools | None = None) -> None:
-        """Add a verdict; ``opposite`` is the trial that the coin decided against, None if no coin was thrown."""
+        """Add a verdict; ``opposite`` is the trial rejected by the coin, None without a coin."""
         # The ratio of the module's docstring, with rates of bad builds as the trials before this one estimate them.
         if opposite is not None:
             for prior, (single, pair) in zip(_PRIORS, self._log_e_values):
@@ -223,7 +223,7 @@ class Bisection:
         return self._excludes_chance or self.log_e_value >= -math.log((1 - self._confidence) / _CHANCE_FACTOR)
 
     def set_repeatability(self, repeatability: Repeatability) -> None:
-        """State whether outputs follow the units, and verdicts the outputs: then chance needs no coin."""
+        """State if outputs follow the units, and verdicts the outputs: then chance needs no coin."""
         self.repeatability = repeatability
         self._update()
 
@@ -259,7 +259,7 @@ class Bisection:
         self._shunned.add(taken.tobytes())
 
     def _gains(self, trials: Bools) -> Floats:
-        """Bits that each trial is expected to tell about the explanation, of shape ``(trials,)``."""
+        """Expected information about the explanation from each trial, in bits, of shape ``(trials,)``."""
         rate = 0.5 if not self._bad else (sum(self._bad) + 0.5) / (self.trials + 1)
         p_bad = [sum(float(m[e].sum()) for m, e in zip((self._single, self._pair), self._expected(t))) for t in trials]
         of_chance = self.p_chance * _entropy_bits(np.array(rate))
@@ -353,7 +353,7 @@ class CulpritSearch:
         return replace(result, outcome="confirmed", explanation=replace(best, clauses=clauses))
 
     def _is_enough(self) -> Generator[Bools, TrialResult | None, bool | None]:
-        """Whether the good build is bad with the held units; None if that cannot be built."""
+        """True if the good build is bad with the held units; None if it cannot be built."""
         # A verdict may be wrong, and culprits may fail only sometimes, so it takes several.
         verdicts: list[bool] = []
         while verdicts.count(True) < _BAD_VERDICTS and verdicts.count(False) < _GOOD_VERDICTS:
@@ -415,7 +415,7 @@ class CulpritSearch:
         return decision
 
     def _next_end(self, ends: Mapping[bool, Sequence[TrialResult]], last: Bools) -> Bools | None:
-        """Which of the two builds has to be built again, if any; ``last`` is the one that just was."""
+        """Return the end to build again, if any; ``last`` is the one built last."""
         if last.all() and not ends[True][-1].bad:
             return last  # with all units it must be bad, but the verdict may be wrong
         if not ends[True]:
@@ -437,7 +437,7 @@ class CulpritSearch:
 
 
 def _log_chance(bad: Sequence[bool]) -> float:
-    """Log-probability of verdicts that depend on no unit: at one rate, or drifting, or alternating between machines."""
+    """Log-probability of verdicts independent of units: at one rate, drifting, or alternating between machines."""
     same = [verdict == following for verdict, following in itertools.pairwise(bad)]
     at_a_rate = Likelihood(len(bad), sum(bad)).chance
     of_neighbours = Likelihood(len(same), sum(same)).chance - (math.log(2) if bad else 0.0)

@@ -1,4 +1,4 @@
-"""Whether the error of builds follows from several units, where no choice decides: steps and sums are compared.
+"""Contributions: compare sums over several units with steps as explanations of errors, if no choice decides.
 
 A *step* is one unit, both of two or either of two: the error has one value with it, and another one without it. A
 *sum* has a contribution of each of several units. All other units together are noise: half of its variance is their own
@@ -177,7 +177,7 @@ def _weigh(taken: Bools, error: Floats) -> _Sums:
 
 
 def separating_mixture(taken: Bools, held: Bools, left: Bools, rng: np.random.Generator) -> Bools:
-    """The random mixture, of shape ``(units,)``, after which units are least correlated over all builds.
+    """Return a random mixture, of shape ``(units,)``, for the least correlation of units over all builds.
 
     It has all units of ``held`` and none of ``left``; the first such one has all others, which those may hide.
     """

@@ -41,7 +41,7 @@ ALWAYS_SHARE = 0.3
 
 
 class Likelihood:
-    """Log-probabilities of verdicts under explanations that expect ``size`` builds to be bad, and ``hits`` of them are.
+    """Log-probabilities of verdicts, for explanations expecting ``size`` bad builds, ``hits`` of them correctly.
 
     ``chance`` is the same where no choice decides; ``supremum`` at the one rate that makes verdicts most probable.
     """
@@ -80,7 +80,7 @@ def _log_gammas(start: float, count: int) -> Floats:
 
 @dataclass(frozen=True)
 class Features:
-    """What differs between builds: "this column got this code", which is -1 for "the build has no such layer".
+    """Differences between builds: "this column got this code", with -1 for "the build has no such layer".
 
     ``present`` has the shape ``(builds, features)``, the others ``(features,)``. ``birth`` is the build (from 0) with
     which the column began to vary or the code first occurred, whichever is later.
@@ -116,7 +116,7 @@ def features_of(codes: npt.NDArray[np.integer]) -> Features:
 
 @dataclass(frozen=True)
 class Groups:
-    """Features, grouped where they are true of the same builds, so that no verdict can tell them apart.
+    """Features, grouped by the builds they are true of, as no verdict can distinguish those.
 
     ``present`` has the shape ``(builds, groups)``. ``members`` are positions of features. ``log_share`` are logarithms
     of the groups' shares of the evidence's prior.
@@ -149,7 +149,7 @@ def groups_of(features: Features, *, ordered: bool = True) -> Groups:
 
 @dataclass(frozen=True)
 class Counts:
-    """Builds that each explanation expects to be bad (``size``), and the bad ones among them (``hits``).
+    """Builds expected bad by each explanation (``size``), and the bad ones among them (``hits``).
 
     Arrays of single choices have shape ``(choices,)``, those of pairs ``(paired, paired)``: above the diagonal both of
     two, below it either of two. The diagonal has no meaning. ``nested`` are pairs where one choice occurs only in
@@ -181,7 +181,7 @@ class Counts:
 
 
 def marginals(single: Floats, pair: Floats, paired: Ints) -> Floats:
-    """The mass of all explanations that each choice takes part in, of shape ``(choices,)``."""
+    """The mass of all explanations with each choice, of shape ``(choices,)``."""
     mass: Floats = single.copy()
     mass[paired] += pair.sum(axis=0) + pair.sum(axis=1)
     return mass
@@ -196,7 +196,7 @@ def clauses_of_pair(flat_index: int, paired: Ints) -> Clauses:
 
 @dataclass(frozen=True)
 class Posterior:
-    """The probabilities of explanations, given verdicts on builds that are no mixtures; and the evidence."""
+    """Probabilities of explanations for verdicts on builds other than mixtures, and the evidence."""
 
     p_chance: float  # posterior probability that no choice decides
     probabilities: Floats  # posterior probability of each choice to be among the culprits, of shape ``(choices,)``
@@ -260,7 +260,7 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
 
 
 def _merge_equal_pairs(counts: Counts, present: Bools, paired: Ints, single: Floats, pair: Floats) -> None:
-    """Move the probability of pairs that expect the same builds as a single choice to that choice, in place."""
+    """Move the probability of pairs to single choices with the same expected builds, in place."""
     # No verdict can tell the two apart, and the single choice says the same in fewer words.
     # As many pairs may equal a choice as there are choices, each that much less probable.
     threshold = max(float(single.max()), float(pair.max())) - _IMPROBABLE - math.log(len(single))

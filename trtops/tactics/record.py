@@ -1,4 +1,4 @@
-"""The tactic record: which choices a builder made, layer by layer, and whether they can be made again.
+"""The tactic record: the choices of a builder, layer by layer, and their replayability.
 
 One format for every back end: ``backend/onnxrt`` and ``backend/trt`` write it and replay it. Polygraphy's replay files
 are read as records too.
@@ -36,7 +36,7 @@ class TensorFormat(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TacticOption(Record):
-    """A tactic that a layer can get, with the formats that it works in."""
+    """A tactic available to a layer, with its formats."""
 
     tactic: str  # spelled so that equal tactics have equal texts in every build
     op: str = ""  # the layer's type
@@ -48,7 +48,7 @@ class TacticOption(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TacticChoice(TacticOption):
-    """The tactic that one layer got."""
+    """The tactic of one layer."""
 
     layer: str  # the layer's name; for ONNX Runtime the name of its first output tensor, since fused nodes lose theirs
     replayable: bool = True  # whether the back end can be made to choose the same again
@@ -92,7 +92,7 @@ class TacticRecord(Record):
         return sum(choice.replayable for choice in self.choices) / len(self.choices)
 
     def differing_layers(self, other: "TacticRecord") -> tuple[str, ...]:
-        """Names of the layers that are in one record only, or that chose differently; in this record's order."""
+        """Names of layers with different choices, or in one record only; in this record's order."""
         mine = {choice.layer: choice for choice in self.choices}
         theirs = {choice.layer: choice for choice in other.choices}
         names = dict.fromkeys([*mine, *theirs])
@@ -105,7 +105,7 @@ class TacticRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CarriedOver(Record):
-    """The choices of a record that a build on another release or device made again, and all others."""
+    """Choices repeated by a build on another release or device, and all others."""
 
     source: str  # release and device of the record
     layers: int  # replayable choices in the record
@@ -137,7 +137,7 @@ class CarriedOver(Record):
         )
 
     def sentence(self) -> str:
-        """What was carried over and what changed, in a line."""
+        """The repeated and the changed choices, in a line."""
         changes = [f"{n} ({old or 'none'} became {new or 'none'})" for n, old, new in (*self.settings, *self.changed)]
         return (
             f"Of {self.layers} choices recorded by {self.source}, {self.carried} were carried over; "
@@ -193,7 +193,7 @@ def _tensor_format(dtype: Any, dim: Any, components: Any, *strides: Any) -> Tens
 
 
 def algorithm_text(choice: TacticOption) -> str:
-    """A tactic as Polygraphy prints algorithms, where TensorRT has numbers for it; in words elsewhere."""
+    """A tactic as Polygraphy prints algorithms, if TensorRT has numbers for it; else in words."""
     if choice.implementation is None or choice.tactic_id is None:
         return choice.tactic
     numbers = f"(Implementation: {choice.implementation}, Tactic: {choice.tactic_id})"

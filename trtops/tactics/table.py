@@ -141,12 +141,12 @@ class CampaignTable:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Layers and settings, in the order in which they first occurred."""
+        """Layers and settings, in order of first occurrence."""
         return tuple(self._columns)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers, in the order in which they first occurred."""
+        """Names of the layers, in order of first occurrence."""
         return tuple(name for kind, name in self._columns if kind == "layer")
 
     @property
@@ -156,7 +156,7 @@ class CampaignTable:
 
     @property
     def codes(self) -> Codes:
-        """Positions in :attr:`choices`, of shape ``(builds, columns)``; -1 where a build lacks it. Read-only."""
+        """Positions in :attr:`choices`, of shape ``(builds, columns)``; -1 if a build lacks the column. Read-only."""
         if self._pending or self._matrix.shape[1] != len(self._columns):
             joined_rows = len(self._matrix)
             matrix = np.full((len(self), len(self._columns)), ABSENT, np.int32)
@@ -182,7 +182,7 @@ class CampaignTable:
         return matches
 
     def take(self, table: CampaignTable, names: Iterable[str]) -> None:
-        """Add builds of another table in the order of their names, except those that are here already, or not there."""
+        """Add builds of another table in the order of their names, except known and missing ones."""
         new_names = dict.fromkeys(name for name in names if name in table._names and name not in self._names)
         rows = [table._names[name] for name in new_names]
         self.ordered = self.ordered and (table.ordered or not rows)

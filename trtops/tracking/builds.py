@@ -81,7 +81,7 @@ def log_build(run: Run, build: Build, engine_suffix: str, key: str | None = None
 
 
 def log_reuse(run: Run, build: Build, holder: StoredRun) -> None:
-    """Log that a build was taken from another run, which keeps the files, and log its numbers."""
+    """Log the reuse of a build from another run, the owner of its files, and log its numbers."""
     run.set_tags({Tag.ENGINE_SHA256: build.engine.sha256, Tag.REUSED_FROM: holder.info.id})
     run.log_json(ReusedBuild(run=holder.info.id, artifacts=holder.build_files()), Artifact.REUSED)
     run.log_metrics({Metric.BUILD_SECONDS: build.seconds, Metric.ENGINE_BYTES: float(len(build.engine.plan))})
@@ -161,7 +161,7 @@ def engine_path(run: StoredRun) -> str:
 
 
 def find_model(tracker: Tracker, info: RunInfo, given_path: str | Path | None = None) -> Path:
-    """The ONNX file of a run: the given one, the one at its old place if it is the same, or the one that was kept."""
+    """The ONNX file of a run: at the given path, at its old path if unchanged, or among the artifacts."""
     from trtops.backend.onnx.model import Model
 
     if given_path is not None:
@@ -207,7 +207,7 @@ def find_build(tracker: Tracker, key: str) -> tuple[StoredRun, Build] | None:
 
 
 def log_crash(run: Run, settings: Sequence[str], model_sha256: str, environment: Environment) -> None:
-    """Log that settings crashed the builder's process; :func:`crashed_settings` finds them."""
+    """Log settings after a crash of the builder's process; :func:`crashed_settings` finds them."""
     run.log_json(list(settings), Artifact.CRASHED)
     run.set_tags({Tag.CRASHED_IN: crash_key(model_sha256, environment)})
 
@@ -218,7 +218,7 @@ def crash_key(model_sha256: str, environment: Environment) -> str:
 
 
 def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environment) -> tuple[str, ...]:
-    """Settings that crashed the builder for this model and environment before; empty if the store cannot be read."""
+    """Settings with earlier builder crashes for this model and environment; empty if the store cannot be read."""
     tags = {Tag.CRASHED_IN: crash_key(model_sha256, environment)}
     try:
         documents = [tracker.peek(info.id, Artifact.CRASHED) for info in tracker.find(tags=tags)]
@@ -249,7 +249,7 @@ def environment_tags(environment: Environment) -> dict[str, str]:
 
 
 def environment_params(environment: Environment) -> dict[str, str]:
-    """The environment of a run as params, which MLflow's page for comparing runs shows, without unknown values."""
+    """The environment of a run as params for MLflow's comparison page, without unknown values."""
     tags = environment_tags(environment)
     packages = {f"env.package.{name}": version for name, version in environment.packages if version}
     return packages | {schema.AS_PARAM[tag]: value for tag, value in tags.items() if tag != Tag.BACKEND}
@@ -340,5 +340,5 @@ def _log_data(run: Run, feeds: Iterable[Feed], *, keep: bool) -> Material:
 
 
 def read_materials(data: bytes | None) -> Materials | None:
-    """Read what :func:`log_materials` wrote; None for a run without it."""
+    """Read the materials of :func:`log_materials`; None for a run without them."""
     return None if data is None else Materials.from_dict(json.loads(data))

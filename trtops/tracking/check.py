@@ -43,7 +43,7 @@ Problem: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class HealthFinding(Record):
-    """The state of one thing; ``none`` if it is missing, which is no problem. ``remedy`` is a command to copy."""
+    """The state of one component; ``none`` if it is missing without harm. ``remedy`` is a command to copy."""
 
     subject: str
     state: Literal["ok", "none", "problem"]
@@ -101,12 +101,12 @@ def server_finding(name: str, address: str, path: str, *, login: str = "") -> He
 
 
 def reap(tracker: Tracker) -> list[RunInfo]:
-    """Close the runs whose processes on this machine ended without doing so, and return them."""
+    """Close and return the runs with a dead process on this machine."""
     return [tracker.close(info.id, _DEAD) for info in tracker.find(status="running") if owner.is_abandoned(info)]
 
 
 def remove_leftovers(tracker: OfflineTracker) -> list[str]:
-    """Remove folders that dead processes left on this machine and in the spool, and return their paths."""
+    """Remove folders of dead processes on this machine and in the spool, and return their paths."""
     abandoned = tracker.spool.abandoned()
     for path in abandoned:
         shutil.rmtree(path, ignore_errors=True)
@@ -114,7 +114,7 @@ def remove_leftovers(tracker: OfflineTracker) -> list[str]:
 
 
 def close(tracker: Tracker, run: str, *, reason: str = "", force: bool = False) -> list[RunInfo]:
-    """Close a run that its process will not end, and its children without a process, and return them.
+    """Close a run abandoned by its process, and its children without a process, and return them.
 
     With ``force``, runs whose process may still be writing them are closed as well. ``reason`` becomes the run's error.
 

@@ -1,4 +1,4 @@
-"""A tracker that keeps everything in memory, for tests and experiments. It passes the contract tests of the others."""
+"""A tracker in memory, for tests and experiments. It passes the contract tests of the others."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class MemoryTracker:
         began: float | None = None,
         may_exist: bool = False,
     ) -> MemoryRun:
-        """Make a run with exactly these tags; ``may_exist`` says that it may exist, with any status."""
+        """Create a run with exactly these tags; ``may_exist`` allows an existing one, with any status."""
         with self._lock:
             if may_exist and (earlier := self._with_local_id(tags[Tag.LOCAL_ID])) is not None:
                 return self._rewrite(earlier)

@@ -1,4 +1,4 @@
-"""A tracker that works while its store is away: runs that the store cannot take go to the spool.
+"""A tracker for stores with outages: runs refused by the store go to the spool.
 
 When the store stays away longer than :func:`trtops.tracking.location.wait_seconds`, its disk is full, or it fails in
 another way, the rest of a run goes to the spool (:mod:`trtops.tracking.spool`), with everything that was logged to it
@@ -34,7 +34,7 @@ _MAX_IN_MEMORY = 1 << 20  # bytes of an artifact
 
 
 class OfflineTracker:
-    """A :class:`trtops.tracking.base.Tracker` that spools what another one, ``inner``, cannot take."""
+    """A :class:`trtops.tracking.base.Tracker` with a spool for runs refused by the ``inner`` one."""
 
     def __init__(self, inner: SpoolTarget, spool: Spool) -> None:
         self.inner = inner
@@ -201,14 +201,14 @@ class OfflineRun(Run):
         return None if store is None or store == resolve() else str(store.root)
 
     def logged_bytes(self, path: str) -> bytes | None:
-        """The content of an artifact that was logged as bytes; None for others."""
+        """The content of an artifact logged as bytes; None for others."""
         source = self._sources.get(path)
         if isinstance(source, Path):
             return source.read_bytes() if source.parent == self._scratch.folder() else None
         return source
 
     def go_offline(self, reason: str) -> None:
-        """Write to the spool from now on, with everything that was logged so far."""
+        """Write to the spool from now on, including everything logged so far."""
         folder = self._tracker.spool.begin(self.record.local_id)
         for path, source in self._sources.items():
             file = folder / "artifacts" / path

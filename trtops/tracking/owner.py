@@ -1,4 +1,4 @@
-"""Which process owns a run, and whether that process is gone.
+"""The owner process of a run, and checks if it is gone.
 
 A process that is killed cannot close its run, so every run names its owner. A process is identified by its id and its
 start time, since ids are reused; both within one boot of one machine and one namespace of process ids, since
@@ -71,13 +71,13 @@ def is_gone(owner: Owner) -> bool:
 
 
 def is_abandoned(info: RunInfo) -> bool:
-    """True if the process of a running run has certainly ended; False for a run that trtops did not start."""
+    """True if the process of a running run has certainly ended; False for a run not started by trtops."""
     owner = owner_of(info)
     return owner is not None and is_gone(owner)
 
 
 def check_abandoned(info: RunInfo) -> None:
-    """Refuse to write a running run whose process may still be writing it."""
+    """Reject writing to a running run while its process may still be alive."""
     if info.status != "running" or is_abandoned(info):
         return
     owner = owner_of(info)
@@ -89,11 +89,11 @@ def check_abandoned(info: RunInfo) -> None:
 
 
 def owner_of(info: RunInfo) -> Owner | None:
-    """The process that writes or wrote a run; None if trtops did not make it."""
+    """The writing process of a run, current or former; None for runs not made by trtops."""
     return Owner.read(info.tags.get(Tag.OWNER, ""))
 
 
 def host_of(info: RunInfo) -> str:
-    """The machine that made a run; empty if trtops did not make it."""
+    """The machine of a run; empty for runs not made by trtops."""
     owner = owner_of(info)
     return "" if owner is None else owner.host

@@ -1,4 +1,4 @@
-"""The data of runs: ids, what was logged, manifests, searches, and registered versions."""
+"""The data of runs: ids, logged values, manifests, searches, and registered versions."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class RunInfo:
         return next((verdict for verdict in VERDICTS if verdict == self.tags.get(Tag.VERDICT)), None)
 
     def fact(self, tag: str) -> str:
-        """What a tag states, or the param that replaces it (:data:`schema.AS_PARAM`); empty without either."""
+        """The value of a tag, or of its replacement param (:data:`schema.AS_PARAM`); empty without either."""
         return self.tags.get(tag) or self.params.get(AS_PARAM.get(tag, ""), "")
 
     @property
@@ -181,7 +181,7 @@ class RunInfo:
 
 @dataclass(kw_only=True)
 class RunData:
-    """All that was logged to a run but the content of its artifacts, as it changes."""
+    """Everything logged to a run except the content of its artifacts, as it changes."""
 
     experiment: str
     name: str
@@ -234,14 +234,14 @@ class RegisteredVersion(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ReusedBuild(Record):
-    """A build that a run took from another one: that run's id, and the build's files in it (``schema.BUILD_FILES``)."""
+    """A build reused from another run: the run's id, and the build's files in it (``schema.BUILD_FILES``)."""
 
     run: str
     artifacts: tuple[ArtifactEntry, ...]
 
 
 def check_registration(name: str, alias: str) -> None:
-    """Refuse names of registered models and aliases that MLflow refuses or reads as a version."""
+    """Reject names of registered models and aliases refused by MLflow, or read as a version by it."""
     if not re.fullmatch(r"[\w\-]{1,255}", alias) or alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):
         raise errors.ConfigError(
             f"Alias {alias!r}: expected 1 to 255 letters, digits, '_' or '-', and neither 'latest' nor a version's "
@@ -252,7 +252,7 @@ def check_registration(name: str, alias: str) -> None:
 
 
 def incomplete(run_id: str, reason: str) -> errors.IncompleteRunError:
-    """The error for a run that is not complete, with the reason and what to do."""
+    """The error for an incomplete run, with the reason and the next action."""
     return errors.IncompleteRunError(
         f"Run {run_id} is incomplete: {reason}. It was interrupted while logging, or its files were changed since. "
         "Use another run, or repeat this one."

@@ -40,7 +40,7 @@ DATA_DIGITS = 16  # of the digest of data, in params and in MLflow's datasets
 
 
 class Tag:
-    """Names of tags, by which runs are filtered."""
+    """Names of tags, for filtering runs."""
 
     KIND = "trtops.kind"
     VERDICT = "trtops.verdict"
@@ -202,7 +202,7 @@ _LEGAL_KEY = re.compile(r"[/\w.\- :]+")
 
 
 def encode(part: str) -> str:
-    """One part of a metric name as text that is legal anywhere in an MLflow key, of any length."""
+    """One part of a metric name as text of any length, legal anywhere in an MLflow key."""
     if not part:
         return "-empty-"
     # A leading dot could make a key that leaves its folder.
@@ -213,7 +213,7 @@ def encode(part: str) -> str:
 
 
 def decode(text: str) -> str:
-    """The part that :func:`encode` made this text from."""
+    """The inverse of :func:`encode`."""
 
     def plain(match: re.Match[str]) -> str:
         token = match[1].rstrip("-")
@@ -237,12 +237,12 @@ def metric_key(name: MetricName) -> str:
 
 
 def metric_name(key: str) -> MetricName:
-    """The name that :func:`metric_key` encoded."""
+    """The inverse of :func:`metric_key`."""
     return tuple(map(decode, key.split("/")))
 
 
 def fitting(name: MetricName) -> MetricName:
-    """A name whose key has at most 250 characters: long parts become their ends with a digest between them."""
+    """A name with a key of at most 250 characters: long parts become their ends with a digest between them."""
     fitted = name
     # One character may take eight in a key, so short names may need cuts as well.
     for end in (100, 40, 8):
@@ -259,7 +259,7 @@ def _short_digest(text: str) -> str:
 
 
 def check_text(label: str, key: str, value: str) -> None:
-    """Refuse a param or tag that MLflow or a database would refuse or change."""
+    """Reject a param or tag refused or changed by MLflow or a database."""
     if _LEGAL_KEY.fullmatch(key) is None or len(key) > MAX_KEY or posixpath.normpath(key) != key or key[0] in "./":
         raise errors.LogError(
             f"{label} {key[:300]!r} has a name that MLflow refuses: expected at most {MAX_KEY} letters, digits and "
@@ -294,7 +294,7 @@ def text(value: object) -> str:
 
 
 def flat_params(value: Record | Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Options as flat params, such as ``options.builder_level``, without those that are unset: None or empty.
+    """Options as flat params, such as ``options.builder_level``, without unset ones: None or empty.
 
     Lists become JSON.
     """
@@ -330,5 +330,5 @@ def stored_number(value: float) -> float:
 
 
 def read_number(value: float) -> float:
-    """The value that :func:`stored_number` was given; the largest float itself is read as infinity."""
+    """The inverse of :func:`stored_number`; the largest float itself is read as infinity."""
     return math.copysign(math.inf, value) if abs(value) == MAX_FLOAT else value

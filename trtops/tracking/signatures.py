@@ -1,4 +1,4 @@
-"""Signatures of runs, and whether runs still match them."""
+"""Signatures of runs, and their verification."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from trtops.tracking.schema import Artifact, Tag
 
 
 def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str, str], None]) -> str:
-    """Check the signature of a run, and return the id of the key that made it, or an empty text.
+    """Check the signature of a run, and return the id of its key, or an empty text.
 
     One of the keys must have signed the run. Without keys, a signature is only compared with the run. ``wrong`` is
     called for each mismatch with its subject and the reason.
@@ -52,7 +52,7 @@ def _compare_signed(run: StoredRun, statement: Mapping[str, Any], wrong: Callabl
 
 
 def require_signed(run: StoredRun, keys: Iterable[str | Path]) -> str:
-    """The id of the key that signed a run.
+    """The id of the signing key of a run.
 
     Raises SignatureError if none of these keys did, or the run does not match its signature.
     """

@@ -1,4 +1,4 @@
-"""The spool: a folder of runs that their store could not take, uploaded later.
+"""The spool: a folder of runs refused by their store, uploaded later.
 
 Each run is a folder named by its local id (:func:`trtops.tracking.records.new_local_id`)::
 
@@ -50,7 +50,7 @@ _WRITING = ".writing."
 
 @dataclass(kw_only=True)
 class SpooledRun(RunData):
-    """Everything that was logged to a run, except the content of its artifacts.
+    """Everything logged to a run, except the content of its artifacts.
 
     ``parent`` is a local id if the parent is in the spool too. Artifacts include the manifest; those that the store has
     and the spool does not are ``only_in_store``.
@@ -65,7 +65,7 @@ class SpooledRun(RunData):
 
     @property
     def local_id(self) -> str:
-        """The id that the run's own process gave it."""
+        """The id from the run's own process."""
         return self.tags[Tag.LOCAL_ID]
 
     @property
@@ -78,7 +78,7 @@ class SpooledRun(RunData):
         return self.info_as(self.id)
 
     def to_json(self) -> bytes:
-        """The run as ASCII JSON, since names may contain what UTF-8 cannot."""
+        """The run as ASCII JSON, since names may not be valid UTF-8."""
         plain: dict[str, Any] = {**vars(self), "artifacts": [entry.to_dict() for entry in self.artifacts.values()]}
         plain["metrics"] = [[list(name), value] for name, value in self.metrics.items()]
         del plain["folder"]
@@ -165,7 +165,7 @@ class Spool:
         return sorted(spooled_runs, key=lambda run: run.start_time)
 
     def damaged(self) -> dict[Path, str]:
-        """Folders that cannot be read, with the reasons."""
+        """Unreadable folders, with the reasons."""
         return dict(entry for entry in self._read_all() if not isinstance(entry, SpooledRun))
 
     def get(self, run_id: str) -> SpooledRun | None:
@@ -173,11 +173,11 @@ class Spool:
         return next((run for run in self.runs() if run_id in (run.run_id, run.local_id)), None)
 
     def being_written(self) -> set[str]:
-        """Local ids of the runs that live processes are writing."""
+        """Local ids of the runs of live processes."""
         return {folder.name.rpartition(".")[2] for folder, is_gone in self._drafts() if not is_gone}
 
     def abandoned(self) -> list[Path]:
-        """Folders that processes that are gone did not finish."""
+        """Folders left unfinished by dead processes."""
         return [folder for folder, is_gone in self._drafts() if is_gone]
 
     def _drafts(self) -> Iterator[tuple[Path, bool]]:

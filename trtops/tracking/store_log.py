@@ -1,4 +1,4 @@
-"""Entries of a store's log, an append-only list of events by which removed, moved and changed runs are found.
+"""Entries of a store's log, an append-only list of events to detect removed, moved and changed runs.
 
 The end of a run, a registered version, and the deletion of an artifact each add an entry, which contains the hashes of
 all entries before it: the roots of a Merkle tree (RFC 6962, section 2.1). A head is the number of entries and the

@@ -1,4 +1,4 @@
-"""Check the integrity of a run: every fact that is stored in several places must be the same everywhere.
+"""Check the integrity of a run: every fact stored in several places must be the same everywhere.
 
 A fact has claims: values with their sources. Two different values are a contradiction, and so is an unreadable file.
 The manifest states the run's row in the database; a report is drawn again; an engine has the layers that were logged.
@@ -70,7 +70,7 @@ class Facts:
         self.add(fact, {f"metric {'/'.join(name)}": self._info.metrics.get(name), other_source: float(value)})
 
     def metrics(self, expected: Mapping[MetricName, float], other_source: str, further: Collection[str]) -> None:
-        """Compare metrics that follow from a file, and look for further ones of these families that do not."""
+        """Compare metrics with the values of a file, and search for metrics of these families without one."""
         stored, expected = self._info.metrics, {schema.fitting(name): value for name, value in expected.items()}
         for name in sorted({*expected, *(stored_name for stored_name in stored if stored_name[0] in further)}):
             expected_value, stored_value = expected.get(name), stored.get(name)
@@ -82,7 +82,7 @@ class Facts:
                 self.add(f"metric {'/'.join(name)}", values)
 
     def wrong(self, fact: str, reason: str) -> None:
-        """Add a problem that needs no second source."""
+        """Add a problem without a second source."""
         self.problems.append(Contradiction(subject=fact, reason=reason))
 
     def contradictions(self) -> tuple[Contradiction, ...]:
@@ -102,7 +102,7 @@ def _same(first: float, second: float) -> bool:
 
 @dataclass
 class SharedReads:
-    """Data that several runs of an audit need, read once. Each build must be signed with one of the public keys."""
+    """Data shared by several runs of an audit, read once. Each build must be signed with one of the public keys."""
 
     tracker: Tracker
     keys: tuple[str, ...] = ()
@@ -147,13 +147,13 @@ class SharedReads:
 
 
 def model_path(run: StoredRun) -> Path:
-    """The model file that a run logged, next to its external data."""
+    """The model file logged by a run, next to its external data."""
     files = [run.local_path(path) for path in run.paths(Artifact.MODEL)]
     return next((file for file in files if file.suffix == ".onnx"), files[0])
 
 
 def check_integrity(run: StoredRun, shared: SharedReads) -> RunAudit:
-    """Compare everything that a run states in several places."""
+    """Compare the facts of a run with each other: files, tags, params, metrics, manifest and registry."""
     info, facts = run.info, Facts(run.info)
     files = _check_files(run, facts)
     signature = check_signature(run, shared.keys, facts.wrong)
@@ -183,7 +183,7 @@ def check_integrity(run: StoredRun, shared: SharedReads) -> RunAudit:
 
 
 def _check_files(run: StoredRun, facts: Facts) -> int:
-    """Compare files with the manifest, and the manifest with tags; returns the number of files that match."""
+    """Compare files with the manifest, and the manifest with tags; returns the number of matching files."""
     files = 0
     for entry in run.manifest.artifacts:
         try:
@@ -254,7 +254,7 @@ def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
 
 
 def _check_page(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
-    """Draw the report and the description again, and compare them with what people read."""
+    """Draw the report and the description again, and compare them with the logged ones."""
     if Artifact.REPORT not in run.manifest:
         if Tag.HEADLINE in run.info.tags:  # which is set right before the report is written
             facts.wrong(Artifact.REPORT, "the run has a headline and no report")
@@ -401,7 +401,7 @@ def _check_materials(
 
 
 def _check_given(run: StoredRun, build: BuildConfig, shared: SharedReads, facts: Facts) -> Materials:
-    """Compare check data and golden outputs with their digests in the materials, which are returned."""
+    """Compare check data and golden outputs with their digests in the materials, and return the materials."""
     path = Artifact.MATERIALS
     materials = (read_materials(run.read_bytes(path)) if path in run.manifest else None) or Materials(check={})
     listed = {entry.path for entry in run.manifest.artifacts if entry.path.startswith(Artifact.MATERIALS_FOLDER)}

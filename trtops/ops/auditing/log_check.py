@@ -73,7 +73,7 @@ class LogCheck:
         )
 
     def check_head(self, head: str, source: str) -> None:
-        """Compare an old head, which is stated in ``source``, with today's log."""
+        """Compare an old head, stated in ``source``, with today's log."""
         if (size := int(head.partition(":")[0])) >= len(self._trees):
             self._read()
         current_size = len(self._trees) - 1
@@ -84,7 +84,7 @@ class LogCheck:
             self._differing[size] = Claim(source=source, value=head), Claim(source="the log today", value=current_head)
 
     def check_given(self, heads: Collection[str], keys: tuple[str, ...]) -> None:
-        """Compare old heads with today's log, and verify that they are signed if keys are given or runs are signed.
+        """Compare old heads with today's log; verify their signatures if keys are given or runs are signed.
 
         A head is signed if a signed run states it, or a later one, which is a hash over the same entries and more.
         """
@@ -120,7 +120,7 @@ class LogCheck:
             self._unverified.append(". ".join([f"{problem}, and earlier runs of the store are signed", *problems[:3]]))
 
     def check_run(self, run: StoredRun) -> tuple[list[Contradiction], list[str]]:
-        """What in a run contradicts the log, and why the log does not show that the run is unchanged."""
+        """Return the contradictions between a run and the log, and the reasons why it is not proven unchanged."""
         info, head = run.info, run.manifest.log
         if HEAD.fullmatch(head):
             self.check_head(head, f"{Artifact.MANIFEST} of run {info.id}")

@@ -146,7 +146,7 @@ _TAGS = (schema.Tag.KIND, schema.Tag.USER, schema.Tag.OWNER)
 def choose_runs(
     config: AuditConfig, tracker: Tracker, log: LogCheck
 ) -> tuple[list[str], Collection[str], Mapping[str, RunInfo]]:
-    """The runs to audit, in order, those that must exist according to the log, and the rows that were read, by id.
+    """Return the runs to audit in order, the runs expected by the log, and the rows read, by id.
 
     ConfigError if no run matches.
     """
@@ -189,7 +189,7 @@ def choose_runs(
 
 
 def _is_finished(info: RunInfo) -> bool:
-    """True for a run that has ended whole, also if its status was changed since."""
+    """True for a run with a complete end, also if its status was changed since."""
     sealed = schema.Tag.MANIFEST_SHA256 in info.tags and (info.status != "running" or owner.is_abandoned(info))
     return info.status == "finished" or sealed
 
@@ -197,7 +197,7 @@ def _is_finished(info: RunInfo) -> bool:
 def _audit_run(
     run_id: str, rows: Mapping[str, RunInfo], config: AuditConfig, shared: SharedReads, folder: MaterialFolder
 ) -> RunAudit:
-    """Audit one run. Every problem with it is part of the result, except that the store is unavailable."""
+    """Audit one run. Every problem except an unavailable store is part of the result."""
     audited, tracker = RunAudit(id=run_id), shared.tracker
     checked_part = "run"
     try:

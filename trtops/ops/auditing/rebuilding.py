@@ -55,7 +55,7 @@ class Logged:
 
 
 class MaterialFolder:
-    """A folder with models that runs did not log, found by the digest of their content. Each is read once."""
+    """A folder with models missing from runs, indexed by the digest of their content. Each is read once."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -91,7 +91,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     materials = _materials_of(engine_run) or Materials(check={})
 
     def given(name: str) -> bytes | None:
-        """A cache that was logged with the build."""
+        """A cache logged with the build."""
         material = materials.of(name)
         return (
             engine_run.read_bytes(material.path)
@@ -365,7 +365,7 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a new engine compared with those of the logged engine, or with golden outputs if that does not run."""
+    """Outputs of a new engine compared with the logged engine's, or with golden outputs if it does not run."""
 
     report: ComparisonReport
     why_not: str = ""  # why the logged engine does not run here

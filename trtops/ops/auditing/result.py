@@ -43,7 +43,7 @@ def reaches(grade: Grade, required: AtLeast) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim(Record):
-    """A value, and the file, tag or metric that it comes from."""
+    """A value with its source: a file, tag or metric."""
 
     source: str
     value: str
@@ -51,7 +51,7 @@ class Claim(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Contradiction(Record):
-    """Sources that disagree about a file or fact, or a problem with it that no values show."""
+    """A disagreement of sources about a file or fact, or a problem without values."""
 
     subject: str
     claims: tuple[Claim, ...] = ()
@@ -65,7 +65,7 @@ class Contradiction(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Record):
-    """A value that differs from the logged one: of the environment, a package, a layer, a statistic of an output."""
+    """A logged and a current value: of the environment, a package, a layer, a statistic of an output."""
 
     name: str
     logged: str
@@ -78,7 +78,7 @@ class Difference(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuild(Record):
-    """One rebuild of an engine, with the reason of its grade, and the layers, settings and outputs that differ."""
+    """One rebuild of an engine: its grade with the reason, and differing layers, settings and outputs."""
 
     way: WayName
     grade: Grade
@@ -158,7 +158,7 @@ class LogAudit(Record):
     signed: str = ""  # by whom the given heads are signed
 
     def lines(self) -> Iterable[str]:
-        """Contradictions, what is not verified, and the heads, in lines of plain text."""
+        """Contradictions, unverified facts, and the heads, in lines of plain text."""
         yield from (detail.text() for detail in self.contradictions)
         yield from (f"not verified: {detail}" for detail in self.unverified)
         yield from filter(None, (self.signed,))
@@ -167,7 +167,7 @@ class LogAudit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult(OpResult):
-    """The result of an audit; ``at_least`` is the grade that each run had to reach."""
+    """The result of an audit; ``at_least`` is the required grade."""
 
     runs: tuple[RunAudit, ...]
     at_least: AtLeast = "tactics"
@@ -176,7 +176,7 @@ class AuditResult(OpResult):
 
     @property
     def failed(self) -> tuple[RunAudit, ...]:
-        """Runs that are not verified."""
+        """Runs without a verified answer."""
         return tuple(run for run in self.runs if not run.passes(self.at_least))
 
     @property
@@ -194,14 +194,14 @@ class AuditResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The number of runs that pass."""
+        """The number of passing runs."""
         wrong = f"; {len(self.log.contradictions)} contradictions with the log" if self.log.contradictions else ""
         unsigned = "; the given head is not signed" if self.log.unverified else ""
         return f"{len(self.runs) - len(self.failed)} of {len(self.runs)} runs pass{wrong}{unsigned}"
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Contradictions with the log, and each run that is not verified, with what was found first."""
+        """Contradictions with the log, and each unverified run with its first problem."""
         failures = (f"{r.name} {r.id[:8]}: {next(iter(r.details()), r.headline(self.at_least))}" for r in self.failed)
         return (
             *(contradiction.text() for contradiction in self.log.contradictions),

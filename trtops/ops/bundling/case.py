@@ -211,7 +211,7 @@ def _tensorrt_case(
 
 
 def emulated_case(case: Case, precision: LowPrecision, keep: Sequence[str] = ()) -> Case:
-    """The case of a model in 16 bit, rounded as on a GPU, that overflows or has wrong outputs."""
+    """The case of a 16-bit model, rounded as on a GPU, with overflow or wrong outputs."""
     # The model itself does the rounding, so that ONNX Runtime on any CPU shows what a GPU does.
     low = lower_precision(case.model, precision, exclude=keep).model
     emulate_low_precision(low)

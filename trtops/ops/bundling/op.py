@@ -1,4 +1,4 @@
-"""Bundle: pack a run into a zip file that reproduces its verdict without trtops."""
+"""Bundle: pack a run into a zip file to reproduce its verdict without trtops."""
 
 import contextlib
 import io
@@ -70,7 +70,7 @@ class BundleConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BundleResult(OpResult):
-    """A bundle, with the verdict that it reproduces and the names of its members."""
+    """A bundle, with the reproduced verdict and the names of its members."""
 
     verdict: Verdict = "good"  # always: a bundle that does not reproduce its verdict is not written
     repeats: Verdict
@@ -83,7 +83,7 @@ class BundleResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The verdict that it reproduces."""
+        """The reproduced verdict."""
         return f"reproduces {self.repeats}{'' if self.printed else ', not tried here'}"
 
     def body(self) -> Iterable[str]:
@@ -96,7 +96,7 @@ class BundleResult(OpResult):
 
 
 def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker | None = None) -> BundleResult:
-    """Pack a run, a build or an iteration that may have failed, so that its verdict can be reproduced without trtops.
+    """Pack a run, a build or an iteration, failed ones included, to reproduce its verdict without trtops.
 
     ConfigError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
     that is not allowed.
@@ -126,7 +126,7 @@ def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker 
 
 
 def _extra_files(logged: Logged) -> dict[str, bytes]:
-    """Files that are not needed to reproduce the verdict, but show how it came about."""
+    """Files not needed to reproduce the verdict, but showing its history."""
     build = logged.build
     timing = build.timing_cache
     if timing is not None and build.spec.config.backend == "tensorrt":
@@ -146,7 +146,7 @@ def _extra_files(logged: Logged) -> dict[str, bytes]:
 def _failed_case(
     info: RunInfo, tracker: Tracker, folder: MaterialFolder
 ) -> tuple[Case, Environment, dict[str, bytes], tuple[str, ...]]:
-    """The case of a failed build, its environment, further files, and what is missing."""
+    """The case of a failed build, its environment, further files, and missing materials."""
     # Such a run has no manifest, so its files are read as they are; the model is checked by its digest.
     spec_bytes = tracker.peek(info.id, schema.Artifact.SPEC)
     environment_bytes = tracker.peek(info.id, schema.Artifact.ENVIRONMENT)
@@ -280,7 +280,7 @@ def _npz(iterations: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[bool, str]:
-    """Run the script in a process without trtops; returns whether it reproduces the verdict, and its output."""
+    """Run the script in a process without trtops; returns True if it reproduces the verdict, and its output."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder:
         Path(folder, "caches").mkdir()
         for name, data in files.items():

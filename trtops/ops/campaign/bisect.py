@@ -1,4 +1,4 @@
-"""Bisect: find the layers or settings that make a build bad, by building mixtures of a good and a bad build.
+"""Bisect: find the layers or settings behind a bad build, by building mixtures of a good and a bad build.
 
 :mod:`trtops.tactics.bisection` chooses the mixtures.
 """
@@ -69,7 +69,7 @@ def bisect(
     progress: OnProgress | None = None,
     held_units: Sequence[Unit] = (),
 ) -> BisectResult:
-    """Find what makes a build bad, by building mixtures of it and a good one.
+    """Find the cause of a bad build, by building mixtures of it and a good one.
 
     A bisection can be killed at any moment and resumed: no mixture whose run is complete is built again.
 
@@ -132,7 +132,7 @@ def _title_of(plan: BisectPlan) -> str:
 
 
 def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scripts: bool = False) -> Campaign:
-    """The campaign that a bisection belongs to; arguments as :func:`bisect` and its config take them."""
+    """Return the campaign of a bisection; arguments as in :func:`bisect` and its config."""
     run_id = run_id_of(run, tracker)
     if bad is not None:
         parents = [tracker.info(build_run).parent for build_run in (run_id, run_id_of(bad, tracker))]
@@ -220,7 +220,7 @@ def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, 
 
 
 def _denied(result: BisectResult, mixture: Mixture, table: CampaignTable) -> DeniedTactic | None:
-    """The entry for the deny-list: a culprit that makes builds bad by itself, if one was found."""
+    """The entry for the deny-list: a culprit sufficient by itself, if one was found."""
     if result.held or not result.culprits:
         return None
     culprit = result.culprits[0]
@@ -376,7 +376,7 @@ class BisectSession:
         )
 
     def _error_sum(self) -> AddedErrors | None:
-        """The errors as a sum, of the output that parts bad builds from good ones best; None if none does."""
+        """The errors as a sum, for the output with the best separation of bad and good builds, if any."""
         taken, bad = (
             np.array([measured_build.taken for measured_build in self.measured]),
             np.array([measured_build.bad for measured_build in self.measured]),
@@ -406,7 +406,7 @@ class BisectSession:
         )
 
     def _follower(self) -> tuple[str, float]:
-        """The layer that no replay sets and fits the verdicts best, and its lead over units and pairs of them.
+        """The unreplayable layer with the best fit to the verdicts, and its lead over units and pairs of them.
 
         The lead is 0 where one of those fits as well. From 1 on the layer decides.
         """

@@ -30,7 +30,7 @@ ChoiceKey: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Unit(Record):
-    """A layer or a setting in which two builds differ, and that can be taken from either; what each has, in words."""
+    """A layer or setting, replayable from either of two differing builds, with each build's choice in words."""
 
     kind: Literal["layer", "setting"]
     name: str
@@ -48,11 +48,11 @@ class Unit(Record):
         return self.kind, self.name, self.bad
 
     def describe(self) -> str:
-        """The unit with what the bad build has."""
+        """The unit with the bad build's choice."""
         return f"{self.name}={self.bad}" if self.kind == "setting" else f"{self.name}: {self.bad}"
 
     def is_bad_in(self, table: CampaignTable) -> Bools:
-        """Which builds of a table have what the bad build has, of shape ``(builds,)``."""
+        """Mask of the builds with the bad build's choice, of shape ``(builds,)``."""
         return table.has(self.column, self.bad)
 
 
@@ -115,7 +115,7 @@ class Trial(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BisectCulprit(Record):
-    """A set of units that makes builds bad, found in a number of builds, with the posterior probability of this set.
+    """A culprit set of units, with the number of builds behind it and its posterior probability.
 
     ``clauses`` are positions in ``units``: a build is bad that has all units of any clause. ``((0,),)`` is one culprit,
     ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of two.
@@ -143,7 +143,7 @@ class Contribution(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AddedErrors(Record):
-    """Errors of an output that are a sum over several units.
+    """Errors of an output as a sum over several units.
 
     ``contributions`` are the units that surely take part, the largest first. ``low`` and ``high`` are the smallest and
     the largest error among the builds, ``highest`` is the largest that the sum predicts. It is settled if more
@@ -175,7 +175,7 @@ class AddedErrors(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BisectResult(OpResult):
-    """How a bisection ended: ``undecided`` where the budget was too small, or nothing differs that can be chosen.
+    """The outcome of a bisection: ``undecided`` if the budget was too small, or no difference can be chosen.
 
     ``suspects`` probably take part in a combination.
     ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can, or from
@@ -210,7 +210,7 @@ class BisectResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Pin the good build, which has no culprit, unless its data proves nothing."""
+        """Pin the good build as free of culprits, unless its data proves nothing."""
         if not (self.run_id and self.good_run and self.good_verdict == "good"):
             return super().next_step
         return NextStep("runs promote", {"run": self.good_run})

@@ -1,4 +1,4 @@
-"""Decides the next step of a campaign, build, mix or stop; and which culprits are confirmed."""
+"""Decide the next step of a campaign (build, mix or stop), and the confirmed culprits."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ _KILLED = "The bisection's process ended in the middle of it."
 
 @dataclass(frozen=True)
 class CampaignCulprit:
-    """Choices that make builds bad, all of them together: a clause of a bisection's culprit, and what became of it."""
+    """Jointly sufficient choices: a clause of a bisection's culprit, with its later checks."""
 
     units: tuple[Unit, ...]
     good_run: str  # the good build of the bisection that confirmed it
@@ -42,7 +42,7 @@ class CampaignCulprit:
 
     @property
     def tried_in(self) -> tuple[str, ...]:
-        """All good builds that it was put into."""
+        """All good builds tested with it."""
         return self.bad_with + self.good_with
 
     def is_in(self, table: CampaignTable) -> Bools:
@@ -66,7 +66,7 @@ class BuildPair:
 
 @dataclass
 class Planner:
-    """The bisections of a campaign that have ended, the oldest first, and what follows from them.
+    """The finished bisections of a campaign, oldest first, and the next step.
 
     ``unfinished`` is the run of an interrupted one; ``after`` is the number of builds when the last one ended.
     """
@@ -80,7 +80,7 @@ class Planner:
     def read(
         cls, tracker: Tracker, campaign: RunInfo, config: DebugBuildConfig, iterations: Iterable[RunInfo]
     ) -> "Planner":
-        """Read a campaign's bisections from the tracking store; those whose process has died are closed.
+        """Read a campaign's bisections from the tracking store, and close those of dead processes.
 
         A bisection that was killed before its plan was logged has built nothing and is ignored.
         """
@@ -96,7 +96,7 @@ class Planner:
         return cls(config, done, None if runs[-1].status == "finished" else runs[-1], after)
 
     def add(self, result: BisectResult, builds: int) -> None:
-        """Add a bisection that ended when the campaign had this many builds."""
+        """Add a finished bisection, with the number of builds at its end."""
         self.done.append(result)
         self.unfinished, self.after = None, builds
 
@@ -107,7 +107,7 @@ class Planner:
 
     @property
     def culprits(self) -> list[CampaignCulprit]:
-        """All culprits found so far that no later bisection has refuted."""
+        """All culprits found so far, without refuted ones."""
         return merge_culprits(self.done)
 
     @property
@@ -157,7 +157,7 @@ class Planner:
         return self._has_waited(table) and self.pair(table) is None
 
     def _has_waited(self, table: CampaignTable) -> bool:
-        """Whether there are enough good builds, or so few among many that the campaign stops waiting for more."""
+        """True with enough good builds, or too few among many to wait for more."""
         required_builds = self.config.clean_builds
         return (
             len(table.named(*PASSED)) >= required_builds
@@ -165,18 +165,18 @@ class Planner:
         )
 
     def confidence(self) -> float:
-        """What the next bisection needs: more, where an earlier one found that choices do not decide."""
+        """The confidence for the next bisection: higher after one with undecided choices."""
         doubt = 1 - self.config.confidence
         return 1 - doubt / 5 if self._unexplained_pairs else self.config.confidence
 
     def draws(self, table: CampaignTable) -> bool:
-        """Whether timed builds are to draw tactics at random: where no good or no bad build is there to be mixed."""
+        """True if timed builds are to draw tactics at random: without a good or a bad build to mix."""
         if self.config.until != "decided" or not self.config.bisect or self.config.random_tactics or self.done:
             return False
         return bool(table.named(*PASSED)) != bool(table.named("bad"))
 
     def denied(self, tracker: Tracker, table: CampaignTable) -> DenyList:
-        """What the next builds must not choose: the culprits; settings that were built, where builds draw them.
+        """Choices excluded from the next builds: the culprits; built settings if builds draw them.
 
         Nothing, where a build has failed since.
         """
@@ -206,7 +206,7 @@ class Planner:
 
 
 def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
-    """Merge the culprits of all bisections. A refuted culprit is dropped, and so is one that contains another."""
+    """Merge the culprits of all bisections, without refuted ones and supersets of others."""
     # If both builds of a pair have one of two choices that fail only together, the bisection names the other one alone.
     # A later bisection with that one as ``held`` adds what it needs.
     culprits: list[CampaignCulprit] = []
@@ -235,7 +235,7 @@ def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
 
 
 def _transfer(culprit: CampaignCulprit, table: CampaignTable) -> BuildPair | None:
-    """The good build to put a culprit into, to see what else it needs: the one least like its pair; None after some."""
+    """The good build for the next test of a culprit: the one least like its pair; None after some."""
     rows = {name: row for row, name in enumerate(table.names)}
     has = culprit.is_in(table)
     good = [name for name in table.named(*PASSED) if name not in culprit.tried_in and not has[rows[name]]]
@@ -249,7 +249,7 @@ def _transfer(culprit: CampaignCulprit, table: CampaignTable) -> BuildPair | Non
 
 
 def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:
-    """The good and the bad build that differ in the fewest layers and settings."""
+    """The good and the bad build with the fewest differing layers and settings."""
     rows = {name: row for row, name in enumerate(table.names)}
     good, bad = good[:_MAX_COMPARED], bad[:_MAX_COMPARED]
     theirs = table.codes[[rows[name] for name in bad]]

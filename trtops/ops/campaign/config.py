@@ -1,4 +1,4 @@
-"""The config of a campaign of builds: what varies from build to build, and where builds are made."""
+"""The config of a campaign: the variation between builds, and the devices to build on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ class BuildPlace(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class DebugBuildConfig(Record):
-    """A campaign: what is built repeatedly, how each build is evaluated, and when to stop.
+    """A campaign: the model to build repeatedly, the check of each build, and the limits.
 
     Attributes:
         build: How engines are built.
@@ -99,7 +99,7 @@ class DebugBuildConfig(Record):
             )
 
     def build_of(self, number: int, draws: bool = False) -> BuildConfig:
-        """The build config of an iteration, whose tactics are drawn at random if the config says so or ``draws``."""
+        """The build config of an iteration, with random tactics if the config or ``draws`` says so."""
         if not (self.random_tactics or draws):
             return self.build
         # Campaigns with other seeds share no draw. A repeated iteration draws the same again. After a timed first

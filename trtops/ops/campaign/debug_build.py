@@ -1,4 +1,4 @@
-"""Debug build: build one model repeatedly, evaluate each build, and find the tactic that makes some of them bad.
+"""Debug build: build one model repeatedly, evaluate each build, and find the tactic behind the bad ones.
 
 A campaign is a parent run with a child run per iteration. It can be killed at any moment and resumed: an iteration
 counts once its run is complete, one that was cut short is marked and retried with the same seed, and none is built
@@ -97,7 +97,7 @@ class DebugBuildResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Prove a culprit, or mix builds where more are needed; if all are bad, vary the tactics, or else triage."""
+        """Prove a culprit, or mix builds if more are needed; if all are bad, vary the tactics, or else triage."""
         if self.run_id and self.headline == "confirmed":
             return NextStep("debug prove", {"run": self.run_id})
         if self.run_id and self.diff.conclusion in ("narrowed down", "not enough runs"):
@@ -400,7 +400,7 @@ class _CampaignState:
 
 
 def _profiled(config: DebugBuildConfig, model: Model, evaluate: EngineEvaluator | None) -> DebugBuildConfig:
-    """The config with a profile of its data's shapes; engines that others evaluate run on data of their own."""
+    """The config with a profile of its data's shapes; other evaluators use data of their own."""
     if evaluate is not None or config.command is not None:
         return config
     return replace(config, build=config.check.profiled(config.build, model, config.calibration_data))

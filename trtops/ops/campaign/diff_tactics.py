@@ -1,4 +1,4 @@
-"""Diff tactics: compare good and bad builds, and report the tactic that the bad ones have and the good ones lack."""
+"""Diff tactics: compare good and bad builds, and report the tactic shared by the bad ones only."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ _MAX_LISTED_SKIPS = 10  # skipped runs and files on a page
 
 @dataclass(frozen=True, kw_only=True)
 class DiffTacticsConfig(Record):
-    """The source of good and bad builds, and what is compared.
+    """The source of good and bad builds, and the granularity of the comparison.
 
     Builds of the store are compared in the order in which they ended, so the diff may be repeated as more of them end.
     Files have no order: their diff is valid once, for a number of builds that was fixed beforehand.
@@ -76,7 +76,7 @@ class DiffTacticsResult(OpResult):
         return self.diff.conclusion
 
     def difference_lines(self) -> Iterator[str]:
-        """The plain difference between good and bad builds, in the lines that Polygraphy prints."""
+        """The plain difference between good and bad builds, in Polygraphy's lines."""
         yield f"Loaded {self.diff.good} good tactic replays."
         yield f"Loaded {self.diff.bad} bad tactic replays."
         if self.diff.set_difference:
@@ -87,7 +87,7 @@ class DiffTacticsResult(OpResult):
             yield f"Layer: {only_bad.layer}\n    Algorithms: {list(map(algorithm_text, only_bad.choices))}"
 
     def body(self) -> Iterable[str]:
-        """The diff's page, and what was skipped."""
+        """The diff's page, and the skipped runs and files."""
         yield from diff_body(self.diff)
         if self.skipped:
             yield from ("", f"{len(self.skipped)} runs or files were skipped:", "")
@@ -155,7 +155,7 @@ def log_diff(run: Run, tactic_diff: TacticDiff) -> None:
 def _load_builds(
     config: DiffTacticsConfig, builds: Sequence[RunInfo], tracker: Tracker
 ) -> tuple[CampaignTable, Skipped]:
-    """Read files, or runs: those of campaigns from their tables, which takes a thousandth of the time."""
+    """Read files or runs; those of campaigns from their tables, in a thousandth of the time."""
     if config.folder is not None:
         return load_replay_folder(config.folder)
     if config.good is not None and config.bad is not None:

@@ -67,7 +67,7 @@ class CampaignBuild(Record):
 def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> CampaignBuild:
-    """Run an iteration of a campaign, in any thread, process or machine that reaches store and model."""
+    """Run an iteration of a campaign, in any thread, process or machine with access to store and model."""
     request = BuildRequest(build=campaign.config.build_of(number, campaign.draws))
     tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number)}
     with op_run(
@@ -78,7 +78,7 @@ def iterate(
 
 
 def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> CampaignBuild:
-    """Run an iteration unless it is in the store already: a cluster that lost a worker hands its iteration out again.
+    """Run an iteration unless it is in the store already, as when a cluster repeats it after losing a worker.
 
     Runs that a dead process left half done are closed. Those of another machine are closed there (``trtops store
     reap``).
@@ -149,7 +149,7 @@ def _load_model(path: str) -> Model:
 
 
 def own_check(campaign: Campaign, evaluate_engine: EngineEvaluator | None) -> str:
-    """The command or Python callable that evaluates a campaign's engines, as text; empty if outputs are compared."""
+    """The command or Python callable for the check of a campaign's engines, as text; empty for output comparison."""
     if evaluate_engine is not None:
         function = evaluate_engine if hasattr(evaluate_engine, "__qualname__") else type(evaluate_engine)
         return f"{function.__module__}.{function.__qualname__}"
@@ -157,7 +157,7 @@ def own_check(campaign: Campaign, evaluate_engine: EngineEvaluator | None) -> st
 
 
 def denial_scope(campaign: Campaign, bad: StoredRun, tracker: Tracker, command: str) -> dict[str, Any]:
-    """The checks that a denied tactic is for, as fields of DeniedTactic, given a build that it makes bad.
+    """The scope of a denied tactic, as fields of DeniedTactic, from a build made bad by it.
 
     Without fields, it is for all: the model's own limits find that build bad as well. Otherwise it is for the
     campaign's own limits, or for the ``command``.
@@ -227,7 +227,7 @@ def _evaluate_build(
     tracker: Tracker,
     evaluate_engine: EngineEvaluator | None,
 ) -> tuple[Verdict, tuple[str, ...], tuple[BadIn, ...]]:
-    """The verdict, the reasons for it, and the aspects in which the build is bad."""
+    """The verdict of a build, the reasons for it, and its bad aspects."""
     config = campaign.config
     precision_check = check_precision(build, config.check.min_precision_share)
     log_kernels(run, build)
@@ -298,7 +298,7 @@ def evaluate_in_child(
 def default_limits(
     model: Model, check: CheckConfig, build: BuildConfig, golden: str, calibration: bytes | None
 ) -> Tolerances:
-    """The limits from the model's own noise, by which engines are evaluated that get no others."""
+    """The limits from the model's own noise, for engines without explicit limits."""
     feeds = check.open_for(model, profiles=build.profiles)
     return _right_model(model, check, build, golden, feeds, calibration).tolerances(None)
 
@@ -310,7 +310,7 @@ _powers: dict[str, Power] = {}
 def _right_model(
     model: Model, check: CheckConfig, build: BuildConfig, golden: str, feeds: Feeds, calibration: bytes | None
 ) -> RightModel:
-    """The right model, which is rounded once for all builds of a campaign: they get the same limits."""
+    """The right model, rounded once for all builds of a campaign to give them the same limits."""
     # Everything that decides it. The calibration cache is not part of it: builds of a campaign share its data.
     key = digest([model.info.sha256, build.precision, build.backend, list(build.keep), check.to_dict(), golden])
     if key not in _right:
@@ -358,7 +358,7 @@ def _golden_file(tracker: Tracker, campaign: Campaign) -> Path:
 
 
 def keep_golden(file: Path, digest: str) -> None:
-    """Copy golden outputs to where the iterations of this process find them."""
+    """Copy golden outputs to the folder read by the iterations of this process."""
     # The store may be away when the first iteration needs them.
     with _fetching:
         shutil.copyfile(file, Path(_golden_folder().name, f"{digest}.npz"))
@@ -388,13 +388,13 @@ def _check_by_command(
 
 
 def tested_aspect(bad: RunInfo) -> BadIn | None:
-    """The aspect in which a bad build's culprits are searched: its outputs, if they are bad, else its precision."""
+    """The aspect to search for culprits: the outputs of a bad build, if they are bad, else its precision."""
     named = bad.tags.get(schema.Tag.BAD_IN, "").split()
     return next((aspect for aspect in get_args(BadIn) if aspect in named), None)
 
 
 def verdict_in(aspect: BadIn | None, info: RunInfo) -> Verdict | None:
-    """A build's verdict in one aspect: good, where it is bad in another one only, and where it is unproven."""
+    """A build's verdict in one aspect: good if bad in another one only, and the same for unproven."""
     # An engine that computes in FP32 throughout, and is bad for that, shows that right outputs are possible.
     named = info.tags.get(schema.Tag.BAD_IN, "").split()
     is_good = info.verdict in PASSED or (named and aspect is not None and aspect not in named)

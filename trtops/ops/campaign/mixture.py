@@ -1,4 +1,4 @@
-"""A good and a bad build, and builds that mix the two by replay: each layer and setting as in one or in the other."""
+"""Mixtures of a good and a bad build by replay: each layer and setting as in one or in the other."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,7 +19,7 @@ from trtops.tracking.campaigns import load_record
 
 @dataclass(frozen=True)
 class MixtureOutcome:
-    """The choices that a mixture really made, compared with the request."""
+    """The actual choices of a mixture, compared with the request."""
 
     # Units as in the bad build, of shape ``(units,)``; None if one is as in neither of the two, or nothing was built.
     taken: Bools | None
@@ -59,7 +59,7 @@ class Mixture:
         )
 
     def _completed(self, record: TacticRecord) -> TacticRecord:
-        """The record with the default of each setting that only the other build has."""
+        """The record with the defaults of settings present only in the other build."""
         if record.mechanism != "onnxruntime":
             return record
         return replace(record, settings=Candidate.from_settings(record.settings).settings(self._settings))

@@ -79,7 +79,7 @@ class PromoteResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """Always ``good``: an engine that is not good is an error, and not accepted."""
+        """Always ``good``: any other engine is an error, and not accepted."""
         return "good"
 
     @property
@@ -191,7 +191,7 @@ def promote(
 
 
 def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
-    """How a run or campaign was evaluated: on the data and golden outputs that it kept, or else where it got them."""
+    """The check of a run or campaign: on its kept data and golden outputs, or else on their sources."""
     if info.status != "finished":  # a campaign in progress
         data = campaigns.read_config(tracker, info)
         return (DebugBuildConfig() if data is None else DebugBuildConfig.from_json(data)).check
@@ -316,7 +316,7 @@ def register_accepted(
 
 
 def registered_model(name: str) -> str:
-    """A name as the registry takes it: without ``/`` and ``:``, which become ``-2f-`` and ``-3a-``."""
+    """A name for the registry: ``/`` and ``:`` become ``-2f-`` and ``-3a-``."""
     # MLflow rejects names with these characters; 250 is below the length of its column.
     return name.replace("/", "-2f-").replace(":", "-3a-")[:250]
 

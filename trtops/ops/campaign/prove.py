@@ -1,4 +1,4 @@
-"""Proof by swap: put a suspect into a good build, take it out of a bad one, and check whether the verdicts follow.
+"""Proof by swap: put a suspect into a good build, take it out of a bad one, and compare the verdicts.
 
 Statistics show which tactic the bad builds have in common; only an intervention shows that it makes them bad. There are
 four kinds of builds, each a replay: the good build and the bad one unchanged (does a replay repeat the verdict at
@@ -93,7 +93,7 @@ class ProofTrial(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ProveResult(OpResult):
-    """How a proof ended: ``not isolable`` where the swap could not be made, or not alone.
+    """The outcome of a proof: ``not isolable`` if the swap could not be made, or not alone.
 
     ``deny_run`` is the new entry of the deny-list, ``denied`` are its tactics, and ``denied_in`` the builds it is for.
     """
@@ -122,7 +122,7 @@ class ProveResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Pin the good build that the culprit was swapped into, unless its data proves nothing."""
+        """Pin the good build of the swap, unless its data proves nothing."""
         is_good = any(trial.swap == "good as it was" and trial.verdict == "good" for trial in self.trials)
         if not (self.run_id and self.outcome == "confirmed" and is_good):
             return super().next_step
@@ -215,7 +215,7 @@ def prove(
 
 
 def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -> tuple[Suspect, bool, Mixture]:
-    """The suspect to prove, whether it is several that fail only together, and the two builds most alike but for it."""
+    """The suspect to prove, True for several suspects failing only together, and the two most similar builds."""
     table = campaigns.load_table(tracker, campaign.run_id)
     blocks = {name: campaigns.made_on(tracker.info(name)) for name in table.names}
     tactic_diff = diff(table, confidence=campaign.config.confidence, blocks=blocks)

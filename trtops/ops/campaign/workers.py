@@ -1,4 +1,4 @@
-"""Child processes that build engines, and devices that take one build at a time."""
+"""Child processes for engine builds, and devices with one build at a time."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ _guard, _asking = threading.Lock(), threading.Lock()
 
 
 def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
-    """The devices that builds may use, as ``CUDA_VISIBLE_DEVICES`` names them; empty for the processor."""
+    """The devices for builds, as in ``CUDA_VISIBLE_DEVICES``; empty for the processor."""
     if backend == "onnxruntime":
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -28,7 +28,7 @@ def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def gpus_of(backend: str, devices: Sequence[str] = ()) -> dict[str, str]:
-    """Devices by the digest of their GPU's UUID; empty for the processor, and where no GPU answers."""
+    """Devices by the digest of their GPU's UUID; empty for the processor, and without a responding GPU."""
     # Only CUDA knows what a number of CUDA_VISIBLE_DEVICES means, so a child process reports it.
     device_of_gpu: dict[str, str] = {}
     for device in devices_of(backend, devices):
@@ -51,7 +51,7 @@ def _gpu_of(backend: str, device: str, seconds: float = _ANSWER_SECONDS) -> str 
 
 @contextlib.contextmanager
 def warm_backend(backend: str, devices: Sequence[str] = (), timeout: float | None = None) -> Iterator[IsolatedBackend]:
-    """Yield a back end in a child process, on a free device that is reserved while the block lasts.
+    """Yield a back end in a child process, on a free device, reserved for the duration of the block.
 
     The child stays warm for the next caller; :func:`close_workers` ends idle ones.
     """

@@ -1,4 +1,4 @@
-"""Capability: which nodes of a model a back end supports, why not the others, and the model in supported parts."""
+"""Capability: find the nodes supported by a back end, the reasons against the others, and the supported parts."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal(Record):
-    """Nodes of one type that are refused for one reason."""
+    """Nodes of one type refused for one reason."""
 
     op: str  # with its domain
     reason: str  # the back end's message; may be empty
@@ -31,7 +31,7 @@ class Refusal(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Record):
-    """A part of the model that is supported or refused as a whole, and its file; parts run one after the other."""
+    """A part of the model, supported or refused as a whole, and its file; parts run one after the other."""
 
     supported: bool
     nodes: tuple[str, ...]
@@ -80,7 +80,7 @@ def capability(
     output_dir: str | Path | None = None,
     save_as: SaveConfig | None = None,
 ) -> CapabilityReport:
-    """Check which nodes of a model a back end supports. TensorRT's parser needs no GPU.
+    """Check the support of a model's nodes by a back end. TensorRT's parser needs no GPU.
 
     ``partition`` divides the model into supported and refused parts, which are written to ``output_dir`` as ONNX models
     if it is given. Shapes of inputs, by name, are needed to infer those of the parts. BackendUnavailableError if the
@@ -128,7 +128,7 @@ def capability(
 
 
 def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Values) -> dict[int, str]:
-    """The parser's messages about the nodes that it refuses, by index; for some nodes by themselves, or for all."""
+    """The parser's messages about refused nodes, by index; for some nodes by themselves, or for all."""
     part = cutter.model if nodes is None else cutter.cut(nodes, values).proto
     asked_nodes = frozenset(cutter.order if nodes is None else nodes)
     supported, subgraphs, messages = ask_parser(serialize(part))

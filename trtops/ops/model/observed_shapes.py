@@ -1,4 +1,4 @@
-"""Shapes of a model's tensors observed in a run, for models whose shapes cannot be inferred."""
+"""Shapes of a model's tensors observed in a run, for models without inferable shapes."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +19,7 @@ from trtops.ops.model.model_files import open_model
 def with_observed_shapes(
     model: str | Path | onnx.ModelProto, feeds: str | Path | Iterable[Feed] | None = None
 ) -> onnx.ModelProto:
-    """Run a model once, and return a copy with the shapes and types that its tensors had, except those in sub-graphs.
+    """Run a model once, and return a copy with its tensors' actual shapes and types, except those in sub-graphs.
 
     Dynamic dimensions of inputs and outputs become static as well. The first feed of the source is used; random data by
     default. InputError if the data does not fit the model; BackendError if ONNX Runtime does not run it.

@@ -1,4 +1,4 @@
-"""Plugins: find the places in a model where a TensorRT plugin fits, and insert its node there.
+"""Plugins: find the matches of TensorRT plugins in a model, and insert their nodes there.
 
 A plugin is a folder with a ``pattern.py``, as in Polygraphy: ``get_plugin_metadata()`` returns its ``name`` and ``op``,
 ``get_matching_subgraphs(graph)`` takes an ONNX-GraphSurgeon graph and returns ``inputs``, ``outputs`` and
@@ -26,7 +26,7 @@ PATTERN = "pattern.py"
 
 @dataclass(frozen=True)
 class Match:
-    """A plugin's name, which is its folder's, the type of its node, and the places where it fits.
+    """A plugin's name (its folder's), the type of its node, and its places in the model.
 
     A place has ``inputs`` and ``outputs``, names of tensors, and ``attributes`` of the plugin's node.
     """
@@ -43,7 +43,7 @@ def match_plugins(
     include: Collection[str] = (),
     exclude: Collection[str] = (),
 ) -> tuple[Match, ...]:
-    """Find the places in a model where plugins fit; the result includes plugins without a place.
+    """Find the places for plugins in a model; the result includes plugins without a place.
 
     ``folder`` has a folder for each plugin. Their scripts are executed, so it must be trusted. ``include`` names the
     plugins to search for, all if it is empty. ConfigError if the folder has no plugins, or lacks a named one, or a
@@ -92,20 +92,20 @@ def _parse_match(description: Mapping[str, Any], where: str) -> Match:
 
 
 def _plain(value: Any) -> Any:
-    """A value that YAML can hold: patterns return numpy numbers and arrays as well."""
+    """A value in YAML's types: patterns return numpy numbers and arrays as well."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_matches(matches: Iterable[Match], path: str | Path) -> None:
-    """Write the plugins that have places, as Polygraphy does: a YAML document for each, which users may edit."""
+    """Write plugins with places in Polygraphy's format: a YAML document for each, editable by users."""
     entries = [{"name": m.name, "op": m.op, "instances": list(m.places)} for m in matches if m.places]
     save_bytes(yaml.safe_dump_all(entries, default_flow_style=False, sort_keys=False).encode(), str(path))
 
 
 def read_matches(path: str | Path) -> tuple[Match, ...]:
-    """Read a file that :func:`write_matches` or Polygraphy wrote; anything else raises FormatError."""
+    """Read a file of :func:`write_matches` or Polygraphy; anything else raises FormatError."""
     try:
         documents = [d for d in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def replace_plugins(
 def _insert_node(
     graph: Any, input_tensors: list[Any], output_tensors: list[Any], attrs: Mapping[str, Any], op: str
 ) -> bool:
-    """Insert a node between tensors, instead of what made the outputs."""
+    """Insert a node between tensors, replacing the producers of the outputs."""
     if any(producer.op == op for tensor in output_tensors for producer in tensor.inputs):
         raise errors.ConfigError(
             f"{', '.join(t.name for t in output_tensors)}: a {op} node already produces this; two places of a plugin "

@@ -81,7 +81,7 @@ def insert(
     attributes: Mapping[str, Any] | None = None,
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
-    """Insert a node between tensors, replacing what was there; see :func:`trtops.backend.onnx.edit.insert_node`."""
+    """Insert a node between tensors, replacing those between; see :func:`trtops.backend.onnx.edit.insert_node`."""
 
     def put(proto: onnx.ModelProto) -> list[str]:
         edit.insert_node(proto, op, inputs, outputs, name=name, domain=domain, attributes=attributes)
@@ -93,7 +93,7 @@ def insert(
 def remove_nodes(
     model: Source, output: str | Path | None, types: Collection[str], *, save_as: SaveConfig | None = None
 ) -> SurgeonResult:
-    """Remove all nodes of some types, ignoring domains; what reads such a node's output then reads its input.
+    """Remove all nodes of some types, ignoring domains, and connect their readers to their inputs.
 
     For operators that a back end lacks and that do not change values: identities of a framework, debug prints, fake
     quantization. Each must have one output, and one input that is not a weight.
@@ -219,7 +219,7 @@ def sanitize(
 
 
 def prune(model: Source, output: str | Path | None = None, *, save_as: SaveConfig | None = None) -> SurgeonResult:
-    """Make weights 2:4 sparse, to measure what sparse kernels gain; see :mod:`trtops.backend.onnx.sparsity`."""
+    """Make weights 2:4 sparse, to measure the gain of sparse kernels; see :mod:`trtops.backend.onnx.sparsity`."""
     return operate(model, output, save_as, lambda proto: [f"Pruned {len(sparsity.prune(proto))} weights."])
 
 
@@ -308,7 +308,7 @@ def _log_model(title: str, proto: onnx.ModelProto) -> None:
 
 
 def _load_with_weights(model: Source) -> tuple[onnx.ModelProto, set[Path]]:
-    """A copy of a model with its weights inside, and the files that must not be overwritten."""
+    """A copy of a model with its weights inside, and its files, protected from overwriting."""
     if isinstance(model, Model):
         return model.proto(), {path.resolve() for path in model.files()}
     if isinstance(model, onnx.ModelProto):

@@ -1,4 +1,4 @@
-"""Accuracy: find the first tensor at which two back ends or precisions differ.
+"""Accuracy: find the first differing tensor of two back ends or precisions.
 
 Every tensor is compared, in order of execution, in windows that fit into memory.
 """
@@ -55,25 +55,25 @@ MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
 
 @dataclass(frozen=True)
 class Emulated:
-    """A side that computes in 16 bit, rounded on the CPU as a GPU rounds; nodes in ``exclude`` stay in FP32."""
+    """A 16-bit side, rounded on the CPU as a GPU rounds; nodes in ``exclude`` stay in FP32."""
 
     to: LowPrecision
     exclude: Sequence[str] = ()
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
-        """A runner of the model in that precision."""
+        """A runner of the model in the low precision."""
         low = lower_precision(model, self.to, exclude=self.exclude).model
         emulate_low_precision(low)
         return onnxruntime_runner(low)
 
 
 def reference(model: onnx.ModelProto) -> BaseRunner:
-    """A side that computes the model as it is: ONNX Runtime without optimizations."""
+    """The unchanged model as a side: ONNX Runtime without optimizations."""
     return OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference")
 
 
 class Built:
-    """A side that builds engines; on ONNX Runtime all with the settings of the first."""
+    """A side with built engines; on ONNX Runtime all with the settings of the first."""
 
     def __init__(self, config: BuildConfig, feed: Feed) -> None:
         self.config = config
@@ -110,7 +110,7 @@ class Built:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyConfig(DataConfig):
-    """How to compare, and on what data.
+    """The data and tolerances of the comparison.
 
     Attributes:
         tolerances: What each tensor must meet; by default limits from what rounding does to it, and for emulated sides
@@ -174,7 +174,7 @@ class AccuracyResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """If an output differs, find the nodes that must stay in FP32, where a precision can be the cause."""
+        """If an output differs, search the nodes to keep in FP32 if a precision can be the cause, or else triage."""
         if self.verdict != "bad" or not self.subject:
             return super().next_step
         arguments = {"model": self.subject, "experiment": self.experiment if self.run_id else None}
@@ -196,7 +196,7 @@ class AccuracyResult(OpResult):
             yield Section(title="Tensors", table=Table(columns=_TENSOR_COLUMNS, rows=rows))
 
     def text(self) -> str:
-        """The findings, with a table of the tensors around the first that differs, or else of the last."""
+        """The findings, with a table of the tensors around the first differing one, or else of the last."""
         at = next((i for i, tensor in enumerate(self.tensors) if tensor.name == self.first), len(self.tensors))
         start = max(min(at - _MAX_PRINTED_TENSORS // 3, len(self.tensors) - _MAX_PRINTED_TENSORS), 0)
         rows = map(_cells, self.tensors[start : start + _MAX_PRINTED_TENSORS])
@@ -242,7 +242,7 @@ def accuracy(
     parent: str | None = None,
     file: str | Path | None = None,
 ) -> AccuracyResult:
-    """Compare every tensor of a model between two sides, and find where they begin to differ.
+    """Compare every tensor of a model between two sides, and find the first difference.
 
     ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). The model
     itself is taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
@@ -331,7 +331,7 @@ class _Comparison:
         self.values = shapes.values(bare.graph)
 
     def run(self) -> AccuracyResult:
-        """Compare all tensors, then the outputs without observed tensors, and explain what differs."""
+        """Compare all tensors, then the outputs without observed tensors, and explain the differences."""
         outputs = [value.name for value in self.model.graph.output]
         # Making a tensor an output can change what a back end fuses, and so remove the error. The model's own outputs
         # are therefore compared twice, without and with observed tensors.
@@ -377,7 +377,7 @@ class _Comparison:
         )
 
     def _windows(self) -> list[list[str]]:
-        """Runs of tensors whose arrays have at most ``_WINDOW_BYTES``, as far as their sizes are known."""
+        """Runs of tensors with arrays of at most ``_WINDOW_BYTES``, as far as their sizes are known."""
         windows: list[list[str]] = []
         total = 0
         for name in self.makers:
@@ -396,7 +396,7 @@ class _Comparison:
         return windows
 
     def _run_observing(self, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Tolerances]:
-        """Run both sides with these tensors as further outputs; also what all outputs must meet."""
+        """Run both sides with these tensors as further outputs; return the tolerances of all outputs too."""
         outputs = self.model.graph.output
         count = len(outputs)
         for name in names:

@@ -1,4 +1,4 @@
-"""Delta debugging: find a smallest set of items for which a test holds, and keep the answers in a debug replay.
+"""Delta debugging: find a smallest set of items with a property, and keep the answers in a debug replay.
 
 The searches of reduce and precision differ only in their test. Reduce tests whether a set of nodes still fails;
 precision tests whether a model is accurate enough with a set of nodes in FP32. Both number their items from 0. Promises
@@ -84,7 +84,7 @@ class Search:
         size: Callable[[Items], int] = len,
         progress: Callable[[Step], None] | None = None,
     ) -> None:
-        """Prepare a search for sets whose ``test`` has the verdict ``holds_if``, with at most ``max_tests`` tests.
+        """Prepare a search for sets with the verdict ``holds_if`` from ``test``, with at most ``max_tests`` tests.
 
         ``size`` is the size of a set in its step. ``progress`` is called after each test.
         """
@@ -181,12 +181,12 @@ class Search:
         return self.answers[items].verdict == self._holds_if
 
     def smallest_so_far(self) -> Items:
-        """The smallest set for which a test held."""
+        """The smallest set found with the property."""
         holding = [items for items, step in self.answers.items() if step.verdict == self._holds_if]
         return min(holding, key=lambda items: (self._size(items), sorted(items)))
 
     def least(self, at: Callable[[int], Iterable[int]], high: int, mode: Mode = "bisect") -> int:
-        """A number whose set (``at``) has the property while that of the number below does not.
+        """A number with the property for its set (``at``), but not for the set of the number below.
 
         The test is taken to hold for ``high`` and not for 0; neither is tested. ``bisect`` tests about ``log2(high)``
         sets and finds the smallest number for monotone tests; ``linear`` tests one number after the other, from 1.
@@ -203,7 +203,7 @@ class Search:
         return high
 
     def halve(self, items: Sequence[int]) -> tuple[int, int]:
-        """A range of positions for which the test holds while it holds for neither half, or a range of length one.
+        """A range of positions with the property, but without it for either half, or a range of length one.
 
         The test is taken to hold for all items. A single needed item is found with about ``log2(len(items))`` tests.
         """
@@ -223,7 +223,7 @@ class Search:
         return path[last - self.least(lambda number: items[slice(*path[last - number])], last)]
 
     def smallest(self, items: Sequence[int]) -> list[int]:
-        """A part of ``items`` for which the test holds and from which no single item can be left out, in their order.
+        """A minimal part of ``items`` with the property, in their order: no single item can be left out.
 
         The test is taken to hold for all items. Every set of the result without one item was tested and does not hold.
         """

@@ -1,4 +1,4 @@
-"""Precision: find the nodes that must stay in FP32 so that a 16-bit model is accurate enough.
+"""Precision: find the nodes to keep in FP32 for a sufficiently accurate 16-bit model.
 
 Each set of nodes is tested by writing its Casts into the ONNX model and running that.
 """
@@ -54,7 +54,7 @@ _LATENCY_RUNS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig(DataConfig):
-    """How to search, and on what data.
+    """The method of the search, its limits, and the data.
 
     Attributes:
         to: The lower precision.
@@ -92,7 +92,7 @@ class PrecisionConfig(DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A set of nodes to test: ``keep`` are the names of those that stay in FP32. ``original`` is not to be changed."""
+    """A set of nodes to test: ``keep`` names those left in FP32. ``original`` must not be changed."""
 
     original: onnx.ModelProto = field(repr=False)
     keep: frozenset[str]
@@ -142,7 +142,7 @@ def checking_candidates(
     config: RepeatConfig,
     progress: Callable[[RepeatStep], None] | None = None,
 ) -> Iterator[Callable[[Candidate], bool]]:
-    """Yield a function that checks a candidate: it is written, a command runs, and the files left behind are sorted."""
+    """Yield a check of candidates: the model is written, a command runs, and the files left behind are sorted."""
     numbers = itertools.count()
 
     def evaluate(candidate: Candidate) -> bool:
@@ -205,7 +205,7 @@ class PrecisionResult(OpResult):
         yield Section(text=f"```\n{self.text()}\n```", chart=chart if points else None)
 
     def text(self) -> str:
-        """The result for a terminal: what to keep, and a table of the models."""
+        """The result for a terminal: the nodes to keep, and a table of the models."""
         kept_count = f"{len(self.keep)} of {self.nodes} nodes"
         if self.latencies:
             lines = [f"The fastest model that passes keeps {kept_count} in FP32: {', '.join(self.keep)}"]
@@ -244,7 +244,7 @@ def precision(
     file: str | Path | None = None,
     progress: Callable[[Step], None] | None = None,
 ) -> PrecisionResult:
-    """Find the nodes that must stay in FP32.
+    """Find the nodes to keep in FP32.
 
     ``runner`` makes the runner of a candidate: :func:`emulated_runner`, that of an
     :class:`~trtops.ops.search.precision_engines.EngineWriter`, or one that builds ``candidate.rewritten.model``.
@@ -284,7 +284,7 @@ def precision(
 
 
 class _PrecisionSearch:
-    """One search under way. Nodes that can be lowered are numbered in the model's order; sets of them are kept."""
+    """One search under way. Nodes are numbered in the model's order; sets of them are kept in FP32."""
 
     def __init__(
         self,
@@ -324,7 +324,7 @@ class _PrecisionSearch:
         self.search.use_replays(config.load_replay, config.save_replay, len(self.names), depends_on)
 
     def run(self) -> tuple[PrecisionResult, Candidate]:
-        """Search, and measure what was found; the result, and the candidate that it keeps."""
+        """Search and measure; return the result, and its candidate."""
         keep, outcome, minimal = self.find()
         latencies: dict[str, float] = {}
         if self.config.fastest and outcome != "bad":
@@ -350,7 +350,7 @@ class _PrecisionSearch:
         return result, candidate
 
     def find(self) -> tuple[Items, Literal["good", "mixed", "bad"], bool]:
-        """The nodes to keep, what that means, and whether it was checked that none of them can be lowered."""
+        """The nodes to keep, the outcome, and True if each of them was tested to be necessary."""
         # Most models need nothing in FP32, so that is tested first; with all nodes in FP32 the check itself is tested.
         if self.search.holds_for_none():
             return frozenset(), "good", True
@@ -367,7 +367,7 @@ class _PrecisionSearch:
             return self.search.smallest_so_far(), "mixed", False
 
     def fastest(self, fewest: Items) -> Items:
-        """The fastest set that passes: the smallest, others that passed, and some with more nodes in FP32."""
+        """The fastest passing set among the smallest, other passing ones, and some with more nodes in FP32."""
         passed = sorted((items for items, step in self.search.answers.items() if step.verdict == "pass"), key=len)
         sets = [fewest, *passed[:4], self.everything]
         places = sorted(fewest)
@@ -384,7 +384,7 @@ class _PrecisionSearch:
         return min((items for items, latency in timed.items() if latency <= limit), key=len, default=fewest)
 
     def candidate(self, items: Items) -> Candidate:
-        """The candidate that keeps these nodes."""
+        """The candidate with these nodes in FP32."""
         keep = frozenset(self.names[index] for index in items)
         return Candidate(original=self.original, keep=keep, config=self.config)
 

@@ -33,13 +33,13 @@ class EngineWriter:
     _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix=temporary_prefix("precision")))
 
     def __call__(self, candidate: Candidate) -> None:
-        """Build and write the engine; a BackendError if that fails."""
+        """Build and write the engine; a failing build raises BackendError."""
         network, config = self._network_and_config(candidate)
         plan = trt.engine_bytes_from_network(network, config=config, save_timing_cache=self.save_timing_cache)
         save_bytes(plan, self.path)
 
     def runner(self, candidate: Candidate) -> BaseRunner:
-        """A runner of the candidate, whose engine is built when it is activated."""
+        """A runner of the candidate; its engine is built on activation."""
         network, config = self._network_and_config(candidate)
         cache = self.save_timing_cache or (self._own_cache if self.config is None else None)
         return trt.TrtRunner(trt.EngineFromNetwork(network, config, save_timing_cache=cache))

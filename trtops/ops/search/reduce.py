@@ -1,4 +1,4 @@
-"""Reduce: find the smallest part of a model that still fails a check, and save it as a model of its own.
+"""Reduce: find the smallest failing part of a model, and save it as a model of its own.
 
 Sub-models are cut out of the model and checked. Each gets as inputs the values that flow there in the whole model,
 observed once at the beginning. The search works on *parts* of the model, numbered in execution order
@@ -101,7 +101,7 @@ class CulpritNode(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit(Record):
-    """A smallest sub-model that fails."""
+    """A smallest failing sub-model."""
 
     nodes: tuple[CulpritNode, ...]
     # Whether every set without one node was checked and passes; False if ``max_checks`` stopped the search. If only
@@ -114,7 +114,7 @@ class Culprit(Record):
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The sub-model; :attr:`path` is its file if this was read from JSON, which does not contain it."""
+        """The sub-model; :attr:`path` is its file after reading from JSON, without its content."""
         assert self._proto is not None
         proto: onnx.ModelProto = self._proto
         return proto
@@ -140,7 +140,7 @@ class ReduceResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Inspect the part that fails, if it was saved."""
+        """Inspect the failing part, if it was saved."""
         if not (self.run_id and self.culprit and self.culprit.path):
             return super().next_step
         return NextStep("inspect model", {"model": self.culprit.path, "show": "layers"})
@@ -165,7 +165,7 @@ class ReduceResult(OpResult):
 
 
 def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> ComparisonCheck:
-    """A check that builds an engine of each part and compares its outputs with the values of the whole model."""
+    """A check with an engine built for each part, and its outputs compared with the values of the whole model."""
     engine_backend(build.backend).environment(build)
     return ComparisonCheck(runner=EngineRunner(build), tolerances=tolerances_for(build.precision, tolerances))
 
@@ -183,7 +183,7 @@ def reduce(
     file: str | Path | None = None,
     progress: Callable[[Step], None] | None = None,
 ) -> ReduceResult:
-    """Find the smallest part of a model that still fails a check.
+    """Find the smallest part of a model with the same failure.
 
     ``check`` says whether a sub-model passes (:mod:`trtops.ops.evaluation.submodel`): a callable, a comparison as
     :func:`engine_check` makes it, or a :class:`~trtops.ops.evaluation.command.CommandCheck`. ``feeds`` replace
@@ -297,7 +297,7 @@ def _find_culprit(
 
 
 class _Reduction:
-    """One reduction under way: which sub-models are checked, in which order, and what is saved."""
+    """One reduction under way: the sub-models to check, their order, and the one to save."""
 
     def __init__(
         self,
@@ -342,7 +342,7 @@ class _Reduction:
             return CheckOutcome(verdict="error", detail=f"{type(exc).__name__}: {exc}")
 
     def culprit(self) -> Items:
-        """A smallest failing set of parts, given that the whole model fails."""
+        """A smallest failing set of parts of a failing model."""
         try:
             return self._smallest(self.everything)
         except OutOfTestsError:
@@ -351,7 +351,7 @@ class _Reduction:
             return self.search.smallest_so_far()
 
     def _smallest(self, within: Items) -> Items:
-        """One smallest failing set within a set that fails."""
+        """One smallest failing set within a failing set."""
         parts = sorted(within)
         if not self._config.reduce_inputs:
             return self._without_ends(frozenset(self._shortest_beginning(parts)))
@@ -373,7 +373,7 @@ class _Reduction:
         return min([smallest, *others], key=len)
 
     def _shortest_beginning(self, parts: list[int]) -> list[int]:
-        """The shortest beginning that fails, or only what its last part needs, if that fails too."""
+        """The shortest failing beginning, or only the nodes needed by its last part, if those fail too."""
         self.search.stage = "outputs"
         beginning = parts[: self.search.least(lambda length: parts[:length], len(parts), self._config.mode)]
         owner = {index: part for part in beginning for index in self._cutter.parts[part]}
@@ -387,7 +387,7 @@ class _Reduction:
         return parts[count - self.search.least(lambda length: parts[count - length :], count, self._config.mode) :]
 
     def _without_ends(self, parts: Items) -> Items:
-        """Leave out parts one by one at the end that may be reduced, the latest first, until none can be left out."""
+        """Leave out parts one by one at the reducible end, the latest first, until none can be left out."""
         self.search.stage = "nodes"
         while True:
             members = [(part, index) for part in parts for index in self._cutter.parts[part]]
@@ -401,7 +401,7 @@ class _Reduction:
             parts = shorter
 
     def save(self, parts: Items) -> Culprit:
-        """The culprit, whose model and inputs are saved if the config says where."""
+        """The culprit, with model and inputs saved to the paths of the config."""
         cut, config = self.cut(parts), self._config
         path = inputs_path = None
         if config.output is not None:

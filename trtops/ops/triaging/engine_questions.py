@@ -1,4 +1,4 @@
-"""Questions about the engine: is it bad every time, is it the precision or the builder, where does it begin."""
+"""Questions about the engine: does the fault repeat, is it the precision or the builder, and its first tensor."""
 
 from dataclasses import replace
 from typing import Literal
@@ -122,7 +122,7 @@ def ask_build(subject: Subject, parent: str) -> Answer:
 
 
 def ask_again(subject: Subject, parent: str) -> Answer:
-    """Whether the same engine gives the same outputs twice, and whether new engines are bad too."""
+    """Run the same engine twice, and build new engines, to see if the fault repeats."""
     first = bad_build(subject, parent)
     with engine_backend(subject.config.build.backend).runner(first.engine) as runner:
         runs = [run_feeds(runner, subject.feeds) for _ in range(2)]
@@ -142,7 +142,7 @@ def ask_again(subject: Subject, parent: str) -> Answer:
 
 
 def ask_campaign(subject: Subject, parent: str) -> Answer:
-    """Which choice of the builder makes builds bad, from builds that differ and from mixtures of them."""
+    """Find the builder's choice behind bad builds, from differing builds and mixtures of them."""
     return _run_campaign(subject, random=False, otherwise="intermittent")
 
 
@@ -248,7 +248,7 @@ def ask_keep(subject: Subject, parent: str) -> Answer:
 
 
 def ask_ranges(subject: Subject, parent: str) -> Answer:
-    """Whether a calibrated range cuts off values, and whether the observed range corrects the engine."""
+    """Find truncating calibration ranges, and check if the observed range corrects the engine."""
     if subject.calibration is None:
         return Answer("calibrated here", ("The ranges come from this data.",))
     cache = CalibrationCache.from_bytes(subject.calibration)
@@ -312,7 +312,7 @@ def ask_tactic(subject: Subject, parent: str) -> Answer:
 
 
 def _what_shows(subject: Subject) -> Literal["rounded", "built", "failing"]:
-    """What shows the fault: rounding after each node, an engine's outputs, or that no engine is built or runs."""
+    """The symptom of the fault: rounding after each node, an engine's outputs, or a failing build or run."""
     if subject.answers.get("build") == "it fails":
         return "failing"
     return "rounded" if "divergence" in subject.answers else "built"
@@ -348,7 +348,7 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
 
 
 def _fails_to_build(subject: Subject) -> Check:
-    """A check that fails for parts that the builder refuses, or, if it builds the whole, for parts that do not run."""
+    """A check failing for parts refused by the builder, or, if it builds the whole, for parts with a failing run."""
     side = EngineRunner(subject.config.build, Caches(calibration=subject.calibration), subject.feeds[0])
     try:
         side.build(subject.model.proto())

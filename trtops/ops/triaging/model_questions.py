@@ -51,7 +51,7 @@ class Subject:
     files: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix=temporary_prefix("triage"))))
 
     def below(self, parent: str) -> dict[str, Any]:
-        """Options of an op whose run belongs below another."""
+        """Options of an op for a run below another."""
         return {"tracker": self.tracker, "experiment": self.experiment, "tags": self.tags, "parent": parent}
 
     @cached_property
@@ -72,17 +72,17 @@ class Subject:
 
     @cached_property
     def tolerances(self) -> Tolerances:
-        """The fixed tolerances of the precision, which parts of the model have to meet."""
+        """The fixed tolerances of the precision, as limits for parts of the model."""
         return tolerances_for(self.config.build.precision, self.config.check.tolerances, self.model)
 
     def right_model(self, build: BuildConfig, calibration: bytes | None = None) -> RightModel:
-        """The model on its inputs, and what rounding as in a build does to it."""
+        """The model on its inputs, and the effect of rounding as in a build."""
         golden = RunResults([("golden", [IterationResult(dict(outputs)) for outputs in self.outputs])])
         return RightModel(model=self.model, build=build, feeds=self.feeds, golden=golden, calibration=calibration)
 
     @cached_property
     def calibration(self) -> bytes | None:
-        """The calibration cache that the builder gets."""
+        """The calibration cache for the builder."""
         return read_cache_file(self.config.calibration_cache, "calibration_cache")
 
 
@@ -228,7 +228,7 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
 def _difference_of_nodes(
     mine: onnx.ModelProto, twin: onnx.ModelProto, node: onnx.NodeProto, tensor: str, evidence: tuple[str, ...]
 ) -> Answer:
-    """Why a node differs from the one that makes the tensor of the same name in the golden model."""
+    """Compare a node with the producer of the tensor of the same name in the golden model."""
     makers = walk.makers(twin.graph.node)
     other = makers[tensor]
     places: tuple[str, ...] = (node_name(node), tensor)
@@ -282,7 +282,7 @@ def _first_bad(
     expected: Sequence[Mapping[str, Any]],
     tolerances: Tolerances,
 ) -> str | None:
-    """The first of some tensors that misses the tolerances."""
+    """The first of some tensors outside the tolerances."""
     report = compare_outputs(actual, expected, replace(tolerances, per_output={}))
     bad = {output.name for output in report.outputs if output.verdict == "bad"}
     return next((name for name in names if name in bad), None)

@@ -1,4 +1,4 @@
-"""Triage: from a bad engine to the kind of fault, its place, a remedy, and the smallest case that shows it.
+"""Triage: from a bad engine to the kind of fault, its location, a remedy, and a minimal failing case.
 
 A table of questions. Each has one answer out of a few, which selects the next question.
 """
@@ -145,7 +145,7 @@ def triage(
 
 
 def _ask(subject: Subject, run: Run, name: str, question: Question) -> Step:
-    """Ask one question, in a run of its own below that of the triage."""
+    """Ask one question, in a run of its own below the run of the triage."""
     started = time.perf_counter()
     with op_run(name=question.asks, kind="triage_step", **subject.below(run.id)) as child:
         answer = question.ask(subject, child.id)

@@ -1,4 +1,4 @@
-"""What triage is asked, and what it finds: each question with its answer, evidence and cost."""
+"""Config and result of triage: each question with its answer, evidence and cost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ Kind: TypeAlias = Literal[
 class TriageConfig(
     EngineConfig, uses={"check": "data input_shapes iterations seed golden tolerances min_precision_share self_check"}
 ):
-    """Which engine is wrong, on what data, and what the search may cost.
+    """The engine to triage, the data, and the limits of the search.
 
     Attributes:
         golden_model: A model that is right, for example an earlier export. Tensors are matched by name. With it the
@@ -62,7 +62,7 @@ class Answer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Answer):
-    """One question, by its name and in words, with its answer, which is empty before it is known."""
+    """One question, by name and in words, with its answer (empty before it is known)."""
 
     question: str
     asks: str
@@ -82,7 +82,7 @@ class TriageResult(OpResult):
 
     @property
     def kind(self) -> Kind:
-        """The kind of fault, from the last step that gives one."""
+        """The kind of fault, from the last step with one."""
         return next((step.kind for step in reversed(self.steps) if step.kind is not None), "none")
 
     @property
@@ -92,7 +92,7 @@ class TriageResult(OpResult):
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What corrects the fault, in the order in which it was found."""
+        """Corrections of the fault, in the order of their discovery."""
         return tuple(step.remedy for step in self.steps if step.remedy)
 
     @property

@@ -91,7 +91,7 @@ class _LocalFiles:
         return write_artifact(source, self._inside(path), path)
 
     def get(self, entry: ArtifactEntry) -> Path | None:
-        """A local file that should have an artifact's content, or None."""
+        """A local file with an artifact's unverified content, or None."""
         file = self._inside(entry.path)
         return file if file.is_file() else None
 
@@ -105,7 +105,7 @@ class _LocalFiles:
         return file.read_bytes()
 
     def _inside(self, path: str) -> Path:
-        """The file of an artifact, which must not be outside of the run by a link."""
+        """The file of an artifact; a link must not lead out of the run."""
         file = self.folder / path
         if not file.resolve().is_relative_to(self._resolved):
             raise errors.StoreError(f"Artifact {path!r} is a link that leads out of {self.folder}. Remove the link.")
@@ -144,7 +144,7 @@ class _LocalFiles:
 
 
 class _RemoteFiles:
-    """The artifacts of a run on a server, which makes each appear whole."""
+    """The artifacts of a run on a server. Each appears whole."""
 
     def __init__(self, connection: Connection, run_id: str, uri: str) -> None:
         self._connection = connection

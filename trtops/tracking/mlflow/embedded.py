@@ -1,4 +1,4 @@
-"""An embedded store that is safe to open: made under a lock.
+"""Create and open an embedded store safely, under a lock.
 
 MLflow makes a database wherever it finds none, without a lock. So the database is made here, under a lock, and appears
 whole. A store of another release of MLflow is opened, upgraded or refused by MLflow itself.
@@ -33,7 +33,7 @@ _RUNS_PER_READ = 200  # runs that are read at once
 
 
 def ensure_store(location: str | Path | Store | None = None) -> Store:
-    """An embedded store that exists.
+    """An existing embedded store.
 
     Any number of processes may call this at once for a missing store: one makes it, all get it.
     """
@@ -78,7 +78,7 @@ def _create_store(store: Store) -> None:
 
 
 def _check_database(store: Store) -> None:
-    """Refuse a file that is not MLflow's database, before MLflow makes one of it. Schemas are left to MLflow."""
+    """Reject a file other than MLflow's database, before MLflow converts it. Schemas are left to MLflow."""
     try:
         with closing(sqlite3.connect(f"{store.database.as_uri()}?mode=ro", uri=True, timeout=20)) as database:
             # Alembic's own table.
@@ -138,7 +138,7 @@ def search_runs(
 
 
 def run_rows(store: Store, condition: str = "TRUE", *values: str, names: Collection[str] | None = None) -> list[Any]:
-    """Runs that meet a condition, as MLflow's client returns them, newest first; deleted ones too.
+    """Runs matching a condition, in the form of MLflow's client, newest first; deleted ones too.
 
     With ``names``, they have the tags of these names only, and no params and metrics.
     """
@@ -203,7 +203,7 @@ def drop_connections_after_fork() -> None:
 
 
 def server_command(store: Store, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command that serves an embedded store and its UI on this machine, and its environment."""
+    """The command to serve an embedded store and its UI on this machine, and its environment."""
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
         *("--backend-store-uri", store.uri, "--artifacts-destination", str(store.artifacts)),

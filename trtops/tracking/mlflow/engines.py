@@ -1,4 +1,4 @@
-"""Engines as MLflow's logged models: the params and kernels of each, and all numbers that runs measured on it.
+"""Engines as MLflow's logged models: the params and kernels of each, and all metrics measured on it.
 
 A complete run that built an engine has one logged model, made when the run ends. Later runs link their numbers to it,
 with name and digest of their data. The models are an index for searches: what a run states is in its own artifacts.
@@ -108,7 +108,7 @@ class Engines:
         versions: Collection[tuple[str, str]] | None,
         limit: int | None,
     ) -> list[tuple[str, float | None]]:
-        """Runs whose engines match, and the value of ``query.best``, which they are sorted by.
+        """Runs with matching engines, and the value of ``query.best`` as their sort key.
 
         With ``versions``, as name and version, only engines that are registered as one of them.
         """
@@ -152,14 +152,14 @@ class Engines:
 
 
 def _quoted(text: str) -> str:
-    """A text in MLflow's language, which cannot escape quotes."""
+    """A quoted text for MLflow's search language, without a way to escape quotes."""
     if set("'\"`\\") & set(text):
         raise errors.ConfigError(f"{text!r} contains a quote, which MLflow cannot search for.")
     return f"'{text}'"
 
 
 def kernel_tag(kernel: str) -> str:
-    """The tag of a logged model for a kernel; its value is the number of layers that use it."""
+    """The tag of a logged model for a kernel; its value is the number of layers with it."""
     return schema.metric_key(schema.fitting(("kernel", kernel)))
 
 
@@ -178,6 +178,6 @@ def _model_of(run: Any) -> str | None:
 
 
 def _data_of(params: Mapping[str, str]) -> dict[str, str]:
-    """The data that a run with these params evaluated an engine on, as MLflow names it."""
+    """The data of a run's evaluation, under its name in MLflow, from the run's params."""
     name, digest = (params.get(f"evidence.{param}") for param in ("source", "data"))
     return {"dataset_name": name[:500], "dataset_digest": digest} if name and digest else {}

@@ -47,13 +47,13 @@ def _imported() -> Any:
 
 
 def run_context() -> Mapping[str, str]:
-    """The tags that MLflow gives every run of this process, such as its user."""
+    """MLflow's context tags for every run of this process, such as its user."""
     tags: Mapping[str, str] = masked_json(library().tracking.context.registry.resolve_tags())
     return tags
 
 
 def use_credentials_file() -> None:
-    """Make MLflow read user and password from the file that ``TRTOPS_CREDENTIALS`` names, if it names one."""
+    """Make MLflow read user and password from the file in ``TRTOPS_CREDENTIALS``, if set."""
     if os.environ.get(_CREDENTIALS):
         os.environ.setdefault("MLFLOW_TRACKING_AUTH", _FileProvider().get_name())
         _register()

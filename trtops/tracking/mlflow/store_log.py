@@ -48,7 +48,7 @@ class StoreLog:
         self._end: _End | None = None  # as far as this process knows
 
     def entries(self) -> tuple[dict[int, str], list[str]]:
-        """The texts of all entries by number, and the parts that were deleted in MLflow."""
+        """The texts of all entries by number, and the parts deleted in MLflow."""
         texts, problems = dict[int, str](), list[str]()
         if (experiment := self._connection.experiment(EXPERIMENT)) is None:
             return texts, problems
@@ -67,14 +67,14 @@ class StoreLog:
         return texts, problems
 
     def head(self) -> str:
-        """The present head, or a former one that this process has seen; empty without a log."""
+        """The present head, or a former one seen by this process; empty without a log."""
         # append() warns about a damaged log.
         with suppress(errors.StoreError, errors.RunNotFoundError, errors.LogError):
             self._end = self._end or self._find_end()
         return head_of(self._end.tree, self._end.size) if self._end else ""
 
     def append(self, event: Event, run: str, facts: Facts) -> None:
-        """Add an entry. A log that was deleted leads to a warning only.
+        """Add an entry. A deleted log leads to a warning only.
 
         Raises TrackingUnavailableError or NoRoomError if the store cannot be written now.
         """
@@ -136,7 +136,7 @@ class StoreLog:
         return _End(page.info.run_id, number, tree).after(page_entries[number])
 
     def _make(self) -> _End:
-        """Make the log, or wait for the process that makes it now."""
+        """Create the log, or wait for the process creating it."""
         location = self._connection.store and str(self._connection.store.artifacts_of(EXPERIMENT))
         try:
             self._call(self._connection.client.create_experiment, EXPERIMENT, location, _NOTE)

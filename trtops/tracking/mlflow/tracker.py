@@ -85,7 +85,7 @@ class MlflowTracker:
 
     @functools.cached_property
     def context(self) -> Mapping[str, str]:
-        """The tags that MLflow gives every run of this process."""
+        """MLflow's context tags for every run of this process."""
         return run_context()
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class MlflowTracker:
         began: float | None = None,
         may_exist: bool = False,
     ) -> MlflowRun:
-        """Make a run with exactly these tags; ``may_exist`` says that it may exist, with any status."""
+        """Create a run with exactly these tags; ``may_exist`` allows an existing one, with any status."""
         stored = {**tags} if parent is None else {**tags, _PARENT: parent}
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
         attempted = may_exist
@@ -218,7 +218,7 @@ class MlflowTracker:
         return self.info(run_id)
 
     def end(self, info: RunInfo, files: Files, at: float | None, event: Event = "ended") -> None:
-        """Add the end of a run to the log, and then store its status, so that a finished run is in the log."""
+        """Add the end of a run to the log before storing its status, so every finished run is in the log."""
         info = replace(info, end_time=round(at or time.time(), 3))
         signature = files.peek(Artifact.SIGNATURE) if info.status == "finished" else None
         self.log.append(event, info.id, run_facts(info, signature))
@@ -554,7 +554,7 @@ def _shown_status(status: RunStatus, verdict: str | None) -> str:
 
 
 def _read_status(shown: str, tags: Mapping[str, str]) -> RunStatus:
-    """The status that :func:`_shown_status` was given."""
+    """The inverse of :func:`_shown_status`."""
     # Only a finished run has a manifest.
     if shown == "FAILED" and tags.get(Tag.MANIFEST_SHA256):
         return "finished"
@@ -571,7 +571,7 @@ _STATUS: dict[str, RunStatus] = {
 
 
 def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None, id_prefix: str) -> str:
-    """A query that finds at least the wanted runs: MLflow's language cannot quote every key and value."""
+    """A query for at least the required runs: MLflow's language cannot quote every key and value."""
     required_tags = dict(tags)
     if parent is not None:
         required_tags[_PARENT] = parent

@@ -20,7 +20,7 @@ _RUN_COLUMNS = (
 
 
 def experiment_tags(experiment_id: str) -> dict[str, str]:
-    """Tags of a new experiment: the view, and a description with a link to it, which MLflow shows above the runs."""
+    """Tags of a new experiment: the view, and a description with a link to it for the top of MLflow's page."""
     columns = ["attributes.`Created`", *_RUN_COLUMNS]
     state = {"orderByKey": "attributes.start_time", "orderByAsc": False, "selectedColumns": columns}
     packed = base64.b64encode(zlib.compress(json.dumps({"lifecycleFilter": "Active", **state}).encode())).decode()

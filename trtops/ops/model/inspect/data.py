@@ -152,7 +152,7 @@ def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[
 
 
 def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
-    """A saved value as an array; arrays are returned as they are, including those that cannot be compared."""
+    """A saved value as an array; arrays are returned unchanged, including incomparable ones."""
     try:
         return value if isinstance(value, np.ndarray) else to_numpy(value, name)
     except errors.ComparisonError as exc:

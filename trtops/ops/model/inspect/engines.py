@@ -58,7 +58,7 @@ class InspectEnginesConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSummary(Record):
-    """One engine in numbers; None where a number is unknown, or layers were not timed."""
+    """One engine in numbers; None for unknown ones, and for times of untimed layers."""
 
     source: str
     layers: int
@@ -85,7 +85,7 @@ class InspectEnginesResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """Both times, or the number of rows that differ."""
+        """Both times, or the number of differing rows."""
         if self.a.ms and self.b.ms:
             return f"{self.b.ms:.3f} ms for {self.a.ms:.3f} ms, {self.b.inserted} layers inserted for {self.a.inserted}"
         different = sum(row.differs for row in self.alignment.rows)
@@ -129,7 +129,7 @@ class InspectEnginesResult(OpResult):
 
     @property
     def needed(self) -> str:
-        """The model, to build it in 8 bits without the nodes that they do not speed up."""
+        """The model, to build it in 8 bits without the nodes they do not speed up."""
         names = ", ".join(map(repr, self.losing))
         return f"the model, for a build with --int8 that keeps (--keep) {names}" if self.losing else ""
 
@@ -226,7 +226,7 @@ def inspect_engines(
 
 
 def _quantized(source: str, tracker: Tracker | None, aligned: Alignment) -> tuple[str, ...]:
-    """The nodes that a run quantized; of another engine, those of its layers that compute in 8 bits."""
+    """The nodes quantized by a run; of another engine, those of its layers in 8 bits."""
     if tracker is not None and not Path(source).is_file():
         stored = builds.load_quantization(tracker.load(run_id_of(source, tracker)))
         if stored is not None:
