@@ -74,7 +74,7 @@ class GatedTracker(MemoryTracker):
     info, load, find, close, peek = gated("info"), gated("load"), gated("find"), gated("close"), gated("peek")
 
     def create(self, *args: Any, **named: Any) -> MemoryRun:
-        again = {**named, "known": named.get("known") or self.gate.too_late}
+        again = {**named, "may_exist": named.get("may_exist") or self.gate.too_late}
         return self.gate.pass_through(lambda: self._gated(MemoryTracker.create(self, *args, **again)))
 
     def _rewrite(self, run_id: str) -> MemoryRun:

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
     metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
     lines = []
     for kind, tables in (("param", [dict(info.params) for info in infos]), ("metric", metrics)):
-        for name in sorted({name for columns in tables for name in columns}):
+        for name in sorted(set(chain.from_iterable(tables))):
             values = tuple(columns.get(name, "") for columns in tables)
             if len(set(values)) > 1:
                 lines.append(Line(name=name, kind=kind, values=values))
@@ -215,13 +216,14 @@ def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | 
     layers = _layer_rows(tracker, infos)
     good = [number for number, info in enumerate(infos) if info.verdict == "good" and p50[number] is not None]
     fastest = "".join(f"; the fastest good one: {labels[n]}" for n in sorted(good, key=lambda n: p50[n] or 0)[:1])
+    reasons: list[str] = []
+    for label, run_document in zip(labels, documents):
+        reasons += [f"{label}: {reason}" for reason in run_document.reasons]
     document = Document(
         title=f"{Path(infos[0].fact(schema.Tag.MODEL_PATH) or infos[0].name).name}: {counted(len(infos), 'run')}",
         verdict=max((info.verdict or "error" for info in infos), key=("good", "unproven", "bad", "error").index),
         headline=f"{sum(info.verdict == 'good' for info in infos)} of {len(infos)} are good{fastest}",
-        reasons=tuple(
-            f"{label}: {reason}" for label, run_document in zip(labels, documents) for reason in run_document.reasons
-        ),
+        reasons=tuple(reasons),
     )
     sections = [
         Section(
@@ -245,11 +247,11 @@ def _ratio(values: Sequence[float | None], number: int) -> float | None:
 def _layer_rows(tracker: Tracker, infos: Sequence[RunInfo]) -> tuple[tuple[str | None, ...], ...]:
     """Precisions and kernels of ONNX nodes with a difference from the first engine; at most 1000 rows."""
     rows: dict[tuple[str, ...], list[str | None]] = {}
-    first, *others = (
-        EngineLayers.of(map(Layer.from_dict, json.loads(data or b"[]")), {})
-        for info in infos
-        for data in [tracker.peek(info.tags.get(schema.Tag.REUSED_FROM, info.id), schema.Artifact.LAYERS)]
-    )
+    engines = []
+    for info in infos:
+        layers = tracker.peek(info.tags.get(schema.Tag.REUSED_FROM, info.id), schema.Artifact.LAYERS)
+        engines.append(EngineLayers.of(map(Layer.from_dict, json.loads(layers or b"[]")), {}))
+    first, *others = engines
     for number, engine in enumerate(others, 1):
         for row in align(first, engine).rows if engine.layers else ():
             if row.differs:

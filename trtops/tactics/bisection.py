@@ -23,6 +23,7 @@ import math
 import operator
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -88,7 +89,7 @@ class BestExplanation:
     @property
     def units(self) -> tuple[int, ...]:
         """All units in it, in ascending order."""
-        return tuple(sorted({unit for clause in self.clauses for unit in clause}))
+        return tuple(sorted(set(chain.from_iterable(self.clauses))))
 
 
 class Bisection:

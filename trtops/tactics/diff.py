@@ -71,7 +71,7 @@ def diff(
             bad_explained=explained,
             good_against=int(posterior.expected_bad.sum()) - explained,
         )
-    varying = [table.columns[rank] for rank in sorted(set(case.features.column.tolist()))]
+    varying = [table.columns[column] for column in sorted(set(case.features.column.tolist()))]
     return TacticDiff(
         by=by,
         ordered=table.ordered,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from trtops.record import Record
@@ -116,7 +117,7 @@ class TacticDiff(Record):
     def _explained(self) -> tuple[int, ...]:
         """Positions of the suspects named by the explanation, each once."""
         clauses = self.explanation.clauses if self.explanation else ()
-        return tuple(dict.fromkeys(i for clause in clauses for i in clause))
+        return tuple(dict.fromkeys(chain.from_iterable(clauses)))
 
     @property
     def decided(self) -> bool:

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,8 +222,9 @@ def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environme
     """Settings with earlier builder crashes for this model and environment; empty if the store cannot be read."""
     tags = {Tag.CRASHED_IN: crash_key(model_sha256, environment)}
     try:
-        documents = [tracker.peek(info.id, Artifact.CRASHED) for info in tracker.find(tags=tags)]
-        return tuple(dict.fromkeys(str(name) for data in documents if data for name in json.loads(data)))
+        documents = (tracker.peek(info.id, Artifact.CRASHED) for info in tracker.find(tags=tags))
+        names = chain.from_iterable(map(json.loads, filter(None, documents)))
+        return tuple(dict.fromkeys(map(str, names)))
     except (errors.TrackingError, ValueError):
         return ()
 

@@ -208,13 +208,14 @@ class MemoryTracker:
             return dict(self._aliases.get(name, {}))
 
     def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
+        accepted = []
         with self._lock:
-            return [
-                (alias, version)
-                for name, aliases in self._aliases.items()
-                for alias, number in aliases.items()
-                if (tags or {}).items() <= (version := self._versions[name][int(number) - 1]).tags.items()
-            ]
+            for name, aliases in self._aliases.items():
+                for alias, number in aliases.items():
+                    version = self._versions[name][int(number) - 1]
+                    if (tags or {}).items() <= version.tags.items():
+                        accepted.append((alias, version))
+        return accepted
 
     def engines(
         self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None

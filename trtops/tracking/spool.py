@@ -262,10 +262,10 @@ def _upload_run(tracker: SpoolTarget, spool: Spool, run: SpooledRun, moved: bool
         )
     parent = run.parent
     if parent is not None and is_local(parent):
-        stored_run = _find_run(tracker, parent)
-        if stored_run is None and parent in spool.being_written():
+        stored_parent = _find_run(tracker, parent)
+        if stored_parent is None and parent in spool.being_written():
             raise errors.ConfigError(f"Its parent {parent} is still being written. Upload it when that has ended.")
-        parent = parent if stored_run is None else stored_run.id
+        parent = parent if stored_parent is None else stored_parent.id
     stored_run = _find_run(tracker, run.local_id)
     manifest = run.read(Artifact.MANIFEST)
     if stored_run is None and run.only_in_store:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from trtops import errors
@@ -456,7 +456,9 @@ def _check_campaign(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     facts.tag("verdict", Tag.VERDICT, Artifact.CAMPAIGN_RESULT, result.verdict)
     # A run that was uploaded from the spool is named by its local id.
     children = shared.tracker.find(parent=info.id, tags={Tag.KIND: "iteration"})
-    child_runs = {name: child for child in children for name in (child.id, child.tags.get(Tag.LOCAL_ID, child.id))}
+    child_runs: dict[str, RunInfo] = {}
+    for child in children:
+        child_runs |= {child.id: child, child.tags.get(Tag.LOCAL_ID, child.id): child}
     for code, name in zip(table.verdicts, table.names):
         verdict_there = child_runs[name].verdict if name in child_runs else "no such run"
         facts.add(
@@ -476,11 +478,11 @@ def _check_campaign(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     if (file := campaigns.golden_file(run)) is not None:
         facts.tag("golden outputs", Tag.GOLDEN_SHA256, Artifact.GOLDEN, sha256_file(file), _NONE)
         facts.add(
-            "golden outputs", {f"iteration {entry.id}": entry.fact(Tag.GOLDEN_SHA256) or None for entry in children}
+            "golden outputs", {f"iteration {child.id}": child.fact(Tag.GOLDEN_SHA256) or None for child in children}
         )
-        golden_names = {name for iteration in RunResults.load(str(file))[0][1] for name in iteration}
+        golden_names = set(chain.from_iterable(RunResults.load(str(file))[0][1]))
         if model is not None and config.check.golden is None:
-            names = sorted(entry.name for entry in model.outputs)
+            names = sorted(output.name for output in model.outputs)
             facts.add("names of the golden outputs", {Artifact.GOLDEN: sorted(golden_names), "the model": names})
 
 

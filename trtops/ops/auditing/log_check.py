@@ -136,14 +136,10 @@ class LogCheck:
             return [], [f"it is not in the log of the store: {cause}"]
         number, entry = self.ends[info.id]
         differences = _differences(number, entry, run_facts(info, run.unlisted(Artifact.SIGNATURE)))
-        for path in (
-            dropped_file.path
-            for dropped_file in run.manifest.dropped
-            if (info.id, dropped_file.path) not in self._deleted
-        ):
-            differences.append(
-                Contradiction(subject=path, reason="it was deleted, and the log has no entry about that")
-            )
+        for dropped in run.manifest.dropped:
+            if (info.id, dropped.path) not in self._deleted:
+                reason = "it was deleted, and the log has no entry about that"
+                differences.append(Contradiction(subject=dropped.path, reason=reason))
         late = "its process was killed, and its end was logged later: changes before that do not show"
         return differences, [late] if entry.event == "closed" else []
 

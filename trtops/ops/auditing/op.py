@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from trtops import errors
@@ -104,7 +105,7 @@ def audit(
     if config.materials is not None and not Path(config.materials).is_dir():
         raise errors.ConfigError(f"materials={config.materials!r} is not a folder.")
     experiment = experiment or "audit"
-    heads = [head for text_or_path in config.log for head in read_heads(text_or_path)]
+    heads = list(chain.from_iterable(map(read_heads, config.log)))
     shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
     run_ids, logged, rows = choose_runs(config, tracker, shared.log)
     begin = time.perf_counter()
@@ -152,23 +153,19 @@ def choose_runs(
     """
     required_tags, rows = dict(config.tags), dict[str, RunInfo]()
     names = {schema.Tag.KIND: "kind", schema.Tag.VERDICT: "verdict"}
-    logged = {
-        run_id: entry
-        for run_id, (_, entry) in log.ends.items()
-        if config.experiment in (None, entry.facts.get("experiment"))
-        and all(tag in names and entry.facts.get(names[tag]) == value for tag, value in required_tags.items())
-    }
+    logged = {}
+    for run_id, (_, entry) in log.ends.items():
+        has_tags = all(tag in names and entry.facts.get(names[tag]) == value for tag, value in required_tags.items())
+        if has_tags and config.experiment in (None, entry.facts.get("experiment")):
+            logged[run_id] = entry
     if config.runs:
         ids = [run_id_of(run, tracker) for run in config.runs]
         logged = {run_id: entry for run_id, entry in logged.items() if entry.facts.get("parent") in ids}
     else:
         if config.accepted:
             infos = [tracker.info(version.run_id) for _, version in tracker.accepted()]
-            logged = {
-                run_id: logged[run_id]
-                for _, log_entry in log.registered.values()
-                if (run_id := log_entry.run) in logged
-            }
+            registered = [log_entry.run for _, log_entry in log.registered.values()]
+            logged = {run_id: logged[run_id] for run_id in registered if run_id in logged}
         else:
             rows = {info.id: info for info, _ in tracker.all_runs({*required_tags, *_TAGS})}
             # Audits are left out unless they are asked for: each would be audited by all later ones.

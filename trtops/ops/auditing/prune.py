@@ -42,7 +42,9 @@ def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool =
         raise errors.ConfigError(f"older_than_days is {older_than_days}; expected 0 or more.")
     before = round(time.time() - older_than_days * 86400.0, 3)  # as ends of runs: a run may end in this millisecond
     # Engines that are deployed, are the evidence for one, or belong to a run that reused them instead of a copy.
-    needed = {run for _, v in tracker.accepted() for run in (v.run_id, v.tags.get(schema.Tag.EVIDENCE, ""))}
+    needed: set[str] = set()
+    for _, version in tracker.accepted():
+        needed |= {version.run_id, version.tags.get(schema.Tag.EVIDENCE, "")}
     needed |= {info.tags.get(schema.Tag.REUSED_FROM, "") for info in tracker.find()}
     engines = {}
     for info in tracker.find(status="finished"):

@@ -270,11 +270,10 @@ def write_bundle(
 def _npz(iterations: Sequence[Mapping[str, Any]]) -> bytes:
     """Arrays as npz, named by iteration and position, since tensor names may contain anything."""
     file = io.BytesIO()
-    arrays = {
-        f"{i}_{j}": array.astype(str) if array.dtype.kind == "O" else array
-        for i, named in enumerate(iterations)
-        for j, array in enumerate(map(np.asarray, named.values()))
-    }
+    arrays = {}
+    for i, named in enumerate(iterations):
+        for j, array in enumerate(map(np.asarray, named.values())):
+            arrays[f"{i}_{j}"] = array.astype(str) if array.dtype.kind == "O" else array
     np.savez(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
 

@@ -188,10 +188,12 @@ def suspected_units(tracker: Tracker, mixture: Mixture) -> tuple[Unit, ...]:
     in the engine's order, whose error in the bad build is more than twice that in the good one.
     """
     proofs = tracker.find(tags={schema.Tag.PROOF: "confirmed"}, status="finished", limit=_HISTORY)
-    data = [tracker.peek(info.id, schema.Artifact.DENIED) for info in proofs]
-    entries = [DeniedTactic.from_json(document) for document in data if document is not None]
-    confirmed = {("layer", choice.tactic) for entry in entries for choice in entry.choices}
-    confirmed |= {("setting", f"{name}={value}") for entry in entries for name, value in entry.settings}
+    confirmed: set[tuple[str, str]] = set()
+    for info in proofs:
+        if (document := tracker.peek(info.id, schema.Artifact.DENIED)) is not None:
+            entry = DeniedTactic.from_json(document)
+            confirmed |= {("layer", choice.tactic) for choice in entry.choices}
+            confirmed |= {("setting", f"{name}={value}") for name, value in entry.settings}
     good, bad = errors_of(mixture.good.info), errors_of(mixture.bad.info)
     diverges = {n[1]: bad[n] > SOUND_SPREAD * good.get(n, math.inf) for n in bad if len(n) == 3 and n[2] == "max_abs"}
     # If all outputs diverge, the first one shows nothing.
@@ -290,7 +292,7 @@ class BisectSession:
             while len(self.trials) < max_trials and not is_spent() and is_open():
                 rng = np.random.default_rng([config.seed, len(self.trials)])
                 added = self._error_sum()
-                contributing = [measured_build.unit for measured_build in added.contributions] if added else []
+                contributing = [contribution.unit for contribution in added.contributions] if added else []
                 left = np.array([unit in contributing for unit in units], np.bool_) & ~held
                 self.build(
                     separating_mixture(
@@ -354,12 +356,12 @@ class BisectSession:
             outcome=search_result.outcome,
             culprits=tuple(
                 BisectCulprit(
-                    units=tuple(units[unit_index] for unit_index in measured_build.units),
-                    clauses=tuple(tuple(map(measured_build.units.index, clause)) for clause in measured_build.clauses),
-                    probability=measured_build.probability,
-                    builds=measured_build.trials,
+                    units=tuple(units[unit_index] for unit_index in explanation.units),
+                    clauses=tuple(tuple(map(explanation.units.index, clause)) for clause in explanation.clauses),
+                    probability=explanation.probability,
+                    builds=explanation.trials,
                 )
-                for measured_build in filter(None, (search_result.explanation,))
+                for explanation in filter(None, (search_result.explanation,))
             ),
             suspects=tuple(units[unit_index] for unit_index in search_result.suspects),
             good_run=self.plan.good_run,

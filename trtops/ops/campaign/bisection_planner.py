@@ -211,7 +211,9 @@ def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
     # A later bisection with that one as ``held`` adds what it needs.
     culprits: list[CampaignCulprit] = []
     for result in done:
-        new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
+        new: list[tuple[Unit, ...]] = []
+        for bisected in result.culprits:
+            new += [tuple(bisected.units[i] for i in clause) for clause in bisected.clauses]
         if not result.held:
             culprits += [CampaignCulprit(units, result.good_run, result.bad_run) for units in new]
             continue

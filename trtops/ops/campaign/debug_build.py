@@ -377,7 +377,7 @@ class _CampaignState:
         config, counts = self.campaign.config, campaigns.counts(self._table)
         tactic_diff = diff(self._table, confidence=config.confidence, blocks=self._made_on)
         result = DebugBuildResult(
-            verdict=next((candidate for candidate in ("bad", "unproven", "good") if counts[candidate]), "error"),
+            verdict=next((verdict for verdict in ("bad", "unproven", "good") if counts[verdict]), "error"),
             iterations=len(self._table),
             good=counts["good"],
             bad=counts["bad"],
@@ -386,7 +386,7 @@ class _CampaignState:
             drawn=len(self._drawn),
             interrupted=tuple(info.id for info in self._interrupted),
             bisections=tuple(self._planner.done),
-            confirmed=tuple(candidate.describe() for candidate in self._planner.culprits),
+            confirmed=tuple(culprit.describe() for culprit in self._planner.culprits),
             # Without the seed of draws, since a command line only has that of the data.
             options=arguments_of(config) | {"seed": arguments_of(config.check).get("seed")},
             subject="" if config.command is not None else self.campaign.model,

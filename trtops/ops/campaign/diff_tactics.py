@@ -118,8 +118,10 @@ def diff_tactics(
     if config.experiment is not None:
         builds = tracker.find(config.experiment, tags=config.tags, status="finished")
     else:
-        children = [child for info in infos for child in tracker.find(info.experiment, parent=info.id)]
-        builds = [*children, *infos]
+        builds = []
+        for info in infos:
+            builds += tracker.find(info.experiment, parent=info.id)
+        builds += infos
     builds = [info for info in builds if info.kind in _BUILDS]
     table, skipped = run_step("read builds", _load_builds, config, builds, tracker)
     if not len(table):

@@ -39,7 +39,7 @@ class Mixture:
     def __init__(self, good: StoredRun, bad: StoredRun) -> None:
         self.good, self.bad = good, bad
         records = _load_tactics(good), _load_tactics(bad)
-        self._settings = tuple(dict.fromkeys(name for record in records for name, _ in record.settings))
+        self._settings = tuple(dict(records[0].settings) | dict(records[1].settings))
         self.good_tactics, self.bad_tactics = map(self._completed, records)
         self.is_by_settings = self.good_tactics.mechanism == "onnxruntime"
         settings, bad_settings = dict(self.good_tactics.settings), dict(self.bad_tactics.settings)
@@ -103,8 +103,8 @@ class Mixture:
             return MixtureOutcome(bad_units, strayed, followed=followed)
         # Layers that cannot be replayed are free to change: copies between formats and the like come and go with their
         # neighbours' choices.
-        records = (got, self.good_tactics, self.bad_tactics)
-        free = {choice.layer for record in records for choice in record.choices if not choice.replayable}
+        choices = (*got.choices, *self.good_tactics.choices, *self.bad_tactics.choices)
+        free = {choice.layer for choice in choices if not choice.replayable}
         free |= {unit.name for unit in self.units} | set(self.consequences)
         also_changed = [
             name

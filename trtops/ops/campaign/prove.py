@@ -7,6 +7,7 @@ all?), the good one with only the suspect put in, and the bad one with only the 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -230,8 +231,8 @@ def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -
     several = [tactic_diff.suspects[i] for i in clause]
     suspect = replace(
         several[0],
-        choices=tuple(choice for member in several for choice in member.choices),
-        settings=tuple(dict.fromkeys(pair for member in several for pair in member.settings)),
+        choices=tuple(chain.from_iterable(member.choices for member in several)),
+        settings=tuple(dict.fromkeys(chain.from_iterable(member.settings for member in several))),
     )
     having = set(builds_with(table, suspect))
     good = [name for name in table.named(*PASSED) if name not in having]
@@ -301,7 +302,7 @@ def conclude(trials: Iterable[ProofTrial]) -> tuple[ProofOutcome, str]:
     )
     if len(set(bad_in)) > 1 or len(set(good_out)) > 1:
         return "not isolable", f"Equal tactics gave good and bad builds: {counted}. Is the check repeatable?"
-    others = sorted({layer for trial in swapped for layer in trial.also_changed})
+    others = sorted(set(chain.from_iterable(trial.also_changed for trial in swapped)))
     if others and bad_in[0]:
         other_changes = f"Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
         return "not isolable", f"The suspect was not swapped alone, so nothing is proved: {counted}. {other_changes}"

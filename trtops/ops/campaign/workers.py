@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from trtops import errors
 from trtops.backend.worker import IsolatedBackend, Worker
@@ -102,7 +103,7 @@ def close_workers() -> None:
     """End the idle child processes."""
     # Ending a child takes a moment, for which the lock is not held.
     with _guard:
-        workers = [worker for workers in _idle.values() for worker in workers]
+        workers = list(chain.from_iterable(_idle.values()))
         _idle.clear()
     for worker in workers:
         worker.close()

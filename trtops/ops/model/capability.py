@@ -135,7 +135,9 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
     if supported:
         return {}
     # The nodes of the part are in another place than in the whole model.
-    makers = {name: index for index in asked_nodes for name in cutter.makes(index)}
+    makers: dict[str, int] = {}
+    for index in asked_nodes:
+        makers |= dict.fromkeys(cutter.makes(index), index)
     original_index = {
         i: makers[node.output[0]] for i, node in enumerate(part.graph.node) if node.output and node.output[0] in makers
     }
@@ -162,12 +164,18 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
 
 def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
     """The nodes in few parts in order of execution, each entirely refused or entirely supported."""
-    makers = {name: index for index in cutter.order for name in cutter.makes(index)}
+    makers: dict[str, int] = {}
+    for index in cutter.order:
+        makers |= dict.fromkeys(cutter.makes(index), index)
     waits = {index: {makers[name] for name in cutter.reads(index) if name in makers} for index in cutter.order}
-    together = {index: part for part in cutter.parts for index in part}
-    bad = {index for part in cutter.parts if part & set(refused) for index in part}
+    together: dict[int, frozenset[int]] = {}
+    bad: set[int] = set()
+    for part in cutter.parts:
+        together |= dict.fromkeys(part, part)
+        if not part.isdisjoint(refused):
+            bad |= part
     done: set[int] = set()
-    finished: list[list[int]] = []
+    complete: list[list[int]] = []
     remaining = list(cutter.order)
     # Greedy: all ready nodes of the present kind go into a part before the other kind follows.
     while remaining:
@@ -182,7 +190,7 @@ def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
         done -= set(segment[whole:])
         segment = segment[:whole]
         if not segment:
-            return [*finished, remaining]
-        finished.append(segment)
+            return [*complete, remaining]
+        complete.append(segment)
         remaining = [index for index in remaining if index not in set(segment)]
-    return finished
+    return complete

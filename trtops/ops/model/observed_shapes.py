@@ -1,6 +1,7 @@
 """Shapes of a model's tensors observed in a run, for models without inferable shapes."""
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -36,7 +37,7 @@ def with_observed_shapes(
     observed = observe(cutter, [feed])
     values: dict[str, onnx.ValueInfoProto] = {}
     try:
-        for name in (*feed, *(name for index in cutter.order for name in cutter.makes(index))):
+        for name in chain(feed, *map(cutter.makes, cutter.order)):
             try:
                 spec = observed.spec(name)
             except errors.InvalidModelError:

@@ -8,6 +8,7 @@ inserts the node.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +75,17 @@ def match_plugins(
 def _parse_match(description: Mapping[str, Any], where: str) -> Match:
     # From a script or from a file that users edit: either may have anything in it.
     instances = description["instances"] or ()
+    places = []
     for instance in instances:
         if not isinstance(instance, Mapping) or not {"inputs", "outputs"} <= set(instance):
             raise errors.ConfigError(
                 f"{where}: {instance!r} is not a place of a plugin; expected a dict with inputs, outputs and "
                 "attributes."
             )
-    parsed = (
-        {
-            "inputs": [str(name) for name in instance["inputs"]],
-            "outputs": [str(name) for name in instance["outputs"]],
-            "attributes": {name: _plain(value) for name, value in (instance.get("attributes") or {}).items()},
-        }
-        for instance in instances
-    )
-    return Match(str(description["name"]), str(description["op"]), tuple(parsed))
+        attributes = {name: _plain(value) for name, value in (instance.get("attributes") or {}).items()}
+        tensors = {side: list(map(str, instance[side])) for side in ("inputs", "outputs")}
+        places.append({**tensors, "attributes": attributes})
+    return Match(str(description["name"]), str(description["op"]), tuple(places))
 
 
 def _plain(value: Any) -> Any:
@@ -162,7 +159,7 @@ def _insert_node(
     graph: Any, input_tensors: list[Any], output_tensors: list[Any], attrs: Mapping[str, Any], op: str
 ) -> bool:
     """Insert a node between tensors, replacing the producers of the outputs."""
-    if any(producer.op == op for tensor in output_tensors for producer in tensor.inputs):
+    if any(producer.op == op for producer in chain.from_iterable(tensor.inputs for tensor in output_tensors)):
         raise errors.ConfigError(
             f"{', '.join(t.name for t in output_tensors)}: a {op} node already produces this; two places of a plugin "
             "share it. Remove one of them from the file."

@@ -315,7 +315,9 @@ class _Comparison:
         self.user_tolerances = user_tolerances
         self.cutter = Cutter(model)
         # The node that makes each tensor that can be observed.
-        self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
+        self.makers: dict[str, int] = {}
+        for index in self.cutter.order:
+            self.makers |= dict.fromkeys(self.cutter.visible(index), index)
         self.tensor_errors: dict[str, TensorError] = {}
         # Types and shapes, inferred from the shapes of the largest feed, since windows must fit it. Small weights are
         # kept, because shapes are computed from them.

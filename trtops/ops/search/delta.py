@@ -126,11 +126,14 @@ class Search:
                         f"{depends_on.get(name, '')[:60]!r}, so its answers do not hold. Use another replay."
                     )
             step = Step.from_dict(context.state["step"])
-            ends = [run.split("-") for run in step.items.split(",") if run]
-            # A replay may come from another machine, or have been edited.
-            if not all(end.isdigit() and int(end) < count for run in ends for end in run):
-                raise errors.FormatError(f"{load}: {step.items!r} are not nodes of this model. It is damaged.")
-            self._keep(frozenset(item for run in ends for item in range(int(run[0]), int(run[-1]) + 1)), step)
+            items: set[int] = set()
+            for run in filter(None, step.items.split(",")):
+                ends = run.split("-")
+                # A replay may come from another machine, or have been edited.
+                if not all(end.isdigit() and int(end) < count for end in ends):
+                    raise errors.FormatError(f"{load}: {step.items!r} are not nodes of this model. It is damaged.")
+                items.update(range(int(ends[0]), int(ends[-1]) + 1))
+            self._keep(frozenset(items), step)
         self.resumed = len(self.steps)
 
     def _keep(self, items: Items, step: Step) -> None:

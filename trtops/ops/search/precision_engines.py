@@ -75,7 +75,9 @@ class EngineWriter:
 
 def _require_nodes(model: onnx.ModelProto, network: Any) -> None:
     """Raise ConfigError if none of a network's layers are nodes of the model: nothing would stay in FP32 then."""
-    nodes = {name for node in model.graph.node for name in (node.name, *node.output)}
+    nodes: set[str] = set()
+    for node in model.graph.node:
+        nodes.update((node.name, *node.output))
     layers = {layer.name for layer in layers_of(network)} | {name for name, _ in layer_outputs(network)}
     if nodes.isdisjoint(layers):
         raise errors.ConfigError(

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -325,7 +326,7 @@ class _Reduction:
 
     def nodes(self, parts: Iterable[int]) -> frozenset[int]:
         """Indices of the nodes in some parts."""
-        return frozenset(index for part in parts for index in self._cutter.parts[part])
+        return frozenset(chain.from_iterable(self._cutter.parts[part] for part in parts))
 
     def cut(self, parts: Items) -> SubModel:
         """The sub-model of some parts."""
@@ -376,9 +377,11 @@ class _Reduction:
         """The shortest failing beginning, or only the nodes needed by its last part, if those fail too."""
         self.search.stage = "outputs"
         beginning = parts[: self.search.least(lambda length: parts[:length], len(parts), self._config.mode)]
-        owner = {index: part for part in beginning for index in self._cutter.parts[part]}
-        last = self._cutter.parts[beginning[-1]]
-        needed = sorted({owner[i] for start in last for i in self._cutter.ancestors(start, owner)})
+        owner: dict[int, int] = {}
+        for part in beginning:
+            owner |= dict.fromkeys(self._cutter.parts[part], part)
+        ancestors = chain.from_iterable(self._cutter.ancestors(i, owner) for i in self._cutter.parts[beginning[-1]])
+        needed = sorted({owner[i] for i in ancestors})
         return needed if len(needed) < len(beginning) and self.search.holds(needed) else beginning
 
     def _shortest_end(self, parts: list[int]) -> list[int]:
@@ -390,10 +393,15 @@ class _Reduction:
         """Leave out parts one by one at the reducible end, the latest first, until none can be left out."""
         self.search.stage = "nodes"
         while True:
-            members = [(part, index) for part in parts for index in self._cutter.parts[part]]
-            maker = {name: part for part, index in members for name in self._cutter.makes(index)}
-            needs = {(p, maker[n]) for p, index in members for n in self._cutter.reads(index) if maker.get(n, p) != p}
-            inner = {needed if self._config.reduce_outputs else needing for needing, needed in needs}
+            members = {part: self._cutter.parts[part] for part in parts}
+            maker: dict[str, int] = {}
+            for part, nodes in members.items():
+                maker |= dict.fromkeys(chain.from_iterable(map(self._cutter.makes, nodes)), part)
+            inner: set[int] = set()
+            for part, nodes in members.items():
+                reads = chain.from_iterable(map(self._cutter.reads, nodes))
+                needed = {maker[name] for name in reads if maker.get(name, part) != part}
+                inner |= needed if self._config.reduce_outputs else {part} if needed else set()
             ends = sorted(parts - inner, reverse=True)
             shorter = next((parts - {end} for end in ends if self.search.holds(parts - {end})), None)
             if shorter is None:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def ask_structure(subject: Subject, parent: str) -> Answer:
     ]
     evidence += first_lines([entry.message for entry in (wrong or report.entries)])
     if wrong:
-        nodes = tuple(name for entry in wrong for name in entry.nodes)
+        nodes = tuple(chain.from_iterable(entry.nodes for entry in wrong))
         remedy = f"see `{NextStep('check lint', {'model': subject.path})}`"
         return Answer("broken", tuple(evidence), kind="invalid model", places=nodes, remedy=remedy)
     return Answer("sound", tuple(evidence))
@@ -171,7 +172,7 @@ def ask_repeats(subject: Subject, parent: str) -> Answer:
     evidence: tuple[str, ...] = (f"Two runs on the same data differ: {'; '.join(report.reasons)[:300]}",)
     places: tuple[str, ...] = ()
     cutter = Cutter(proto)
-    names = [name for index in cutter.order for name in cutter.visible(index)]
+    names = list(chain.from_iterable(map(cutter.visible, cutter.order)))
     values = _values(proto, names, [*subject.feeds, *subject.feeds])
     first = _first_bad(names, values[count:], values[:count], _TO_THE_BIT)
     if first is not None:
@@ -202,9 +203,9 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
     # The first tensor that differs from the golden one of its name.
     mine = subject.model.proto()
     # Names are all that two exports of a model have in common.
-    golden_names = {name for node in twin.graph.node for name in node.output} if twin is not None else set(golden[0])
+    golden_names = set(golden[0]) if twin is None else walk.makers(twin.graph.node).keys()
     cutter = Cutter(mine)
-    common = [name for index in cutter.order for name in cutter.visible(index) if name in golden_names]
+    common = [name for name in chain.from_iterable(map(cutter.visible, cutter.order)) if name in golden_names]
     actual = _values(mine, common, subject.feeds)
     # Saved outputs may have tensors inside the model too.
     expected: Sequence[Mapping[str, Any]] = golden if twin is None else _values(twin, common, subject.feeds)
@@ -247,7 +248,7 @@ def _difference_of_nodes(
         remedy = f"replace {name!r} by the golden model's {golden_name!r}"
         return Answer("differs", (*evidence, sentence), kind="wrong constant", places=(name, *places), remedy=remedy)
     # Nodes of the golden model just above, whose results this model does not have.
-    own_names = {name for graph_node in mine.graph.node for name in graph_node.output}
+    own_names = walk.makers(mine.graph.node)
     lost = [makers[name] for name in other.input if name in makers and name not in own_names]
     if other.op_type != node.op_type:
         lost.insert(0, other)

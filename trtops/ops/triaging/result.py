@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from trtops import errors
@@ -88,7 +89,7 @@ class TriageResult(OpResult):
     @property
     def places(self) -> tuple[str, ...]:
         """Where the fault is, the most certain first."""
-        return tuple(dict.fromkeys(location for step in reversed(self.steps) for location in step.places))
+        return tuple(dict.fromkeys(chain.from_iterable(step.places for step in reversed(self.steps))))
 
     @property
     def remedies(self) -> tuple[str, ...]:

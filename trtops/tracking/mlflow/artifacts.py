@@ -133,7 +133,8 @@ class _LocalFiles:
         """Wait until the disk holds artifacts."""
         # A new file is only found after a crash if the disk also holds its folder.
         files = [self.folder / path for path in paths]
-        for target in (*files, *{folder for file in files for folder in (file.parent, self.folder)}):
+        folders = {self.folder, *(file.parent for file in files)} if files else ()
+        for target in (*files, *folders):
             with contextlib.suppress(FileNotFoundError):
                 sync_to_disk(target)
 

@@ -89,11 +89,10 @@ class Connection:
         """Create a missing store. Reject a moved or copied one: MLflow keeps absolute addresses of artifacts."""
         ensure_store(store)
         # Every database has MLflow's default experiment, whose artifacts trtops puts under the first root.
-        for location in [
-            Path(experiment.artifact_location or "")
-            for experiment in experiments(store)
-            if experiment.experiment_id == "0"
-        ]:
+        for experiment in experiments(store):
+            if experiment.experiment_id != "0":
+                continue
+            location = Path(experiment.artifact_location or "")
             former = (
                 location.parents[1]
                 if location.is_absolute() and location.parts[-2:] == ("artifacts", "0")

@@ -15,6 +15,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -128,7 +129,7 @@ def search_runs(
         *([f"status IN ({_marks(statuses)})"] if statuses else []),
         *[tagged] * len(tags),
     ]
-    pairs = [text for pair in tags.items() for text in pair]
+    pairs = chain.from_iterable(tags.items())
     values: tuple[str | int, ...] = (*map(int, experiment_ids), len(id_prefix), id_prefix, *statuses, *pairs)
     query = f"SELECT run_uuid FROM runs WHERE {' AND '.join(conditions)} ORDER BY start_time DESC, run_uuid"
     ids = [run_id for (run_id,) in _select(store, query, *values)]

@@ -315,8 +315,11 @@ class MlflowTracker:
             models = self._pages(self._client.search_registered_models)
             if tags:  # a store may have thousands of models
                 models = filter(None, map(self._registered_model, dict.fromkeys(name for name, _ in versions)))
-            numbers = [(alias, (m.name, str(number))) for m in models for alias, number in sorted(m.aliases.items())]
-            pairs = [(alias, versions[number]) for alias, number in numbers if number in versions]
+            pairs = []
+            for model in models:
+                for alias, number in sorted(model.aliases.items()):
+                    if (model.name, str(number)) in versions:
+                        pairs.append((alias, versions[model.name, str(number)]))
         alias_versions = []
         for alias, entity in pairs:
             with contextlib.suppress(errors.StoreError):
@@ -333,8 +336,9 @@ class MlflowTracker:
         if query.accepted and self.store is not None:
             versions = {(version.name, str(version.version)) for _, version in accepted_versions(self.store)}
         elif query.accepted:
-            models = self._pages(self._client.search_registered_models)
-            versions = {(model.name, str(number)) for model in models for number in model.aliases.values()}
+            versions = set()
+            for model in self._pages(self._client.search_registered_models):
+                versions |= {(model.name, str(number)) for number in model.aliases.values()}
         if not ids or versions == set():
             return []
         engine_values = dict(self.linked_engines.search(ids, query, verdict, versions, limit))
@@ -410,12 +414,10 @@ class MlflowTracker:
 
     def _all_experiments(self, *, deleted: bool = False) -> list[str]:
         if self.store is not None:
-            every = [
-                candidate for candidate in experiments(self.store) if deleted or candidate.lifecycle_stage == "active"
-            ]
+            every = [entity for entity in experiments(self.store) if deleted or entity.lifecycle_stage == "active"]
         else:
             every = [*self._pages(self._client.search_experiments, view_type=_ALL if deleted else _ACTIVE)]
-        listed = [candidate for candidate in every if candidate.name != EXPERIMENT]
+        listed = [experiment for experiment in every if experiment.name != EXPERIMENT]
         self._experiments.update({experiment.name: experiment.experiment_id for experiment in listed})
         return [experiment.experiment_id for experiment in listed]
 

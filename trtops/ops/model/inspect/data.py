@@ -54,12 +54,12 @@ def inspect_data(
         runs.append((runner, arrays, len(iterations)))
 
     def describe() -> JSONValue:
-        return [
-            {"where": f"{runner}, iteration {number} of {total}", "name": name, **summarize(array)}
-            for runner, iterations, total in runs
-            for number, iteration in enumerate(iterations)
-            for name, array in iteration.items()
-        ]
+        summaries: list[JSONValue] = []
+        for runner, iterations, total in runs:
+            for number, iteration in enumerate(iterations):
+                origin = f"{runner}, iteration {number} of {total}"
+                summaries += [{"where": origin, "name": name, **summarize(array)} for name, array in iteration.items()]
+        return summaries
 
     def array_lines(name: str, array: Any) -> Iterator[str]:
         yield f"{one_line(name)} [dtype={array.dtype}, shape={array.shape}] | Stats: {statistics_text(array)}"
@@ -121,19 +121,15 @@ def _load_saved(path: Path) -> RunResults | AccuracyResults | list[Any]:
 
 def _comparison_values(results: AccuracyResults) -> JSONValue:
     """Every number of a saved comparison, with its verdict."""
-    return [
-        {
-            "runners": list(pair),
-            "iteration": number,
-            "output": name,
-            "passed": bool(match),
-            "numbers": {} if isinstance(match, bool) else to_jsonable(match.metric_values()),
-        }
-        for result in results
-        for pair in result
-        for number, matches in enumerate(result[pair])
-        for name, match in matches.items()
-    ]
+    rows: list[JSONValue] = []
+    for result in results:
+        for pair, iterations in result.items():
+            for number, matches in enumerate(iterations):
+                for name, match in matches.items():
+                    numbers = {} if isinstance(match, bool) else to_jsonable(match.metric_values())
+                    row: dict[str, JSONValue] = {"runners": list(pair), "iteration": number, "output": name}
+                    rows.append({**row, "passed": bool(match), "numbers": numbers})
+    return rows
 
 
 def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[str]:
@@ -192,8 +188,9 @@ def tensors_text(engine: EngineDescription, path: str | Path) -> str:
     """
     if not Path(path).exists():
         raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved outputs (trtops run --save-outputs).")
-    results = RunResults.load(str(path)).values()
-    tensors = {name: array for iterations in results for name, array in (iterations[0].items() if iterations else ())}
+    tensors: dict[str, Any] = {}
+    for iterations in RunResults.load(str(path)).values():
+        tensors |= dict(iterations[0]) if iterations else {}
     if not tensors:
         raise errors.FormatError(f"{path} has no outputs; expected those of at least one iteration.")
     lines = [f"---- Tensors of {len(engine.layers)} Layers ----"]

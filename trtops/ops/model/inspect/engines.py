@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,11 @@ class InspectEnginesResult(OpResult):
         if self.losing:
             yield from ("", f"8 bits do not speed up {listed(map('`{}`'.format, self.losing), self.shown)}.")
         yield from ("", "## Boundaries, largest differences first", "")
-        boundaries = [
-            (
-                f"`{_nodes_text(boundary.before) or 'input'} → {_nodes_text(boundary.after) or 'output'}`",
-                *(text for side in (boundary.a, boundary.b) for text in (_inserted_text(side), _ms(side.ms))),
-            )
-            for boundary in self.alignment.boundaries
-        ]
+        boundaries = []
+        for boundary in self.alignment.boundaries:
+            between = f"`{_nodes_text(boundary.before) or 'input'} → {_nodes_text(boundary.after) or 'output'}`"
+            a, b = boundary.a, boundary.b
+            boundaries.append((between, _inserted_text(a), _ms(a.ms), _inserted_text(b), _ms(b.ms)))
         yield from self._table(
             ("between", "first", "ms", "second", "ms"),
             boundaries,
@@ -231,8 +230,8 @@ def _quantized(source: str, tracker: Tracker | None, aligned: Alignment) -> tupl
         stored = builds.load_quantization(tracker.load(run_id_of(source, tracker)))
         if stored is not None:
             return stored.layers
-    rows = [row.nodes for row in aligned.rows if {"int8", "fp8"} & set(row.b.precisions)]
-    return tuple(node for nodes in rows for node in nodes)
+    rows = (row.nodes for row in aligned.rows if {"int8", "fp8"} & set(row.b.precisions))
+    return tuple(chain.from_iterable(rows))
 
 
 def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[EngineLayers, dict[str, int]]:
