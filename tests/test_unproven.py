@@ -138,7 +138,7 @@ def test_campaign_of_unproven_builds_is_unproven(model: Path, tracker: MemoryTra
     found = debug_build(model, config, tracker=tracker)
     first = debug_build(model, replace(config, until="good"), tracker=tracker)
 
-    assert (found.verdict, found.good, found.unproven, found.found.good) == ("unproven", 0, 2, 2)
+    assert (found.verdict, found.good, found.unproven, found.diff.good) == ("unproven", 0, 2, 2)
     assert "2 unproven (they count as good here)" in found.page()
     assert (first.verdict, first.iterations) == ("unproven", 1)  # it stops at a build without a deviation
     iteration = tracker.find(parent=found.run_id, tags={Tag.KIND: "iteration"})[0]

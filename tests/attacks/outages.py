@@ -53,7 +53,7 @@ def failing_at(moment: int, error: type[errors.TrackingError], model: Path, spoo
     assert convert(model, CONFIG, tracker=tracker).verdict == "good"
     calls = memory.gate.calls
     come_back(memory)
-    assert all(not each.why for each in upload(memory, tracker.spool)) and not tracker.spool.runs()
+    assert all(not each.reason for each in upload(memory, tracker.spool)) and not tracker.spool.runs()
     return calls, contents(memory)
 
 

@@ -46,7 +46,7 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
     promoted = promote(next(info.id for info in runs if info.verdict == "good"))
 
     assert sorted(int(i.tags[Tag.ITERATION]) for i in runs if Tag.ITERATION in i.tags) == list(range(8))
-    assert diffed.found == result.found
+    assert diffed.diff == result.diff
     assert proved.outcome == "confirmed"
     assert resolve(model, tracker=tracker).run_id == promoted.run_id
     # Every run of it leads to a flow run.

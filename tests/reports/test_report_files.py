@@ -126,7 +126,7 @@ def test_code_in_markdown_is_unchanged(text: str) -> None:
 
 
 def test_description_fits_into_a_tag(tracker: MemoryTracker, run_id: str) -> None:
-    document = Document(title="t", verdict="bad", why=tuple(f"reason {i}" for i in range(2000)))
+    document = Document(title="t", verdict="bad", reasons=tuple(f"reason {i}" for i in range(2000)))
     note = description(document, tracker.info(run_id))
     assert len(note) <= 8000 and note.endswith("(artifact report/report.html).")
 

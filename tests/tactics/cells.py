@@ -279,7 +279,7 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
             max_builds=limit - world.built,
             seed=world.seed,
         ),
-        given=pair.given,
+        held=pair.held,
     )
     infos = [SimpleNamespace(metrics=world.errors(each), tags={Tag.BAD_IN: "outputs"}) for each in (good, bad)]
     ends = dict(zip(("good", "bad"), (SimpleNamespace(info=info) for info in infos)))

@@ -74,7 +74,7 @@ class GatedTracker(MemoryTracker):
     info, load, find, close, peek = gated("info"), gated("load"), gated("find"), gated("close"), gated("peek")
 
     def create(self, *args: Any, **named: Any) -> MemoryRun:
-        again = {**named, "known": named.get("known") or self.gate.too_late}
+        again = {**named, "may_exist": named.get("may_exist") or self.gate.too_late}
         return self.gate.pass_through(lambda: self._gated(MemoryTracker.create(self, *args, **again)))
 
     def _rewrite(self, run_id: str) -> MemoryRun:
@@ -313,7 +313,7 @@ def test_lost_runs_are_made_again_if_complete(memory, offline, spool, tmp_path: 
 
     found = {each.name: each for each in upload(memory, spool)}
 
-    assert not found["whole"].why and "x.bin" in found["lacking"].why
+    assert not found["whole"].reason and "x.bin" in found["lacking"].reason
     assert memory.load(whole.record.local_id).read_bytes("x.bin") == b"x" * 100
     assert len(spool.runs()) == 1
 
@@ -335,11 +335,11 @@ def test_damaged_and_foreign_runs_are_left(memory, offline, spool) -> None:
 
     found = upload(memory, spool)
 
-    why = {each.folder: each.why for each in found}
+    why = {each.folder: each.reason for each in found}
     assert all(why.values()) and why.keys() == set(by_name.values())
     assert "other content" in why[by_name["artifact"]] and "damaged" in why[by_name["json"]]
     assert "is missing" in why[by_name["gone"]] and "meant for This process" in why[by_name["foreign"]]
-    assert {each.name for each in upload(memory, spool, moved=True) if not each.why} == {"foreign"}
+    assert {each.name for each in upload(memory, spool, moved=True) if not each.reason} == {"foreign"}
     assert [info.name for info in memory.find()] == ["foreign"]
 
 
@@ -456,7 +456,7 @@ def test_upload_leaves_runs_resumed_by_others(memory, offline, spool) -> None:
 
     (left,) = upload(memory, spool)
 
-    assert "resumed by another process" in left.why
+    assert "resumed by another process" in left.reason
     assert memory.info(run.id).status == "running" and spool.runs()
 
 

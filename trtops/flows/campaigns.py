@@ -116,7 +116,7 @@ def _shown_progress() -> Iterator[Any]:
 
     def show(progress: CampaignProgress) -> None:
         nonlocal last, text
-        conclusion = f"; {progress.found.conclusion}" if progress.found is not None else ""
+        conclusion = f"; {progress.diff.conclusion}" if progress.diff is not None else ""
         counts = (
             f"{progress.good} good, {progress.bad} bad, {progress.unproven} unproven, {progress.error} crashed or hung"
         )

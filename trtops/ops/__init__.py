@@ -1,4 +1,4 @@
-"""The ops: functions that take a frozen config and return a frozen result, for Python, the command line and flows.
+"""The ops: functions from a frozen config to a frozen result, for Python, the command line and flows.
 
 Arguments that ops share: ``tracker`` is the tracking store, :func:`trtops.default_tracker` unless given (searches that
 may run without a record keep none then); ``experiment`` is the experiment to log to, by default the name of the model;

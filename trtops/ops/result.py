@@ -47,7 +47,7 @@ _step_times: ContextVar[StepTimes | None] = ContextVar("step_times", default=Non
 
 
 class StepTimes:
-    """Wall and CPU seconds of the steps of an op. CPU time is that of this process, all threads together."""
+    """Wall and CPU seconds of the steps of an op. CPU time covers this process, all threads together."""
 
     last: StepTimes | None = None  # those of the op that ended last
 
@@ -57,22 +57,25 @@ class StepTimes:
 
     def add(self, name: str, since: tuple[float, float]) -> None:
         """Add the time since a step began. Steps of the same name add up."""
-        (wall, cpu), now = self._steps.get(name, (0.0, 0.0)), _clocks()
-        self._steps[name] = wall + now[0] - since[0], cpu + now[1] - since[1]
+        (wall, cpu), current = self._steps.get(name, (0.0, 0.0)), _clocks()
+        self._steps[name] = wall + current[0] - since[0], cpu + current[1] - since[1]
 
     def to_dict(self) -> dict[str, Any]:
         """``seconds`` and ``cpu_seconds`` of each step, of ``other`` work, and in ``total``, so far."""
-        wall, cpu = (now - start for now, start in zip(_clocks(), self._start))
+        wall, cpu = (current - start for current, start in zip(_clocks(), self._start))
         other = (
-            wall - sum(each[0] for each in self._steps.values()),
-            cpu - sum(each[1] for each in self._steps.values()),
+            wall - sum(step_times[0] for step_times in self._steps.values()),
+            cpu - sum(step_times[1] for step_times in self._steps.values()),
         )
         named = {**self._steps, "other": other, "total": (wall, cpu)}
         return {name: {"seconds": round(w, 4), "cpu_seconds": round(c, 4)} for name, (w, c) in named.items()}
 
     def text(self) -> str:
         """A table in plain text."""
-        rows = ((name, *(f"{seconds:.2f} s" for seconds in each.values())) for name, each in self.to_dict().items())
+        rows = (
+            (name, *(f"{seconds:.2f} s" for seconds in step_times.values()))
+            for name, step_times in self.to_dict().items()
+        )
         return table(("step", "wall time", "CPU time"), rows)
 
 
@@ -113,12 +116,12 @@ class OpResult(Record):
     @property
     def evidence(self) -> str:
         """What the verdict rests on, in a line; empty if the op evaluates nothing, or its data is not known."""
-        found = getattr(getattr(self, "evaluation", None), "evidence", None)
-        return "" if found is None else str(found.sentence())
+        data_evidence = getattr(getattr(self, "evaluation", None), "evidence", None)
+        return "" if data_evidence is None else str(data_evidence.sentence())
 
     @property
     def next_step(self) -> NextStep | None:
-        """The command that usually comes next; None without a run, or if something is :attr:`needed` first."""
+        """The usual next command; None without a run, or if something is :attr:`needed` first."""
         return NextStep("inspect run", {"run": self.run_id}) if self.run_id and not self.needed else None
 
     @property
@@ -127,12 +130,14 @@ class OpResult(Record):
         return ""
 
     def summary_lines(self) -> str:
-        """Verdict, first reasons, evidence, what is needed, and the run; no run if none was kept."""
+        """Verdict, first reasons, evidence, required inputs, and the run; no run if none was kept."""
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
-        given: tuple[str, ...] = getattr(self, "reasons", ())
-        why = listed((textwrap.shorten(one_line(reason), 240, placeholder=" ...") for reason in given), 2, "; ")
-        checked = "checked: " if why else "because: "
-        for label, text in (("because: ", why), (checked, self.evidence), ("needed:  ", self.needed)):
+        reasons: tuple[str, ...] = getattr(self, "reasons", ())
+        reasons_text = listed(
+            (textwrap.shorten(one_line(reason), 240, placeholder=" ...") for reason in reasons), 2, "; "
+        )
+        checked = "checked: " if reasons_text else "because: "
+        for label, text in (("because: ", reasons_text), (checked, self.evidence), ("needed:  ", self.needed)):
             if text:
                 verdict += "\n" + textwrap.fill(text, 80, initial_indent=label, subsequent_indent=" " * 9)
         return f"verdict: {verdict}" + (f"\nrun:     {self.run_id}" if self.run_id else "")
@@ -159,7 +164,7 @@ class OpResult(Record):
             title=self.title,
             verdict=self.verdict,
             headline=self.headline,
-            why=(*getattr(self, "reasons", ()), *filter(None, (self.needed,))),
+            reasons=(*getattr(self, "reasons", ()), *filter(None, (self.needed,))),
             next=one_line(str(self.next_step or "")),
             sections=tuple(self.sections()),
         )
@@ -266,7 +271,7 @@ def op_run(
 
 
 def tracker_or_default(tracker: Tracker | None) -> Tracker:
-    """The given tracker, or that of the default store, which is made if it is missing."""
+    """The given tracker (default: the default store's, created if missing)."""
     if tracker is not None:
         return tracker
     from trtops.tracking.store import default_tracker
@@ -275,7 +280,7 @@ def tracker_or_default(tracker: Tracker | None) -> Tracker:
 
 
 def run_name(model: str, *facts: str, verdict: Verdict | None = None) -> str:
-    """The name of a model's run: a mark for the verdict, what distinguishes its runs, and the model's name.
+    """The name of a model's run: a mark for the verdict, its distinguishing options, and the model's name.
 
     MLflow's table of runs shows about 20 characters of a name, and the same red mark for bad engines and crashes.
     """
@@ -284,7 +289,7 @@ def run_name(model: str, *facts: str, verdict: Verdict | None = None) -> str:
 
 
 def model_file(path: str | Path) -> Path:
-    """The path of a model. Checked before a run starts, so that a mistyped name leaves no run."""
+    """The path of a model, checked before a run starts: a mistyped name leaves no run."""
     path = Path(path)
     if not path.exists():
         raise InvalidModelError(f"{path.absolute()} does not exist; expected an ONNX file.")
@@ -306,7 +311,7 @@ def run_step(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwa
 
 @contextmanager
 def step_time(name: str) -> Iterator[None]:
-    """Add the time of a block to the op's times, as a step that a flow does not show."""
+    """Add the time of a block to the op's times, as a step hidden from flows."""
     times, start = _step_times.get(), _clocks()
     try:
         yield
@@ -317,7 +322,7 @@ def step_time(name: str) -> Iterator[None]:
 
 @contextmanager
 def steps_run_by(runner: StepRunner) -> Iterator[None]:
-    """Let a function run the steps of all ops that are called in the block, in this thread."""
+    """Let a function run the steps of all ops called in the block, in this thread."""
     token = _step_runner.set(runner)
     try:
         yield

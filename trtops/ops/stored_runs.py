@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,42 +55,42 @@ def runs(
     tags: Mapping[str, str] | None = None,
     limit: int | None = 50,
 ) -> Runs:
-    """Runs that match all filters, newest first, for example ``trtops.runs("digits").to_frame()``.
+    """Runs matching all filters, newest first, for example ``trtops.runs("digits").to_frame()``.
 
     ``parent`` is an id. Without a tracker, those of the default store.
     """
     tracker = tracker_or_default(tracker)
-    wanted = dict(tags or {})
-    wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
+    required_tags = dict(tags or {})
+    required_tags |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
     parent = None if parent is None else run_id_of(parent, tracker)
-    return Runs(tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit))
+    return Runs(tracker.find(experiment, tags=required_tags, parent=parent, status=status, limit=limit))
 
 
 def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters: Any) -> list[Row]:
-    """Runs that match all filters of :func:`runs`, newest first.
+    """Runs matching all filters of :func:`runs`, newest first.
 
     With a query, only runs that built such ``engines``, of at most an experiment and a verdict. The best are good ones
     unless another verdict is given.
     """
     if engines is None:
-        found: list[tuple[RunInfo, float | None]] = [(info, None) for info in runs(tracker=tracker, **filters)]
+        matches: list[tuple[RunInfo, float | None]] = [(info, None) for info in runs(tracker=tracker, **filters)]
     else:
-        own = {name: filters.pop(name, default) for name, default in (("experiment", None), ("limit", 50))}
+        limits = {name: filters.pop(name, default) for name, default in (("experiment", None), ("limit", 50))}
         verdict = filters.pop("verdict", None) or ("good" if engines.best else None)
         if unused := [name for name, value in filters.items() if value]:
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
-        found = tracker.engines(engines, verdict=verdict, **own)
+        matches = tracker.engines(engines, verdict=verdict, **limits)
 
     def row(info: RunInfo, value: float | None) -> Row:
         same: dict[str, Any] = {name: getattr(info, name) for name in ("id", "experiment", "name", "status")}
-        own = {"kind": info.kind or "", "verdict": info.verdict or "", "parent": info.parent or ""}
-        return Row(**same, **own, start_time=info.start_time, value=value)
+        derived = {"kind": info.kind or "", "verdict": info.verdict or "", "parent": info.parent or ""}
+        return Row(**same, **derived, start_time=info.start_time, value=value)
 
-    return [row(*each) for each in found]
+    return [row(*match) for match in matches]
 
 
 def runs_csv(tracker: Tracker, **filters: Any) -> str:
-    """Runs that match all filters of :func:`runs` as CSV, with a column for each param and metric."""
+    """Runs matching all filters of :func:`runs` as CSV, with a column for each param and metric."""
     return str(runs(tracker=tracker, **filters).to_frame().to_csv())
 
 
@@ -134,7 +135,7 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Record):
-    """One param or metric in which runs differ, with its value in each; empty if a run has none."""
+    """One differing param or metric of several runs, with its value in each; empty if a run has none."""
 
     name: str
     kind: str
@@ -142,13 +143,13 @@ class Line(Record):
 
 
 def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
-    """Params, then metrics, in which several runs differ."""
+    """Differing params, then metrics, of several runs."""
     infos = [tracker.info(run_id_of(run_id, tracker)) for run_id in run_ids]
     metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
     lines = []
     for kind, tables in (("param", [dict(info.params) for info in infos]), ("metric", metrics)):
-        for name in sorted({name for each in tables for name in each}):
-            values = tuple(each.get(name, "") for each in tables)
+        for name in sorted(set(chain.from_iterable(tables))):
+            values = tuple(columns.get(name, "") for columns in tables)
             if len(set(values)) > 1:
                 lines.append(Line(name=name, kind=kind, values=values))
     return lines
@@ -182,14 +183,14 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Record):
-    """The file of a report that was written, and its run."""
+    """The written file of a report, and its run."""
 
     path: str
     run: str
 
 
 def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | None = None) -> Report:
-    """Write a page that shows stored runs next to the first one: verdicts, reasons, speed, options and layers."""
+    """Write a page with stored runs next to the first one: verdicts, reasons, speed, options and layers."""
     tracker = tracker_or_default(tracker)
     infos = [tracker.info(run_id_of(run, tracker)) for run in runs]
     labels = [f"{computes_in(info)} {info.id[:8]}".strip() for info in infos]
@@ -215,11 +216,14 @@ def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | 
     layers = _layer_rows(tracker, infos)
     good = [number for number, info in enumerate(infos) if info.verdict == "good" and p50[number] is not None]
     fastest = "".join(f"; the fastest good one: {labels[n]}" for n in sorted(good, key=lambda n: p50[n] or 0)[:1])
+    reasons: list[str] = []
+    for label, run_document in zip(labels, documents):
+        reasons += [f"{label}: {reason}" for reason in run_document.reasons]
     document = Document(
         title=f"{Path(infos[0].fact(schema.Tag.MODEL_PATH) or infos[0].name).name}: {counted(len(infos), 'run')}",
         verdict=max((info.verdict or "error" for info in infos), key=("good", "unproven", "bad", "error").index),
         headline=f"{sum(info.verdict == 'good' for info in infos)} of {len(infos)} are good{fastest}",
-        why=tuple(f"{label}: {why}" for label, each in zip(labels, documents) for why in each.why),
+        reasons=tuple(reasons),
     )
     sections = [
         Section(
@@ -241,13 +245,13 @@ def _ratio(values: Sequence[float | None], number: int) -> float | None:
 
 
 def _layer_rows(tracker: Tracker, infos: Sequence[RunInfo]) -> tuple[tuple[str | None, ...], ...]:
-    """Precisions and kernels of the ONNX nodes that an engine computes otherwise than the first; at most 1000 rows."""
+    """Precisions and kernels of ONNX nodes with a difference from the first engine; at most 1000 rows."""
     rows: dict[tuple[str, ...], list[str | None]] = {}
-    first, *others = (
-        EngineLayers.of(map(Layer.from_dict, json.loads(data or b"[]")), {})
-        for info in infos
-        for data in [tracker.peek(info.tags.get(schema.Tag.REUSED_FROM, info.id), schema.Artifact.LAYERS)]
-    )
+    engines = []
+    for info in infos:
+        layers = tracker.peek(info.tags.get(schema.Tag.REUSED_FROM, info.id), schema.Artifact.LAYERS)
+        engines.append(EngineLayers.of(map(Layer.from_dict, json.loads(layers or b"[]")), {}))
+    first, *others = engines
     for number, engine in enumerate(others, 1):
         for row in align(first, engine).rows if engine.layers else ():
             if row.differs:

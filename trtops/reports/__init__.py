@@ -1,4 +1,4 @@
-"""Runs for people: the description on MLflow's page, and a report, one HTML file that needs nothing else.
+"""Runs for people: the description on MLflow's page, and a report, a self-contained HTML file.
 
 An op describes its result as a :class:`~trtops.reports.document.Document`; the rest of a report is read from the run
 (:mod:`trtops.reports.sections`). Names of tensors, models and runs are not trusted: templates escape them, and the

@@ -26,10 +26,10 @@ def description(document: Document, info: RunInfo, further: Iterable[Section] = 
     headline = "" if repeated else f": {_plain(document.headline)}"
     title = " · ".join(filter(None, (_plain(document.title), engine_place(info))))
     lines = [f"**{document.verdict or document.headline or 'done'}**{headline} · {title}"]
-    lines += ["", *(f"- {reason}" for reason in document.why)] if document.why else []
+    lines += ["", *(f"- {reason}" for reason in document.reasons)] if document.reasons else []
     for section in (*document.sections, *further):
         lines += [] if section.folded else ["", *_section_lines(section)]
-    commands = [f"{command}  # {why}" for command, why in next_commands(document, info.id)]
+    commands = [f"{command}  # {comment}" for command, comment in next_commands(document, info.id)]
     lines += [*facts["Size and speed"], *facts["Machine"], "", "**Next**", "", "```sh", *commands, "```"]
     text = "\n".join([*lines, *facts["Links"], *facts["Digests"]])
     if len(text) <= schema.MAX_TAG:

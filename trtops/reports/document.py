@@ -1,4 +1,4 @@
-"""The content of a report without its appearance. It is stored in the run, so that the page can be drawn again."""
+"""The content of a report without its appearance, stored in the run for drawing the page again."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -60,11 +60,11 @@ class Section(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Document(Record):
-    """The content of a report that only the op knows: the outcome, the reasons for it, and the deciding numbers."""
+    """The content of a report known only to the op: the outcome, the reasons for it, and the deciding numbers."""
 
     title: str
     verdict: str = ""
     headline: str = ""
-    why: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
     next: str = ""  # the command that usually comes next
     sections: tuple[Section, ...] = ()

@@ -56,7 +56,7 @@ def page(
         facts=facts_of(info) if info else collections.defaultdict(tuple),
         commands=list(next_commands(document, info.id)) if info else commands,
         sections=[*document.sections, *sections],
-        pictures=[(path, found) for path, data in pictures.items() if (found := picture(data, path))],
+        pictures=[(path, picture_data) for path, data in pictures.items() if (picture_data := picture(data, path))],
         began=info and datetime.datetime.fromtimestamp(info.start_time, datetime.timezone.utc).strftime("%F %H:%M UTC"),
         style=Markup((_TEMPLATES / "report.css").read_text("utf-8")),
         script=Markup(script),
@@ -66,7 +66,7 @@ def page(
 
 
 def picture(data: bytes | None, name: str) -> str:
-    """A picture as the source of an ``<img>``, in which browsers run no script and fetch nothing; or empty."""
+    """A picture as the source of an ``<img>``, safe from scripts and remote content; or empty."""
     if data is None:
         return ""
     kind = (

@@ -22,7 +22,7 @@ _HEADLINE = 100
 
 
 def present(run: Run, tracker: Tracker, document: Document) -> None:
-    """Write the description and the report of a run that is about to end. Problems are only logged."""
+    """Write the description and the report of a run about to end. Problems are only logged."""
 
     def read(path: str) -> bytes | None:
         holder = info.tags.get(Tag.REUSED_FROM)
@@ -41,7 +41,7 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
         paths = sorted(entry.path for entry in run.logged() if entry.path.endswith(_PICTURES))
         pictures = {path: read(path) for path in paths}
         headline = document.headline if document.headline != document.verdict else ""
-        summary = headline or "; ".join(document.why)
+        summary = headline or "; ".join(document.reasons)
         summary = textwrap.shorten(summary, _HEADLINE, placeholder=" …")
         run.set_tags({Tag.NOTE: description(document, info, sections), Tag.HEADLINE: summary})
         run.log_json(document, Artifact.REPORT_DATA)

@@ -67,13 +67,13 @@ def facts_of(info: RunInfo) -> dict[str, Facts]:
     }
     if host := host_of(info):
         groups["Machine"] = (*groups["Machine"], ("host", host))
-    own = [("run", info.id), *([("below run", info.parent)] if info.parent else [])]
-    groups["Links"] = (*own, *groups["Links"])
+    run_links = [("run", info.id), *([("below run", info.parent)] if info.parent else [])]
+    groups["Links"] = (*run_links, *groups["Links"])
     return {"Size and speed": (*([("precision", precision)] if precision else []), *numbers), **groups}
 
 
 def computes_in(info: RunInfo) -> str:
-    """The precision that a run's engine computes in, such as ``FP32 (not FP16)``; empty if it has none."""
+    """The precision of a run's engine, such as ``FP32 (not FP16)``; empty without one."""
     return info.params.get("computes_in") or info.params.get("precision", "").upper()
 
 
@@ -117,14 +117,14 @@ def stored_sections(tracker: Tracker, info: RunInfo, read: Read) -> Iterator[Sec
 
 
 def document_of(info: RunInfo, read: Read) -> Document:
-    """The document that a run's op logged; for a run that was killed or failed, its error."""
+    """The document logged by a run's op; for a killed or failed run, its error."""
     if (data := read(Artifact.REPORT_DATA)) is not None:
         return Document.from_json(data)
     verdict = info.verdict or ("error" if info.status in ("failed", "killed") else "")
     headline = info.status if info.status != "finished" else ""
-    why = (info.tags[Tag.ERROR],) if Tag.ERROR in info.tags else ()
+    reasons = (info.tags[Tag.ERROR],) if Tag.ERROR in info.tags else ()
     step = str(step_after_failure(info.id, info.kind)) if info.status in ("failed", "killed") else ""
-    return Document(title=info.name, verdict=verdict, headline=headline, why=why, next=step)
+    return Document(title=info.name, verdict=verdict, headline=headline, reasons=reasons, next=step)
 
 
 def _outputs(report: ComparisonReport) -> Section:

@@ -1,4 +1,4 @@
-"""Adaptive bisection: which differences between a good and a bad build make it bad, by builds that mix the two.
+"""Adaptive bisection: find the cause of a bad build among its differences from a good one, by mixing the two.
 
 The two builds differ in *units*: layers and settings that can be taken from either. A *trial* takes some units from the
 bad build and the others from the good one. Each trial is the one with the largest information gain about the
@@ -23,6 +23,7 @@ import math
 import operator
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -88,7 +89,7 @@ class BestExplanation:
     @property
     def units(self) -> tuple[int, ...]:
         """All units in it, in ascending order."""
-        return tuple(sorted({unit for clause in self.clauses for unit in clause}))
+        return tuple(sorted(set(chain.from_iterable(self.clauses))))
 
 
 class Bisection:
@@ -133,8 +134,8 @@ class Bisection:
     def _expected(self, taken: Bools) -> tuple[Bools, Bools]:
         """Whether each explanation expects a trial to be bad: single units, and pairs."""
         among = taken[self._paired]
-        both = np.triu(among[:, None] & among)
-        return taken, both | np.tril(among[:, None] | among, -1)
+        pairs_taken = np.triu(among[:, None] & among)
+        return taken, pairs_taken | np.tril(among[:, None] | among, -1)
 
     @property
     def trials(self) -> int:
@@ -142,20 +143,23 @@ class Bisection:
         return len(self._bad)
 
     def add(self, taken: Bools, bad: bool, opposite: Bools | None = None) -> None:
-        """Add a verdict; ``opposite`` is the trial that the coin decided against, None if no coin was thrown."""
+        """Add a verdict; ``opposite`` is the trial rejected by the coin, None without a coin."""
         # The ratio of the module's docstring, with rates of bad builds as the trials before this one estimate them.
         if opposite is not None:
             for prior, (single, pair) in zip(_PRIORS, self._log_e_values):
                 sizes = (self._counts.single_size, self._counts.pair_size)
                 hits = (self._counts.single_hits, self._counts.pair_hits)
-                for total, size, hit, here, there in zip(
+                for total, size, hit, expected_bad, opposite_bad in zip(
                     (single, pair), sizes, hits, self._expected(taken), self._expected(opposite)
                 ):
                     inside = (hit + prior[0]) / (size + prior[0] + prior[1])
                     outside = (sum(self._bad) - hit + prior[2]) / (self.trials - size + prior[2] + prior[3])
                     inside, outside = (inside, outside) if bad else (1 - inside, 1 - outside)
-                    p_here, p_there = np.where(here, inside, outside), np.where(there, inside, outside)
-                    total -= np.log((p_here + p_there) / 2 / p_here)
+                    p_trial, p_opposite = (
+                        np.where(expected_bad, inside, outside),
+                        np.where(opposite_bad, inside, outside),
+                    )
+                    total -= np.log((p_trial + p_opposite) / 2 / p_trial)
         self._taken.append(taken)
         self._bad.append(bad)
         self._update()
@@ -194,9 +198,9 @@ class Bisection:
     @property
     def best(self) -> BestExplanation:
         """The most probable explanation."""
-        one, pair = int(self._single.argmax()), int(self._pair.argmax())
-        clauses: Clauses = ((one,),)
-        probability = float(self._single[one])
+        single, pair = int(self._single.argmax()), int(self._pair.argmax())
+        clauses: Clauses = ((single,),)
+        probability = float(self._single[single])
         if self._pair.flat[pair] > probability:
             probability, clauses = float(self._pair.flat[pair]), clauses_of_pair(pair, self._paired)
         return BestExplanation(clauses, probability, self.trials)
@@ -220,20 +224,20 @@ class Bisection:
         return self._excludes_chance or self.log_e_value >= -math.log((1 - self._confidence) / _CHANCE_FACTOR)
 
     def set_repeatability(self, repeatability: Repeatability) -> None:
-        """State whether outputs follow the units, and verdicts the outputs: then chance needs no coin."""
+        """State if outputs follow the units, and verdicts the outputs: then chance needs no coin."""
         self.repeatability = repeatability
         self._update()
 
     def next(self) -> tuple[Bools, Bools | None]:
         """The next trial, and its opposite if a coin decided between the two. The first is one of the two builds."""
-        asked: Iterable[tuple[Bools, Bools]] = self._splits()
+        candidates: Iterable[tuple[Bools, Bools]] = self._splits()
         if self.trials and self._first:
-            asked, self._first = self._first, []
-        splits = [pair for pair in asked if not self._shunned & {taken.tobytes() for taken in pair}]
+            candidates, self._first = self._first, []
+        splits = [pair for pair in candidates if not self._shunned & {taken.tobytes() for taken in pair}]
         while not splits:  # no informative trial can be built: share the units out at random
-            one = self._coin.random(self.units) < 0.5
-            if not self._shunned & {one.tobytes(), (~one).tobytes()}:
-                splits.append((one, ~one))
+            trial = self._coin.random(self.units) < 0.5
+            if not self._shunned & {trial.tobytes(), (~trial).tobytes()}:
+                splits.append((trial, ~trial))
         trials = np.array(splits).reshape(-1, self.units)
         gains = self._gains(trials)
         if self._is_evident:
@@ -244,17 +248,19 @@ class Bisection:
         differing = []
         for pair in splits:
             sides = zip((self._single, self._pair), *map(self._expected, pair))
-            differing.append(sum(float(mass[here != there].sum()) for mass, here, there in sides))
+            differing.append(
+                sum(float(mass[expected_bad != opposite_bad].sum()) for mass, expected_bad, opposite_bad in sides)
+            )
         worth = gains.reshape(-1, 2).mean(axis=1) + differing
-        one, other = splits[int(worth.argmax()) if self.trials else 0]
-        return (one, other) if self._coin.random() < 0.5 else (other, one)
+        trial, opposite = splits[int(worth.argmax()) if self.trials else 0]
+        return (trial, opposite) if self._coin.random() < 0.5 else (opposite, trial)
 
     def shun(self, taken: Bools) -> None:
         """Never ask for this trial again: it cannot be built as wanted."""
         self._shunned.add(taken.tobytes())
 
     def _gains(self, trials: Bools) -> Floats:
-        """Bits that each trial is expected to tell about the explanation, of shape ``(trials,)``."""
+        """Expected information about the explanation from each trial, in bits, of shape ``(trials,)``."""
         rate = 0.5 if not self._bad else (sum(self._bad) + 0.5) / (self.trials + 1)
         p_bad = [sum(float(m[e].sum()) for m, e in zip((self._single, self._pair), self._expected(t))) for t in trials]
         of_chance = self.p_chance * _entropy_bits(np.array(rate))
@@ -268,14 +274,14 @@ class Bisection:
         yield self._halved(order, taken=None, left=None)
         # With one of two that fail together always taken, or one of two alternatives never, the other one is searched
         # as a single culprit is.
-        both, either = np.triu(self._pair), np.tril(self._pair)
+        joint, either = np.triu(self._pair), np.tril(self._pair)
         for suspect in np.argsort(-order, kind="stable")[:_SUSPECTS].tolist():
-            place = np.flatnonzero(self._paired == suspect)
-            if not len(place):
+            position = np.flatnonzero(self._paired == suspect)
+            if not len(position):
                 continue
-            for pairs, taken, left in ((both, suspect, None), (either, None, suspect)):
+            for pairs, taken, left in ((joint, suspect, None), (either, None, suspect)):
                 partners = np.zeros(self.units)
-                partners[self._paired] = pairs[place[0]] + pairs[:, place[0]]
+                partners[self._paired] = pairs[position[0]] + pairs[:, position[0]]
                 yield self._halved(partners, taken=taken, left=left)
 
     def _halved(self, weights: Floats, taken: int | None, left: int | None) -> tuple[Bools, Bools]:
@@ -284,12 +290,12 @@ class Bisection:
         order = [unit for unit in np.argsort(-weights, kind="stable").tolist() if unit not in fixed]
         cumulated = np.cumsum(weights[order])
         size = 1 + int(np.argmin(np.abs(cumulated - cumulated[-1] / 2))) if order else 0
-        one, other = np.zeros(self.units, np.bool_), np.zeros(self.units, np.bool_)
-        one[order[:size]] = True
-        other[order[size:]] = True
+        trial, opposite = np.zeros(self.units, np.bool_), np.zeros(self.units, np.bool_)
+        trial[order[:size]] = True
+        opposite[order[size:]] = True
         if taken is not None:
-            one[taken] = other[taken] = True
-        return one, other
+            trial[taken] = opposite[taken] = True
+        return trial, opposite
 
 
 class TrialResult(NamedTuple):
@@ -348,7 +354,7 @@ class CulpritSearch:
         return replace(result, outcome="confirmed", explanation=replace(best, clauses=clauses))
 
     def _is_enough(self) -> Generator[Bools, TrialResult | None, bool | None]:
-        """Whether the good build is bad with the held units; None if that cannot be built."""
+        """True if the good build is bad with the held units; None if it cannot be built."""
         # A verdict may be wrong, and culprits may fail only sometimes, so it takes several.
         verdicts: list[bool] = []
         while verdicts.count(True) < _BAD_VERDICTS and verdicts.count(False) < _GOOD_VERDICTS:
@@ -365,50 +371,52 @@ class CulpritSearch:
         failed = 0
         ends: dict[bool, list[TrialResult]] = {False: [], True: []}  # the good and the bad build, built again
         seen: set[Errors | None] = {None, *self.errors}
-        known = [(errors, bool(is_bad)) for is_bad, errors in enumerate(self.errors) if errors is not None]
+        verdicts = [(errors, bool(is_bad)) for is_bad, errors in enumerate(self.errors) if errors is not None]
         built: set[bytes] = set()
         end: Bools | None = None  # one of the two builds, if it is to be built next
         while (decision := bisection.decided()) is None and failed < _MAX_FAILURES:
-            wanted, opposite = bisection.next() if end is None else (end, None)
+            trial, opposite = bisection.next() if end is None else (end, None)
             ends_repeat = bisection.repeatability == "unknown" and all(self._repeats(ends, is_bad) for is_bad in ends)
             # Of two opposites of which one was built, the other one is built: its errors may show that outputs follow
             # the units. This must not depend on the coin, or the evidence would be biased.
-            if ends_repeat and opposite is not None and (wanted.tobytes() in built) != (opposite.tobytes() in built):
-                wanted, opposite = opposite if wanted.tobytes() in built else wanted, None
+            if ends_repeat and opposite is not None and (trial.tobytes() in built) != (opposite.tobytes() in built):
+                trial, opposite = opposite if trial.tobytes() in built else trial, None
             mask: Bools = self.held.copy()
-            mask[places[wanted]] = True
+            mask[places[trial]] = True
             result = yield mask
             if result is None:
                 return None
             if result.taken is None or not result.taken[self.held].all():
                 failed, end = failed + 1, None
-                bisection.shun(wanted)
+                bisection.shun(trial)
                 continue
-            got = result.taken[places]
-            built.add(got.tobytes())
-            followed = np.array_equal(got, wanted)
+            built_trial = result.taken[places]
+            built.add(built_trial.tobytes())
+            followed = np.array_equal(built_trial, trial)
             if not followed:
-                bisection.shun(wanted)  # or it would be chosen again, and fail again
+                bisection.shun(trial)  # or it would be chosen again, and fail again
             # Where the build differs from the request, the coin did not choose it.
-            bisection.add(got, result.bad, opposite if followed else None)
+            bisection.add(built_trial, result.bad, opposite if followed else None)
             end = None
             if result.errors is not None:
-                known.append((result.errors, result.bad))
-                pairs = [(x, y) for (x, x_bad), (y, y_bad) in itertools.product(known, known) if x_bad and not y_bad]
+                verdicts.append((result.errors, result.bad))
+                pairs = [
+                    (x, y) for (x, x_bad), (y, y_bad) in itertools.product(verdicts, verdicts) if x_bad and not y_bad
+                ]
                 if any(len(x) == len(y) and all(map(operator.le, x, y)) for x, y in pairs):
                     bisection.set_repeatability("contradicted")
-            if followed and (wanted.all() or not wanted.any()):
-                ends[bool(wanted.all())].append(result)
-                if sum(not each.bad for each in ends[True]) == _MISSING:
+            if followed and (trial.all() or not trial.any()):
+                ends[bool(trial.all())].append(result)
+                if sum(not rebuilt.bad for rebuilt in ends[True]) == _MISSING:
                     return "units missing"
                 # With one or two units coins need no more builds, and no third mixture is likely to differ.
-                end = self._next_end(ends, wanted) if len(places) > 2 else None
+                end = self._next_end(ends, trial) if len(places) > 2 else None
             elif ends_repeat and bisection.repeatability == "unknown" and result.errors not in seen:
                 bisection.set_repeatability("repeats")
         return decision
 
     def _next_end(self, ends: Mapping[bool, Sequence[TrialResult]], last: Bools) -> Bools | None:
-        """Which of the two builds has to be built again, if any; ``last`` is the one that just was."""
+        """Return the end to build again, if any; ``last`` is the one built last."""
         if last.all() and not ends[True][-1].bad:
             return last  # with all units it must be bad, but the verdict may be wrong
         if not ends[True]:
@@ -421,13 +429,17 @@ class CulpritSearch:
 
     def _repeats(self, ends: Mapping[bool, Sequence[TrialResult]], is_bad: bool) -> bool:
         """Whether one of the two builds, built again, had the same errors to the last bit."""
-        found = [each.errors for each in ends[is_bad]]
-        return bool(found) and found[0] is not None and (set(found) == {self.errors[is_bad]} or found[1:] == found[:1])
+        errors_of_rebuilds = [trial.errors for trial in ends[is_bad]]
+        return (
+            bool(errors_of_rebuilds)
+            and errors_of_rebuilds[0] is not None
+            and (set(errors_of_rebuilds) == {self.errors[is_bad]} or errors_of_rebuilds[1:] == errors_of_rebuilds[:1])
+        )
 
 
 def _log_chance(bad: Sequence[bool]) -> float:
-    """Log-probability of verdicts that depend on no unit: at one rate, or drifting, or alternating between machines."""
-    same = [one == other for one, other in itertools.pairwise(bad)]
+    """Log-probability of verdicts independent of units: at one rate, drifting, or alternating between machines."""
+    same = [verdict == following for verdict, following in itertools.pairwise(bad)]
     at_a_rate = Likelihood(len(bad), sum(bad)).chance
     of_neighbours = Likelihood(len(same), sum(same)).chance - (math.log(2) if bad else 0.0)
     return float(np.logaddexp(math.log(0.7) + at_a_rate, math.log(0.3) + of_neighbours))

@@ -1,4 +1,4 @@
-"""Whether the error of builds follows from several units, where no choice decides: steps and sums are compared.
+"""Contributions: compare sums over several units with steps as explanations of errors, if no choice decides.
 
 A *step* is one unit, both of two or either of two: the error has one value with it, and another one without it. A
 *sum* has a contribution of each of several units. All other units together are noise: half of its variance is their own
@@ -133,9 +133,9 @@ def _weigh(taken: Bools, error: Floats) -> _Sums:
 
     paired = taken[:, :_MAX_PAIRED]
     rows, columns = np.triu_indices(paired.shape[1], 1)
-    both = paired[:, rows] & paired[:, columns]
+    joint = paired[:, rows] & paired[:, columns]
     either = paired[:, rows] | paired[:, columns]
-    steps = white @ np.concatenate((taken, both, either), axis=1)
+    steps = white @ np.concatenate((taken, joint, either), axis=1)
     size = (steps**2).sum(axis=0) * _RATIO**2 + 1
     evidence = log_evidence(np.log(size), (steps.T @ target) ** 2 * _RATIO**2 / size)
     share = np.repeat(_SHARES / np.maximum((units, len(rows), len(rows)), 1), (units, len(rows), len(rows)))
@@ -177,7 +177,7 @@ def _weigh(taken: Bools, error: Floats) -> _Sums:
 
 
 def separating_mixture(taken: Bools, held: Bools, left: Bools, rng: np.random.Generator) -> Bools:
-    """The random mixture, of shape ``(units,)``, after which units are least correlated over all builds.
+    """Return a random mixture, of shape ``(units,)``, for the least correlation of units over all builds.
 
     It has all units of ``held`` and none of ``left``; the first such one has all others, which those may hide.
     """

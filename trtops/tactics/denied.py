@@ -1,4 +1,4 @@
-"""The deny-list: tactics that later builds must not choose, and the run that confirmed them."""
+"""The deny-list: tactics excluded from later builds, each with its confirming run."""
 
 import json
 from collections.abc import Container, Iterable, Mapping
@@ -14,7 +14,7 @@ from trtops.tactics.record import Column, TacticChoice, TacticRecord, read_recor
 
 @dataclass(frozen=True, kw_only=True)
 class DeniedTactic(Record):
-    """Choices that were confirmed together, on one kind of device and one release.
+    """Choices confirmed together, on one kind of device and one release.
 
     A choice is identified by its layer's name and its tactic, whose text includes TensorRT's tensor formats. So it is
     denied in every model with such a layer, for instance after exporting the model again, and in no other.
@@ -39,7 +39,7 @@ class DeniedTactic(Record):
 
     @classmethod
     def of(cls, record: TacticRecord, columns: Container[Column], evidence: str, **scope: Any) -> "DeniedTactic":
-        """The entry for some layers and settings of a record; ``scope`` are fields that limit it to some checks."""
+        """The entry for some layers and settings of a record; ``scope`` fields limit it to some checks."""
         return cls(
             backend_version=record.backend_version,
             device_sha256=record.device_sha256,
@@ -50,16 +50,16 @@ class DeniedTactic(Record):
         )
 
     def deciding(self) -> JSONValue:
-        """What is denied, without the evidence and the checks that it is for."""
+        """The denied choices, without evidence and scope."""
         return replace(self, evidence="", run="", tolerances=None, limits="", command="", always=False).to_dict()
 
     @property
     def scope(self) -> str:
-        """The limits or the check of a user that confirmed it, in words that follow it; empty for the model's own."""
+        """The scope of the entry, as words to append; empty for all checks."""
         return f" by the check `{self.command}`" if self.command else f" at {self.limits}" if self.limits else ""
 
     def reason(self, choice: str) -> str:
-        """Return that a choice is denied: by which run, at which limits, and how to allow it again."""
+        """Return the reason of a denial: its run, its limits, and how to allow the choice again."""
         again = f" (`trtops runs pardon {self.run} --why REASON` allows it)" if self.run else ""
         return f"{choice} is denied by run {self.run or self.evidence}{self.scope}{again}"
 
@@ -72,28 +72,28 @@ class DenyList(Record):
 
     def here(self, environment: Environment) -> "DenyList":
         """The entries of an environment's device and release."""
-        place = (environment.backend_version, environment.device_sha256)
-        return DenyList(entries=tuple(e for e in self.entries if (e.backend_version, e.device_sha256) == place))
+        platform = (environment.backend_version, environment.device_sha256)
+        return DenyList(entries=tuple(e for e in self.entries if (e.backend_version, e.device_sha256) == platform))
 
     def deciding(self) -> JSONValue:
         """The entries, as a set."""
         return sorted({entry.digest for entry in self.entries})  # type: ignore[return-value]
 
     def why(self, choices: Iterable[TacticChoice], settings: Iterable[tuple[str, str]] = ()) -> str | None:
-        """In words, which of a build's choices is denied and by which run; None if none is."""
+        """Describe the denied choice of a build and its run; None if no choice is denied."""
         chosen = {choice.identity for choice in choices}
-        given = set(settings)
+        setting_pairs = set(settings)
         for entry in self.entries:
             for choice in entry.choices:
                 if choice.identity in chosen:
                     return entry.reason(f"{choice.tactic} of {choice.layer}")
-            if not entry.choices and entry.settings and given.issuperset(entry.settings):
+            if not entry.choices and entry.settings and setting_pairs.issuperset(entry.settings):
                 return entry.reason(", ".join(f"{name}={value}" for name, value in entry.settings))
         return None
 
 
 def read_exclusions(path: str | Path) -> DenyList:
-    """Read what a build must not choose from a file: a deny-list, an entry of one, or a tactic record."""
+    """Read excluded choices from a file: a deny-list, an entry of one, or a tactic record."""
     try:
         data = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as exc:

@@ -1,4 +1,4 @@
-"""Compares the good and the bad builds of a campaign: which tactic do the bad ones share that the good ones lack?
+"""Diff of tactics: find the tactic shared by the bad builds of a campaign and absent from the good ones.
 
 The statistics are those of :mod:`trtops.tactics.model`. A confirmation stays valid however often one looks, so a
 campaign may diff after every build: at a confidence of 95 %, at most 5 of 100 campaigns without a culprit ever name
@@ -36,7 +36,7 @@ _WRONG_VERDICTS = 0.05  # share of the bad verdicts that may be wrong where a cu
 def diff(
     table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic", blocks: Mapping[str, str] | None = None
 ) -> TacticDiff:
-    """Find what the bad builds have in common and the good ones lack.
+    """Find the choices shared by the bad builds and absent from the good ones.
 
     Args:
         table: The campaign.
@@ -63,15 +63,15 @@ def diff(
     ranking = np.lexsort((np.arange(len(hits)), -hits, -probabilities))
     explanation = None
     if posterior:
-        place = {int(group): position for position, group in enumerate(ranking)}
+        rank = {int(group): position for position, group in enumerate(ranking)}
         explained = int(case.bad[posterior.expected_bad].sum())
         explanation = Explanation(
-            clauses=tuple(sorted(tuple(sorted(place[g] for g in clause)) for clause in posterior.best)),
+            clauses=tuple(sorted(tuple(sorted(rank[g] for g in clause)) for clause in posterior.best)),
             probability=posterior.p_best,
             bad_explained=explained,
             good_against=int(posterior.expected_bad.sum()) - explained,
         )
-    varying = [table.columns[place] for place in sorted(set(case.features.column.tolist()))]
+    varying = [table.columns[column] for column in sorted(set(case.features.column.tolist()))]
     return TacticDiff(
         by=by,
         ordered=table.ordered,
@@ -93,33 +93,35 @@ def diff(
 
 
 def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") -> tuple[str, ...]:
-    """Names of the builds that have all of a suspect's choices and settings, in the table's order."""
+    """Names of the builds with all choices and settings of a suspect, in the table's order."""
     texts, codes = choice_texts(table, by)
-    places = {column: place for place, column in enumerate(table.columns)}
+    positions = {column: position for position, column in enumerate(table.columns)}
     having = (table.codes != ABSENT).any(axis=1)  # a build without a record has nothing
     for choice in suspect.choices:
         code = ABSENT if choice.choice is None else texts.index(choice.choice)
-        having &= codes[:, places["layer", choice.layer]] == code
+        having &= codes[:, positions["layer", choice.layer]] == code
     for name, value in suspect.settings:
         having &= table.has(("setting", name), value)
     return tuple(name for name, has in zip(table.names, having) if has)
 
 
 def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
-    """The difference that Polygraphy prints: per layer, the choices of bad builds that no good build has."""
-    found = []
+    """Polygraphy's difference: per layer, the choices of bad builds absent from all good ones."""
+    differences = []
     is_bad = table.verdicts == VERDICTS.index("bad")
     good, bad = table.codes[~is_bad & (table.verdicts != VERDICTS.index("error"))], table.codes[is_bad]
     for (kind, name), of_good, of_bad in zip(table.columns, good.T, bad.T):
         only_bad = np.setdiff1d(of_bad, of_good)
         choices = [table.choices[code] for code in only_bad[only_bad != ABSENT]] if kind == "layer" else []
         if choices:
-            found.append(SetDifference(layer=name, choices=tuple(c for c in choices if isinstance(c, TacticOption))))
-    return tuple(found)
+            differences.append(
+                SetDifference(layer=name, choices=tuple(c for c in choices if isinstance(c, TacticOption)))
+            )
+    return tuple(differences)
 
 
 class _Case:
-    """The builds of a table that are good or bad, as features, and these in groups that no verdict can tell apart."""
+    """The good and bad builds of a table as features, with indistinguishable features in groups."""
 
     def __init__(self, table: CampaignTable, by: By) -> None:
         self.table = table
@@ -162,7 +164,7 @@ class _Case:
         )
 
     def _joint_settings(self, group: int) -> tuple[tuple[str, str], ...]:
-        """A minimal set of settings that occur together in exactly the builds of the group, if any."""
+        """Return a minimal set of settings with exactly the group's builds in common, if any."""
         present = self.groups.present[:, group]
         settings = np.flatnonzero(self.is_setting & (self.features.code != ABSENT)).tolist()
         # Only settings of every build of the group can be in the set. If all of these together do not single the group
@@ -192,15 +194,22 @@ def _find_confounder(case: _Case, blocks: Mapping[str, str]) -> tuple[float, str
     gain, text = _CONFOUNDED, ""
     for parts, penalty in splits:
         counts = {part: (int((parts == part).sum()), int(bad[parts == part].sum())) for part in dict.fromkeys(parts)}
-        own = sum(float(_at_own_rate(*each)) for each in counts.values()) - float(_at_own_rate(builds, hits)) - penalty
-        if own > gain:
-            gain, shares = own, [f"{part_hits} of {size} bad in {part}" for part, (size, part_hits) in counts.items()]
+        split_gain = (
+            sum(float(_at_own_rate(*size_and_hits)) for size_and_hits in counts.values())
+            - float(_at_own_rate(builds, hits))
+            - penalty
+        )
+        if split_gain > gain:
+            gain, shares = (
+                split_gain,
+                [f"{part_hits} of {size} bad in {part}" for part, (size, part_hits) in counts.items()],
+            )
             text = f"The share of bad builds depends on more than choices: {', '.join(shares)}."
     return (gain, text) if text else (0.0, "")
 
 
 def _at_own_rate(size: ArrayLike, hits: ArrayLike) -> Floats:
-    """Log-probability of verdicts at the rate that makes them most probable; elementwise."""
+    """Log-probability of verdicts at their most probable rate; elementwise."""
     size, hits = np.asarray(size), np.asarray(hits)
     rate = np.clip(hits / np.maximum(size, 1), 1e-12, 1 - 1e-12)
     logs: Floats = hits * np.log(rate) + (size - hits) * np.log1p(-rate)

@@ -1,7 +1,8 @@
-"""The result of a diff: records that are saved with the campaign, a summary in words, and a Markdown page."""
+"""The result of a diff: records saved with the campaign, a summary in words, and a Markdown page."""
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from trtops.record import Record
@@ -26,7 +27,7 @@ _RIVAL = 0.02  # probability from which another suspect is named as an alternati
 
 @dataclass(frozen=True, kw_only=True)
 class LayerChoice(Record):
-    """A layer and its choice in words; None where a build is suspected for lacking the layer."""
+    """A layer and its choice in words; None if a build is suspected for lacking the layer."""
 
     layer: str
     choice: str | None
@@ -34,7 +35,7 @@ class LayerChoice(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect(Record):
-    """Choices that occur in the same builds, so that no verdict can tell them apart."""
+    """Choices of the same builds, indistinguishable by verdicts."""
 
     choices: tuple[LayerChoice, ...]  # the layers and their choices; empty for a setting that shows in no layer
     # Settings that decide them: in all builds, the choices occur if and only if the settings have these values.
@@ -71,7 +72,7 @@ class Explanation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SetDifference(Record):
-    """Polygraphy's plain difference for one layer: its choices in bad builds that no good build has."""
+    """Polygraphy's plain difference for one layer: choices of bad builds absent from all good ones."""
 
     layer: str
     choices: tuple[TacticOption, ...]
@@ -107,20 +108,20 @@ class TacticDiff(Record):
 
     @property
     def confirmed(self) -> tuple[Suspect, ...]:
-        """The suspects whose probability reached the confidence; empty unless the conclusion is ``confirmed``."""
+        """Suspects at or above the confidence; empty unless the conclusion is ``confirmed``."""
         if self.conclusion != "confirmed":
             return ()
         return tuple(suspect for suspect in self.suspects if suspect.probability >= self.confidence)
 
     @property
     def _explained(self) -> tuple[int, ...]:
-        """Positions of the suspects that the explanation names, each once."""
+        """Positions of the suspects named by the explanation, each once."""
         clauses = self.explanation.clauses if self.explanation else ()
-        return tuple(dict.fromkeys(i for clause in clauses for i in clause))
+        return tuple(dict.fromkeys(chain.from_iterable(clauses)))
 
     @property
     def decided(self) -> bool:
-        """Whether a campaign that diffs after every build can stop; builds without an order never decide."""
+        """True if a campaign with a diff after every build can stop; builds without an order never decide."""
         # To stop without a culprit, chance must be more probable than for a single look, since an early lull in the
         # evidence must not end the search.
         cleared = self.conclusion == "no single tactic explains this" and self.p_chance > CLEARED
@@ -209,8 +210,8 @@ class TacticDiff(Record):
         return "\n".join(lines) + "\n"
 
 
-def _left_out(count: int, what: str) -> list[str]:
-    return ["", f"{count} more, {what}."] if count > 0 else []
+def _left_out(count: int, description: str) -> list[str]:
+    return ["", f"{count} more, {description}."] if count > 0 else []
 
 
 def _percent_text(share: float) -> str:

@@ -41,7 +41,7 @@ ALWAYS_SHARE = 0.3
 
 
 class Likelihood:
-    """Log-probabilities of verdicts under explanations that expect ``size`` builds to be bad, and ``hits`` of them are.
+    """Log-probabilities of verdicts, for explanations expecting ``size`` bad builds, ``hits`` of them correctly.
 
     ``chance`` is the same where no choice decides; ``supremum`` at the one rate that makes verdicts most probable.
     """
@@ -49,8 +49,8 @@ class Likelihood:
     def __init__(self, builds: int, bad: int) -> None:
         # Where no choice decides, all builds have one rate, under Jeffreys' prior.
         self.builds, self.bad = builds, bad
-        half, both = _log_gammas(0.5, builds), _log_gammas(1.0, builds)
-        self.chance = float(half[bad] + half[builds - bad] - 2 * half[0] - both[builds])
+        half, uniform = _log_gammas(0.5, builds), _log_gammas(1.0, builds)
+        self.chance = float(half[bad] + half[builds - bad] - 2 * half[0] - uniform[builds])
         rate = bad / builds if builds else 0.0
         self.supremum = sum(count * math.log(p) for count, p in ((bad, rate), (builds - bad, 1 - rate)) if count)
 
@@ -80,7 +80,7 @@ def _log_gammas(start: float, count: int) -> Floats:
 
 @dataclass(frozen=True)
 class Features:
-    """What differs between builds: "this column got this code", which is -1 for "the build has no such layer".
+    """Differences between builds: "this column got this code", with -1 for "the build has no such layer".
 
     ``present`` has the shape ``(builds, features)``, the others ``(features,)``. ``birth`` is the build (from 0) with
     which the column began to vary or the code first occurred, whichever is later.
@@ -116,7 +116,7 @@ def features_of(codes: npt.NDArray[np.integer]) -> Features:
 
 @dataclass(frozen=True)
 class Groups:
-    """Features, grouped where they are true of the same builds, so that no verdict can tell them apart.
+    """Features, grouped by the builds they are true of, as no verdict can distinguish those.
 
     ``present`` has the shape ``(builds, groups)``. ``members`` are positions of features. ``log_share`` are logarithms
     of the groups' shares of the evidence's prior.
@@ -133,10 +133,10 @@ def groups_of(features: Features, *, ordered: bool = True) -> Groups:
     # with build i divide 1 / (i (i + 1)), which sums to one over all i. A group's share is the sum of its features', so
     # that nothing changes when later builds split the group.
     packed = np.ascontiguousarray(np.packbits(features.present, axis=0).T)
-    found: dict[bytes, list[int]] = {}
+    features_by_row: dict[bytes, list[int]] = {}
     for feature, row in enumerate(packed):
-        found.setdefault(row.tobytes(), []).append(feature)
-    members = tuple(map(tuple, found.values()))
+        features_by_row.setdefault(row.tobytes(), []).append(feature)
+    members = tuple(map(tuple, features_by_row.values()))
     shares = np.ones(len(members)) / len(members)
     if ordered:
         births, counts = np.unique(features.birth, return_counts=True)
@@ -149,7 +149,7 @@ def groups_of(features: Features, *, ordered: bool = True) -> Groups:
 
 @dataclass(frozen=True)
 class Counts:
-    """Builds that each explanation expects to be bad (``size``), and the bad ones among them (``hits``).
+    """Builds expected bad by each explanation (``size``), and the bad ones among them (``hits``).
 
     Arrays of single choices have shape ``(choices,)``, those of pairs ``(paired, paired)``: above the diagonal both of
     two, below it either of two. The diagonal has no meaning. ``nested`` are pairs where one choice occurs only in
@@ -169,34 +169,34 @@ class Counts:
         among = present[:, paired].astype(np.float32)  # its matrix product is the fastest, and exact up to 2**24
         common = (among.T @ among).astype(np.int64)
         common_hits = (among[bad].T @ among[bad]).astype(np.int64)
-        own, own_hits = size[paired], hits[paired]
-        both = np.triu(np.ones(common.shape, np.bool_), 1)
+        sizes, single_hits = size[paired], hits[paired]
+        is_joint = np.triu(np.ones(common.shape, np.bool_), 1)
         return cls(
             single_size=size,
             single_hits=hits,
-            pair_size=np.where(both, common, own[:, None] + own - common),
-            pair_hits=np.where(both, common_hits, own_hits[:, None] + own_hits - common_hits),
-            nested=common == np.minimum(own[:, None], own),
+            pair_size=np.where(is_joint, common, sizes[:, None] + sizes - common),
+            pair_hits=np.where(is_joint, common_hits, single_hits[:, None] + single_hits - common_hits),
+            nested=common == np.minimum(sizes[:, None], sizes),
         )
 
 
 def marginals(single: Floats, pair: Floats, paired: Ints) -> Floats:
-    """The mass of all explanations that each choice takes part in, of shape ``(choices,)``."""
+    """The mass of all explanations with each choice, of shape ``(choices,)``."""
     mass: Floats = single.copy()
     mass[paired] += pair.sum(axis=0) + pair.sum(axis=1)
     return mass
 
 
-def clauses_of_pair(place: int, paired: Ints) -> Clauses:
+def clauses_of_pair(flat_index: int, paired: Ints) -> Clauses:
     """The explanation at a flat position of a matrix of pairs."""
-    row, column = divmod(place, len(paired))
+    row, column = divmod(flat_index, len(paired))
     first, second = sorted((int(paired[row]), int(paired[column])))
     return ((first, second),) if row < column else ((first,), (second,))
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """The probabilities of explanations, given verdicts on builds that are no mixtures; and the evidence."""
+    """Probabilities of explanations for verdicts on builds other than mixtures, and the evidence."""
 
     p_chance: float  # posterior probability that no choice decides
     probabilities: Floats  # posterior probability of each choice to be among the culprits, of shape ``(choices,)``
@@ -244,11 +244,11 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
     peak = max(float(single.max()), float(pair.max(initial=-np.inf)), likelihood.chance)
     mass, mass_of_pairs, chance = np.exp(single - peak), np.exp(pair - peak), math.exp(likelihood.chance - peak)
     total = float(mass.sum() + mass_of_pairs.sum()) + chance
-    one, best_pair = int(single.argmax()), int(pair.argmax())
-    is_pair = pair.flat[best_pair] > single[one]
-    best = clauses_of_pair(best_pair, paired) if is_pair else ((one,),)
+    best_single, best_pair = int(single.argmax()), int(pair.argmax())
+    is_pair = pair.flat[best_pair] > single[best_single]
+    best = clauses_of_pair(best_pair, paired) if is_pair else ((best_single,),)
     expected: Bools = np.logical_or.reduce([present[:, list(clause)].all(axis=1) for clause in best])
-    probability = float(mass_of_pairs.flat[best_pair] if is_pair else mass[one]) / total
+    probability = float(mass_of_pairs.flat[best_pair] if is_pair else mass[best_single]) / total
     return Posterior(
         p_chance=chance / total,
         probabilities=np.minimum(marginals(mass, mass_of_pairs, paired) / total, 1.0),
@@ -260,20 +260,20 @@ def weigh(present: Bools, log_share: Floats, bad: Bools) -> Posterior:
 
 
 def _merge_equal_pairs(counts: Counts, present: Bools, paired: Ints, single: Floats, pair: Floats) -> None:
-    """Move the probability of pairs that expect the same builds as a single choice to that choice, in place."""
+    """Move the probability of pairs to single choices with the same expected builds, in place."""
     # No verdict can tell the two apart, and the single choice says the same in fewer words.
     # As many pairs may equal a choice as there are choices, each that much less probable.
-    least = max(float(single.max()), float(pair.max())) - _IMPROBABLE - math.log(len(single))
-    singles = np.flatnonzero(single > least)
+    threshold = max(float(single.max()), float(pair.max())) - _IMPROBABLE - math.log(len(single))
+    singles = np.flatnonzero(single > threshold)
     # Equal counts are necessary and quick to compare; packed rows then show whether the builds are the same.
     builds = len(present) + 1
-    known = counts.single_size[singles] * builds + counts.single_hits[singles]
-    same_counts = np.isin(counts.pair_size * builds + counts.pair_hits, known)
+    keys_of_singles = counts.single_size[singles] * builds + counts.single_hits[singles]
+    same_counts = np.isin(counts.pair_size * builds + counts.pair_hits, keys_of_singles)
     packed = np.packbits(present, axis=0)
-    owner = {packed[:, one].tobytes(): one for one in singles.tolist()}
-    for row, column in np.argwhere((pair > least) & same_counts).tolist():
+    owner = {packed[:, choice].tobytes(): choice for choice in singles.tolist()}
+    for row, column in np.argwhere((pair > threshold) & same_counts).tolist():
         first, second = packed[:, paired[row]], packed[:, paired[column]]
-        one = owner.get((first & second if row < column else first | second).tobytes())
-        if one is not None:
-            single[one] = np.logaddexp(single[one], pair[row, column])
+        choice = owner.get((first & second if row < column else first | second).tobytes())
+        if choice is not None:
+            single[choice] = np.logaddexp(single[choice], pair[row, column])
             pair[row, column] = -np.inf

@@ -1,4 +1,4 @@
-"""The tactic record: which choices a builder made, layer by layer, and whether they can be made again.
+"""The tactic record: the choices of a builder, layer by layer, and their replayability.
 
 One format for every back end: ``backend/onnxrt`` and ``backend/trt`` write it and replay it. Polygraphy's replay files
 are read as records too.
@@ -36,7 +36,7 @@ class TensorFormat(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TacticOption(Record):
-    """A tactic that a layer can get, with the formats that it works in."""
+    """A tactic available to a layer, with its formats."""
 
     tactic: str  # spelled so that equal tactics have equal texts in every build
     op: str = ""  # the layer's type
@@ -48,7 +48,7 @@ class TacticOption(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TacticChoice(TacticOption):
-    """The tactic that one layer got."""
+    """The tactic of one layer."""
 
     layer: str  # the layer's name; for ONNX Runtime the name of its first output tensor, since fused nodes lose theirs
     replayable: bool = True  # whether the back end can be made to choose the same again
@@ -72,8 +72,8 @@ class TacticRecord(Record):
 
     def is_of(self, environment: Environment) -> bool:
         """Whether the record is of this release, on this kind of device."""
-        here = (environment.backend_version, environment.device_sha256)
-        return (self.backend_version, self.device_sha256) == here
+        platform = (environment.backend_version, environment.device_sha256)
+        return (self.backend_version, self.device_sha256) == platform
 
     def require_of(self, environment: Environment) -> None:
         """Raise TacticMismatchError if the record is of another release or kind of device."""
@@ -92,7 +92,7 @@ class TacticRecord(Record):
         return sum(choice.replayable for choice in self.choices) / len(self.choices)
 
     def differing_layers(self, other: "TacticRecord") -> tuple[str, ...]:
-        """Names of the layers that are in one record only, or that chose differently; in this record's order."""
+        """Names of layers with different choices, or in one record only; in this record's order."""
         mine = {choice.layer: choice for choice in self.choices}
         theirs = {choice.layer: choice for choice in other.choices}
         names = dict.fromkeys([*mine, *theirs])
@@ -105,7 +105,7 @@ class TacticRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CarriedOver(Record):
-    """The choices of a record that a build on another release or device made again, and all others."""
+    """Choices repeated by a build on another release or device, and all others."""
 
     source: str  # release and device of the record
     layers: int  # replayable choices in the record
@@ -120,20 +120,24 @@ class CarriedOver(Record):
         def kernels(choices: Sequence[TacticChoice]) -> dict[str, tuple[str, str]]:
             return {c.layer: (c.op, c.tactic.rpartition(" #")[0] or c.tactic) for c in choices if c.replayable}
 
-        wanted, made = kernels(record.choices), kernels(build.choices)
-        layers = [name for name in {**wanted, **made} if wanted.get(name) != made.get(name)]
+        recorded_kernels, built_kernels = kernels(record.choices), kernels(build.choices)
+        layers = [
+            name
+            for name in {**recorded_kernels, **built_kernels}
+            if recorded_kernels.get(name) != built_kernels.get(name)
+        ]
         before, after = dict(record.settings), dict(build.settings)
         names = [name for name in {**before, **after} if not name.startswith("entry ")]
         return cls(
             source=f"{record.backend_version} on {record.device_sha256[:8]}",
-            layers=len(wanted),
-            carried=len(wanted.keys() - layers),
-            changed=tuple((n, wanted.get(n, ("", ""))[1], made.get(n, ("", ""))[1]) for n in layers),
+            layers=len(recorded_kernels),
+            carried=len(recorded_kernels.keys() - layers),
+            changed=tuple((n, recorded_kernels.get(n, ("", ""))[1], built_kernels.get(n, ("", ""))[1]) for n in layers),
             settings=tuple((n, before.get(n, ""), after.get(n, "")) for n in names if before.get(n) != after.get(n)),
         )
 
     def sentence(self) -> str:
-        """What was carried over and what changed, in a line."""
+        """The repeated and the changed choices, in a line."""
         changes = [f"{n} ({old or 'none'} became {new or 'none'})" for n, old, new in (*self.settings, *self.changed)]
         return (
             f"Of {self.layers} choices recorded by {self.source}, {self.carried} were carried over; "
@@ -189,7 +193,7 @@ def _tensor_format(dtype: Any, dim: Any, components: Any, *strides: Any) -> Tens
 
 
 def algorithm_text(choice: TacticOption) -> str:
-    """A tactic as Polygraphy prints algorithms, where TensorRT has numbers for it; in words elsewhere."""
+    """A tactic as Polygraphy prints algorithms, if TensorRT has numbers for it; else in words."""
     if choice.implementation is None or choice.tactic_id is None:
         return choice.tactic
     numbers = f"(Implementation: {choice.implementation}, Tactic: {choice.tactic_id})"

@@ -18,26 +18,26 @@ Skipped: TypeAlias = tuple[tuple[str, str], ...]
 
 def load_replay_folder(folder: str | Path) -> tuple[CampaignTable, Skipped]:
     """Read ``good/`` and ``bad/`` in a folder; one of the two may be missing, if no build is bad."""
-    found = [verdict for verdict in ("good", "bad") if Path(folder, verdict).is_dir()]
-    if not found:
+    verdicts = [verdict for verdict in ("good", "bad") if Path(folder, verdict).is_dir()]
+    if not verdicts:
         raise errors.ConfigError(f"{folder}: expected folders good/ and bad/ in it, found neither.")
-    return load_replays(**{verdict: Path(folder, verdict) for verdict in found})
+    return load_replays(**{verdict: Path(folder, verdict) for verdict in verdicts})
 
 
 def load_replays(good: str | Path | None = None, bad: str | Path | None = None) -> tuple[CampaignTable, Skipped]:
     """Read good and bad tactic records, from a file or a folder each. Builds are named by their files."""
-    places: dict[Verdict, Path] = {"good": Path(good)} if good is not None else {}
-    places |= {"bad": Path(bad)} if bad is not None else {}
+    sources: dict[Verdict, Path] = {"good": Path(good)} if good is not None else {}
+    sources |= {"bad": Path(bad)} if bad is not None else {}
     table, skipped = CampaignTable(ordered=False), []
-    for verdict, place in places.items():
-        if not place.exists():
-            raise errors.ConfigError(f"{place}: no such file or folder; expected tactic records.")
-        files = [path for path in place.rglob("*") if path.is_file()] if place.is_dir() else [place]
+    for verdict, source in sources.items():
+        if not source.exists():
+            raise errors.ConfigError(f"{source}: no such file or folder; expected tactic records.")
+        files = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
         for path in sorted(files):
             try:
                 table.append(str(path), verdict, read_record(path))
             except errors.FormatError as exc:
-                if path == place:
+                if path == source:
                     raise
                 skipped.append((str(path), str(exc)))
     return table, tuple(sorted(skipped))

@@ -65,7 +65,7 @@ class CampaignTable:
     ) -> None:
         self.ordered = ordered
         self._names = {name: row for row, name in enumerate(names)}
-        self._columns = {column: place for place, column in enumerate(columns)}
+        self._columns = {column: position for position, column in enumerate(columns)}
         self._choices = {choice: code for code, choice in enumerate(choices)}
         if (len(self._names), len(self._columns), len(self._choices)) != (len(names), len(columns), len(choices)):
             raise errors.FormatError("Campaign table: a name, a column or a choice occurs twice; each must be unique.")
@@ -78,8 +78,8 @@ class CampaignTable:
             raise errors.FormatError(f"Campaign table: codes of shape {self._matrix.shape}; expected {shape}.")
         low, high = int(self._matrix.min(initial=ABSENT)), int(self._matrix.max(initial=ABSENT))
         if low < ABSENT or high >= len(choices):
-            found = low if low < ABSENT else high
-            raise errors.FormatError(f"Campaign table: codes hold {found}; expected -1 to {len(choices) - 1}.")
+            invalid_code = low if low < ABSENT else high
+            raise errors.FormatError(f"Campaign table: codes hold {invalid_code}; expected -1 to {len(choices) - 1}.")
         # Rows are joined when the matrix is read: growing it row by row would copy it each time.
         self._pending: list[Codes] = []
 
@@ -96,12 +96,12 @@ class CampaignTable:
             raise errors.ConfigError(
                 f"Build {name!r} is {verdict} but has no tactic record; only an error can lack it."
             )
-        made: dict[Column, TacticOption | str] = {}
+        cells: dict[Column, TacticOption | str] = {}
         for chosen in record.choices if record else ():
             # Layers of one name are numbered, or only the last of them would count.
             numbered = itertools.chain((chosen.layer,), (f"{chosen.layer}#{n}" for n in itertools.count(2)))
-            layer = next(name for name in numbered if ("layer", name) not in made)
-            made["layer", layer] = TacticOption(
+            layer = next(name for name in numbered if ("layer", name) not in cells)
+            cells["layer", layer] = TacticOption(
                 op=chosen.op,
                 tactic=chosen.tactic,
                 implementation=chosen.implementation,
@@ -110,12 +110,12 @@ class CampaignTable:
                 outputs=chosen.outputs,
             )
         if record:
-            made |= {("setting", name): value for name, value in record.settings}
+            cells |= {("setting", name): value for name, value in record.settings}
             # Records of different releases or kinds of device may be in one table: a difference between them must show
             # up as the cause of others.
-            made["setting", "backend_version"] = record.backend_version
-            made["setting", "device"] = record.device_sha256
-        codes = {column: self._choices.setdefault(choice, len(self._choices)) for column, choice in made.items()}
+            cells["setting", "backend_version"] = record.backend_version
+            cells["setting", "device"] = record.device_sha256
+        codes = {column: self._choices.setdefault(choice, len(self._choices)) for column, choice in cells.items()}
         self._add(name, VERDICTS.index(verdict), list(codes), list(codes.values()))
 
     def _add(self, name: str, verdict: int, columns: Sequence[Column], codes: npt.ArrayLike) -> None:
@@ -141,12 +141,12 @@ class CampaignTable:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Layers and settings, in the order in which they first occurred."""
+        """Layers and settings, in order of first occurrence."""
         return tuple(self._columns)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers, in the order in which they first occurred."""
+        """Names of the layers, in order of first occurrence."""
         return tuple(name for kind, name in self._columns if kind == "layer")
 
     @property
@@ -156,12 +156,12 @@ class CampaignTable:
 
     @property
     def codes(self) -> Codes:
-        """Positions in :attr:`choices`, of shape ``(builds, columns)``; -1 where a build lacks it. Read-only."""
+        """Positions in :attr:`choices`, of shape ``(builds, columns)``; -1 if a build lacks the column. Read-only."""
         if self._pending or self._matrix.shape[1] != len(self._columns):
-            known = len(self._matrix)
+            joined_rows = len(self._matrix)
             matrix = np.full((len(self), len(self._columns)), ABSENT, np.int32)
-            matrix[:known, : self._matrix.shape[1]] = self._matrix
-            for row, codes in enumerate(self._pending, known):
+            matrix[:joined_rows, : self._matrix.shape[1]] = self._matrix
+            for row, codes in enumerate(self._pending, joined_rows):
                 matrix[row, : len(codes)] = codes
             self._matrix, self._pending = matrix, []
         view: Codes = self._matrix.view()
@@ -171,20 +171,20 @@ class CampaignTable:
     def named(self, *verdicts: Verdict) -> tuple[str, ...]:
         """Names of the builds with one of these verdicts, in the order of their rows."""
         codes = {VERDICTS.index(verdict) for verdict in verdicts}
-        return tuple(name for name, found in zip(self._names, self._verdicts) if found in codes)
+        return tuple(name for name, code in zip(self._names, self._verdicts) if code in codes)
 
     def has(self, column: Column, text: str) -> npt.NDArray[np.bool_]:
         """Which builds have a tactic, whatever its formats, or the value of a setting; of shape ``(builds,)``."""
         if column not in self._columns:
             return np.zeros(len(self), np.bool_)
-        wanted = [code for choice, code in self._choices.items() if (getattr(choice, "tactic", choice)) == text]
-        found: npt.NDArray[np.bool_] = np.isin(self.codes[:, self._columns[column]], wanted)
-        return found
+        matching_codes = [code for choice, code in self._choices.items() if (getattr(choice, "tactic", choice)) == text]
+        matches: npt.NDArray[np.bool_] = np.isin(self.codes[:, self._columns[column]], matching_codes)
+        return matches
 
     def take(self, table: CampaignTable, names: Iterable[str]) -> None:
-        """Add builds of another table in the order of their names, except those that are here already, or not there."""
-        wanted = dict.fromkeys(name for name in names if name in table._names and name not in self._names)
-        rows = [table._names[name] for name in wanted]
+        """Add builds of another table in the order of their names, except known and missing ones."""
+        new_names = dict.fromkeys(name for name in names if name in table._names and name not in self._names)
+        rows = [table._names[name] for name in new_names]
         self.ordered = self.ordered and (table.ordered or not rows)
         # Both tables number choices as they come, so codes are translated.
         codes, columns, choices = table.codes[rows], table.columns, table.choices
@@ -228,7 +228,9 @@ class CampaignTable:
                 names=[str(name) for name in head["names"]],
                 verdicts=[VERDICTS[code] for code in arrays["verdicts.npy"].tolist()],
                 columns=[(kind, str(name)) for kind, name in head["columns"]],
-                choices=[each if isinstance(each, str) else TacticOption.from_dict(each) for each in head["choices"]],
+                choices=[
+                    choice if isinstance(choice, str) else TacticOption.from_dict(choice) for choice in head["choices"]
+                ],
                 codes=arrays["codes.npy"],
                 ordered=bool(head["ordered"]),
             )

@@ -1,4 +1,4 @@
-"""The contract of the tracking store: a tracker keeps runs, and a run keeps what one piece of work did.
+"""The contract of the tracking store: a tracker holds runs, and a run holds the record of one piece of work.
 
 Ops write to a :class:`Run` and read a :class:`StoredRun`; neither they nor this module know MLflow. The
 implementations pass one test suite (``tests/contracts/tracker.py``): :mod:`trtops.tracking.memory`,
@@ -46,7 +46,7 @@ class Tracker(Protocol):
     def start(
         self, experiment: str, name: str, *, kind: Kind, tags: Tags | None = None, parent: str | None = None
     ) -> Run:
-        """Begin a run, in an experiment that is made if missing. Prefer :func:`tracked`, which also ends it.
+        """Begin a run, in an experiment created if missing. Prefer :func:`tracked`, as it also ends the run.
 
         Raises ConfigError if the kind is unknown, or a name is empty or too long; StoreError if the store cannot be
         used as it is; TrackingUnavailableError if it does not answer.
@@ -54,7 +54,7 @@ class Tracker(Protocol):
         ...
 
     def info(self, run_id: str) -> RunInfo:
-        """A run's tags, params and metrics, whether it is complete or not."""
+        """Tags, params and metrics of a run, complete or not."""
         ...
 
     def load(self, run_id: str) -> StoredRun:
@@ -71,7 +71,7 @@ class Tracker(Protocol):
         limit: int | None = None,
         id_prefix: str = "",
     ) -> list[RunInfo]:
-        """Runs that have all these tags, and ids that begin with ``id_prefix``, newest first."""
+        """Runs with all these tags, and ids beginning with ``id_prefix``, newest first."""
         ...
 
     def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
@@ -85,16 +85,16 @@ class Tracker(Protocol):
         """The texts of all entries of the store's log by number, and problems of the log as a whole."""
         ...
 
-    def close(self, run_id: str, why: str) -> RunInfo:
-        """End a run whose process is known to be gone; no effect if it has ended.
+    def close(self, run_id: str, reason: str) -> RunInfo:
+        """End a run of a dead process; no effect if it has ended.
 
         A run that has its manifest becomes ``finished``, since only the status was missing. Any other becomes
-        ``killed``, with ``why`` as the tag ``trtops.error``.
+        ``killed``, with ``reason`` as the tag ``trtops.error``.
         """
         ...
 
     def reopen(self, run_id: str) -> Run:
-        """Resume a run that was interrupted: its process is gone, or it failed.
+        """Resume an interrupted run: its process is gone, or it failed.
 
         Its params, tags, metrics and artifacts stay. It is running again, owned by this process, without error and
         verdict.
@@ -104,11 +104,11 @@ class Tracker(Protocol):
         ...
 
     def drop(self, run_id: str, paths: Collection[str]) -> None:
-        """Delete artifacts of a complete run. The manifest that lists them as dropped is written first."""
+        """Delete artifacts of a complete run, after writing a manifest with them listed as dropped."""
         ...
 
     def peek(self, run_id: str, path: str) -> bytes | None:
-        """An artifact of a run that need not be complete; None if it has none with that path. It is not checked."""
+        """An unverified artifact of a run, complete or not; None if it has none with this path."""
         ...
 
     def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
@@ -120,7 +120,7 @@ class Tracker(Protocol):
         ...
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
-        """The version that an alias points to, or None; raises ``StoreError`` if it does not point into a run."""
+        """The version behind an alias, or None; raises ``StoreError`` if it does not point into a run."""
         ...
 
     def aliases(self, name: str) -> dict[str, str]:
@@ -128,13 +128,13 @@ class Tracker(Protocol):
         ...
 
     def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
-        """Every alias of every registered model with its version, if that points into a run and has all these tags."""
+        """Every alias of every registered model with its version, for versions in runs with all these tags."""
         ...
 
     def engines(
         self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
     ) -> list[tuple[RunInfo, float | None]]:
-        """Runs that built engines which match a query, with the value of its ``best``: the lowest, or newest, first."""
+        """Runs with engines matching a query, with the value of its ``best``: the lowest, or newest, first."""
         ...
 
 
@@ -148,7 +148,7 @@ def tracked(
     tags: Tags | None = None,
     parent: str | None = None,
 ) -> Iterator[Run]:
-    """A run that always ends: failed, with the message, if the block raises; finished otherwise.
+    """Yield a run and always end it: failed, with the message, if the block raises; finished otherwise.
 
     The block may end the run itself, with a verdict; otherwise it is finished without one.
     """

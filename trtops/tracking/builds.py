@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ def log_build(run: Run, build: Build, engine_suffix: str, key: str | None = None
 
 
 def log_reuse(run: Run, build: Build, holder: StoredRun) -> None:
-    """Log that a build was taken from another run, which keeps the files, and log its numbers."""
+    """Log the reuse of a build from another run, the owner of its files, and log its numbers."""
     run.set_tags({Tag.ENGINE_SHA256: build.engine.sha256, Tag.REUSED_FROM: holder.info.id})
     run.log_json(ReusedBuild(run=holder.info.id, artifacts=holder.build_files()), Artifact.REUSED)
     run.log_metrics({Metric.BUILD_SECONDS: build.seconds, Metric.ENGINE_BYTES: float(len(build.engine.plan))})
@@ -160,12 +161,12 @@ def engine_path(run: StoredRun) -> str:
     raise incomplete(run.info.id, f"it has no engine ({ENGINE_STEM}.*)")
 
 
-def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None) -> Path:
-    """The ONNX file of a run: the given one, the one at its old place if it is the same, or the one that was kept."""
+def find_model(tracker: Tracker, info: RunInfo, given_path: str | Path | None = None) -> Path:
+    """The ONNX file of a run: at the given path, at its old path if unchanged, or among the artifacts."""
     from trtops.backend.onnx.model import Model
 
-    if given is not None:
-        return Path(given).absolute()
+    if given_path is not None:
+        return Path(given_path).absolute()
     named = Path(info.fact(Tag.MODEL_PATH) or "model.onnx").absolute()
     with contextlib.suppress(errors.InvalidModelError):  # on another machine, any file may be at that place
         if named.is_file() and Model.load(named).info.sha256 == info.tags.get(Tag.MODEL_SHA256):
@@ -173,8 +174,8 @@ def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None)
     if info.status == "finished":
         stored = tracker.load(info.id)
         # Including data files, which the model needs next to it.
-        if kept := [stored.local_path(path) for path in stored.paths(Artifact.MODEL)]:
-            return next((file for file in kept if file.suffix == ".onnx"), kept[0])
+        if logged_files := [stored.local_path(path) for path in stored.paths(Artifact.MODEL)]:
+            return next((file for file in logged_files if file.suffix == ".onnx"), logged_files[0])
     raise errors.ConfigError(f"The model of run {info.id} is not at {named}, and the run kept none. Give its path.")
 
 
@@ -185,11 +186,11 @@ def find_build(tracker: Tracker, key: str) -> tuple[StoredRun, Build] | None:
     """
     # Building again is better than not building.
     try:
-        found = tracker.find(tags={Tag.BUILD_KEY: key}, status="finished")
+        candidates = tracker.find(tags={Tag.BUILD_KEY: key}, status="finished")
     except errors.TrackingError:
         return None
     # Tags can be forged, so the key is computed again from the run's checked files.
-    for info in found:
+    for info in candidates:
         if Tag.REUSED_FROM in info.tags:
             continue
         try:
@@ -207,7 +208,7 @@ def find_build(tracker: Tracker, key: str) -> tuple[StoredRun, Build] | None:
 
 
 def log_crash(run: Run, settings: Sequence[str], model_sha256: str, environment: Environment) -> None:
-    """Log that settings crashed the builder's process; :func:`crashed_settings` finds them."""
+    """Log settings after a crash of the builder's process; :func:`crashed_settings` finds them."""
     run.log_json(list(settings), Artifact.CRASHED)
     run.set_tags({Tag.CRASHED_IN: crash_key(model_sha256, environment)})
 
@@ -218,11 +219,12 @@ def crash_key(model_sha256: str, environment: Environment) -> str:
 
 
 def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environment) -> tuple[str, ...]:
-    """Settings that crashed the builder for this model and environment before; empty if the store cannot be read."""
+    """Settings with earlier builder crashes for this model and environment; empty if the store cannot be read."""
     tags = {Tag.CRASHED_IN: crash_key(model_sha256, environment)}
     try:
-        found = [tracker.peek(info.id, Artifact.CRASHED) for info in tracker.find(tags=tags)]
-        return tuple(dict.fromkeys(str(name) for data in found if data for name in json.loads(data)))
+        documents = (tracker.peek(info.id, Artifact.CRASHED) for info in tracker.find(tags=tags))
+        names = chain.from_iterable(map(json.loads, filter(None, documents)))
+        return tuple(dict.fromkeys(map(str, names)))
     except (errors.TrackingError, ValueError):
         return ()
 
@@ -249,10 +251,10 @@ def environment_tags(environment: Environment) -> dict[str, str]:
 
 
 def environment_params(environment: Environment) -> dict[str, str]:
-    """The environment of a run as params, which MLflow's page for comparing runs shows, without unknown values."""
-    known = environment_tags(environment)
+    """The environment of a run as params for MLflow's comparison page, without unknown values."""
+    tags = environment_tags(environment)
     packages = {f"env.package.{name}": version for name, version in environment.packages if version}
-    return packages | {schema.AS_PARAM[tag]: value for tag, value in known.items() if tag != Tag.BACKEND}
+    return packages | {schema.AS_PARAM[tag]: value for tag, value in tags.items() if tag != Tag.BACKEND}
 
 
 def _read_json(run: StoredRun, path: str) -> Any:
@@ -284,11 +286,11 @@ class Materials(Record):
     """The inputs of a build: the config of its evaluation as JSON; and caches, data and golden outputs."""
 
     check: Mapping[str, Any]
-    given: tuple[Material, ...] = field(default=())
+    inputs: tuple[Material, ...] = field(default=())
 
     def of(self, name: str) -> Material | None:
         """The input with this name, or None."""
-        return next((each for each in self.given if each.name == name), None)
+        return next((material for material in self.inputs if material.name == name), None)
 
 
 def log_materials(
@@ -299,14 +301,14 @@ def log_materials(
     ``feeds`` are the data for the evaluation, read once; ``data`` is their source, None if they are random and need not
     be kept. ``golden`` is a file of golden outputs, if they are not computed.
     """
-    given = [*_log_caches(run, caches), _log_data(run, feeds, keep=data is not None)]
+    materials = [*_log_caches(run, caches), _log_data(run, feeds, keep=data is not None)]
     if golden is not None:
         path = f"{Artifact.MATERIALS_FOLDER}golden{Path(golden).suffix}"
         run.log_file(golden, path)
-        given.append(Material(name="golden", sha256=sha256_file(golden), path=path))
-    kept = to_jsonable(check)
-    assert isinstance(kept, dict)
-    run.log_json(Materials(check=kept, given=tuple(given)), Artifact.MATERIALS)
+        materials.append(Material(name="golden", sha256=sha256_file(golden), path=path))
+    check_fields = to_jsonable(check)
+    assert isinstance(check_fields, dict)
+    run.log_json(Materials(check=check_fields, inputs=tuple(materials)), Artifact.MATERIALS)
 
 
 def _log_caches(run: Run, caches: Caches) -> Iterable[Material]:
@@ -323,7 +325,7 @@ def _log_caches(run: Run, caches: Caches) -> Iterable[Material]:
 
 
 def _log_data(run: Run, feeds: Iterable[Feed], *, keep: bool) -> Material:
-    kept: list[dict[str, Any]] = []
+    feeds_to_log: list[dict[str, Any]] = []
     digest, size = FeedDigest(), 0
     for feed in feeds:
         digest.add(feed)
@@ -332,13 +334,13 @@ def _log_data(run: Run, feeds: Iterable[Feed], *, keep: bool) -> Material:
         arrays = {name: np.asarray(array) for name, array in feed.items()}
         size += sum(array.nbytes for array in arrays.values())
         keep = size <= _LARGEST_DATA
-        kept = [*kept, arrays] if keep else []
-    path = f"{Artifact.MATERIALS_FOLDER}data.json" if keep and kept else ""
+        feeds_to_log = [*feeds_to_log, arrays] if keep else []
+    path = f"{Artifact.MATERIALS_FOLDER}data.json" if keep and feeds_to_log else ""
     if path:
-        run.log_bytes(to_json(kept).encode("utf-8"), path)
+        run.log_bytes(to_json(feeds_to_log).encode("utf-8"), path)
     return Material(name="data", sha256=digest.hexdigest(), path=path)
 
 
 def read_materials(data: bytes | None) -> Materials | None:
-    """Read what :func:`log_materials` wrote; None for a run without it."""
+    """Read the materials of :func:`log_materials`; None for a run without them."""
     return None if data is None else Materials.from_dict(json.loads(data))

@@ -32,13 +32,13 @@ class Iterations:
 
 
 def iterations(tracker: Tracker, campaign: RunInfo) -> Iterations:
-    """Find a campaign's iterations, and close those whose process is gone."""
+    """Find a campaign's iterations, and close those of dead processes."""
     whole: dict[int, RunInfo] = {}
     marked: list[RunInfo] = []
     running: set[int] = set()
-    found = tracker.find(campaign.experiment, parent=campaign.id, tags={Tag.KIND: "iteration"})
+    children = tracker.find(campaign.experiment, parent=campaign.id, tags={Tag.KIND: "iteration"})
     # The oldest first: of two runs of an iteration, it counts.
-    for info in reversed(found):
+    for info in reversed(children):
         info = closed_if_abandoned(tracker, info, _KILLED)
         if info.status == "running":
             running.add(_iteration_number(info))
@@ -49,9 +49,9 @@ def iterations(tracker: Tracker, campaign: RunInfo) -> Iterations:
     return Iterations(whole=dict(sorted(whole.items())), marked=tuple(marked), running=frozenset(running))
 
 
-def closed_if_abandoned(tracker: Tracker, info: RunInfo, why: str) -> RunInfo:
+def closed_if_abandoned(tracker: Tracker, info: RunInfo, reason: str) -> RunInfo:
     """The run, closed first if it is running and its process is gone."""
-    return tracker.close(info.id, why) if info.status == "running" and is_abandoned(info) else info
+    return tracker.close(info.id, reason) if info.status == "running" and is_abandoned(info) else info
 
 
 def _iteration_number(info: RunInfo) -> int:
@@ -62,13 +62,13 @@ def _iteration_number(info: RunInfo) -> int:
 
 
 def require_campaign(info: RunInfo) -> None:
-    """Refuse a run that is not a campaign."""
+    """Reject any run except a campaign."""
     if info.kind != "debug_build":
         raise errors.ConfigError(f"Run {info.id} is of kind {info.kind!r}; expected a campaign, of kind 'debug_build'.")
 
 
 def read_config(tracker: Tracker, info: RunInfo) -> bytes | None:
-    """The config that a campaign logged, or None. That of a finished campaign is checked against the manifest."""
+    """The logged config of a campaign, or None; for a finished campaign, verified against the manifest."""
     if info.status == "finished":
         return tracker.load(info.id).read_bytes(Artifact.CAMPAIGN)
     return tracker.peek(info.id, Artifact.CAMPAIGN)
@@ -84,7 +84,7 @@ def load_table(tracker: Tracker, campaign_id: str) -> CampaignTable:
 
 
 def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> CampaignTable:
-    """The table of an unfinished campaign: the last one that was written, completed from its iterations' runs."""
+    """The table of an unfinished campaign: the last written one, completed from its iterations' runs."""
     runs = {info.id: info for info in whole}
     table = CampaignTable()
     if (data := tracker.peek(campaign.id, Artifact.CAMPAIGN_TABLE)) is not None:
@@ -94,9 +94,9 @@ def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> C
     # A run that was deleted since must not count.
     if not set(table.names) <= set(runs):
         table = CampaignTable()
-    known = set(table.names)
+    table_names = set(table.names)
     for run_id in runs:
-        if run_id not in known:
+        if run_id not in table_names:
             append(table, tracker.load(run_id))
     return table
 
@@ -111,7 +111,7 @@ def append(table: CampaignTable, run: StoredRun) -> None:
 
 
 def made_on(info: RunInfo) -> str:
-    """Where and with what a build was made: host, kind of device, release; the blocks of a diff."""
+    """The origin of a build: host, kind of device, release; the blocks of a diff."""
     parts = (host_of(info), info.fact(Tag.DEVICE_SHA256), info.fact(Tag.BACKEND_VERSION))
     return " ".join(part[:24] for part in parts).strip()
 
@@ -134,7 +134,7 @@ def _parse_table(data: bytes) -> CampaignTable:
 
 
 def golden_file(run: StoredRun) -> Path | None:
-    """The golden outputs that a campaign logged, or None. FormatError if they are no archive, whatever their size."""
+    """The logged golden outputs of a campaign, or None. FormatError if they are not an archive, at any size."""
     if Artifact.GOLDEN not in run.manifest:
         return None
     file = run.local_path(Artifact.GOLDEN)

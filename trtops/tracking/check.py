@@ -43,7 +43,7 @@ Problem: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class HealthFinding(Record):
-    """The state of one thing; ``none`` if it is missing, which is no problem. ``remedy`` is a command to copy."""
+    """The state of one component; ``none`` if it is missing without harm. ``remedy`` is a command to copy."""
 
     subject: str
     state: Literal["ok", "none", "problem"]
@@ -62,21 +62,21 @@ def store_findings(location: str | Path | None = None) -> list[HealthFinding]:
     try:
         where = resolve(location)
         if not isinstance(where, Store):
-            found = [server_finding("MLflow", where, "/health")]
+            findings = [server_finding("MLflow", where, "/health")]
         elif not where.database.exists():
             text = f"none in {where.root} yet; the first recorded run makes it"
-            found = [HealthFinding(subject="store", state="none", text=text)]
+            findings = [HealthFinding(subject="store", state="none", text=text)]
         else:
             MlflowTracker(where)
             if not os.access(where.root, os.W_OK):
                 raise errors.StoreError(f"{where.root} is read-only here")
-            found = [HealthFinding(subject="store", state="ok", text=str(where.root))]
+            findings = [HealthFinding(subject="store", state="ok", text=str(where.root))]
     except errors.TrtopsError as exc:
         return [HealthFinding(subject="store", state="problem", text=str(exc))]
     if spooled := len(default_spool(where if isinstance(where, Store) else None).runs()):
         text = f"{spooled} runs on this machine were not uploaded yet"
-        found.append(HealthFinding(subject="spool", state="problem", text=text, remedy="trtops store upload"))
-    return found
+        findings.append(HealthFinding(subject="spool", state="problem", text=text, remedy="trtops store upload"))
+    return findings
 
 
 def server_finding(name: str, address: str, path: str, *, login: str = "") -> HealthFinding:
@@ -101,22 +101,22 @@ def server_finding(name: str, address: str, path: str, *, login: str = "") -> He
 
 
 def reap(tracker: Tracker) -> list[RunInfo]:
-    """Close the runs whose processes on this machine ended without doing so, and return them."""
+    """Close and return the runs with a dead process on this machine."""
     return [tracker.close(info.id, _DEAD) for info in tracker.find(status="running") if owner.is_abandoned(info)]
 
 
 def remove_leftovers(tracker: OfflineTracker) -> list[str]:
-    """Remove folders that dead processes left on this machine and in the spool, and return their paths."""
+    """Remove folders of dead processes on this machine and in the spool, and return their paths."""
     abandoned = tracker.spool.abandoned()
     for path in abandoned:
         shutil.rmtree(path, ignore_errors=True)
     return [*map(str, (*processes.remove_left_folders(), *abandoned))]
 
 
-def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> list[RunInfo]:
-    """Close a run that its process will not end, and its children without a process, and return them.
+def close(tracker: Tracker, run: str, *, reason: str = "", force: bool = False) -> list[RunInfo]:
+    """Close a run abandoned by its process, and its children without a process, and return them.
 
-    With ``force``, runs whose process may still be writing them are closed as well. ``why`` becomes the run's error.
+    With ``force``, runs whose process may still be writing them are closed as well. ``reason`` becomes the run's error.
 
     Raises ConfigError if it has ended; LogError if its process may still be writing it.
     """
@@ -126,35 +126,37 @@ def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> 
     if not force:
         owner.check_abandoned(info)
     below = [child for child in tracker.find(parent=info.id, status="running") if force or owner.is_abandoned(child)]
-    return [tracker.close(each.id, why or _DEAD) for each in (*below, info)]
+    return [tracker.close(child_or_run.id, reason or _DEAD) for child_or_run in (*below, info)]
 
 
 def check_store(tracker: OfflineTracker) -> list[Problem]:
     """Find the problems of a store and of its spool. Nothing is changed; the files of a server are not checked."""
-    found = [
+    problems = [
         (f"run {info.id}", f"{info.name!r} is running, and its process is gone. {_REAP}")
         for info in tracker.find(status="running")
         if owner.is_abandoned(info)
     ]
     for run in tracker.spool.runs():
         if run.store == tracker.shown:  # stores may share a spool
-            found.append((f"run {run.id}", f"it is in the spool {run.folder}. Run: trtops store upload"))
-    for path, why in tracker.spool.damaged().items():
-        found.append((str(path), f"a spooled run is damaged: {why}"))
+            problems.append((f"run {run.id}", f"it is in the spool {run.folder}. Run: trtops store upload"))
+    for path, reason in tracker.spool.damaged().items():
+        problems.append((str(path), f"a spooled run is damaged: {reason}"))
     for path in tracker.spool.abandoned():
-        found.append((str(path), f"its process is gone. {_REAP}"))
+        problems.append((str(path), f"its process is gone. {_REAP}"))
     if tracker.store is not None:
         assert isinstance(tracker.inner, MlflowTracker)
-        found += _check_files(tracker.inner, tracker.store)
-    return found
+        problems += _check_files(tracker.inner, tracker.store)
+    return problems
 
 
 def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[Problem]:
     # Folders first: a run is in the database before it has a folder.
-    found = [each for each in store.artifacts.glob("*/*") if re.fullmatch("[0-9a-f]{32}", each.name) and each.is_dir()]
-    known: set[str] = set()
+    run_folders = [
+        path for path in store.artifacts.glob("*/*") if re.fullmatch("[0-9a-f]{32}", path.name) and path.is_dir()
+    ]
+    run_ids: set[str] = set()
     for info, uri in tracker.all_runs([Tag.KIND]):
-        known.add(info.id)
+        run_ids.add(info.id)
         if info.status != "finished" or Tag.KIND not in info.tags or info.deleted:
             continue
         try:
@@ -164,7 +166,7 @@ def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[Problem]:
             continue
         if folder is not None and not (folder / Artifact.MANIFEST).is_file():
             yield f"run {info.id}", f"{info.name!r} is incomplete: there is no {Artifact.MANIFEST} in {folder}"
-    for folder in sorted(folder for folder in found if folder.name not in known):
+    for folder in sorted(folder for folder in run_folders if folder.name not in run_ids):
         yield str(folder), "its files belong to no run. Remove it, or restore a backup."
     for file in sorted([*store.artifacts.rglob(f"{TEMPORARY}*"), *store.root.glob(".mlflow.db.*")]):
         if file.is_file() and file.stat().st_mtime < time.time() - _FORGOTTEN_SECONDS:

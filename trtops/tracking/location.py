@@ -61,7 +61,7 @@ class Store:
 
 
 def wait_seconds() -> float:
-    """Seconds to wait for a store that does not answer: ``TRTOPS_TRACKING_WAIT``, or 90."""
+    """Maximum wait for an unresponsive store, in seconds: ``TRTOPS_TRACKING_WAIT``, or 90."""
     text = os.environ.get("TRTOPS_TRACKING_WAIT") or "90"
     try:
         seconds = float(text)
@@ -78,7 +78,7 @@ def default_location() -> str:
 
 
 def default_root() -> Path:
-    """The absolute folder for files that stay on this machine even if runs go to a server, such as Prefect's state."""
+    """The absolute folder for files of this machine even with a tracking server, such as Prefect's state."""
     where = resolve()
     return where.root if isinstance(where, Store) else Path(os.environ.get("TRTOPS_HOME") or "mlruns").resolve()
 

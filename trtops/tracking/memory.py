@@ -1,4 +1,4 @@
-"""A tracker that keeps everything in memory, for tests and experiments. It passes the contract tests of the others."""
+"""A tracker in memory, for tests and experiments. It passes the contract tests of the others."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class MemoryTracker:
         tags: Tags,
         parent: str | None = None,
         began: float | None = None,
-        known: bool = False,
+        may_exist: bool = False,
     ) -> MemoryRun:
-        """Make a run with exactly these tags; ``known`` says that it may exist, with any status."""
+        """Create a run with exactly these tags; ``may_exist`` allows an existing one, with any status."""
         with self._lock:
-            if known and (earlier := self._with_local_id(tags[Tag.LOCAL_ID])) is not None:
+            if may_exist and (earlier := self._with_local_id(tags[Tag.LOCAL_ID])) is not None:
                 return self._rewrite(earlier)
             run_id = uuid.uuid4().hex
             began = time.time() if began is None else began
@@ -123,20 +123,20 @@ class MemoryTracker:
         limit: int | None = None,
         id_prefix: str = "",
     ) -> list[RunInfo]:
-        wanted = (tags or {}).items()
+        required_tags = (tags or {}).items()
         with self._lock:
             if parent is not None and is_local(parent):
                 parent = self._with_local_id(parent) or parent
-            found = [
+            infos = [
                 self.info(run_id)
                 for run_id, data in reversed(self._runs.items())
                 if experiment in (None, data.experiment)
                 and parent in (None, data.parent)
                 and status in (None, data.status)
-                and wanted <= data.tags.items()
+                and required_tags <= data.tags.items()
                 and run_id.startswith(id_prefix)
             ]
-        return found[:limit]
+        return infos[:limit]
 
     def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
         return ((info, "") for info in self.find())
@@ -144,7 +144,7 @@ class MemoryTracker:
     def log_entries(self) -> tuple[dict[int, str], list[str]]:
         return {}, []
 
-    def close(self, run_id: str, why: str) -> RunInfo:
+    def close(self, run_id: str, reason: str) -> RunInfo:
         with self._lock:
             data = self._data(run_id)
             if data.status == "running":
@@ -152,7 +152,7 @@ class MemoryTracker:
                 data.status, data.end_time = "finished", stated_end(manifest) or time.time()
                 if manifest is None:
                     data.status = "killed"
-                    data.tags |= {Tag.ERROR: why, Tag.NOTE: failure_note(run_id, data.tags.get(Tag.KIND), why)}
+                    data.tags |= {Tag.ERROR: reason, Tag.NOTE: failure_note(run_id, data.tags.get(Tag.KIND), reason)}
             return self.info(run_id)
 
     def reopen(self, run_id: str) -> MemoryRun:
@@ -162,8 +162,8 @@ class MemoryTracker:
             run = self._rewrite(self._stored_id(run_id))
             data.tags[Tag.OWNER] = owner.current().text()
             run.continue_from(
-                ArtifactEntry(path=path, size=len(found), sha256=sha256(found))
-                for path, found in data.artifacts.items()
+                ArtifactEntry(path=path, size=len(content), sha256=sha256(content))
+                for path, content in data.artifacts.items()
             )
         return run
 
@@ -208,13 +208,14 @@ class MemoryTracker:
             return dict(self._aliases.get(name, {}))
 
     def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
+        accepted = []
         with self._lock:
-            return [
-                (alias, version)
-                for name, aliases in self._aliases.items()
-                for alias, number in aliases.items()
-                if (tags or {}).items() <= (version := self._versions[name][int(number) - 1]).tags.items()
-            ]
+            for name, aliases in self._aliases.items():
+                for alias, number in aliases.items():
+                    version = self._versions[name][int(number) - 1]
+                    if (tags or {}).items() <= version.tags.items():
+                        accepted.append((alias, version))
+        return accepted
 
     def engines(
         self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None

@@ -1,4 +1,4 @@
-"""The run of an op that is not tracked, in a module that imports nothing of the store."""
+"""The run of an untracked op, in a module without imports of the store."""
 
 from __future__ import annotations
 

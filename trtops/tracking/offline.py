@@ -1,4 +1,4 @@
-"""A tracker that works while its store is away: runs that the store cannot take go to the spool.
+"""A tracker for stores with outages: runs refused by the store go to the spool.
 
 When the store stays away longer than :func:`trtops.tracking.location.wait_seconds`, its disk is full, or it fails in
 another way, the rest of a run goes to the spool (:mod:`trtops.tracking.spool`), with everything that was logged to it
@@ -34,7 +34,7 @@ _MAX_IN_MEMORY = 1 << 20  # bytes of an artifact
 
 
 class OfflineTracker:
-    """A :class:`trtops.tracking.base.Tracker` that spools what another one, ``inner``, cannot take."""
+    """A :class:`trtops.tracking.base.Tracker` with a spool for runs refused by the ``inner`` one."""
 
     def __init__(self, inner: SpoolTarget, spool: Spool) -> None:
         self.inner = inner
@@ -68,16 +68,16 @@ class OfflineTracker:
             store=self.shown, experiment=experiment, name=name, parent=parent, start_time=began, tags=first
         )
         inner: Run | None = None
-        why = f"Its parent {parent} is in the spool."
+        reason = f"Its parent {parent} is in the spool."
         if parent is None or not is_local(parent) or (parent := self._stored_id(parent)) is not None:
             try:
                 inner = self.inner.create(experiment, name, tags=first, parent=parent, began=began)
                 record.run_id, record.parent = inner.id, parent
             except AWAY as exc:
-                why = str(exc)
+                reason = str(exc)
         run = OfflineRun(self, record, inner)
         if inner is None:
-            run.go_offline(why)
+            run.go_offline(reason)
         self._runs[run.id] = run
         run.log_params(params)
         return run
@@ -137,7 +137,7 @@ class OfflineTracker:
     def upload_spool(self) -> None:
         """Upload the spool if the store can take it now."""
         try:
-            uploaded = [each for each in upload(self.inner, self.spool) if not each.why]
+            uploaded = [upload_result for upload_result in upload(self.inner, self.spool) if not upload_result.reason]
         except errors.TrackingError:
             return
         if uploaded:
@@ -201,14 +201,14 @@ class OfflineRun(Run):
         return None if store is None or store == resolve() else str(store.root)
 
     def logged_bytes(self, path: str) -> bytes | None:
-        """The content of an artifact that was logged as bytes; None for others."""
+        """The content of an artifact logged as bytes; None for others."""
         source = self._sources.get(path)
         if isinstance(source, Path):
             return source.read_bytes() if source.parent == self._scratch.folder() else None
         return source
 
-    def go_offline(self, why: str) -> None:
-        """Write to the spool from now on, with everything that was logged so far."""
+    def go_offline(self, reason: str) -> None:
+        """Write to the spool from now on, including everything logged so far."""
         folder = self._tracker.spool.begin(self.record.local_id)
         for path, source in self._sources.items():
             file = folder / "artifacts" / path
@@ -223,7 +223,9 @@ class OfflineRun(Run):
                     raise
         self.record.folder, self._inner = folder, None
         self._sources.clear()
-        self._tracker.warn(f"Run {self.id} goes to the spool {folder.parent}: {why} Upload it by: trtops store upload")
+        self._tracker.warn(
+            f"Run {self.id} goes to the spool {folder.parent}: {reason} Upload it by: trtops store upload"
+        )
 
     def _sync(self, paths: Iterable[str]) -> None:
         with self._lock:
@@ -300,12 +302,12 @@ class OfflineRun(Run):
             return False
         return True
 
-    def _leave(self, inner: Run, why: errors.TrackingError) -> None:
+    def _leave(self, inner: Run, error: errors.TrackingError) -> None:
         with self._lock:
             # Another thread may have been first.
             if self._inner is inner:
-                self._no_space = isinstance(why, errors.NoRoomError)
+                self._no_space = isinstance(error, errors.NoRoomError)
                 try:
-                    self.go_offline(str(why))
+                    self.go_offline(str(error))
                 except errors.LogError as exc:
-                    raise type(why)(f"{why} {exc}") from why
+                    raise type(error)(f"{error} {exc}") from error

@@ -1,4 +1,4 @@
-"""Which process owns a run, and whether that process is gone.
+"""The owner process of a run, and checks if it is gone.
 
 A process that is killed cannot close its run, so every run names its owner. A process is identified by its id and its
 start time, since ids are reused; both within one boot of one machine and one namespace of process ids, since
@@ -51,37 +51,37 @@ class Owner:
 def current() -> Owner:
     """The calling process."""
     texts = {"machine": "/etc/machine-id", "boot": "/proc/sys/kernel/random/boot_id"}
-    found = dict.fromkeys(texts, "")
+    ids = dict.fromkeys(texts, "")
     for name, path in texts.items():
         with suppress(OSError):
-            found[name] = "".join(Path(path).read_text(encoding="utf-8", errors="replace").split())[:12]
+            ids[name] = "".join(Path(path).read_text(encoding="utf-8", errors="replace").split())[:12]
     namespace = re.sub("[^0-9]", "", pid_namespace())[:12]
-    return Owner(host=platform.node()[:30], namespace=namespace, pid=os.getpid(), started=started() or 0, **found)
+    return Owner(host=platform.node()[:30], namespace=namespace, pid=os.getpid(), started=started() or 0, **ids)
 
 
 def is_gone(owner: Owner) -> bool:
     """True if the owner has certainly ended; False for one on another machine or in another container."""
-    here = current()
+    this_process = current()
     # Processes of another machine cannot be seen; those of an earlier boot are all gone.
-    if (owner.host, owner.machine) != (here.host, here.machine):
+    if (owner.host, owner.machine) != (this_process.host, this_process.machine):
         return False
-    if owner.boot != here.boot:
+    if owner.boot != this_process.boot:
         return True
-    return owner.namespace == here.namespace and not is_alive(owner.pid, owner.started)
+    return owner.namespace == this_process.namespace and not is_alive(owner.pid, owner.started)
 
 
 def is_abandoned(info: RunInfo) -> bool:
-    """True if the process of a running run has certainly ended; False for a run that trtops did not start."""
-    own = owner_of(info)
-    return own is not None and is_gone(own)
+    """True if the process of a running run has certainly ended; False for a run not started by trtops."""
+    owner = owner_of(info)
+    return owner is not None and is_gone(owner)
 
 
 def check_abandoned(info: RunInfo) -> None:
-    """Refuse to write a running run whose process may still be writing it."""
+    """Reject writing to a running run while its process may still be alive."""
     if info.status != "running" or is_abandoned(info):
         return
-    own = owner_of(info)
-    whose = "was not started by trtops" if own is None else f"belongs to process {own.pid} on {own.host}"
+    owner = owner_of(info)
+    whose = "was not started by trtops" if owner is None else f"belongs to process {owner.pid} on {owner.host}"
     raise errors.LogError(
         f"Run {info.id} {whose}, which may still be writing it. Wait for its end. If that process is gone, "
         f"close the run: {NextStep('runs close', {'run': info.id, 'force': True})}"
@@ -89,11 +89,11 @@ def check_abandoned(info: RunInfo) -> None:
 
 
 def owner_of(info: RunInfo) -> Owner | None:
-    """The process that writes or wrote a run; None if trtops did not make it."""
+    """The writing process of a run, current or former; None for runs not made by trtops."""
     return Owner.read(info.tags.get(Tag.OWNER, ""))
 
 
 def host_of(info: RunInfo) -> str:
-    """The machine that made a run; empty if trtops did not make it."""
-    own = owner_of(info)
-    return "" if own is None else own.host
+    """The machine of a run; empty for runs not made by trtops."""
+    owner = owner_of(info)
+    return "" if owner is None else owner.host

@@ -1,4 +1,4 @@
-"""The data of runs: ids, what was logged, manifests, searches, and registered versions."""
+"""The data of runs: ids, logged values, manifests, searches, and registered versions."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def is_run_id(text: str) -> bool:
     return re.fullmatch("[0-9a-f]{32}", text) is not None
 
 
-def run_id_of(given: str, tracker: Tracker) -> str:
+def run_id_of(id_or_prefix: str, tracker: Tracker) -> str:
     """The id of a run as a user gave it: whole, or its first eight digits or more, also after ``run:``.
 
     Raises RunNotFoundError if it cannot be an id, or not exactly one run of the store begins with it.
     """
-    digits = given.removeprefix(RUN_PREFIX).lower()
+    digits = id_or_prefix.removeprefix(RUN_PREFIX).lower()
     if is_run_id(digits):
         return digits
     if re.fullmatch("[0-9a-f]{8,31}", digits) is None:
         expected = "expected the 32 hexadecimal digits of its id, or at least the first 8"
-        raise errors.RunNotFoundError(f"Run {given!r}: {expected}. See ids by: trtops runs list")
-    found = [info.id for info in tracker.find(id_prefix=digits, limit=2)]
-    if len(found) != 1:
-        count = "the ids of several runs begin" if found else "no id of a run begins"
-        raise errors.RunNotFoundError(f"Run {given!r}: {count} with it. See ids by: trtops runs list")
-    return found[0]
+        raise errors.RunNotFoundError(f"Run {id_or_prefix!r}: {expected}. See ids by: trtops runs list")
+    matches = [info.id for info in tracker.find(id_prefix=digits, limit=2)]
+    if len(matches) != 1:
+        count = "the ids of several runs begin" if matches else "no id of a run begins"
+        raise errors.RunNotFoundError(f"Run {id_or_prefix!r}: {count} with it. See ids by: trtops runs list")
+    return matches[0]
 
 
 def new_local_id() -> str:
@@ -170,7 +170,7 @@ class RunInfo:
         return next((verdict for verdict in VERDICTS if verdict == self.tags.get(Tag.VERDICT)), None)
 
     def fact(self, tag: str) -> str:
-        """What a tag states, or the param that replaces it (:data:`schema.AS_PARAM`); empty without either."""
+        """The value of a tag, or of its replacement param (:data:`schema.AS_PARAM`); empty without either."""
         return self.tags.get(tag) or self.params.get(AS_PARAM.get(tag, ""), "")
 
     @property
@@ -181,7 +181,7 @@ class RunInfo:
 
 @dataclass(kw_only=True)
 class RunData:
-    """All that was logged to a run but the content of its artifacts, as it changes."""
+    """Everything logged to a run except the content of its artifacts, as it changes."""
 
     experiment: str
     name: str
@@ -234,14 +234,14 @@ class RegisteredVersion(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ReusedBuild(Record):
-    """A build that a run took from another one: that run's id, and the build's files in it (``schema.BUILD_FILES``)."""
+    """A build reused from another run: the run's id, and the build's files in it (``schema.BUILD_FILES``)."""
 
     run: str
     artifacts: tuple[ArtifactEntry, ...]
 
 
 def check_registration(name: str, alias: str) -> None:
-    """Refuse names of registered models and aliases that MLflow refuses or reads as a version."""
+    """Reject names of registered models and aliases refused by MLflow, or read as a version by it."""
     if not re.fullmatch(r"[\w\-]{1,255}", alias) or alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):
         raise errors.ConfigError(
             f"Alias {alias!r}: expected 1 to 255 letters, digits, '_' or '-', and neither 'latest' nor a version's "
@@ -251,10 +251,10 @@ def check_registration(name: str, alias: str) -> None:
         raise errors.ConfigError(f"Registered model {name[:60]!r}: expected 1 to 250 characters without '/' and ':'.")
 
 
-def incomplete(run_id: str, why: str) -> errors.IncompleteRunError:
-    """The error for a run that is not complete, with the reason and what to do."""
+def incomplete(run_id: str, reason: str) -> errors.IncompleteRunError:
+    """The error for an incomplete run, with the reason and the next action."""
     return errors.IncompleteRunError(
-        f"Run {run_id} is incomplete: {why}. It was interrupted while logging, or its files were changed since. "
+        f"Run {run_id} is incomplete: {reason}. It was interrupted while logging, or its files were changed since. "
         "Use another run, or repeat this one."
     )
 

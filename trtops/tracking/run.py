@@ -84,11 +84,11 @@ class Run(ABC):
 
     @property
     def store_folder(self) -> str | None:
-        """The folder to name in commands; None for the default store, and where the store is no folder."""
+        """The folder to name in commands; None for the default store, and for stores without a folder."""
         return None
 
     def rename(self, name: str) -> None:
-        """Replace the run's name, such as by one that states a result.
+        """Replace the run's name, for example by one with a result.
 
         Raises LogError if it is empty or too long.
         """
@@ -144,8 +144,8 @@ class Run(ABC):
         """
         source = Path(source)
         if not source.is_file():
-            found = "a folder" if source.is_dir() else "nothing"
-            raise errors.LogError(f"Artifact {path!r}: expected a file at {source}, found {found}.")
+            description = "a folder" if source.is_dir() else "nothing"
+            raise errors.LogError(f"Artifact {path!r}: expected a file at {source}, found {description}.")
         self._log_artifact(source, path)
 
     def log_bytes(self, data: bytes, path: str) -> None:
@@ -164,7 +164,7 @@ class Run(ABC):
             self.log_text(json.dumps(to_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False), path)
 
     def log_table(self, path: str, columns: Sequence[str], rows: Iterable[Sequence[JSONValue]]) -> None:
-        """Write a table in the format of ``mlflow.log_table``, which the UI shows; a run can have one."""
+        """Write a table in the format of ``mlflow.log_table``, for display in the UI; a run can have one."""
         # JSON has no NaN and no infinities, so they become null.
         data: list[JSONValue] = [
             [None if isinstance(value, float) and not math.isfinite(value) else value for value in row] for row in rows
@@ -173,7 +173,7 @@ class Run(ABC):
         self.set_tags({Tag.TABLES: json.dumps([{"path": path, "type": "table"}])})
 
     def logged(self) -> tuple[ArtifactEntry, ...]:
-        """The artifacts that were logged so far."""
+        """The artifacts logged so far."""
         with self._lock:
             return tuple(self._artifacts.values())
 
@@ -242,7 +242,7 @@ class Run(ABC):
                 log.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
 
     def continue_from(self, artifacts: Iterable[ArtifactEntry]) -> None:
-        """Start with the artifacts that an earlier process logged to this run."""
+        """Start with the artifacts logged to this run by an earlier process."""
         with self._lock:
             self._resumed = True
             self._artifacts = {entry.path: entry for entry in artifacts if entry.path != Artifact.SIGNATURE}
@@ -260,7 +260,7 @@ class Run(ABC):
             self._ended = info.status
 
     def _statement(self, last: Mapping[str, str]) -> Statement:
-        """The run's row in the database once these last tags are set, so that changes of it show."""
+        """The run's row in the database with these last tags set, to detect later changes."""
         info = self._info()
         tags, params = ({n: Statement.short(v) for n, v in d.items()} for d in ({**info.tags, **last}, info.params))
         metrics = {schema.metric_key(name): [value] for name, value in info.metrics.items()} | self._history
@@ -284,7 +284,7 @@ class Run(ABC):
         documents = {path: json.loads(data) for path, data in self._signed_files.items()}
         spec, materials = documents.get(Artifact.SPEC), documents.get(Artifact.MATERIALS)
         inputs = {"model": (spec or {}).get("model_sha256")}
-        inputs |= {each["name"]: each["sha256"] for each in (materials or {}).get("given", ())}
+        inputs |= {material["name"]: material["sha256"] for material in (materials or {}).get("inputs", ())}
         subjects = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
         predicate = {
             "buildDefinition": {
@@ -359,7 +359,7 @@ class Run(ABC):
 
     @abstractmethod
     def _end(self, status: RunStatus, at: float | None = None) -> None:
-        """Add the end to the log, and store status and time, in seconds since the epoch; now unless given."""
+        """Add the end to the log, and store status and time, in seconds since the epoch (default: now)."""
 
 
 class StoredRun:
@@ -392,7 +392,7 @@ class StoredRun:
 
     @functools.cached_property
     def holder(self) -> StoredRun:
-        """The run that has the files of this run's build: this one, or the one that it was reused from.
+        """The run with the files of this run's build: this one, or the source of a reused build.
 
         Raises IncompleteRunError if that run is missing, or has other files than those that were reused.
         """
@@ -409,16 +409,16 @@ class StoredRun:
         return holder
 
     def build_files(self) -> tuple[ArtifactEntry, ...]:
-        """The files of a build that this run has itself, those included that were deleted since."""
+        """The files of a build in this run itself, including deleted ones."""
         entries = self.manifest.original().artifacts
         return tuple(entry for entry in entries if entry.path.startswith(schema.BUILD_FILES))
 
     def paths(self, prefix: str) -> list[str]:
-        """Paths of the files of a build that begin with a prefix, in this run or in that of the build it reused."""
+        """Paths of the build files with a prefix, in this run or in the source of a reused build."""
         return [entry.path for entry in self.holder.manifest.artifacts if entry.path.startswith(prefix)]
 
     def __contains__(self, path: str) -> bool:
-        """True if there is an artifact with this path, in this run or in that of the build that it reused."""
+        """True if there is an artifact with this path, in this run or in the source of a reused build."""
         return path in self.manifest or (path.startswith(schema.BUILD_FILES) and path in self.holder.manifest)
 
     def get(self, path: str) -> bytes | None:
@@ -481,7 +481,7 @@ class Scratch:
         self._folders: dict[int, Path] = {}
 
     def folder(self) -> Path:
-        """The folder; removed with this object or at the end of the process that made it."""
+        """The folder; removed with this object or at the end of its process."""
         with self._lock:
             if (pid := os.getpid()) not in self._folders:
                 folder = self._folders[pid] = Path(tempfile.mkdtemp(prefix=temporary_prefix("fetched")))
@@ -495,10 +495,10 @@ def _remove_folder(folder: Path, pid: int) -> None:
 
 
 def stated_end(manifest: bytes | None) -> float | None:
-    """The end of a run that its manifest states, for a run whose process died just before it ended."""
+    """The end of a run from its manifest, for a run with a process killed just before the end."""
     with contextlib.suppress(errors.FormatError):
-        found = None if manifest is None else Manifest.from_json(manifest).run
-        return None if found is None else found.end_time
+        statement = None if manifest is None else Manifest.from_json(manifest).run
+        return None if statement is None else statement.end_time
     return None
 
 
@@ -541,22 +541,22 @@ def new_run(
     return masked(experiment), masked(name), first, params
 
 
-def check_name(what: Literal["experiment", "run"], name: str, error: type[errors.TrtopsError]) -> None:
-    """Raise an error of the given type for a name that is empty or too long."""
-    limit = {"experiment": 500, "run": 250}[what]
+def check_name(label: Literal["experiment", "run"], name: str, error: type[errors.TrtopsError]) -> None:
+    """Raise an error of the given type for an empty or overlong name."""
+    limit = {"experiment": 500, "run": 250}[label]
     if not name or len(name) > limit:
-        raise error(f"The {what}'s name has {len(name)} characters; expected 1 to {limit}: {name[:60]!r}.")
+        raise error(f"The {label}'s name has {len(name)} characters; expected 1 to {limit}: {name[:60]!r}.")
 
 
 def check_reopening(info: RunInfo, *, whole: bool) -> None:
-    """Refuse to resume a run that is complete, or that its process may still be writing."""
+    """Refuse to resume a run if it is complete, or if its process may still be writing it."""
     if whole or info.status == "finished":
         raise errors.LogError(f"Run {info.id} is complete; nothing can be logged to it. Start another.")
     owner.check_abandoned(info)
 
 
 def check_path(path: str) -> None:
-    """Refuse artifact paths that leave the run, or that a store would change."""
+    """Reject artifact paths leading out of the run, or changed by a store."""
     parts = path.split("/")
     if (
         any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts)
@@ -570,7 +570,7 @@ def check_path(path: str) -> None:
 
 
 def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
-    """Copy a file, or write bytes, so that the target appears whole or not at all, and hash the content.
+    """Copy a file, or write bytes, atomically, and hash the content.
 
     Raises LogError if it could not be written, for example on a full disk; nothing is left behind.
     """
@@ -602,14 +602,14 @@ def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
 
 
 def failure_note(run_id: str, kind: str | None, error: str) -> str:
-    """The description of a run that did not finish: the error, and what to do next."""
+    """The description of an unfinished run: the error, and the next step."""
     shown = error.replace("```", "~~~")[: schema.MAX_TAG // 2]
     lines = ("**error** · did not finish", "", "```text", shown, "```", "", "**Next**", "", "```sh")
     return "\n".join([*lines, str(step_after_failure(run_id, kind)), "```"])
 
 
 def step_after_failure(run_id: str, kind: str | None) -> NextStep:
-    """The command that resumes a run that did not finish, or else shows it."""
+    """The command to resume an unfinished run, or else to show it."""
     if kind == "debug_build":
         return NextStep("debug build", {"resume": run_id})
     return NextStep("debug bisect" if kind == "bisect" else "inspect run", {"run": run_id})

@@ -40,7 +40,7 @@ DATA_DIGITS = 16  # of the digest of data, in params and in MLflow's datasets
 
 
 class Tag:
-    """Names of tags, by which runs are filtered."""
+    """Names of tags, for filtering runs."""
 
     KIND = "trtops.kind"
     VERDICT = "trtops.verdict"
@@ -202,7 +202,7 @@ _LEGAL_KEY = re.compile(r"[/\w.\- :]+")
 
 
 def encode(part: str) -> str:
-    """One part of a metric name as text that is legal anywhere in an MLflow key, of any length."""
+    """One part of a metric name as text of any length, legal anywhere in an MLflow key."""
     if not part:
         return "-empty-"
     # A leading dot could make a key that leaves its folder.
@@ -213,7 +213,7 @@ def encode(part: str) -> str:
 
 
 def decode(text: str) -> str:
-    """The part that :func:`encode` made this text from."""
+    """The inverse of :func:`encode`."""
 
     def plain(match: re.Match[str]) -> str:
         token = match[1].rstrip("-")
@@ -237,43 +237,44 @@ def metric_key(name: MetricName) -> str:
 
 
 def metric_name(key: str) -> MetricName:
-    """The name that :func:`metric_key` encoded."""
+    """The inverse of :func:`metric_key`."""
     return tuple(map(decode, key.split("/")))
 
 
 def fitting(name: MetricName) -> MetricName:
-    """A name whose key has at most 250 characters: long parts become their ends with a digest between them."""
-    found = name
+    """A name with a key of at most 250 characters: long parts become their ends with a digest between them."""
+    fitted = name
     # One character may take eight in a key, so short names may need cuts as well.
     for end in (100, 40, 8):
-        if len(metric_key(found)) <= MAX_KEY:
-            return found
-        found = tuple(
+        if len(metric_key(fitted)) <= MAX_KEY:
+            return fitted
+        fitted = tuple(
             part if len(part) <= 2 * end + 18 else f"{part[:end]}~{_short_digest(part)}~{part[-end:]}" for part in name
         )
-    return found if len(metric_key(found)) <= MAX_KEY else (_short_digest("/".join(map(encode, name))),)
+    return fitted if len(metric_key(fitted)) <= MAX_KEY else (_short_digest("/".join(map(encode, name))),)
 
 
 def _short_digest(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass"))[:16]
 
 
-def check_text(what: str, key: str, value: str) -> None:
-    """Refuse a param or tag that MLflow or a database would refuse or change."""
+def check_text(label: str, key: str, value: str) -> None:
+    """Reject a param or tag refused or changed by MLflow or a database."""
     if _LEGAL_KEY.fullmatch(key) is None or len(key) > MAX_KEY or posixpath.normpath(key) != key or key[0] in "./":
         raise errors.LogError(
-            f"{what} {key[:300]!r} has a name that MLflow refuses: expected at most {MAX_KEY} letters, digits and "
+            f"{label} {key[:300]!r} has a name that MLflow refuses: expected at most {MAX_KEY} letters, digits and "
             "'_-.: /', as a relative path."
         )
     if len(value) > MAX_TAG:
         raise errors.LogError(
-            f"{what} {key!r} has a value of {len(value)} characters; expected at most {MAX_TAG}. Log it as an artifact."
+            f"{label} {key!r} has a value of {len(value)} characters; expected at most {MAX_TAG}. Log it as an "
+            "artifact."
         )
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as exc:
         raise errors.LogError(
-            f"{what} {key!r} has a value that is not Unicode text ({exc.reason} at {exc.start})."
+            f"{label} {key!r} has a value that is not Unicode text ({exc.reason} at {exc.start})."
         ) from None
 
 
@@ -286,24 +287,24 @@ def text(value: object) -> str:
         plain = to_jsonable(value)
     except TypeError as exc:
         raise errors.LogError(f"A param's value cannot be stored: {exc}. Expected a number, a text or JSON.") from None
-    found = plain if isinstance(plain, str) else canonical_json(plain)
-    if len(found) <= MAX_PARAM:
-        return found
-    return f"{found[: MAX_PARAM - 100]}... ({len(found)} characters, digest {_short_digest(found)})"
+    param_text = plain if isinstance(plain, str) else canonical_json(plain)
+    if len(param_text) <= MAX_PARAM:
+        return param_text
+    return f"{param_text[: MAX_PARAM - 100]}... ({len(param_text)} characters, digest {_short_digest(param_text)})"
 
 
 def flat_params(value: Record | Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Options as flat params, such as ``options.builder_level``, without those that are unset: None or empty.
+    """Options as flat params, such as ``options.builder_level``, without unset ones: None or empty.
 
     Lists become JSON.
     """
-    found: dict[str, str] = {}
+    params: dict[str, str] = {}
     for key, item in (value.to_dict() if isinstance(value, Record) else value).items():
         if isinstance(item, (Record, Mapping)):
-            found |= flat_params(item, f"{prefix}{key}.")
+            params |= flat_params(item, f"{prefix}{key}.")
         elif item is not None and item != "" and (not isinstance(item, (tuple, list)) or item):
-            found[f"{prefix}{key}"] = text(item)
-    return found
+            params[f"{prefix}{key}"] = text(item)
+    return params
 
 
 def number(name: MetricName, value: object) -> float:
@@ -329,5 +330,5 @@ def stored_number(value: float) -> float:
 
 
 def read_number(value: float) -> float:
-    """The value that :func:`stored_number` was given; the largest float itself is read as infinity."""
+    """The inverse of :func:`stored_number`; the largest float itself is read as infinity."""
     return math.copysign(math.inf, value) if abs(value) == MAX_FLOAT else value

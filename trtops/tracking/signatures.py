@@ -1,4 +1,4 @@
-"""Signatures of runs, and whether runs still match them."""
+"""Signatures of runs, and their verification."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from trtops.tracking.schema import Artifact, Tag
 
 
 def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str, str], None]) -> str:
-    """Check the signature of a run, and return the id of the key that made it, or an empty text.
+    """Check the signature of a run, and return the id of its key, or an empty text.
 
     One of the keys must have signed the run. Without keys, a signature is only compared with the run. ``wrong`` is
     called for each mismatch with its subject and the reason.
@@ -36,13 +36,13 @@ def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str,
 
 def _compare_signed(run: StoredRun, statement: Mapping[str, Any], wrong: Callable[[str, str], None]) -> None:
     """Compare manifest, files, run id, verdict, spec and environment with the signed ones."""
-    signed = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
+    signed = {subject["name"]: subject["digest"]["sha256"] for subject in statement["subject"]}
     manifest, predicate = run.manifest.original(), statement["predicate"]
-    found = {Artifact.MANIFEST: sha256(manifest.to_json().encode("utf-8"))}
-    found |= {entry.path: entry.sha256 for entry in manifest.artifacts}
-    for path in sorted({*signed, *found}):
-        if signed.get(path) != found.get(path):
-            ours, theirs = found.get(path, "nothing"), signed.get(path, "nothing")
+    digests = {Artifact.MANIFEST: sha256(manifest.to_json().encode("utf-8"))}
+    digests |= {entry.path: entry.sha256 for entry in manifest.artifacts}
+    for path in sorted({*signed, *digests}):
+        if signed.get(path) != digests.get(path):
+            ours, theirs = digests.get(path, "nothing"), signed.get(path, "nothing")
             wrong(path, f"it is not what was signed: {Artifact.SIGNATURE} has {theirs}; the run has {ours}")
     invocation = predicate["runDetails"]["metadata"]["invocationId"]
     if invocation not in (run.info.id, run.info.tags.get(Tag.LOCAL_ID)):
@@ -52,12 +52,12 @@ def _compare_signed(run: StoredRun, statement: Mapping[str, Any], wrong: Callabl
 
 
 def require_signed(run: StoredRun, keys: Iterable[str | Path]) -> str:
-    """The id of the key that signed a run.
+    """The id of the signing key of a run.
 
     Raises SignatureError if none of these keys did, or the run does not match its signature.
     """
     problems: list[str] = []
-    key = check_signature(run, tuple(map(str, keys)), lambda what, why: problems.append(f"{what}: {why}"))
+    key = check_signature(run, tuple(map(str, keys)), lambda subject, reason: problems.append(f"{subject}: {reason}"))
     if problems:
         raise errors.SignatureError(f"Run {run.info.id}: {'; '.join(problems)[:1000]}")
     return key

@@ -1,4 +1,4 @@
-"""The spool: a folder of runs that their store could not take, uploaded later.
+"""The spool: a folder of runs refused by their store, uploaded later.
 
 Each run is a folder named by its local id (:func:`trtops.tracking.records.new_local_id`)::
 
@@ -50,7 +50,7 @@ _WRITING = ".writing."
 
 @dataclass(kw_only=True)
 class SpooledRun(RunData):
-    """Everything that was logged to a run, except the content of its artifacts.
+    """Everything logged to a run, except the content of its artifacts.
 
     ``parent`` is a local id if the parent is in the spool too. Artifacts include the manifest; those that the store has
     and the spool does not are ``only_in_store``.
@@ -65,7 +65,7 @@ class SpooledRun(RunData):
 
     @property
     def local_id(self) -> str:
-        """The id that the run's own process gave it."""
+        """The id from the run's own process."""
         return self.tags[Tag.LOCAL_ID]
 
     @property
@@ -78,7 +78,7 @@ class SpooledRun(RunData):
         return self.info_as(self.id)
 
     def to_json(self) -> bytes:
-        """The run as ASCII JSON, since names may contain what UTF-8 cannot."""
+        """The run as ASCII JSON, since names may not be valid UTF-8."""
         plain: dict[str, Any] = {**vars(self), "artifacts": [entry.to_dict() for entry in self.artifacts.values()]}
         plain["metrics"] = [[list(name), value] for name, value in self.metrics.items()]
         del plain["folder"]
@@ -118,8 +118,8 @@ class SpooledRun(RunData):
         for entry in self.artifacts.values():
             file = self.file(entry.path)
             if entry.path not in self.only_in_store and (file is None or sha256_file(file) != entry.sha256):
-                found = "is missing" if file is None else "has other content than run.json says"
-                raise errors.FormatError(f"{self.folder / 'artifacts' / entry.path} {found}.")
+                problem = "is missing" if file is None else "has other content than run.json says"
+                raise errors.FormatError(f"{self.folder / 'artifacts' / entry.path} {problem}.")
 
 
 class Spool:
@@ -153,31 +153,31 @@ class Spool:
         try:
             (run.folder / "run.json").write_bytes(run.to_json())
             # The name must not reach the disk before the content.
-            for place in (*run.folder.rglob("*"), run.folder):
-                sync_to_disk(place)
+            for path in (*run.folder.rglob("*"), run.folder):
+                sync_to_disk(path)
             run.folder = run.folder.rename(self.folder / run.local_id)
         except OSError as exc:
             raise errors.NoRoomError(f"Run {run.id} could not be spooled to {self.folder}: {exc}.") from exc
 
     def runs(self) -> list[SpooledRun]:
         """All undamaged runs, the oldest first: parents come before their children."""
-        found = [run for run in self._read_all() if isinstance(run, SpooledRun)]
-        return sorted(found, key=lambda run: run.start_time)
+        spooled_runs = [run for run in self._read_all() if isinstance(run, SpooledRun)]
+        return sorted(spooled_runs, key=lambda run: run.start_time)
 
     def damaged(self) -> dict[Path, str]:
-        """Folders that cannot be read, with the reasons."""
-        return dict(found for found in self._read_all() if not isinstance(found, SpooledRun))
+        """Unreadable folders, with the reasons."""
+        return dict(entry for entry in self._read_all() if not isinstance(entry, SpooledRun))
 
     def get(self, run_id: str) -> SpooledRun | None:
         """A run by its id or its local id."""
         return next((run for run in self.runs() if run_id in (run.run_id, run.local_id)), None)
 
     def being_written(self) -> set[str]:
-        """Local ids of the runs that live processes are writing."""
+        """Local ids of the runs of live processes."""
         return {folder.name.rpartition(".")[2] for folder, is_gone in self._drafts() if not is_gone}
 
     def abandoned(self) -> list[Path]:
-        """Folders that processes that are gone did not finish."""
+        """Folders left unfinished by dead processes."""
         return [folder for folder, is_gone in self._drafts() if is_gone]
 
     def _drafts(self) -> Iterator[tuple[Path, bool]]:
@@ -195,16 +195,16 @@ class Spool:
     def _is_ours(self) -> bool:
         """True if the folder exists, and only this user owns it and can write to it."""
         try:
-            found = self.folder.lstat()
+            status = self.folder.lstat()
         except OSError:
             return False
-        return stat.S_ISDIR(found.st_mode) and is_private(found)
+        return stat.S_ISDIR(status.st_mode) and is_private(status)
 
 
 def default_spool(store: Store | None) -> Spool:
     """The spool of an embedded store, or of a server (None): ``TRTOPS_SPOOL``, or a folder for each store."""
-    if given := os.environ.get("TRTOPS_SPOOL"):
-        return Spool(Path(given).absolute())
+    if spool_folder := os.environ.get("TRTOPS_SPOOL"):
+        return Spool(Path(spool_folder).absolute())
     if store is None:
         return Spool(default_root() / "spool")
     # An embedded store mostly cannot take a run because its disk is full, so its spool is on the disk for temporary
@@ -214,12 +214,12 @@ def default_spool(store: Store | None) -> Spool:
 
 
 class Uploaded(NamedTuple):
-    """The outcome for a run in a folder of the spool. ``why`` it is still there is empty if it was uploaded."""
+    """The outcome for a run in a folder of the spool. ``reason`` why it is still there, empty if it was uploaded."""
 
     folder: Path
     run_id: str = ""
     name: str = ""
-    why: str = ""
+    reason: str = ""
 
 
 def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[Uploaded]:
@@ -230,7 +230,7 @@ def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[U
     done while another process is uploading.
     """
     runs, damaged = spool.runs(), spool.damaged()
-    results = [Uploaded(folder, why=why) for folder, why in damaged.items()]
+    results = [Uploaded(folder, reason=reason) for folder, reason in damaged.items()]
     if not runs:
         return results
     try:
@@ -262,25 +262,28 @@ def _upload_run(tracker: SpoolTarget, spool: Spool, run: SpooledRun, moved: bool
         )
     parent = run.parent
     if parent is not None and is_local(parent):
-        known = _find_run(tracker, parent)
-        if known is None and parent in spool.being_written():
+        stored_parent = _find_run(tracker, parent)
+        if stored_parent is None and parent in spool.being_written():
             raise errors.ConfigError(f"Its parent {parent} is still being written. Upload it when that has ended.")
-        parent = parent if known is None else known.id
-    known = _find_run(tracker, run.local_id)
+        parent = parent if stored_parent is None else stored_parent.id
+    stored_run = _find_run(tracker, run.local_id)
     manifest = run.read(Artifact.MANIFEST)
-    if known is None and run.only_in_store:
+    if stored_run is None and run.only_in_store:
         raise errors.RunNotFoundError(
             f"{tracker.shown} no longer has run {run.id}, and only it had {', '.join(run.only_in_store)}."
         )
-    if known is not None:
-        if known.status == "finished" and manifest == tracker.peek(known.id, Artifact.MANIFEST) is not None:
+    if stored_run is not None:
+        if stored_run.status == "finished" and manifest == tracker.peek(stored_run.id, Artifact.MANIFEST) is not None:
             # An earlier upload was interrupted before the folder was removed.
-            return known.id
-        if known.tags.get(Tag.OWNER) != run.tags.get(Tag.OWNER):
+            return stored_run.id
+        if stored_run.tags.get(Tag.OWNER) != run.tags.get(Tag.OWNER):
             raise errors.LogError(
-                f"Run {known.id} was resumed by another process ({known.tags.get(Tag.OWNER)}), and is {known.status}."
+                f"Run {stored_run.id} was resumed by another process ({stored_run.tags.get(Tag.OWNER)}), and is "
+                f"{stored_run.status}."
             )
-    writer = tracker.create(run.experiment, run.name, tags=run.tags, parent=parent, began=run.start_time, known=True)
+    writer = tracker.create(
+        run.experiment, run.name, tags=run.tags, parent=parent, began=run.start_time, may_exist=True
+    )
     paths = sorted(run.artifacts, key=lambda path: (path == Artifact.MANIFEST, path))
     writer.restore(run.info(), {path: file for path in paths if (file := run.file(path)) is not None})
     return writer.id

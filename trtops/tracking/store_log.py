@@ -1,4 +1,4 @@
-"""Entries of a store's log, an append-only list of events by which removed, moved and changed runs are found.
+"""Entries of a store's log, an append-only list of events to detect removed, moved and changed runs.
 
 The end of a run, a registered version, and the deletion of an artifact each add an entry, which contains the hashes of
 all entries before it: the roots of a Merkle tree (RFC 6962, section 2.1). A head is the number of entries and the
@@ -45,7 +45,7 @@ class Entry(Record):
             values = json.loads(text)
             tree, run, facts = tuple(map(str, values["tree"])), str(values["run"]), dict(values["facts"])
             entry = cls(**{**values, "tree": tree, "run": run, "facts": facts, "time": float(values["time"])})
-            if [len(bytes.fromhex(each)) for each in tree] != [32] * number.bit_count():
+            if [len(bytes.fromhex(tree_hash)) for tree_hash in tree] != [32] * number.bit_count():
                 raise ValueError(f"its hashes are not those of {number} entries before it")
         except (ValueError, TypeError, LookupError, RecursionError) as exc:
             raise errors.FormatError(f"{type(exc).__name__}: {exc}") from None

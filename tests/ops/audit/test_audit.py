@@ -65,7 +65,7 @@ def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tm
     assert found.run_id == logged.runs["accepted"] and found.signed_by == signing.key_id(logged.key)
     assert found.engine(logged.tracker).plan
     other = resolve(model, tracker=logged.tracker, name="conv_net", keys=[tmp_path / "other.pub"])
-    assert other.run_id is None and "is not one of the given keys" in other.why
+    assert other.run_id is None and "is not one of the given keys" in other.reason
 
     logged.edit("accepted", "engine/engine.ort", lambda data: data[:-1] + bytes([data[-1] ^ 1]))
     logged.rewrite_manifest("accepted")
@@ -77,9 +77,9 @@ def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tm
 
     assert resolve(model, tracker=logged.tracker, name="conv_net").run_id == logged.runs["accepted"]
     forged = resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key])
-    assert forged.run_id is None and "manifest.dsse.json has" in forged.why
+    assert forged.run_id is None and "manifest.dsse.json has" in forged.reason
     (logged.folder("accepted") / Artifact.SIGNATURE).unlink()
-    assert "is not signed" in resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key]).why
+    assert "is not signed" in resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key]).reason
 
 
 def test_reports_are_escaped_readable_and_signed(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,13 +50,13 @@ def test_builds_are_rebuilt_from_a_server(tmp_path: Path) -> None:
         run = results[1].runs[0].id
         tracker._client.set_tag(run, Tag.ENGINE_SHA256, "0" * 64)
         [tampered] = audit(AuditConfig(runs=(run,), rebuild=False), tracker=tracker).runs
-    assert [each.what for each in tampered.contradictions] == ["engine"]
+    assert [each.subject for each in tampered.contradictions] == ["engine"]
     runs = [run for result in results for run in result.runs]
     assert len(runs) == 20
     assert not [run.headline() for run in runs if run.contradictions or not run.whole or run.missing]
     reached = [run for run in runs if run.grade is not None and reaches(run.grade, "tactics")]
     assert len(reached) >= 19, [list(run.details()) for run in runs if run not in reached]
-    assert all(each.what.startswith("device ") for run in runs for each in run.differences)
+    assert all(each.name.startswith("device ") for run in runs for each in run.differences)
 
 
 def build_all(tracker: MlflowTracker, folder: Path) -> None:

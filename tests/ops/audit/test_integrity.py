@@ -156,7 +156,7 @@ FILES: dict[str, tuple[str, str, Callable[[bytes], bytes], str]] = {
     "an output's name": ("fp32", ACCURACY, set_to("y", "report", "outputs", 0, "name"), "the model"),
     "a bit of the model": ("fp32", "model/conv_net.onnx", flipped, "model"),
     "the materials' data": ("gate", MATERIALS, swapped('"name": "data",', '"name": "golden",'), "golden given"),
-    "the digest of the data": ("gate", MATERIALS, edited(lambda found: found["given"][-1].update(sha256="0")), "data"),
+    "the digest of the data": ("gate", MATERIALS, edited(lambda found: found["inputs"][-1].update(sha256="0")), "data"),
     "the check data": ("gate", "materials/data.json", other_data, "data given"),
     "the ranges given": ("calibrated", GIVEN, doubled("ranges", 0, "amax"), "calibration cache given"),
     "the ranges built with": ("calibrated", CACHE, lambda data: data + b" ", "calibration cache given"),
@@ -228,8 +228,8 @@ def test_rewritten_engine_contradicts_the_registry(logged: Logged) -> None:
     logged.edit("accepted", ENGINE, flipped)
     logged.rewrite_manifest("accepted")
     logged.rewrite_tags("accepted")
-    [engine] = [each for each in checked(logged, "accepted").contradictions if each.what == "engine"]
-    assert any(claim.place.startswith("version 1 of 'conv_net'") for claim in engine.claims)
+    [engine] = [each for each in checked(logged, "accepted").contradictions if each.subject == "engine"]
+    assert any(claim.source.startswith("version 1 of 'conv_net'") for claim in engine.claims)
 
 
 def test_runs_of_all_kinds_have_few_short_tags(pristine: Logged) -> None:
@@ -348,7 +348,7 @@ def test_forged_data_runs_no_script_and_fills_no_memory(victim: Logged, tmp_path
     script = victim.folder("gate") / "materials/evil.py"
     script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nload_data = list\n")
     for path in ("materials/evil.py", "materials/evil.py:load_data"):
-        victim.edit("gate", MATERIALS, edited(lambda found, path=path: found["given"][-1].update(path=path)))
+        victim.edit("gate", MATERIALS, edited(lambda found, path=path: found["inputs"][-1].update(path=path)))
         victim.list_file("gate", "materials/evil.py")
         victim.rewrite_manifest("gate")
         assert "materials/evil.py" in texts(victim, "gate")
@@ -382,9 +382,9 @@ def test_campaign_table_is_compared_with_iterations(logged: Logged) -> None:
 
     parent, child = checked(logged, "campaign"), checked(logged, "iteration")
 
-    assert f"verdict of iteration {logged.runs['iteration']}" in {each.what for each in parent.contradictions}
-    [verdict] = [each for each in child.contradictions if each.what == "verdict"]
-    assert any(claim.place.startswith(Artifact.CAMPAIGN_TABLE) for claim in verdict.claims)
+    assert f"verdict of iteration {logged.runs['iteration']}" in {each.subject for each in parent.contradictions}
+    [verdict] = [each for each in child.contradictions if each.subject == "verdict"]
+    assert any(claim.source.startswith(Artifact.CAMPAIGN_TABLE) for claim in verdict.claims)
 
 
 def test_forged_and_missing_signatures_are_named(
@@ -400,7 +400,7 @@ def test_forged_and_missing_signatures_are_named(
 
     own = (str(logged.key),)
     forged, replaced = checked(logged, "fp32", keys=own).contradictions
-    assert "is not one of the given keys" in forged.why and "of the log" in replaced.claims[0].place
+    assert "is not one of the given keys" in forged.reason and "of the log" in replaced.claims[0].source
     assert checked(logged, "fp32", keys=(*own, str(tmp_path / "forger.pub"))).contradictions == (replaced,)
 
     file.unlink()
@@ -423,13 +423,13 @@ def test_unsigned_run_of_a_signed_store_is_not_verified(logged: Logged) -> None:
 def test_signature_covers_verdict_and_run(logged: Logged) -> None:
     logged.set("fp32", "tag", Tag.VERDICT, "bad")
     found = checked(logged, "fp32", keys=(str(logged.key),))
-    assert f"manifest.dsse.json has good; tag {Tag.VERDICT} has bad" in [each.why for each in found.contradictions]
+    assert f"manifest.dsse.json has good; tag {Tag.VERDICT} has bad" in [each.reason for each in found.contradictions]
 
     # An old run cannot replace a new one, although its signature is valid.
     for path in (Artifact.SIGNATURE, Artifact.MANIFEST):
         (logged.folder("int8") / path).write_bytes((logged.folder("fp16") / path).read_bytes())
     found = checked(logged, "int8", keys=(str(logged.key),))
-    assert any(f"it was made for run {logged.runs['fp16']}" in each.why for each in found.contradictions)
+    assert any(f"it was made for run {logged.runs['fp16']}" in each.reason for each in found.contradictions)
 
 
 def test_private_key_is_never_stored(pristine: Logged) -> None:

@@ -84,11 +84,11 @@ def test_changed_environment_is_named(
     finally:
         close_workers()
 
-    assert {each.what for each in found.differences} == named
+    assert {each.name for each in found.differences} == named
     assert found.grade is not None and found.grade != "drifted"
     grades = {each.way: each.grade for each in found.rebuilds}
     assert (grades["replay"] == "cannot be rebuilt") == (refused == "replay")
-    assert all(each.then and each.now for each in found.differences)
+    assert all(each.logged and each.current for each in found.differences)
 
 
 def test_materials_come_from_run_or_folder(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_damaged_engine_is_rebuilt(logged: Logged) -> None:
         found = rebuilt(logged, run, ways=("replay",))
         assert found.grade in ("bytes equal", "tactics equal") and "the engine" in found.missing[0]
         assert not found.whole and not found.passes("tolerance")
-        assert {each.what for each in found.contradictions} == {"engine/engine.ort"}
+        assert {each.subject for each in found.contradictions} == {"engine/engine.ort"}
 
 
 def test_adjusted_engine_contradicts_its_numbers(victim: Logged) -> None:
@@ -214,8 +214,8 @@ def test_doubled_range_is_no_equal_build(victim: Logged) -> None:
     found = rebuilt(victim, "int8", ways=("replay",))
 
     assert not reaches(found.grade, "tactics") and found.answer("tactics") == "contradicted"
-    assert [each.what for each in found.contradictions] == ["outputs"]
-    assert found.rebuilds[0].tactics == () and "kernels equal" in found.contradictions[0].why
+    assert [each.subject for each in found.contradictions] == ["outputs"]
+    assert found.rebuilds[0].tactics == () and "kernels equal" in found.contradictions[0].reason
 
 
 def test_changed_golden_outputs_contradict_the_model(victim: Logged) -> None:
@@ -229,7 +229,7 @@ def test_changed_golden_outputs_contradict_the_model(victim: Logged) -> None:
 
     found = rebuilt(victim, "iteration", ways=("replay",))
 
-    assert "golden outputs" in [each.what for each in found.contradictions]
+    assert "golden outputs" in [each.subject for each in found.contradictions]
 
 
 def test_engine_of_another_place_is_not_verified(pristine: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_engine_of_another_place_is_not_verified(pristine: Logged, monkeypatch: 
         backend = IsolatedBackend("onnxruntime", worker=worker)
         monkeypatch.setattr(IsolatedBackend, "environment", OnnxRuntimeBackend.environment)
         [wrong], unverified = check_engine_again(gathered, backend)
-        assert wrong.what == "engine" and unverified == []
+        assert wrong.subject == "engine" and unverified == []
         elsewhere = replace(engine_backend("onnxruntime").environment(), backend_version="9.9")
         monkeypatch.setattr(IsolatedBackend, "environment", lambda self, config: elsewhere)
         problems, [unverified] = check_engine_again(gathered, backend)
@@ -279,11 +279,11 @@ def test_gated_engine_is_rebuilt_and_checked(tmp_path: Path) -> None:
     assert only_evaluated.grade is never_built.grade is None
     tracker._client.set_tag(evaluated.run_id, Tag.GATE, "refuse")
     [found] = audit(AuditConfig(accepted=True, rebuild=False), tracker=tracker).runs
-    assert [each.what for each in found.contradictions] == [f"registry ({Tag.EVIDENCE}): the gate's decision"]
+    assert [each.subject for each in found.contradictions] == [f"registry ({Tag.EVIDENCE}): the gate's decision"]
     tracker._client.set_tag(worse.run_id, Tag.GATE, "accept")
     tracker._client.log_metric(worse.run_id, "gate/size_ratio", 0.5)
     [found] = audit(AuditConfig(runs=(worse.run_id,), rebuild=False), tracker=tracker).runs
-    assert {each.what for each in found.contradictions} >= {"the gate's decision", "metric gate/size_ratio"}
+    assert {each.subject for each in found.contradictions} >= {"the gate's decision", "metric gate/size_ratio"}
 
 
 def test_missing_backend_is_a_grade(logged: Logged) -> None:

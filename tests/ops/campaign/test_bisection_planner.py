@@ -43,7 +43,7 @@ def bisection(
         BisectCulprit(units=units, clauses=(tuple(range(len(units))),), probability=0.99, builds=8)
         for units in confirmed
     )
-    return BisectResult(outcome=outcome, culprits=culprits, good_run=good, bad_run=bad, units=3, given=given, trials=())
+    return BisectResult(outcome=outcome, culprits=culprits, good_run=good, bad_run=bad, units=3, held=given, trials=())
 
 
 def planner(*done: BisectResult, clean: int = 3, after: int = 0) -> Planner:
@@ -83,13 +83,13 @@ def test_culprit_is_put_into_the_most_different_build():
     # Builds 0 and 1 share the last three layers, and the first may need one of them.
     pair = found.pair(table(["00111", "11111", "01101", "01000"], "gbgg"))
 
-    assert pair == BuildPair("3", "1", given=(unit(0),))
+    assert pair == BuildPair("3", "1", held=(unit(0),))
 
 
 def test_good_build_with_a_culprit_shows_another_need():
     found = planner(bisection("0", "1", (unit(0),)))
     builds = table(["0111", "1111", "1101"], "gbg")
-    assert found.pair(builds) == BuildPair("2", "1", given=(unit(0),))
+    assert found.pair(builds) == BuildPair("2", "1", held=(unit(0),))
 
     found.add(bisection("2", "1", (unit(2),), given=(unit(0),)), 3)
 
@@ -138,8 +138,8 @@ def test_campaign_ends_with_enough_good_builds():
             rows.append("0100" if len(rows) % 2 else "0001")
             verdicts += "g"
             continue
-        assert pair.given == (unit(0),) and pair.good != "0"
-        found.add(bisection(pair.good, pair.bad, outcome="sufficient", given=pair.given), len(rows))
+        assert pair.held == (unit(0),) and pair.good != "0"
+        found.add(bisection(pair.good, pair.bad, outcome="sufficient", given=pair.held), len(rows))
         transfers += 1
 
     assert verdicts.count("g") >= 3 and 1 <= transfers <= 5

@@ -97,9 +97,9 @@ def test_campaign_of_sixteen_builds_and_proof(
 
     assert (result.iterations, result.errors) == (16, 0)
     assert result.good and result.bad, "the tolerance lies between builds that were seen"
-    assert result.found.suspects and result.found.varying_layers
-    assert report.found == result.found
-    proofs = proofs_of(result.run_id, result.found.suspects, tracker)
+    assert result.diff.suspects and result.diff.varying_layers
+    assert report.diff == result.diff
+    proofs = proofs_of(result.run_id, result.diff.suspects, tracker)
     assert all(proof.outcome in ("confirmed", "refuted", "not isolable") for proof in proofs)
     for proof in proofs:
         assert {t.swap for t in proof.trials} == {"good as it was", "bad as it was", "in", "out"}
@@ -136,5 +136,5 @@ def promote_and_resolve(run_id: str, model: Path, tracker: MlflowTracker):  # ty
     good = next(info for info in tracker.find("campaign", parent=run_id) if info.verdict == "good")
     promoted = promote(good.id, tracker=tracker)
     found = resolve(model, tracker=tracker, backend="tensorrt")
-    assert found.run_id == promoted.run_id, found.why
+    assert found.run_id == promoted.run_id, found.reason
     return found.engine(tracker).environment

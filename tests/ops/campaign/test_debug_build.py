@@ -61,14 +61,14 @@ def decided(model: Path, data: Path, tracker: MemoryTracker) -> tuple[DebugBuild
 def test_campaign_confirms_only_the_approximation(decided) -> None:
     result, said = decided
 
-    [culprit] = result.found.confirmed
+    [culprit] = result.diff.confirmed
     assert {(c.layer, c.choice) for c in culprit.choices} == {(layer, FAST) for layer in GELUS}
     assert ("GeluApproximation", "on") in culprit.settings  # what decides them
-    assert result.found.explanation.clauses == ((0,),)
+    assert result.diff.explanation.clauses == ((0,),)
     assert result.verdict == "bad" and result.good > 0 and result.bad > 0 and result.errors == 0
     assert [p.done for p in said] == list(range(result.iterations + 1))
     assert (said[-1].good, said[-1].bad) == (result.good, result.bad)
-    assert not any(p.found.decided for p in said[:-1])
+    assert not any(p.diff.decided for p in said[:-1])
 
 
 def test_iterations_are_complete_runs(decided, tracker) -> None:
@@ -215,7 +215,7 @@ def test_cleared_suspect_is_refuted(decided, tracker) -> None:
     result, _ = decided
     cleared = next(
         i
-        for i, suspect in enumerate(result.found.suspects)
+        for i, suspect in enumerate(result.diff.suspects)
         if {name for name, _ in suspect.settings} == {"MatMulScaleFusion"}
     )
 
@@ -242,13 +242,13 @@ def test_diff_of_all_sources_agrees(decided, tracker, tmp_path: Path) -> None:
         DiffTacticsConfig(good=str(tmp_path / "good"), bad=str(tmp_path / "bad")), tracker=tracker, experiment="files"
     )
 
-    assert by_run.found == result.found
+    assert by_run.diff == result.diff
     assert tracker.info(by_run.run_id).parent == result.run_id
     assert by_experiment.builds == result.iterations  # proofs' builds were prescribed and do not count
-    assert by_experiment.found.confirmed[0].choices == result.found.confirmed[0].choices
+    assert by_experiment.diff.confirmed[0].choices == result.diff.confirmed[0].choices
     # Files have no order of arrival, but name the same suspect.
-    assert by_folder.found == by_files.found and not by_folder.found.ordered
-    assert {(c.layer, c.choice) for c in by_folder.found.suspects[0].choices} == {(layer, FAST) for layer in GELUS}
+    assert by_folder.diff == by_files.diff and not by_folder.diff.ordered
+    assert {(c.layer, c.choice) for c in by_folder.diff.suspects[0].choices} == {(layer, FAST) for layer in GELUS}
     assert by_files.experiment == "files" and by_folder.experiment == "tactics"
 
 
@@ -271,7 +271,7 @@ def test_campaign_stops_at_first_verdict(model, data, until: str) -> None:
 
     assert getattr(result, until) == 1
     assert said[-1].last.verdict == until
-    assert result.found.summary
+    assert result.diff.summary
 
 
 def test_campaign_stops_at_its_limit(model, data) -> None:
@@ -279,7 +279,7 @@ def test_campaign_stops_at_its_limit(model, data) -> None:
 
     result = debug_build(model, config(data, build=exact, max_iterations=4), tracker=MemoryTracker())
 
-    assert (result.verdict, result.iterations, result.found.conclusion) == ("good", 4, "no bad builds")
+    assert (result.verdict, result.iterations, result.diff.conclusion) == ("good", 4, "no bad builds")
 
 
 def test_last_build_starts_within_the_time_limit(model, data, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +337,7 @@ def load_data():
     assert result.errors == 2 and result.iterations == 4
     assert "Aborted" in runs[1].tags[Tag.ERROR] and "about to crash" in runs[1].tags[Tag.ERROR]
     assert "did not finish within 15 s" in memory.load(runs[2].id).read_bytes(Artifact.BUILD_LOG).decode()
-    assert set(result.found.errors) == {runs[1].id, runs[2].id}
+    assert set(result.diff.errors) == {runs[1].id, runs[2].id}
     assert all(info.status == "finished" for info in runs.values())
 
 
@@ -387,8 +387,8 @@ def test_bad_machine_is_named_while_the_campaign_runs(model, data, monkeypatch) 
 
     result = debug_build(model, config(data, until=16), tracker=MemoryTracker(), evaluate=lambda engine: next(answers))
 
-    assert (result.good, result.bad) == (8, 8) and not result.found.confirmed
-    assert result.found.confounder.endswith("0 of 8 bad in a, 8 of 8 bad in b.")
+    assert (result.good, result.bad) == (8, 8) and not result.diff.confirmed
+    assert result.diff.confounder.endswith("0 of 8 bad in a, 8 of 8 bad in b.")
 
 
 def test_resume_may_extend_but_not_change_builds(model, data) -> None:
@@ -484,7 +484,7 @@ def test_campaign_killed_at_random_gives_same_result(model, data, tmp_path: Path
     assert tracker.find("killed", status="running") == []
     assert all(info.tags[Tag.ERROR] for info in runs if info.status == "killed")
     assert tracker.info(result.run_id).status == "finished"
-    assert (result.good, result.bad, result.found) == (undisturbed.good, undisturbed.bad, undisturbed.found)
+    assert (result.good, result.bad, result.diff) == (undisturbed.good, undisturbed.bad, undisturbed.diff)
     table = CampaignTable.from_bytes(tracker.load(result.run_id).read_bytes(Artifact.CAMPAIGN_TABLE))
     assert set(table.names) == {info.id for info in whole}
 

@@ -63,7 +63,7 @@ def test_resolving_gives_the_accepted_engine_and_it_runs(promoted, model, data, 
     engine = found.engine(tracker)
     with np.load(data) as feed, engine_backend(engine.backend).runner(engine) as runner:
         assert set(runner.infer(dict(feed))) == {"two/y"}
-    assert (found.run_id, found.version, found.why) == (promoted.run_id, promoted.version, "")
+    assert (found.run_id, found.version, found.reason) == (promoted.run_id, promoted.version, "")
 
 
 def test_newest_promoted_build_is_accepted(folder, tracker) -> None:
@@ -175,9 +175,9 @@ def test_resolving_lists_accepted_engines(promoted, model, folder, tracker) -> N
     here = resolve(model, tracker=tracker).engine(tracker).environment
     elsewhere = resolve(model, tracker=tracker, environment=dataclasses.replace(here, backend_version="99.0"))
 
-    assert "engines of that name: none" in never.why
-    assert promoted.alias in retrained.why and promoted.alias != retrained.alias
-    assert promoted.alias in elsewhere.why and "onnxruntime 99.0" in elsewhere.why
+    assert "engines of that name: none" in never.reason
+    assert promoted.alias in retrained.reason and promoted.alias != retrained.alias
+    assert promoted.alias in elsewhere.reason and "onnxruntime 99.0" in elsewhere.reason
     for resolution in (never, retrained, elsewhere):
         assert resolution.run_id is None
         with pytest.raises(errors.ConfigError, match="Promote a good run"):
@@ -192,7 +192,7 @@ def test_a_changed_engine_is_not_accepted_any_more(good_and_bad, model, tracker)
 
     found = resolve(model, tracker=tracker, name="changed")
 
-    assert found.run_id is None and "other content than its manifest says" in found.why
+    assert found.run_id is None and "other content than its manifest says" in found.reason
 
 
 def test_forged_versions_are_refused(promoted, good_and_bad, model, folder, tracker) -> None:
@@ -206,10 +206,10 @@ def test_forged_versions_are_refused(promoted, good_and_bad, model, folder, trac
 
         found = resolve(model, tracker=tracker, name=name)
 
-        assert found.run_id is None and "not an artifact of a run" in found.why
+        assert found.run_id is None and "not an artifact of a run" in found.reason
 
     tracker.register("sneaked", good_and_bad["bad"], "engine/engine.ort", alias=promoted.alias)
 
     found = resolve(model, tracker=tracker, name="sneaked")
 
-    assert found.run_id is None and "not registered by promoting" in found.why
+    assert found.run_id is None and "not registered by promoting" in found.reason

@@ -175,5 +175,5 @@ def test_builds_are_repeated_and_sorted(tmp_path: Path, monkeypatch: pytest.Monk
     assert [len(list(Path("replays", kind).iterdir())) for kind in ("good", "bad")] == [2, 1]
     assert not Path("repeated.engine").exists()
     diff = diff_tactics(DiffTacticsConfig(folder="replays"), tracker=MemoryTracker())
-    print(diff.found.summary)
+    print(diff.diff.summary)
     assert diff.builds == 3 and not diff.skipped

@@ -273,7 +273,7 @@ def resolve(args: Options) -> int:
         by = f", accepted by {found.accepted_by}" if found.accepted_by else ""
         say(f"Version {found.version} of {found.name!r}: run {found.run_id}, {found.path}{by}")
     else:
-        say(found.why)
+        say(found.reason)
     return 0 if found.run_id else 1
 
 
@@ -324,6 +324,6 @@ def close(args: Options) -> int:
     # Imports MLflow, which help does not need.
     from trtops.tracking.check import close as close_run
 
-    for info in close_run(tracker("reads", args.store), args.run, why=args.why, force=bool(args.force)):
+    for info in close_run(tracker("reads", args.store), args.run, reason=args.why, force=bool(args.force)):
         say(f"{info.id} {info.status} {one_line(info.name)}")
     return 0

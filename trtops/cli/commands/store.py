@@ -67,8 +67,8 @@ def upload(args: Options) -> int:
 
     tracker = open_tracker(args.root)
     results = spool.upload(tracker.inner, tracker.spool, moved=bool(args.moved))
-    left = sum(bool(each.why) for each in results)
+    left = sum(bool(each.reason) for each in results)
     say(f"{len(results) - left} runs uploaded, {left} left.")
     for each in results:
-        say(f"Left in {each.folder}: {each.why}" if each.why else f"{each.run_id} {one_line(each.name)}")
+        say(f"Left in {each.folder}: {each.reason}" if each.reason else f"{each.run_id} {one_line(each.name)}")
     return int(left > 0)

@@ -1,1 +1,1 @@
-"""Audit: compare what the store says of a run, and rebuild its engine. Retention: delete engines of old runs."""
+"""Audit: compare the stored facts of a run, and rebuild its engine. Retention: delete engines of old runs."""

@@ -36,8 +36,8 @@ class LogCheck:
         self._began = float("inf")  # when the first entry was written, in seconds since the epoch
         texts, problems = self._tracker.log_entries()
         missing = [number for number in range(max(texts, default=0)) if number not in texts]
-        for why in [*problems, *([f"{len(missing)} entries are missing: {str(missing)[1:60]}"] if missing else ())]:
-            self._wrong(why)
+        for problem in [*problems, *([f"{len(missing)} entries are missing: {str(missing)[1:60]}"] if missing else ())]:
+            self._wrong(problem)
         for number in range(max(texts, default=-1) + 1):
             text = texts.get(number, "")
             try:
@@ -62,8 +62,8 @@ class LogCheck:
                     self.ends[entry.run] = number, entry
             self._trees.append(grown(self._trees[number], number, text))
 
-    def _wrong(self, why: str, *claims: Claim) -> None:
-        self._problems.setdefault(why, Contradiction(what="log of the store", why=why, claims=claims))
+    def _wrong(self, problem: str, *claims: Claim) -> None:
+        self._problems.setdefault(problem, Contradiction(subject="log of the store", reason=problem, claims=claims))
 
     @property
     def first_signed(self) -> float:
@@ -72,25 +72,27 @@ class LogCheck:
             (entry.time for _, entry in self.ends.values() if entry.facts.get("signature")), default=float("inf")
         )
 
-    def check_head(self, head: str, place: str) -> None:
-        """Compare an old head, which is stated in ``place``, with today's log."""
+    def check_head(self, head: str, source: str) -> None:
+        """Compare an old head, stated in ``source``, with today's log."""
         if (size := int(head.partition(":")[0])) >= len(self._trees):
             self._read()
-        now = len(self._trees) - 1
-        found = head_of(self._trees[size], size) if size <= now else f"{now} entries"
-        if found == head:
+        current_size = len(self._trees) - 1
+        current_head = head_of(self._trees[size], size) if size <= current_size else f"{current_size} entries"
+        if current_head == head:
             self._matching.add(size)
         else:
-            self._differing[size] = Claim(place=place, value=head), Claim(place="the log today", value=found)
+            self._differing[size] = Claim(source=source, value=head), Claim(source="the log today", value=current_head)
 
     def check_given(self, heads: Collection[str], keys: tuple[str, ...]) -> None:
-        """Compare old heads with today's log, and verify that they are signed if keys are given or runs are signed.
+        """Compare old heads with today's log; verify their signatures if keys are given or runs are signed.
 
         A head is signed if a signed run states it, or a later one, which is a hash over the same entries and more.
         """
         for head in heads:
             self.check_head(head, f"the given head {head[:20]}...")
-        signed = sorted(((n, e) for n, e in self.ends.values() if e.facts.get("signature")), key=lambda each: each[0])
+        signed = sorted(
+            ((n, e) for n, e in self.ends.values() if e.facts.get("signature")), key=lambda numbered: numbered[0]
+        )
         if not heads or not (signed or keys):
             return
         largest, problems = max(int(head.partition(":")[0]) for head in heads), list[str]()
@@ -106,38 +108,40 @@ class LogCheck:
                 problems.append(str(exc))
                 continue
             different = _differences(number, entry, run_facts(run.info, run.unlisted(Artifact.SIGNATURE)))
-            problems += [f"run {entry.run}: {each.text()}" for each in different]
+            problems += [f"run {entry.run}: {numbered.text()}" for numbered in different]
             if not different and HEAD.fullmatch(stated := run.manifest.log) and int(stated.split(":")[0]) >= largest:
                 self.check_head(stated, f"{Artifact.MANIFEST} of run {entry.run}")
                 self._signed = f"the given head is signed: run {entry.run}{f' by {key[:12]}' * bool(key)}"
                 return
-        found = f"no signed run states the given head with {largest} entries or a later one"
+        problem = f"no signed run states the given head with {largest} entries or a later one"
         if keys:
-            self._wrong(". ".join([f"{found}, and a signature is required", *problems[:3]]))
+            self._wrong(". ".join([f"{problem}, and a signature is required", *problems[:3]]))
         else:
-            self._unverified.append(". ".join([f"{found}, and earlier runs of the store are signed", *problems[:3]]))
+            self._unverified.append(". ".join([f"{problem}, and earlier runs of the store are signed", *problems[:3]]))
 
     def check_run(self, run: StoredRun) -> tuple[list[Contradiction], list[str]]:
-        """What in a run contradicts the log, and why the log does not show that the run is unchanged."""
+        """Return the contradictions between a run and the log, and the reasons why it is not proven unchanged."""
         info, head = run.info, run.manifest.log
         if HEAD.fullmatch(head):
             self.check_head(head, f"{Artifact.MANIFEST} of run {info.id}")
         if info.id not in self.ends:
             self._read()
         if info.id not in self.ends:
-            why = "its process was killed before it wrote the entry, or the entry was removed"
+            cause = "its process was killed before it wrote the entry, or the entry was removed"
             if len(self._trees) == 1:
-                why = f"the log has no entries yet; otherwise {why}"
+                cause = f"the log has no entries yet; otherwise {cause}"
             elif (info.end_time or info.start_time) < self._began:
                 began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._began))
-                why = f"the run is older than the log, which began at {began}; otherwise {why}"
-            return [], [f"it is not in the log of the store: {why}"]
+                cause = f"the run is older than the log, which began at {began}; otherwise {cause}"
+            return [], [f"it is not in the log of the store: {cause}"]
         number, entry = self.ends[info.id]
-        found = _differences(number, entry, run_facts(info, run.unlisted(Artifact.SIGNATURE)))
-        for path in (each.path for each in run.manifest.dropped if (info.id, each.path) not in self._deleted):
-            found.append(Contradiction(what=path, why="it was deleted, and the log has no entry about that"))
+        differences = _differences(number, entry, run_facts(info, run.unlisted(Artifact.SIGNATURE)))
+        for dropped in run.manifest.dropped:
+            if (info.id, dropped.path) not in self._deleted:
+                reason = "it was deleted, and the log has no entry about that"
+                differences.append(Contradiction(subject=dropped.path, reason=reason))
         late = "its process was killed, and its end was logged later: changes before that do not show"
-        return found, [late] if entry.event == "closed" else []
+        return differences, [late] if entry.event == "closed" else []
 
     def check_store(
         self,
@@ -150,17 +154,19 @@ class LogCheck:
 
         ``rows`` are runs that were found, by id. Those that were ``audited`` have been compared with :meth:`check_run`.
         """
-        found: list[Contradiction] = []
-        for run_id in sorted({*expected} - {*audited}, key=lambda each: self.ends[each][0]):
-            found += self._check_row(*self.ends[run_id], rows.get(run_id))
+        differences: list[Contradiction] = []
+        for run_id in sorted({*expected} - {*audited}, key=lambda logged_id: self.ends[logged_id][0]):
+            differences += self._check_row(*self.ends[run_id], rows.get(run_id))
         versions = {
             (version.name, alias): {"version": version.version, "account": version.tags.get(Tag.ACCEPTED_BY)}
             for alias, version in accepted
         }
         for (name, alias), (number, entry) in self.registered.items():
             if entry.run in expected or entry.run not in self.ends:
-                now = versions.get((name, alias), {"version": None})
-                found += _differences(number, entry, now, f"{name!r} with alias {alias!r}: ", "the registry")
+                registry_facts = versions.get((name, alias), {"version": None})
+                differences += _differences(
+                    number, entry, registry_facts, f"{name!r} with alias {alias!r}: ", "the registry"
+                )
         if self._differing:  # all larger heads differ as well
             end = min(self._differing)
             start = max(size for size in self._matching if size < end)
@@ -169,52 +175,54 @@ class LogCheck:
         size = len(self._trees) - 1
         return LogAudit(
             head=head_of(self._trees[size], size),
-            contradictions=(*self._problems.values(), *found),
+            contradictions=(*self._problems.values(), *differences),
             unverified=tuple(self._unverified),
             signed=self._signed,
         )
 
     def _check_row(self, number: int, entry: Entry, info: RunInfo | None) -> list[Contradiction]:
         """Compare a logged run with its row in the database; ``info`` is None if the audit did not read it."""
-        facts, now = entry.facts, {}
-        what = f"run {entry.run} ({facts.get('kind')} {facts.get('name')!r} in {facts.get('experiment')!r})"
+        facts, row_facts = entry.facts, {}
+        run_name = f"run {entry.run} ({facts.get('kind')} {facts.get('name')!r} in {facts.get('experiment')!r})"
         for _ in range(2):
             if info is not None:
-                now = run_facts(info, None) | {"signature": facts.get("signature")}
+                row_facts = run_facts(info, None) | {"signature": facts.get("signature")}
                 # Another process may have resumed a run that failed, and a run is in the log before it has its status.
                 failed, new = facts.get("manifest") is None, time.time() - entry.time < 10
-                if not _differences(number, entry, now) or (info.status == "running" and (failed or new)):
+                if not _differences(number, entry, row_facts) or (info.status == "running" and (failed or new)):
                     return []
             try:
                 info = self._tracker.info(entry.run)  # the row may have been read before the run ended
             except errors.RunNotFoundError:
                 return [
-                    Contradiction(what=what, why=f"it was deleted permanently; entry {number} of the log is its end")
+                    Contradiction(
+                        subject=run_name, reason=f"it was deleted permanently; entry {number} of the log is its end"
+                    )
                 ]
-        return _differences(number, entry, now, f"{what}: ")
+        return _differences(number, entry, row_facts, f"{run_name}: ")
 
 
 def _differences(
-    number: int, entry: Entry, now: Facts, subject: str = "", place: str = "the store"
+    number: int, entry: Entry, current_facts: Facts, subject: str = "", source: str = "the store"
 ) -> list[Contradiction]:
-    found = []
-    for name, value in now.items():
+    contradictions = []
+    for name, value in current_facts.items():
         if (logged := entry.facts.get(name)) != value:
-            values = ((f"entry {number} of the log", logged), (place, value))
-            claims = tuple(Claim(place=where, value=str(each or "nothing")) for where, each in values)
-            found.append(Contradiction(what=f"{subject}{name}", claims=claims))
-    return found
+            values = ((f"entry {number} of the log", logged), (source, value))
+            claims = tuple(Claim(source=origin, value=str(fact_value or "nothing")) for origin, fact_value in values)
+            contradictions.append(Contradiction(subject=f"{subject}{name}", claims=claims))
+    return contradictions
 
 
-def read_heads(given: str) -> list[str]:
+def read_heads(text_or_path: str) -> list[str]:
     """The heads in a text, or in a file, such as an audit's output or a manifest; ConfigError without one."""
-    text = given
-    if not HEAD.fullmatch(given):
+    text = text_or_path
+    if not HEAD.fullmatch(text_or_path):
         try:
-            text = Path(given).read_text(encoding="utf-8")
+            text = Path(text_or_path).read_text(encoding="utf-8")
         except (OSError, ValueError) as exc:
             expected = "expected a head such as 57:3fa9..., which audits print, or a file with one"
-            raise errors.ConfigError(f"log={given!r}: {expected} ({exc}).") from None
-    if not (found := [match[0] for match in HEAD.finditer(text)]):
-        raise errors.ConfigError(f"{given} contains no head of a log, such as 57:3fa9...; audits print it.")
-    return found
+            raise errors.ConfigError(f"log={text_or_path!r}: {expected} ({exc}).") from None
+    if not (heads := [match[0] for match in HEAD.finditer(text)]):
+        raise errors.ConfigError(f"{text_or_path} contains no head of a log, such as 57:3fa9...; audits print it.")
+    return heads

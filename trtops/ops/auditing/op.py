@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from trtops import errors
@@ -71,8 +72,11 @@ class AuditConfig(Record):
     timeout_seconds: float | None = 1800.0
 
     def __post_init__(self) -> None:
-        for name, value, known in (("at_least", self.at_least, tuple(LEAST)), *(("ways", w, WAYS) for w in self.ways)):
-            errors.check_known(value, known, f"{name}:")
+        for name, value, choices in (
+            ("at_least", self.at_least, tuple(LEAST)),
+            *(("ways", w, WAYS) for w in self.ways),
+        ):
+            errors.check_known(value, choices, f"{name}:")
         if self.rebuild and not self.ways:
             raise errors.ConfigError(f"ways is empty; expected some of {', '.join(WAYS)}.")
         if self.sample is not None and self.sample < 1:
@@ -101,7 +105,7 @@ def audit(
     if config.materials is not None and not Path(config.materials).is_dir():
         raise errors.ConfigError(f"materials={config.materials!r} is not a folder.")
     experiment = experiment or "audit"
-    heads = [head for given in config.log for head in read_heads(given)]
+    heads = list(chain.from_iterable(map(read_heads, config.log)))
     shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
     run_ids, logged, rows = choose_runs(config, tracker, shared.log)
     begin = time.perf_counter()
@@ -125,9 +129,11 @@ def audit(
         ).kept_in(run, experiment)
         numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
         numbers |= {grade.replace(" ", "_"): count for grade, count in result.grades.items()}
-        for each in result.runs:
-            if each.kind in BUILDS:
-                run.log_metrics(schema.family(schema.Metric.AUDIT, passed=each.passes(config.at_least)), engine=each.id)
+        for run_audit in result.runs:
+            if run_audit.kind in BUILDS:
+                run.log_metrics(
+                    schema.family(schema.Metric.AUDIT, passed=run_audit.passes(config.at_least)), engine=run_audit.id
+                )
         numbers |= {"passed": not result.failed}  # of an engine above, and of all here
         run.log_metrics({(schema.Metric.AUDIT, name): float(value) for name, value in numbers.items()})
         run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.AUDIT_RESULT)
@@ -141,32 +147,34 @@ _TAGS = (schema.Tag.KIND, schema.Tag.USER, schema.Tag.OWNER)
 def choose_runs(
     config: AuditConfig, tracker: Tracker, log: LogCheck
 ) -> tuple[list[str], Collection[str], Mapping[str, RunInfo]]:
-    """The runs to audit, in order, those that must exist according to the log, and the rows that were read, by id.
+    """Return the runs to audit in order, the runs expected by the log, and the rows read, by id.
 
     ConfigError if no run matches.
     """
-    wanted, rows = dict(config.tags), dict[str, RunInfo]()
+    required_tags, rows = dict(config.tags), dict[str, RunInfo]()
     names = {schema.Tag.KIND: "kind", schema.Tag.VERDICT: "verdict"}
-    logged = {
-        run_id: entry
-        for run_id, (_, entry) in log.ends.items()
-        if config.experiment in (None, entry.facts.get("experiment"))
-        and all(tag in names and entry.facts.get(names[tag]) == value for tag, value in wanted.items())
-    }
+    logged = {}
+    for run_id, (_, entry) in log.ends.items():
+        has_tags = all(tag in names and entry.facts.get(names[tag]) == value for tag, value in required_tags.items())
+        if has_tags and config.experiment in (None, entry.facts.get("experiment")):
+            logged[run_id] = entry
     if config.runs:
         ids = [run_id_of(run, tracker) for run in config.runs]
         logged = {run_id: entry for run_id, entry in logged.items() if entry.facts.get("parent") in ids}
     else:
         if config.accepted:
             infos = [tracker.info(version.run_id) for _, version in tracker.accepted()]
-            logged = {run_id: logged[run_id] for _, each in log.registered.values() if (run_id := each.run) in logged}
+            registered = [log_entry.run for _, log_entry in log.registered.values()]
+            logged = {run_id: logged[run_id] for run_id in registered if run_id in logged}
         else:
-            rows = {info.id: info for info, _ in tracker.all_runs({*wanted, *_TAGS})}
+            rows = {info.id: info for info, _ in tracker.all_runs({*required_tags, *_TAGS})}
             # Audits are left out unless they are asked for: each would be audited by all later ones.
-            kinds = {*schema.KINDS} - ({"audit"} if schema.Tag.KIND not in wanted else set())
+            kinds = {*schema.KINDS} - ({"audit"} if schema.Tag.KIND not in required_tags else set())
             infos = [i for i in rows.values() if i.kind in kinds and not i.deleted and _is_finished(i)]
-        ids = [i.id for i in infos if config.experiment in (None, i.experiment) and wanted.items() <= i.tags.items()]
-    if config.log and not (config.runs or config.experiment or wanted or config.accepted or config.sample):
+        ids = [
+            i.id for i in infos if config.experiment in (None, i.experiment) and required_tags.items() <= i.tags.items()
+        ]
+    if config.log and not (config.runs or config.experiment or required_tags or config.accepted or config.sample):
         ids = []  # only the log is audited
     ids = list(dict.fromkeys(ids))
     if not ids and not logged:
@@ -178,7 +186,7 @@ def choose_runs(
 
 
 def _is_finished(info: RunInfo) -> bool:
-    """True for a run that has ended whole, also if its status was changed since."""
+    """True for a run with a complete end, also if its status was changed since."""
     sealed = schema.Tag.MANIFEST_SHA256 in info.tags and (info.status != "running" or owner.is_abandoned(info))
     return info.status == "finished" or sealed
 
@@ -186,16 +194,16 @@ def _is_finished(info: RunInfo) -> bool:
 def _audit_run(
     run_id: str, rows: Mapping[str, RunInfo], config: AuditConfig, shared: SharedReads, folder: MaterialFolder
 ) -> RunAudit:
-    """Audit one run. Every problem with it is part of the result, except that the store is unavailable."""
+    """Audit one run. Every problem except an unavailable store is part of the result."""
     audited, tracker = RunAudit(id=run_id), shared.tracker
-    what = "run"
+    checked_part = "run"
     try:
         info = rows.get(run_id) or tracker.info(run_id)
         audited = RunAudit(id=run_id, name=info.name, experiment=info.experiment, kind=info.kind or "")
-        what = schema.Artifact.MANIFEST
+        checked_part = schema.Artifact.MANIFEST
         run = tracker.load(run_id)
         info = run.info
-        what = f"run {run_id}"
+        checked_part = f"run {run_id}"
         audited = check_integrity(run, shared)
         if info.kind == "gate":  # it only contains an engine if it built its candidate
             stem = f"{builds.ENGINE_STEM}."
@@ -207,8 +215,10 @@ def _audit_run(
     except errors.TrackingUnavailableError:
         raise
     except Exception as exc:  # one damaged run must not end the audit of the others
-        known = isinstance(exc, (errors.RunNotFoundError, errors.IncompleteRunError))
-        problem = Contradiction(what=what, why=str(exc) if known else f"{type(exc).__name__}: {exc}"[:2000])
+        is_expected_error = isinstance(exc, (errors.RunNotFoundError, errors.IncompleteRunError))
+        problem = Contradiction(
+            subject=checked_part, reason=str(exc) if is_expected_error else f"{type(exc).__name__}: {exc}"[:2000]
+        )
         audited = replace(audited, whole=False, contradictions=(*audited.contradictions, problem))
     return audited
 
@@ -225,25 +235,27 @@ def _rebuild_run(
     try:
         build = logged.build.spec.config
         with warm_backend(build.backend, timeout=config.timeout_seconds) as backend:
-            then, here = logged.build.engine.environment, backend.environment(build)
-            differences = environment_differences(then, here, logged.state, backend.device_state(build))
+            logged_environment, current_environment = logged.build.engine.environment, backend.environment(build)
+            differences = environment_differences(
+                logged_environment, current_environment, logged.state, backend.device_state(build)
+            )
             problems, unverified = check_engine_again(logged, backend)
-            made = tuple(run_step("rebuild", rebuild, way, logged, backend) for way in config.ways)
+            rebuilds = tuple(run_step("rebuild", rebuild, way, logged, backend) for way in config.ways)
     except errors.BackendError as exc:  # the back end or the device is not available here
-        why = f"{type(exc).__name__}: {exc}"
-        return replace(audited, grade="cannot be rebuilt", explanation=why, missing=logged.missing)
+        explanation = f"{type(exc).__name__}: {exc}"
+        return replace(audited, grade="cannot be rebuilt", explanation=explanation, missing=logged.missing)
     # The best way counts: replay and timing cache exist because a plain build may choose other tactics each time.
-    grade = min((each.grade for each in made), key=GRADES.index)
+    grade = min((rebuilt.grade for rebuilt in rebuilds), key=GRADES.index)
     # In the environment of the build, equal kernels give equal numbers unless another input was changed.
-    for each in made if not reaches(grade, "outputs") and not differences else ():
-        if not each.tactics and each.outputs:
-            problems.append(Contradiction(what="outputs", why=f"rebuilt by {each.way}: {each.why}"))
+    for rebuilt in rebuilds if not reaches(grade, "outputs") and not differences else ():
+        if not rebuilt.tactics and rebuilt.outputs:
+            problems.append(Contradiction(subject="outputs", reason=f"rebuilt by {rebuilt.way}: {rebuilt.reason}"))
     return replace(
         audited,
         contradictions=(*audited.contradictions, *problems),
         unverified=(*audited.unverified, *unverified),
         grade=grade,
-        rebuilds=made,
+        rebuilds=rebuilds,
         differences=differences,
         missing=logged.missing,
     )

@@ -1,4 +1,4 @@
-"""Retention: delete engines of old runs. Everything else of a run stays, so that its engine can be rebuilt."""
+"""Retention: delete engines of old runs. All other files stay, so the engine can be rebuilt."""
 
 import time
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from trtops.verdict import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class PruneResult(OpResult):
-    """Engines that were deleted, or would be, by the id of their run."""
+    """Deleted engines, or those to delete, by run id."""
 
     engines: dict[str, ArtifactEntry]
     applied: bool
@@ -34,7 +34,7 @@ class PruneResult(OpResult):
 
 
 def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool = False) -> PruneResult:
-    """List engines of runs that ended that long ago or earlier and are neither promoted, nor accepted, nor reused.
+    """List engines of old runs, except promoted, accepted and reused ones.
 
     ``apply`` deletes them.
     """
@@ -42,7 +42,9 @@ def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool =
         raise errors.ConfigError(f"older_than_days is {older_than_days}; expected 0 or more.")
     before = round(time.time() - older_than_days * 86400.0, 3)  # as ends of runs: a run may end in this millisecond
     # Engines that are deployed, are the evidence for one, or belong to a run that reused them instead of a copy.
-    needed = {run for _, v in tracker.accepted() for run in (v.run_id, v.tags.get(schema.Tag.EVIDENCE, ""))}
+    needed: set[str] = set()
+    for _, version in tracker.accepted():
+        needed |= {version.run_id, version.tags.get(schema.Tag.EVIDENCE, "")}
     needed |= {info.tags.get(schema.Tag.REUSED_FROM, "") for info in tracker.find()}
     engines = {}
     for info in tracker.find(status="finished"):

@@ -55,7 +55,7 @@ class Logged:
 
 
 class MaterialFolder:
-    """A folder with models that runs did not log, found by the digest of their content. Each is read once."""
+    """A folder with models missing from runs, indexed by the digest of their content. Each is read once."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -63,41 +63,47 @@ class MaterialFolder:
     @functools.cached_property
     def models(self) -> dict[str, Path]:
         """The ONNX files by digest."""
-        found = {}
+        files = {}
         for file in sorted(Path(self._path).rglob("*.onnx")) if self._path is not None else ():
             with contextlib.suppress(errors.InvalidModelError):
-                found[Model.load(file).info.sha256] = file
-        return found
+                files[Model.load(file).info.sha256] = file
+        return files
 
 
 def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     """Everything needed to rebuild the engine of a run; TrtopsError if something essential is missing or damaged."""
     missing: list[str] = []
-    held = run.holder
-    engine = next((e for e in held.manifest.original().artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
+    engine_run = run.holder
+    engine = next(
+        (e for e in engine_run.manifest.original().artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None
+    )
     if engine is None:
-        raise incomplete(held.info.id, "it holds no engine")
+        raise incomplete(engine_run.info.id, "it holds no engine")
     try:
-        build = builds.load_build(held)
+        build = builds.load_build(engine_run)
     except errors.IncompleteRunError:  # the engine is damaged or was dropped, but its digest is known
-        build = builds.load_build(held, engine=False)
+        build = builds.load_build(engine_run, engine=False)
     if not build.engine.plan:
         missing.append(f"the engine with SHA-256 {engine.sha256}: outputs are compared with the golden ones")
     parent = _campaign_of(run, tracker)
     # The nearest first: an iteration may have data of its own, and its campaign has it for all of them.
-    sources = list(dict.fromkeys(filter(None, (run, held, parent))))
-    kept = _materials_of(held) or Materials(check={})
+    sources = list(dict.fromkeys(filter(None, (run, engine_run, parent))))
+    materials = _materials_of(engine_run) or Materials(check={})
 
     def given(name: str) -> bytes | None:
-        """A cache that was logged with the build."""
-        material = kept.of(name)
-        return held.read_bytes(material.path) if material is not None and material.path in held.manifest else None
+        """A cache logged with the build."""
+        material = materials.of(name)
+        return (
+            engine_run.read_bytes(material.path)
+            if material is not None and material.path in engine_run.manifest
+            else None
+        )
 
-    def cache(what: str, name: str, digest: str | None) -> bytes | None:
+    def cache(label: str, name: str, digest: str | None) -> bytes | None:
         """The cache with this digest."""
         data = None if digest is None else given(name)
         if digest is not None and (data is None or sha256(data) != digest):
-            missing.append(f"{what} with SHA-256 {digest}")
+            missing.append(f"{label} with SHA-256 {digest}")
             return None
         return data
 
@@ -118,18 +124,18 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
             denied = DenyList.from_json(data)
         else:
             missing.append(f"the deny-list with digest {spec.denied_sha256}: no tactic is denied")
-    found = len(missing)
+    missing_before = len(missing)
     check = _check_config(run, parent, sources, missing, dict(spec.timed_shapes))
     recorded, tolerances = None, tolerances_for(spec.config.precision, check.tolerances)
     if schema.Artifact.ACCURACY in run.manifest:
         recorded = Evaluation.from_json(run.read_bytes(schema.Artifact.ACCURACY))
         tolerances = recorded.report.tolerances
     golden = None if parent is None else campaigns.golden_file(parent)
-    state, params = schema.DEVICE_STATE, held.info.params
+    state, params = schema.DEVICE_STATE, engine_run.info.params
     return Logged(
         build=build,
         engine_sha256=engine.sha256,
-        model=_find_model(spec.model_sha256, [held, run, parent], folder, missing),
+        model=_find_model(spec.model_sha256, [engine_run, run, parent], folder, missing),
         caches=Caches(
             timing=cache("timing cache", "timing_cache", spec.timing_cache_sha256),
             calibration=calibration,
@@ -138,7 +144,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
         ),
         check=check,
         tolerances=tolerances,
-        recorded=recorded if len(missing) == found else None,
+        recorded=recorded if len(missing) == missing_before else None,
         golden=None if golden is None else str(golden),
         state={name[len(state) :]: value for name, value in params.items() if name.startswith(state)},
         missing=tuple(missing),
@@ -173,16 +179,16 @@ def _check_config(
 
     Random data in place of missing data has the shapes that tactics were timed at.
     """
-    if (own := _materials_of(run)) is not None:
-        check = CheckConfig.from_dict(own.check)
+    if (run_materials := _materials_of(run)) is not None:
+        check = CheckConfig.from_dict(run_materials.check)
     elif parent is not None and schema.Artifact.CAMPAIGN in parent.manifest:
         check = DebugBuildConfig.from_json(parent.read_bytes(schema.Artifact.CAMPAIGN)).check
     else:
         missing.append("how the engine was evaluated, and on what data: random data is used")
         check = CheckConfig()
-    found: dict[str, str | None] = {"data": None, "golden": None}
+    local_files: dict[str, str | None] = {"data": None, "golden": None}
     for name, instead in (("data", f"random data with seed {check.seed} is"), ("golden", "those of the model are")):
-        if (given := getattr(check, name)) is None:
+        if (original_path := getattr(check, name)) is None:
             continue
         digest = ""
         for source in sources:
@@ -190,31 +196,35 @@ def _check_config(
             if material is not None:
                 digest = f" (SHA-256 {material.sha256})"
                 if material.path in source.manifest:
-                    found[name] = str(source.local_path(material.path))
+                    local_files[name] = str(source.local_path(material.path))
                 break
-        if found[name] is None:
-            missing.append(f"{name} {given!r}{digest}: {instead} used")
-    if check.data is not None and found["data"] is None:
-        found["golden"] = None  # golden outputs of other data do not fit
+        if local_files[name] is None:
+            missing.append(f"{name} {original_path!r}{digest}: {instead} used")
+    if check.data is not None and local_files["data"] is None:
+        local_files["golden"] = None  # golden outputs of other data do not fit
         check = replace(check, input_shapes=timed_shapes or check.input_shapes)
     # Outputs are compared and nothing else, so labels, plots and latency only take time.
-    return replace(check, labels=None, plots="never", latency_runs=0, **found)  # type: ignore[arg-type]
+    return replace(check, labels=None, plots="never", latency_runs=0, **local_files)  # type: ignore[arg-type]
 
 
-def _find_model(wanted: str, sources: Iterable[StoredRun | None], folder: MaterialFolder, missing: list[str]) -> Model:
-    why = "no run logged it"
+def _find_model(
+    model_sha256: str, sources: Iterable[StoredRun | None], folder: MaterialFolder, missing: list[str]
+) -> Model:
+    cause = "no run logged it"
     for run in dict.fromkeys(filter(None, sources)):
-        kept = [e.path for e in run.manifest.artifacts if e.path.startswith(schema.Artifact.MODEL)]
-        files = sorted((run.local_path(path) for path in kept), key=lambda file: file.suffix != ".onnx")
+        model_paths = [e.path for e in run.manifest.artifacts if e.path.startswith(schema.Artifact.MODEL)]
+        files = sorted((run.local_path(path) for path in model_paths), key=lambda file: file.suffix != ".onnx")
         if files:
             model = Model.load(files[0])
-            if model.info.sha256 == wanted:
+            if model.info.sha256 == model_sha256:
                 return model
-            why = f"run {run.info.id} logged another one with digest {model.info.sha256}"
-    if (found := folder.models.get(wanted)) is not None:
-        missing.append(f"the model with digest {wanted}: {found.name} is used")
-        return Model.load(found)
-    raise errors.ConfigError(f"The model with digest {wanted} is missing: {why}. Give it in a folder of materials.")
+            cause = f"run {run.info.id} logged another one with digest {model.info.sha256}"
+    if (local_file := folder.models.get(model_sha256)) is not None:
+        missing.append(f"the model with digest {model_sha256}: {local_file.name} is used")
+        return Model.load(local_file)
+    raise errors.ConfigError(
+        f"The model with digest {model_sha256} is missing: {cause}. Give it in a folder of materials."
+    )
 
 
 def check_engine_again(logged: Logged, backend: IsolatedBackend) -> tuple[list[Contradiction], list[str]]:
@@ -223,31 +233,38 @@ def check_engine_again(logged: Logged, backend: IsolatedBackend) -> tuple[list[C
     Returns contradictions, and what could not be verified.
     """
     engine, recorded, config = logged.build.engine, logged.recorded, logged.build.spec.config
-    given = engine, logged.model, logged.check, logged.tolerances, config, logged.golden
+    measure_arguments = engine, logged.model, logged.check, logged.tolerances, config, logged.golden
     if not engine.plan:
         return [], []  # damaged, which is a contradiction already, or deleted by `trtops runs prune`
     try:
-        report, noise, golden_why = backend.worker.run(_measure_in_child, *given, timeout=backend.timeout)
+        report, noise, golden_why = backend.worker.run(_measure_in_child, *measure_arguments, timeout=backend.timeout)
     except errors.TrtopsError as exc:
-        here, there = backend.environment(config), engine.environment
-        why = f"it does not run: {type(exc).__name__}: {exc}"[:500]
-        if (here.backend_version, here.device_sha256) != (there.backend_version, there.device_sha256):
-            return [], [f"the logged engine: {why}"]
-        return [Contradiction(what="engine", why=why)], []
-    problems = [Contradiction(what="golden outputs", why=golden_why)] if golden_why else []
-    before = {} if recorded is None else {each.name: each for each in recorded.report.outputs}
+        current_environment, build_environment = backend.environment(config), engine.environment
+        failure = f"it does not run: {type(exc).__name__}: {exc}"[:500]
+        if (current_environment.backend_version, current_environment.device_sha256) != (
+            build_environment.backend_version,
+            build_environment.device_sha256,
+        ):
+            return [], [f"the logged engine: {failure}"]
+        return [Contradiction(subject="engine", reason=failure)], []
+    problems = [Contradiction(subject="golden outputs", reason=golden_why)] if golden_why else []
+    recorded_outputs = (
+        {} if recorded is None else {output_report.name: output_report for output_report in recorded.report.outputs}
+    )
     for output in report.outputs if recorded is not None else ():
-        then = _max_abs(before[output.name].statistics) if output.name in before else math.nan
-        now = _max_abs(output.statistics)
-        if not _same_error(then, now, noise.get(output.name, 0.0)):
-            places = {schema.Artifact.ACCURACY: then, "the logged engine, run again": now}
-            claims = tuple(Claim(place=place, value=f"{value:.6g}") for place, value in places.items())
-            problems.append(Contradiction(what=f"largest error of {output.name}", claims=claims))
+        recorded_error = (
+            _max_abs(recorded_outputs[output.name].statistics) if output.name in recorded_outputs else math.nan
+        )
+        current_error = _max_abs(output.statistics)
+        if not _same_error(recorded_error, current_error, noise.get(output.name, 0.0)):
+            places = {schema.Artifact.ACCURACY: recorded_error, "the logged engine, run again": current_error}
+            claims = tuple(Claim(source=source, value=f"{value:.6g}") for source, value in places.items())
+            problems.append(Contradiction(subject=f"largest error of {output.name}", claims=claims))
     return problems, []
 
 
-def _same_error(then: float, now: float, noise: float) -> bool:
-    return then == now or abs(then - now) <= noise + _SAME_ERROR * max(then, now)
+def _same_error(recorded: float, current: float, noise: float) -> bool:
+    return recorded == current or abs(recorded - current) <= noise + _SAME_ERROR * max(recorded, current)
 
 
 def _measure_in_child(
@@ -263,10 +280,10 @@ def _measure_in_child(
     golden = golden_outputs(model, feeds, check.golden)
     with engine_backend(engine.backend).runner(engine) as runner:
         first, *others = (collect(runner, feeds) for _ in range(_NOISE_RUNS))
-    why = ""
+    golden_difference = ""
     if stored_golden is not None:
-        why = "; ".join(compare_outputs(RunResults.load(stored_golden), golden, tolerances).reasons)[:500]
-    return compare_outputs(first, golden, tolerances), _noise(first, others, tolerances), why
+        golden_difference = "; ".join(compare_outputs(RunResults.load(stored_golden), golden, tolerances).reasons)[:500]
+    return compare_outputs(first, golden, tolerances), _noise(first, others, tolerances), golden_difference
 
 
 def _noise(first: RunResults, others: Iterable[RunResults], tolerances: Tolerances) -> dict[str, float]:
@@ -284,13 +301,13 @@ def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend) -> Rebuild:
     try:
         config, caches = builder_inputs(way, logged)
     except errors.ConfigError as exc:
-        return Rebuild(way=way, grade="cannot be rebuilt", why=str(exc))
+        return Rebuild(way=way, grade="cannot be rebuilt", reason=str(exc))
     try:
         feed = next(iter(logged.check.open_for(logged.model, profiles=config.profiles)))
         new = backend.build(logged.model, config, caches=caches, timing_feed=feed)
         return _grade_build(way, logged, new, backend)
     except errors.TrtopsError as exc:
-        return Rebuild(way=way, grade="cannot be rebuilt", why=f"{type(exc).__name__}: {exc}"[:2000])
+        return Rebuild(way=way, grade="cannot be rebuilt", reason=f"{type(exc).__name__}: {exc}"[:2000])
 
 
 def builder_inputs(way: WayName, logged: Logged) -> tuple[BuildConfig, Caches]:
@@ -313,15 +330,15 @@ def builder_inputs(way: WayName, logged: Logged) -> tuple[BuildConfig, Caches]:
 
 def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBackend) -> Rebuild:
     old = logged.build
-    made = Rebuild(
+    rebuilt = Rebuild(
         way=way,
         grade="bytes equal",
         engine_sha256=sha256(new.engine.plan),
         seconds=new.seconds,
         tactics=tuple(_tactic_differences(old.tactics, new.tactics)),
     )
-    if made.engine_sha256 == logged.engine_sha256:
-        return made
+    if rebuilt.engine_sha256 == logged.engine_sha256:
+        return rebuilt
     # In the child, because an engine that another environment built may crash the process that loads it.
     outputs = backend.worker.run(
         _run_in_child,
@@ -333,22 +350,22 @@ def _grade_build(way: WayName, logged: Logged, new: Build, backend: IsolatedBack
         old.spec.config,
         timeout=backend.timeout,
     )
-    grade, why = _grade_outputs(outputs, logged.recorded)
-    if not made.tactics and grade == "outputs equal":
+    grade, reason = _grade_outputs(outputs, logged.recorded)
+    if not rebuilt.tactics and grade == "outputs equal":
         grade = "tactics equal"
-    why = f"{f'{len(made.tactics)} kernels differ' if made.tactics else 'kernels equal'}; outputs: {why}"
+    reason = f"{f'{len(rebuilt.tactics)} kernels differ' if rebuilt.tactics else 'kernels equal'}; outputs: {reason}"
     differing = []
     for output in outputs.report.outputs if not outputs.why_not else ():
         if (largest := _max_abs(output.statistics)) > 0:
-            what = f"{output.name} max_abs from the logged engine"
+            label = f"{output.name} max_abs from the logged engine"
             noise = outputs.noise.get(output.name, 0.0)
-            differing.append(Difference(what=what, then=f"noise {noise:.3g}", now=f"{largest:.3g}"))
-    return replace(made, grade=grade, why=why, outputs=tuple(differing))
+            differing.append(Difference(name=label, logged=f"noise {noise:.3g}", current=f"{largest:.3g}"))
+    return replace(rebuilt, grade=grade, reason=reason, outputs=tuple(differing))
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a new engine compared with those of the logged engine, or with golden outputs if that does not run."""
+    """Outputs of a new engine compared with the logged engine's, or with golden outputs if it does not run."""
 
     report: ComparisonReport
     why_not: str = ""  # why the logged engine does not run here
@@ -390,7 +407,9 @@ def _run_in_child(
 def _grade_outputs(outputs: Outputs, recorded: Evaluation | None) -> tuple[Grade, str]:
     """The grade of the outputs alone, and its reason."""
     report, noise = outputs.report, outputs.noise
-    before = {} if recorded is None else {each.name: each for each in recorded.report.outputs}
+    before = (
+        {} if recorded is None else {output_report.name: output_report for output_report in recorded.report.outputs}
+    )
     if outputs.broken:
         return "drifted", "; ".join(outputs.broken)[:1000]
     if not outputs.why_not and all(_max_abs(o.statistics) <= noise.get(o.name, 0.0) for o in report.outputs):
@@ -417,18 +436,18 @@ def _max_abs(statistics: Any) -> float:
     return float(statistics.max_abs)
 
 
-def _tactic_differences(then: TacticRecord, now: TacticRecord) -> Iterable[Difference]:
-    mine, theirs = ({c.layer: c.tactic for c in record.choices} for record in (then, now))
-    for layer in then.differing_layers(now):
+def _tactic_differences(logged: TacticRecord, rebuilt: TacticRecord) -> Iterable[Difference]:
+    mine, theirs = ({c.layer: c.tactic for c in record.choices} for record in (logged, rebuilt))
+    for layer in logged.differing_layers(rebuilt):
         none = "no such layer"
-        yield Difference(what=layer, then=mine.get(layer, none), now=theirs.get(layer, none))
-    yield from _differing(dict(then.settings), dict(now.settings), "setting ")
+        yield Difference(name=layer, logged=mine.get(layer, none), current=theirs.get(layer, none))
+    yield from _differing(dict(logged.settings), dict(rebuilt.settings), "setting ")
 
 
-def _differing(then: Mapping[str, str], now: Mapping[str, str], prefix: str = "") -> Iterator[Difference]:
-    for name in sorted({*then, *now}):
-        if then.get(name) != now.get(name):
-            yield Difference(what=f"{prefix}{name}", then=then.get(name, ""), now=now.get(name, ""))
+def _differing(logged: Mapping[str, str], current: Mapping[str, str], prefix: str = "") -> Iterator[Difference]:
+    for name in sorted({*logged, *current}):
+        if logged.get(name) != current.get(name):
+            yield Difference(name=f"{prefix}{name}", logged=logged.get(name, ""), current=current.get(name, ""))
 
 
 _COMPARED = (
@@ -438,14 +457,16 @@ _COMPARED = (
 
 
 def environment_differences(
-    then: Environment, now: Environment, state_then: Mapping[str, str], state_now: Mapping[str, str]
+    logged: Environment, current: Environment, state_then: Mapping[str, str], state_now: Mapping[str, str]
 ) -> tuple[Difference, ...]:
     """Differences between two environments, in fields, packages and the state of the device."""
-    mine, theirs = ({name: str(getattr(each, name) or "") for name in _COMPARED} for each in (then, now))
+    mine, theirs = (
+        {name: str(getattr(environment, name) or "") for name in _COMPARED} for environment in (logged, current)
+    )
     # A state that was not logged is unknown, not different.
-    here = {name: value for name, value in state_now.items() if name in state_then}
+    compared_state = {name: value for name, value in state_now.items() if name in state_then}
     return (
         *_differing(mine, theirs),
-        *_differing(dict(then.packages), dict(now.packages), "package "),
-        *_differing(state_then, here, "device "),
+        *_differing(dict(logged.packages), dict(current.packages), "package "),
+        *_differing(state_then, compared_state, "device "),
     )

@@ -36,53 +36,53 @@ WayName: TypeAlias = Literal["replay", "timing cache", "plain"]
 WAYS: tuple[WayName, ...] = get_args(WayName)
 
 
-def reaches(grade: Grade, least: AtLeast) -> bool:
+def reaches(grade: Grade, required: AtLeast) -> bool:
     """True if a grade is at least as good as required."""
-    return GRADES.index(grade) <= GRADES.index(LEAST[least])
+    return GRADES.index(grade) <= GRADES.index(LEAST[required])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim(Record):
-    """A value, and the file, tag or metric that it comes from."""
+    """A value with its source: a file, tag or metric."""
 
-    place: str
+    source: str
     value: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contradiction(Record):
-    """Sources that disagree about a file or fact, or a problem with it that no values show."""
+    """A disagreement of sources about a file or fact, or a problem without values."""
 
-    what: str
+    subject: str
     claims: tuple[Claim, ...] = ()
-    why: str = ""
+    reason: str = ""
 
     def text(self) -> str:
         """The contradiction in one line."""
-        values = "; ".join(f"{claim.place} says {claim.value}" for claim in self.claims)
-        return f"{self.what}: {'. '.join(filter(None, (self.why, values)))}"
+        values = "; ".join(f"{claim.source} says {claim.value}" for claim in self.claims)
+        return f"{self.subject}: {'. '.join(filter(None, (self.reason, values)))}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Record):
-    """A value that differs from the logged one: of the environment, a package, a layer, a statistic of an output."""
+    """A logged and a current value: of the environment, a package, a layer, a statistic of an output."""
 
-    what: str
-    then: str
-    now: str
+    name: str
+    logged: str
+    current: str
 
     def text(self) -> str:
         """The difference in a few words."""
-        return f"{self.what}: {self.then or 'none'} -> {self.now or 'none'}"
+        return f"{self.name}: {self.logged or 'none'} -> {self.current or 'none'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuild(Record):
-    """One rebuild of an engine, with the reason of its grade, and the layers, settings and outputs that differ."""
+    """One rebuild of an engine: its grade with the reason, and differing layers, settings and outputs."""
 
     way: WayName
     grade: Grade
-    why: str = ""
+    reason: str = ""
     engine_sha256: str = ""
     seconds: float = 0.0
     tactics: tuple[Difference, ...] = ()
@@ -108,24 +108,24 @@ class RunAudit(Record):
     explanation: str = ""  # why it cannot be rebuilt
     missing: tuple[str, ...] = ()  # files that were not logged, and what was used instead
 
-    def answer(self, least: AtLeast) -> Answer:
+    def answer(self, required: AtLeast) -> Answer:
         """``verified`` if nothing is contradicted, all was compared, and the grade, if any, is good enough."""
         if not self.whole or self.contradictions:
             return "contradicted"
-        enough = self.grade is None or reaches(self.grade, least)
+        enough = self.grade is None or reaches(self.grade, required)
         return "verified" if enough and not self.unverified else "not verified"
 
-    def passes(self, least: AtLeast) -> bool:
+    def passes(self, required: AtLeast) -> bool:
         """True for a verified run."""
-        return self.answer(least) == "verified"
+        return self.answer(required) == "verified"
 
-    def headline(self, least: AtLeast = "tactics") -> str:
+    def headline(self, required: AtLeast = "tactics") -> str:
         """The result in a few words."""
         if not self.whole:
             return (
                 f"contradicted, incomplete: {self.contradictions[0].text() if self.contradictions else 'no manifest'}"
             )
-        parts = [self.answer(least), f"whole, {self.files} files"]
+        parts = [self.answer(required), f"whole, {self.files} files"]
         if self.contradictions:
             parts[1] = f"{len(self.contradictions)} contradictions in {self.files} files"
         if self.signature:
@@ -134,18 +134,18 @@ class RunAudit(Record):
 
     def details(self) -> Iterable[str]:
         """Everything beyond the headline, in lines of plain text."""
-        yield from (each.text() for each in self.contradictions)
-        yield from (f"not verified: {each}" for each in self.unverified)
+        yield from (detail.text() for detail in self.contradictions)
+        yield from (f"not verified: {detail}" for detail in self.unverified)
         for rebuild in self.rebuilds:
-            yield f"by {rebuild.way}: {rebuild.grade}{f' ({rebuild.why})' if rebuild.why else ''}"
+            yield f"by {rebuild.way}: {rebuild.grade}{f' ({rebuild.reason})' if rebuild.reason else ''}"
             for name in ("tactics", "outputs"):
-                found: tuple[Difference, ...] = getattr(rebuild, name)
-                yield from (f"  {name}: {each.text()}" for each in found[:8])
-                if len(found) > 8:
-                    yield f"  {name}: and {len(found) - 8} more"
-        yield from (f"environment: {each.text()}" for each in self.differences)
+                differences: tuple[Difference, ...] = getattr(rebuild, name)
+                yield from (f"  {name}: {detail.text()}" for detail in differences[:8])
+                if len(differences) > 8:
+                    yield f"  {name}: and {len(differences) - 8} more"
+        yield from (f"environment: {detail.text()}" for detail in self.differences)
         yield from filter(None, (self.explanation,))
-        yield from (f"missing: {each}" for each in self.missing)
+        yield from (f"missing: {detail}" for detail in self.missing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,16 +158,16 @@ class LogAudit(Record):
     signed: str = ""  # by whom the given heads are signed
 
     def lines(self) -> Iterable[str]:
-        """Contradictions, what is not verified, and the heads, in lines of plain text."""
-        yield from (each.text() for each in self.contradictions)
-        yield from (f"not verified: {each}" for each in self.unverified)
+        """Contradictions, unverified facts, and the heads, in lines of plain text."""
+        yield from (detail.text() for detail in self.contradictions)
+        yield from (f"not verified: {detail}" for detail in self.unverified)
         yield from filter(None, (self.signed,))
         yield f"head of the store's log: {self.head or 'not verified, since there is no log'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult(OpResult):
-    """The result of an audit; ``at_least`` is the grade that each run had to reach."""
+    """The result of an audit; ``at_least`` is the required grade."""
 
     runs: tuple[RunAudit, ...]
     at_least: AtLeast = "tactics"
@@ -176,7 +176,7 @@ class AuditResult(OpResult):
 
     @property
     def failed(self) -> tuple[RunAudit, ...]:
-        """Runs that are not verified."""
+        """Runs without a verified answer."""
         return tuple(run for run in self.runs if not run.passes(self.at_least))
 
     @property
@@ -194,16 +194,20 @@ class AuditResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The number of runs that pass."""
+        """The number of passing runs."""
         wrong = f"; {len(self.log.contradictions)} contradictions with the log" if self.log.contradictions else ""
         unsigned = "; the given head is not signed" if self.log.unverified else ""
         return f"{len(self.runs) - len(self.failed)} of {len(self.runs)} runs pass{wrong}{unsigned}"
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Contradictions with the log, and each run that is not verified, with what was found first."""
-        found = (f"{r.name} {r.id[:8]}: {next(iter(r.details()), r.headline(self.at_least))}" for r in self.failed)
-        return (*(each.text() for each in self.log.contradictions), *self.log.unverified, *map(str.strip, found))
+        """Contradictions with the log, and each unverified run with its first problem."""
+        failures = (f"{r.name} {r.id[:8]}: {next(iter(r.details()), r.headline(self.at_least))}" for r in self.failed)
+        return (
+            *(contradiction.text() for contradiction in self.log.contradictions),
+            *self.log.unverified,
+            *map(str.strip, failures),
+        )
 
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""

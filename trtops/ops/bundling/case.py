@@ -63,8 +63,8 @@ class Case:
         rules: dict[str, Any] = {}
         for name in self.golden[0]:
             tolerances = self.tolerances.of(name)
-            given = {key: value for key, value in tolerances.to_dict().items() if value not in (None, False, {})}
-            beyond = given.keys() - RULES - {"allow_extra_outputs"}
+            limits = {key: value for key, value in tolerances.to_dict().items() if value not in (None, False, {})}
+            beyond = limits.keys() - RULES - {"allow_extra_outputs"}
             if beyond:
                 raise errors.ConfigError(
                     f"Output {name!r} is evaluated by {', '.join(sorted(beyond))}, which the script cannot compute "
@@ -72,9 +72,9 @@ class Case:
                     "another run."
                 )
             # JSON has no infinity; a difference of two floats never exceeds this.
-            numbers = {key: 1e300 if value == "inf" else value for key, value in given.items() if key in RULES}
+            numbers = {key: 1e300 if value == "inf" else value for key, value in limits.items() if key in RULES}
             rules[name] = {"atol": 0.0, "rtol": 0.0, **numbers, "check_dtypes": tolerances.check_dtypes}
-        found = to_jsonable(
+        content = to_jsonable(
             {
                 "name": self.name,
                 "verdict": self.verdict,
@@ -86,8 +86,8 @@ class Case:
                 **self.settings,
             }
         )
-        assert isinstance(found, dict)
-        return found
+        assert isinstance(content, dict)
+        return content
 
 
 def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
@@ -174,8 +174,8 @@ def _tensorrt_case(
     strongly = config.strongly_typed or not has(Feature.PRECISION_FLAGS)
     if strongly:
         types = tuple((name, DataType.of(dtype)) for name, dtype in layers)
-        wanted = precision.ModelPrecision(precisions=tuple(sorted(lowered)), layers=types)
-        model, layers = (precision.write_into_model(model, wanted) if wanted else model), []
+        model_precision = precision.ModelPrecision(precisions=tuple(sorted(lowered)), layers=types)
+        model, layers = (precision.write_into_model(model, model_precision) if model_precision else model), []
     constraints = "obey" if keep else options.precision_constraints
     flags = (
         *(() if strongly else sorted(name.upper() for name in lowered)),
@@ -211,7 +211,7 @@ def _tensorrt_case(
 
 
 def emulated_case(case: Case, precision: LowPrecision, keep: Sequence[str] = ()) -> Case:
-    """The case of a model in 16 bit, rounded as on a GPU, that overflows or has wrong outputs."""
+    """The case of a 16-bit model, rounded as on a GPU, with overflow or wrong outputs."""
     # The model itself does the rounding, so that ONNX Runtime on any CPU shows what a GPU does.
     low = lower_precision(case.model, precision, exclude=keep).model
     emulate_low_precision(low)

@@ -1,4 +1,4 @@
-"""Bundle: pack a run into a zip file that reproduces its verdict without trtops."""
+"""Bundle: pack a run into a zip file to reproduce its verdict without trtops."""
 
 import contextlib
 import io
@@ -70,7 +70,7 @@ class BundleConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BundleResult(OpResult):
-    """A bundle, with the verdict that it reproduces and the names of its members."""
+    """A bundle, with the reproduced verdict and the names of its members."""
 
     verdict: Verdict = "good"  # always: a bundle that does not reproduce its verdict is not written
     repeats: Verdict
@@ -83,20 +83,20 @@ class BundleResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The verdict that it reproduces."""
+        """The reproduced verdict."""
         return f"reproduces {self.repeats}{'' if self.printed else ', not tried here'}"
 
     def body(self) -> Iterable[str]:
         """Path, members, and output of the script."""
         yield f"`{self.path}`, {size(self.size)}, SHA-256 `{self.sha256}`. Unpack it and run `python reproduce.py`."
-        yield from (f"- {each}" for each in self.missing)
+        yield from (f"- {input_name}" for input_name in self.missing)
         if self.printed:
             yield from ("", "```", self.printed.rstrip(), "```")
         yield from ("", *(f"- `{name}`" for name in self.files))
 
 
 def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker | None = None) -> BundleResult:
-    """Pack a run, a build or an iteration that may have failed, so that its verdict can be reproduced without trtops.
+    """Pack a run, a build or an iteration, failed ones included, to reproduce its verdict without trtops.
 
     ConfigError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
     that is not allowed.
@@ -126,7 +126,7 @@ def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker 
 
 
 def _extra_files(logged: Logged) -> dict[str, bytes]:
-    """Files that are not needed to reproduce the verdict, but show how it came about."""
+    """Files not needed to reproduce the verdict, but showing its history."""
     build = logged.build
     timing = build.timing_cache
     if timing is not None and build.spec.config.backend == "tensorrt":
@@ -146,7 +146,7 @@ def _extra_files(logged: Logged) -> dict[str, bytes]:
 def _failed_case(
     info: RunInfo, tracker: Tracker, folder: MaterialFolder
 ) -> tuple[Case, Environment, dict[str, bytes], tuple[str, ...]]:
-    """The case of a failed build, its environment, further files, and what is missing."""
+    """The case of a failed build, its environment, further files, and missing materials."""
     # Such a run has no manifest, so its files are read as they are; the model is checked by its digest.
     spec_bytes = tracker.peek(info.id, schema.Artifact.SPEC)
     environment_bytes = tracker.peek(info.id, schema.Artifact.ENVIRONMENT)
@@ -154,9 +154,11 @@ def _failed_case(
         materials = read_materials(tracker.peek(info.id, schema.Artifact.MATERIALS))
     except (ValueError, RecursionError) as exc:
         raise errors.FormatError(f"Run {info.id}: {schema.Artifact.MATERIALS} is not JSON ({exc}).") from None
-    why = info.tags.get(schema.Tag.ERROR, "")
+    build_error = info.tags.get(schema.Tag.ERROR, "")
     if spec_bytes is None or environment_bytes is None or materials is None:
-        raise errors.ConfigError(f"Run {info.id} failed before it began to build, so nothing can be reproduced: {why}")
+        raise errors.ConfigError(
+            f"Run {info.id} failed before it began to build, so nothing can be reproduced: {build_error}"
+        )
     spec, check = BuildSpec.from_json(spec_bytes), CheckConfig.from_dict(materials.check)
     model = _failed_model(info, tracker, folder, spec.model_sha256)
     missing: tuple[str, ...] = ()
@@ -188,7 +190,7 @@ def _failed_case(
         tolerances=right.tolerances(check.tolerances),
         verdict="error",
         settings={},
-        reasons=(why,) if why else (),
+        reasons=(build_error,) if build_error else (),
     )
     extra = {"spec.json": spec_bytes, **({"caches/calibration.cache": ranges} if ranges is not None else {})}
     environment = Environment.from_json(environment_bytes)
@@ -198,8 +200,8 @@ def _failed_case(
 def _failed_model(info: RunInfo, tracker: Tracker, folder: MaterialFolder, digest: str) -> Model:
     """The model with a digest: from the run, from its original path, or from a folder."""
     path = Path(info.fact(schema.Tag.MODEL_PATH))
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as place:
-        file = Path(place, "model.onnx")
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as scratch:
+        file = Path(scratch, "model.onnx")
         file.write_bytes((path.name and tracker.peek(info.id, f"{schema.Artifact.MODEL}{path.name}")) or b"")
         for candidate in filter(None, (file, path, folder.models.get(digest))):
             # The run's file cannot be read if its external data was not logged.
@@ -238,9 +240,9 @@ def write_bundle(
         good, printed = _try_script(files | caches, config.timeout_seconds)
         if not good:
             lines = [line for line in printed.splitlines() if line.startswith("verdict: ")]
-            found = lines[-1].split()[1] if lines else "no verdict"
+            script_verdict = lines[-1].split()[1] if lines else "no verdict"
             raise errors.ConfigError(
-                f"Without trtops the case gives {found} instead of {case.verdict}:\n{printed}\n"
+                f"Without trtops the case gives {script_verdict} instead of {case.verdict}:\n{printed}\n"
                 "The verdict depends on something that the script does not reproduce; nothing was written."
             )
     # Host name and commit are private, and bundles are made for strangers.
@@ -268,17 +270,16 @@ def write_bundle(
 def _npz(iterations: Sequence[Mapping[str, Any]]) -> bytes:
     """Arrays as npz, named by iteration and position, since tensor names may contain anything."""
     file = io.BytesIO()
-    arrays = {
-        f"{i}_{j}": array.astype(str) if array.dtype.kind == "O" else array
-        for i, named in enumerate(iterations)
-        for j, array in enumerate(map(np.asarray, named.values()))
-    }
+    arrays = {}
+    for i, named in enumerate(iterations):
+        for j, array in enumerate(map(np.asarray, named.values())):
+            arrays[f"{i}_{j}"] = array.astype(str) if array.dtype.kind == "O" else array
     np.savez(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
 
 
 def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[bool, str]:
-    """Run the script in a process without trtops; returns whether it reproduces the verdict, and its output."""
+    """Run the script in a process without trtops; returns True if it reproduces the verdict, and its output."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder:
         Path(folder, "caches").mkdir()
         for name, data in files.items():
@@ -293,9 +294,9 @@ def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[boo
 
 
 def _issue_lines(case: Case, environment: Environment, printed: str) -> Iterable[str]:
-    what = {"bad": "wrong outputs", "good": "correct outputs", "error": "an error"}[case.verdict]
+    symptom = {"bad": "wrong outputs", "good": "correct outputs", "error": "an error"}[case.verdict]
     expected = "The outputs in `golden.npz`, within the tolerances in `case.json`." if case.golden[0] else "An engine."
-    yield f"# {environment.backend} {environment.backend_version}: {what} of {case.name}"
+    yield f"# {environment.backend} {environment.backend_version}: {symptom} of {case.name}"
     yield from ("", "## What happens", "")
     if printed:
         yield from ("```", printed.rstrip(), "```", "")

@@ -1,4 +1,4 @@
-"""Bisect: find the layers or settings that make a build bad, by building mixtures of a good and a bad build.
+"""Bisect: find the layers or settings behind a bad build, by building mixtures of a good and a bad build.
 
 :mod:`trtops.tactics.bisection` chooses the mixtures.
 """
@@ -67,9 +67,9 @@ def bisect(
     tags: Mapping[str, str] | None = None,
     evaluate: EngineEvaluator | None = None,
     progress: OnProgress | None = None,
-    given: Sequence[Unit] = (),
+    held_units: Sequence[Unit] = (),
 ) -> BisectResult:
-    """Find what makes a build bad, by building mixtures of it and a good one.
+    """Find the cause of a bad build, by building mixtures of it and a good one.
 
     A bisection can be killed at any moment and resumed: no mixture whose run is complete is built again.
 
@@ -83,7 +83,7 @@ def bisect(
         tags: Further tags of all runs.
         evaluate: The Python callable that evaluated the campaign's engines, if one did.
         progress: Called with the number of builds made, and the maximum.
-        given: Confirmed choices of the bad build that every mixture gets. If the good build with them is bad, the
+        held_units: Confirmed choices of the bad build that every mixture gets. If the good build with them is bad, the
             outcome is ``sufficient``; else the bisection searches what else they need.
 
     Raises ConfigError if there is no good or no bad build, or the two are not of one campaign; LogError if the process
@@ -102,7 +102,7 @@ def bisect(
     else:
         config = BisectConfig() if config is None else config
         campaign = campaign_of(tracker, run, bad, allow_scripts=config.allow_scripts)
-        plan, mixture = _plan_pair(tracker, campaign, run, bad, config, tuple(given))
+        plan, mixture = _plan_pair(tracker, campaign, run, bad, config, tuple(held_units))
         parent = tracker.start(campaign.experiment, _title_of(plan), kind=_KIND, tags=tags, parent=campaign.run_id)
         parent.log_json(plan, schema.Artifact.BISECTION_PLAN)
         parent.set_tags({schema.Tag.EVIDENCE: f"{plan.good_run} {plan.bad_run}"})
@@ -132,10 +132,10 @@ def _title_of(plan: BisectPlan) -> str:
 
 
 def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scripts: bool = False) -> Campaign:
-    """The campaign that a bisection belongs to; arguments as :func:`bisect` and its config take them."""
+    """Return the campaign of a bisection; arguments as in :func:`bisect` and its config."""
     run_id = run_id_of(run, tracker)
     if bad is not None:
-        parents = [tracker.info(each).parent for each in (run_id, run_id_of(bad, tracker))]
+        parents = [tracker.info(build_run).parent for build_run in (run_id, run_id_of(bad, tracker))]
         if parents[0] is None or parents[0] != parents[1]:
             raise errors.ConfigError(
                 f"Runs {run_id} and {bad} are not builds of one campaign (`trtops debug build`), which defines how "
@@ -151,7 +151,7 @@ def _plan_pair(
     run: str,
     bad: str | None,
     config: BisectConfig,
-    given: tuple[Unit, ...],
+    held_units: tuple[Unit, ...],
 ) -> tuple[BisectPlan, Mixture]:
     """The two builds to mix."""
     table = campaigns.load_table(tracker, campaign.run_id)
@@ -165,10 +165,10 @@ def _plan_pair(
     else:
         pair = run_id_of(run, tracker), run_id_of(bad, tracker)
     stored = [tracker.load(name) for name in pair]
-    for build, wanted in zip(stored, _WANTED):
-        if build.info.verdict not in wanted:
+    for build, allowed_verdicts in zip(stored, _WANTED):
+        if build.info.verdict not in allowed_verdicts:
             raise errors.ConfigError(
-                f"Run {build.info.id} has the verdict {build.info.verdict}; expected a {wanted[0]} build."
+                f"Run {build.info.id} has the verdict {build.info.verdict}; expected a {allowed_verdicts[0]} build."
             )
     mixture = Mixture(*stored)
     return BisectPlan(
@@ -176,7 +176,7 @@ def _plan_pair(
         good_run=mixture.good.info.id,
         bad_run=mixture.bad.info.id,
         config=config,
-        given=given,
+        held=held_units,
         suspected=suspected_units(tracker, mixture),
     ), mixture
 
@@ -188,10 +188,12 @@ def suspected_units(tracker: Tracker, mixture: Mixture) -> tuple[Unit, ...]:
     in the engine's order, whose error in the bad build is more than twice that in the good one.
     """
     proofs = tracker.find(tags={schema.Tag.PROOF: "confirmed"}, status="finished", limit=_HISTORY)
-    data = [tracker.peek(info.id, schema.Artifact.DENIED) for info in proofs]
-    entries = [DeniedTactic.from_json(each) for each in data if each is not None]
-    known = {("layer", choice.tactic) for entry in entries for choice in entry.choices}
-    known |= {("setting", f"{name}={value}") for entry in entries for name, value in entry.settings}
+    confirmed: set[tuple[str, str]] = set()
+    for info in proofs:
+        if (document := tracker.peek(info.id, schema.Artifact.DENIED)) is not None:
+            entry = DeniedTactic.from_json(document)
+            confirmed |= {("layer", choice.tactic) for choice in entry.choices}
+            confirmed |= {("setting", f"{name}={value}") for name, value in entry.settings}
     good, bad = errors_of(mixture.good.info), errors_of(mixture.bad.info)
     diverges = {n[1]: bad[n] > SOUND_SPREAD * good.get(n, math.inf) for n in bad if len(n) == 3 and n[2] == "max_abs"}
     # If all outputs diverge, the first one shows nothing.
@@ -199,7 +201,7 @@ def suspected_units(tracker: Tracker, mixture: Mixture) -> tuple[Unit, ...]:
     return tuple(
         unit
         for unit in mixture.units
-        if unit.name in layers[:1] or (unit.kind, unit.bad if unit.kind == "layer" else unit.describe()) in known
+        if unit.name in layers[:1] or (unit.kind, unit.bad if unit.kind == "layer" else unit.describe()) in confirmed
     )
 
 
@@ -220,8 +222,8 @@ def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, 
 
 
 def _denied(result: BisectResult, mixture: Mixture, table: CampaignTable) -> DeniedTactic | None:
-    """The entry for the deny-list: a culprit that makes builds bad by itself, if one was found."""
-    if result.given or not result.culprits:
+    """The entry for the deny-list: a culprit sufficient by itself, if one was found."""
+    if result.held or not result.culprits:
         return None
     culprit = result.culprits[0]
     # A culprit that good builds have as well needs something that both builds of the pair have.
@@ -264,15 +266,15 @@ class BisectSession:
     def run(self) -> BisectResult:
         """Search until the culprit of the bad build is known, or the budget is used up."""
         config, units, began = self.plan.config, self.mixture.units, time.perf_counter()
-        given = {unit.column for unit in self.plan.given}
-        held = np.array([unit.column in given for unit in units], np.bool_)
+        held_columns = {unit.column for unit in self.plan.held}
+        held = np.array([unit.column in held_columns for unit in units], np.bool_)
         followers = len(self.mixture.consequences)
         most_of_sum = max(_LEAST_OF_SUM, _MOST_OF_SUM - self.plan.builds)
         self.measured = [
             MeasuredBuild(np.full(len(units), bad), (bad,) * followers, bad, errors_of(build.info))
             for build, bad in ((self.mixture.good, False), (self.mixture.bad, True))
         ]
-        good, bad = (self._fingerprint(each.errors) for each in self.measured)
+        good, bad = (self._fingerprint(measured_build.errors) for measured_build in self.measured)
         steps = CulpritSearch(
             units=len(units),
             held=held,
@@ -286,95 +288,108 @@ class BisectSession:
             is_late = config.max_minutes is not None and time.perf_counter() - began > 60 * config.max_minutes
             return is_late or len(self.trials) >= config.max_builds
 
-        def look_on(most: int, is_open: Callable[[], bool]) -> None:
-            while len(self.trials) < most and not is_spent() and is_open():
+        def add_builds_while(max_trials: int, is_open: Callable[[], bool]) -> None:
+            while len(self.trials) < max_trials and not is_spent() and is_open():
                 rng = np.random.default_rng([config.seed, len(self.trials)])
                 added = self._error_sum()
-                known = [each.unit for each in added.contributions] if added else []
-                left = np.array([unit in known for unit in units], np.bool_) & ~held
-                self.build(separating_mixture(np.array([each.taken for each in self.measured]), held, left, rng))
+                contributing = [contribution.unit for contribution in added.contributions] if added else []
+                left = np.array([unit in contributing for unit in units], np.bool_) & ~held
+                self.build(
+                    separating_mixture(
+                        np.array([measured_build.taken for measured_build in self.measured]), held, left, rng
+                    )
+                )
 
         sure_odds = math.log(config.confidence / (1 - config.confidence))
         # The search yields the mixtures that it wants, and is sent what came of them; None ends it.
         answer: TrialResult | None = None
         while True:
             try:
-                wanted = steps.send(answer)
+                mixture_units = steps.send(answer)
             except StopIteration as ended:
-                found: SearchResult = ended.value
+                search_result: SearchResult = ended.value
                 break
-            answer = None if is_spent() else self.build(wanted)
+            answer = None if is_spent() else self.build(mixture_units)
             # Where no choice is broken, these show more than halves.
-            look_on(MIN_BUILDS - 2, lambda: self._error_sum() is not None)
+            add_builds_while(MIN_BUILDS - 2, lambda: self._error_sum() is not None)
             if answer is not None and (added := self._error_sum()) and added.log_odds >= sure_odds:
-                look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
+                add_builds_while(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
                 # One wrong verdict gives a sum without contributions, until the bad build, built again, is good.
-                is_bad_again = any(each.bad and each.taken.all() for each in self.measured[2:])
+                is_bad_again = any(
+                    measured_build.bad and measured_build.taken.all() for measured_build in self.measured[2:]
+                )
                 is_known = is_bad_again and len(self.trials) >= most_of_sum
                 if (added := self._error_sum()) is not None and (added.contributions or is_known):
-                    found = SearchResult("contributions")
+                    search_result = SearchResult("contributions")
                     break
             if self._follower()[1] >= 1:
-                found = SearchResult("not replayable")
+                search_result = SearchResult("not replayable")
                 break
         # Before a step is reported, its errors must be no sum.
-        if found.outcome == "confirmed":
-            look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and abs(added.log_odds) < sure_odds)
+        if search_result.outcome == "confirmed":
+            add_builds_while(
+                most_of_sum, lambda: (added := self._error_sum()) is not None and abs(added.log_odds) < sure_odds
+            )
             if (added := self._error_sum()) is not None and added.log_odds >= sure_odds:
-                found = SearchResult("contributions")
-        if found.outcome == "contributions":
-            look_on(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
-        elif found.outcome == "units missing" and self.mixture.consequences:  # a layer that no replay sets may decide
-            look_on(_MOST_OF_MISSING, lambda: self._follower()[1] < 1)
-        elif found.explanation is not None:
+                search_result = SearchResult("contributions")
+        if search_result.outcome == "contributions":
+            add_builds_while(most_of_sum, lambda: (added := self._error_sum()) is not None and not added.settled)
+        elif (
+            search_result.outcome == "units missing" and self.mixture.consequences
+        ):  # a layer that no replay sets may decide
+            add_builds_while(_MOST_OF_MISSING, lambda: self._follower()[1] < 1)
+        elif search_result.explanation is not None:
             # Where a layer that no replay sets fits as well, only its name shows that it follows from the unit.
-            least = len(self.trials) + _TIED
-            names = tuple(f" {units[unit].name}" for unit in found.explanation.units)
+            min_trials = len(self.trials) + _TIED
+            names = tuple(f" {units[unit].name}" for unit in search_result.explanation.units)
 
             def is_open() -> bool:
                 name, lead = self._follower()
-                return 0 < lead < 1 or (lead == 0 and len(self.trials) < least and not name.endswith(names))
+                return 0 < lead < 1 or (lead == 0 and len(self.trials) < min_trials and not name.endswith(names))
 
-            look_on(_MOST_OF_MISSING, is_open)
+            add_builds_while(_MOST_OF_MISSING, is_open)
         follows, lead = self._follower()
-        if lead >= 1 and found.outcome not in ("sufficient", "contributions"):
-            found = SearchResult("not replayable")
+        if lead >= 1 and search_result.outcome not in ("sufficient", "contributions"):
+            search_result = SearchResult("not replayable")
         return BisectResult(
             title=_title_of(self.plan),
-            outcome=found.outcome,
+            outcome=search_result.outcome,
             culprits=tuple(
                 BisectCulprit(
-                    units=tuple(units[place] for place in each.units),
-                    clauses=tuple(tuple(map(each.units.index, clause)) for clause in each.clauses),
-                    probability=each.probability,
-                    builds=each.trials,
+                    units=tuple(units[unit_index] for unit_index in explanation.units),
+                    clauses=tuple(tuple(map(explanation.units.index, clause)) for clause in explanation.clauses),
+                    probability=explanation.probability,
+                    builds=explanation.trials,
                 )
-                for each in filter(None, (found.explanation,))
+                for explanation in filter(None, (search_result.explanation,))
             ),
-            suspects=tuple(units[place] for place in found.suspects),
+            suspects=tuple(units[unit_index] for unit_index in search_result.suspects),
             good_run=self.plan.good_run,
             good_verdict="unproven" if self.mixture.good.info.verdict == "unproven" else "good",
             bad_run=self.plan.bad_run,
             units=len(units),
             consequences=self.mixture.consequences,
-            follows=follows if found.outcome == "not replayable" else "",
-            given=self.plan.given,
+            follows=follows if search_result.outcome == "not replayable" else "",
+            held=self.plan.held,
             suspected=self.plan.suspected,
-            added=self._error_sum() if found.outcome == "contributions" else None,
-            repeatability=found.repeatability,
+            added=self._error_sum() if search_result.outcome == "contributions" else None,
+            repeatability=search_result.repeatability,
             trials=tuple(self.trials),
         )
 
     def _error_sum(self) -> AddedErrors | None:
-        """The errors as a sum, of the output that parts bad builds from good ones best; None if none does."""
-        taken, bad = np.array([each.taken for each in self.measured]), np.array([each.bad for each in self.measured])
+        """The errors as a sum, for the output with the best separation of bad and good builds, if any."""
+        taken, bad = (
+            np.array([measured_build.taken for measured_build in self.measured]),
+            np.array([measured_build.bad for measured_build in self.measured]),
+        )
         output, error, ratio = "", np.empty(0), 1.0
         for name in self.measured[0].errors:
-            values = np.array([each.errors.get(name, math.inf) for each in self.measured])
+            values = np.array([measured_build.errors.get(name, math.inf) for measured_build in self.measured])
             if len(name) != 3 or name[2] != "max_abs" or not (np.isfinite(values) & (values > 0)).all():
                 continue
-            if (found := float(values[bad].min() / values[~bad].max())) > ratio:
-                output, error, ratio = name[1], values, found
+            if (bad_to_good := float(values[bad].min() / values[~bad].max())) > ratio:
+                output, error, ratio = name[1], values, bad_to_good
         if not output or (total := find_sum(taken, error, bad, self.plan.config.confidence)) is None:
             return None
         named = zip(total.units, total.values.tolist(), total.margins.tolist())
@@ -393,7 +408,7 @@ class BisectSession:
         )
 
     def _follower(self) -> tuple[str, float]:
-        """The layer that no replay sets and fits the verdicts best, and its lead over units and pairs of them.
+        """The unreplayable layer with the best fit to the verdicts, and its lead over units and pairs of them.
 
         The lead is 0 where one of those fits as well. From 1 on the layer decides.
         """
@@ -401,9 +416,12 @@ class BisectSession:
         mixtures = self.measured[2:]
         if not mixtures or not self.mixture.consequences or self.mixture.is_by_settings:  # settings decide all layers
             return "", -math.inf
-        taken, bad = np.array([each.taken for each in mixtures]), np.array([each.bad for each in mixtures])
+        taken, bad = (
+            np.array([measured_build.taken for measured_build in mixtures]),
+            np.array([measured_build.bad for measured_build in mixtures]),
+        )
         likelihood = Likelihood(len(bad), int(bad.sum()))
-        followed = np.array([each.followed for each in mixtures])
+        followed = np.array([measured_build.followed for measured_build in mixtures])
         scores = likelihood.mixed(followed.sum(axis=0), followed[bad].sum(axis=0))
         best = int(scores.argmax())
         counts = Counts.of(taken, bad, np.arange(min(taken.shape[1], MAX_PAIRED)))
@@ -418,10 +436,10 @@ class BisectSession:
         """The errors of a build, if its verdict in the aspect under test follows from them."""
         return tuple(errors.values()) if errors and tested_aspect(self.mixture.bad.info) == "outputs" else None
 
-    def build(self, wanted: Bools) -> TrialResult:
+    def build(self, bad_units: Bools) -> TrialResult:
         """Build and evaluate a mixture, or take it from an earlier process."""
         # The search is deterministic, so a resumed bisection requests the same mixtures in the same order.
-        tag = json.dumps(np.flatnonzero(wanted).tolist())[: schema.MAX_TAG]
+        tag = json.dumps(np.flatnonzero(bad_units).tolist())[: schema.MAX_TAG]
         if self.resumed and self.resumed[0].tags.get(schema.Tag.TRIAL) != tag:
             self.resumed = []  # another release of this code made other steps
         if self.resumed:
@@ -429,22 +447,22 @@ class BisectSession:
             tactics = campaigns.load_record(self.tracker.load(info.id))
         else:
             tags = {**dict(self.campaign.tags), schema.Tag.TRIAL: tag}
-            name = f"{int(wanted.sum())} of {len(wanted)} from the bad build"
+            name = f"{int(bad_units.sum())} of {len(bad_units)} from the bad build"
             experiment = self.campaign.experiment
             with tracked(self.tracker, experiment, name, kind="iteration", tags=tags, parent=self.parent) as run:
-                request = self.mixture.request(wanted)
-                made = build_and_evaluate(
+                request = self.mixture.request(bad_units)
+                built = build_and_evaluate(
                     self.campaign, request, run, tracker=self.tracker, evaluate_engine=self.evaluate
                 )
-            info, tactics = self.tracker.info(run.id), made.tactics
+            info, tactics = self.tracker.info(run.id), built.tactics
         verdict = verdict_in(tested_aspect(self.mixture.bad.info), info)
         assert verdict is not None
-        outcome = self.mixture.outcome(wanted, tactics)
+        outcome = self.mixture.outcome(bad_units, tactics)
         counted = outcome.taken is not None and verdict != "error" and not outcome.also_changed
         errors = errors_of(info)
         trial = Trial(
             run_id=info.id,
-            taken=tuple(unit.name for unit, is_taken in zip(self.mixture.units, wanted) if is_taken),
+            taken=tuple(unit.name for unit, is_taken in zip(self.mixture.units, bad_units) if is_taken),
             verdict=verdict,
             counted=counted,
             strayed=outcome.strayed,

@@ -30,7 +30,7 @@ ChoiceKey: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Unit(Record):
-    """A layer or a setting in which two builds differ, and that can be taken from either; what each has, in words."""
+    """A layer or setting, replayable from either of two differing builds, with each build's choice in words."""
 
     kind: Literal["layer", "setting"]
     name: str
@@ -48,11 +48,11 @@ class Unit(Record):
         return self.kind, self.name, self.bad
 
     def describe(self) -> str:
-        """The unit with what the bad build has."""
+        """The unit with the bad build's choice."""
         return f"{self.name}={self.bad}" if self.kind == "setting" else f"{self.name}: {self.bad}"
 
     def is_bad_in(self, table: CampaignTable) -> Bools:
-        """Which builds of a table have what the bad build has, of shape ``(builds,)``."""
+        """Mask of the builds with the bad build's choice, of shape ``(builds,)``."""
         return table.has(self.column, self.bad)
 
 
@@ -66,7 +66,7 @@ class BisectConfig(Record):
         max_builds: Maximum number of builds.
         max_minutes: No build starts after this many minutes; None for no limit.
         seed: Of the coin that chooses between a mixture and its opposite.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them (default: the campaign's).
         allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can
             change them.
     """
@@ -93,7 +93,7 @@ class BisectPlan(Record):
     bad_run: str
     builds: int = 2  # of the campaign
     config: BisectConfig
-    given: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
+    held: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
     suspected: tuple[Unit, ...] = ()  # known from earlier campaigns, or next to the first divergence; asked first
 
 
@@ -115,7 +115,7 @@ class Trial(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BisectCulprit(Record):
-    """A set of units that makes builds bad, found in a number of builds, with the posterior probability of this set.
+    """A culprit set of units, with the number of builds behind it and its posterior probability.
 
     ``clauses`` are positions in ``units``: a build is bad that has all units of any clause. ``((0,),)`` is one culprit,
     ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of two.
@@ -143,7 +143,7 @@ class Contribution(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AddedErrors(Record):
-    """Errors of an output that are a sum over several units.
+    """Errors of an output as a sum over several units.
 
     ``contributions`` are the units that surely take part, the largest first. ``low`` and ``high`` are the smallest and
     the largest error among the builds, ``highest`` is the largest that the sum predicts. It is settled if more
@@ -175,7 +175,7 @@ class AddedErrors(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BisectResult(OpResult):
-    """How a bisection ended: ``undecided`` where the budget was too small, or nothing differs that can be chosen.
+    """The outcome of a bisection: ``undecided`` if the budget was too small, or no difference can be chosen.
 
     ``suspects`` probably take part in a combination.
     ``consequences`` are layers that differ and cannot be chosen; they follow from the ``units`` that can, or from
@@ -192,7 +192,7 @@ class BisectResult(OpResult):
     units: int
     consequences: tuple[str, ...] = ()
     follows: str = ""
-    given: tuple[Unit, ...] = ()
+    held: tuple[Unit, ...] = ()
     suspected: tuple[Unit, ...] = ()
     added: AddedErrors | None = None  # with the outcome ``contributions``
     repeatability: Repeatability = "unknown"
@@ -210,7 +210,7 @@ class BisectResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Pin the good build, which has no culprit, unless its data proves nothing."""
+        """Pin the good build as free of culprits, unless its data proves nothing."""
         if not (self.run_id and self.good_run and self.good_verdict == "good"):
             return super().next_step
         return NextStep("runs promote", {"run": self.good_run})
@@ -220,14 +220,14 @@ class BisectResult(OpResult):
         """How it ended, in sentences."""
         builds = f"{len(self.trials)} builds"
         names = "; and ".join(culprit.describe() for culprit in self.culprits)
-        given = " together with ".join(unit.describe() for unit in self.given)
+        held = " together with ".join(unit.describe() for unit in self.held)
         if not self.units:
             return f"The two builds differ in nothing that can be chosen; {len(self.consequences)} layers cannot be."
         if self.outcome == "sufficient":
-            return f"With {given} the good build is bad too, so it needs nothing that the good build lacks."
+            return f"With {held} the good build is bad too, so it needs nothing that the good build lacks."
         doubt = f" {_CONTRADICTED}" if self.repeatability == "contradicted" else ""
-        if self.outcome == "confirmed" and given:
-            return f"{given} is not enough. It also needs, found in {builds}: {names}.{doubt}"
+        if self.outcome == "confirmed" and held:
+            return f"{held} is not enough. It also needs, found in {builds}: {names}.{doubt}"
         if self.outcome == "confirmed":
             return f"Confirmed in {builds}: {names}.{doubt}"
         if self.added is not None:
@@ -249,8 +249,8 @@ class BisectResult(OpResult):
             suspects = ", ".join(unit.describe() for unit in self.suspects) or "none stands out"
             return f"A combination of choices, not resolved by {builds}. Most suspicious: {suspects}."
         failed = sum(not trial.counted for trial in self.trials)
-        why = f" {failed} of them could not be built as requested." if failed else ""
-        return f"{builds} were too few to decide.{why} Give a larger budget, or another pair of builds."
+        failures = f" {failed} of them could not be built as requested." if failed else ""
+        return f"{builds} were too few to decide.{failures} Give a larger budget, or another pair of builds."
 
     def body(self) -> Iterable[str]:
         """The summary, the culprits, and every build."""
@@ -260,8 +260,8 @@ class BisectResult(OpResult):
         if self.repeatability == "repeats":
             yield f"\n{_REPEATS}"
         if self.suspected:
-            known = ", ".join(unit.describe() for unit in self.suspected)
-            yield f"\nAsked first, since confirmed in earlier campaigns or first to diverge: {known}."
+            suspected = ", ".join(unit.describe() for unit in self.suspected)
+            yield f"\nAsked first, since confirmed in earlier campaigns or first to diverge: {suspected}."
         if self.consequences:
             names = listed([f"`{name}`" for name in self.consequences], 8)
             yield f"\n{len(self.consequences)} layers differ that cannot be chosen, and follow from others: {names}."

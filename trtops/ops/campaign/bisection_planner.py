@@ -1,4 +1,4 @@
-"""Decides the next step of a campaign, build, mix or stop; and which culprits are confirmed."""
+"""Decide the next step of a campaign (build, mix or stop), and the confirmed culprits."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ _KILLED = "The bisection's process ended in the middle of it."
 
 @dataclass(frozen=True)
 class CampaignCulprit:
-    """Choices that make builds bad, all of them together: a clause of a bisection's culprit, and what became of it."""
+    """Jointly sufficient choices: a clause of a bisection's culprit, with its later checks."""
 
     units: tuple[Unit, ...]
     good_run: str  # the good build of the bisection that confirmed it
@@ -42,7 +42,7 @@ class CampaignCulprit:
 
     @property
     def tried_in(self) -> tuple[str, ...]:
-        """All good builds that it was put into."""
+        """All good builds tested with it."""
         return self.bad_with + self.good_with
 
     def is_in(self, table: CampaignTable) -> Bools:
@@ -57,16 +57,16 @@ class CampaignCulprit:
 
 @dataclass(frozen=True)
 class BuildPair:
-    """A good and a bad build to mix; ``given`` as in a ``BisectPlan``."""
+    """A good and a bad build to mix; ``held`` as in a ``BisectPlan``."""
 
     good: str
     bad: str
-    given: tuple[Unit, ...] = ()
+    held: tuple[Unit, ...] = ()
 
 
 @dataclass
 class Planner:
-    """The bisections of a campaign that have ended, the oldest first, and what follows from them.
+    """The finished bisections of a campaign, oldest first, and the next step.
 
     ``unfinished`` is the run of an interrupted one; ``after`` is the number of builds when the last one ended.
     """
@@ -80,7 +80,7 @@ class Planner:
     def read(
         cls, tracker: Tracker, campaign: RunInfo, config: DebugBuildConfig, iterations: Iterable[RunInfo]
     ) -> "Planner":
-        """Read a campaign's bisections from the tracking store; those whose process has died are closed.
+        """Read a campaign's bisections from the tracking store, and close those of dead processes.
 
         A bisection that was killed before its plan was logged has built nothing and is ignored.
         """
@@ -96,7 +96,7 @@ class Planner:
         return cls(config, done, None if runs[-1].status == "finished" else runs[-1], after)
 
     def add(self, result: BisectResult, builds: int) -> None:
-        """Add a bisection that ended when the campaign had this many builds."""
+        """Add a finished bisection, with the number of builds at its end."""
         self.done.append(result)
         self.unfinished, self.after = None, builds
 
@@ -107,37 +107,39 @@ class Planner:
 
     @property
     def culprits(self) -> list[CampaignCulprit]:
-        """All culprits found so far that no later bisection has refuted."""
+        """All culprits found so far, without refuted ones."""
         return merge_culprits(self.done)
 
     @property
     def _unexplained_pairs(self) -> int:
         # A bad build that is good when built again may be one wrong verdict, so it counts for half.
         halves = {"not repeatable": 2, "units missing": 1, "combination": 2}
-        return sum(halves.get(r.outcome, 0) for r in self.done if not r.culprits and not r.given) // 2
+        return sum(halves.get(r.outcome, 0) for r in self.done if not r.culprits and not r.held) // 2
 
     def pair(self, table: CampaignTable) -> BuildPair | None:
         """The next good and bad build to mix; None if builds are needed first."""
-        found = self.culprits
+        culprits = self.culprits
         rows = {name: row for row, name in enumerate(table.names)}
         # First a good build that has a culprit, which then needs something else.
-        for culprit in found:
+        for culprit in culprits:
             has = culprit.is_in(table)
             against = [name for name in table.named(*PASSED) if has[rows[name]] and name not in culprit.tried_in]
             if against and not culprit.settled:
                 alike, _ = most_alike(table, against, [culprit.good_run])
-                return BuildPair(alike, culprit.bad_run, given=culprit.units)
+                return BuildPair(alike, culprit.bad_run, held=culprit.units)
         # Then a bad build that no culprit explains.
-        tried = {result.bad_run for result in self.done if not result.given}
-        explained = np.logical_or.reduce([np.zeros(len(table), np.bool_), *(each.is_in(table) for each in found)])
+        tried = {result.bad_run for result in self.done if not result.held}
+        explained = np.logical_or.reduce(
+            [np.zeros(len(table), np.bool_), *(explaining.is_in(table) for explaining in culprits)]
+        )
         # A good build whose mixtures follow nothing may have the culprit and be good by chance.
-        unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
+        unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.held}
         good = [name for name in table.named(*PASSED) if name not in unsafe]
         bad = [name for name in table.named("bad") if name not in tried and not explained[rows[name]]]
         if good and bad:
             return BuildPair(*most_alike(table, good, bad))
         # At last a good build that shows whether a culprit is bad there too.
-        transfers = (_transfer(culprit, table) for culprit in found if self._has_waited(table))
+        transfers = (_transfer(culprit, table) for culprit in culprits if self._has_waited(table))
         return next((pair for pair in transfers if pair is not None), None)
 
     def is_answered(self, table: CampaignTable) -> bool:
@@ -151,27 +153,30 @@ class Planner:
             return self._unexplained_pairs >= MAX_UNREPEATABLE_PAIRS
         if not self.config.complete:
             passed = np.isin(table.verdicts, [VERDICTS.index(verdict) for verdict in PASSED])
-            return not any((each.is_in(table) & passed).any() for each in self.culprits if not each.settled)
+            return not any((culprit.is_in(table) & passed).any() for culprit in self.culprits if not culprit.settled)
         return self._has_waited(table) and self.pair(table) is None
 
     def _has_waited(self, table: CampaignTable) -> bool:
-        """Whether there are enough good builds, or so few among many that the campaign stops waiting for more."""
-        wanted = self.config.clean_builds
-        return len(table.named(*PASSED)) >= wanted or len(table) - self.after >= BUILDS_PER_GOOD_ONE * wanted
+        """True with enough good builds, or too few among many to wait for more."""
+        required_builds = self.config.clean_builds
+        return (
+            len(table.named(*PASSED)) >= required_builds
+            or len(table) - self.after >= BUILDS_PER_GOOD_ONE * required_builds
+        )
 
     def confidence(self) -> float:
-        """What the next bisection needs: more, where an earlier one found that choices do not decide."""
+        """The confidence for the next bisection: higher after one with undecided choices."""
         doubt = 1 - self.config.confidence
         return 1 - doubt / 5 if self._unexplained_pairs else self.config.confidence
 
     def draws(self, table: CampaignTable) -> bool:
-        """Whether timed builds are to draw tactics at random: where no good or no bad build is there to be mixed."""
+        """True if timed builds are to draw tactics at random: without a good or a bad build to mix."""
         if self.config.until != "decided" or not self.config.bisect or self.config.random_tactics or self.done:
             return False
         return bool(table.named(*PASSED)) != bool(table.named("bad"))
 
     def denied(self, tracker: Tracker, table: CampaignTable) -> DenyList:
-        """What the next builds must not choose: the culprits; settings that were built, where builds draw them.
+        """Choices excluded from the next builds: the culprits; built settings if builds draw them.
 
         Nothing, where a build has failed since.
         """
@@ -187,7 +192,9 @@ class Planner:
                     and len(records) < 2 ** len(record.settings)
                     and record.mechanism == "onnxruntime"
                 ):
-                    entries.append(DeniedTactic.of(record, {("setting", each) for each, _ in record.settings}, name))
+                    entries.append(
+                        DeniedTactic.of(record, {("setting", setting) for setting, _ in record.settings}, name)
+                    )
         for culprit in self.culprits:
             record = load_record(tracker.load(culprit.bad_run))
             assert record is not None  # or there would have been nothing to mix
@@ -199,48 +206,52 @@ class Planner:
 
 
 def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
-    """Merge the culprits of all bisections. A refuted culprit is dropped, and so is one that contains another."""
+    """Merge the culprits of all bisections, without refuted ones and supersets of others."""
     # If both builds of a pair have one of two choices that fail only together, the bisection names the other one alone.
-    # A later bisection with that one as ``given`` adds what it needs.
-    found: list[CampaignCulprit] = []
+    # A later bisection with that one as ``held`` adds what it needs.
+    culprits: list[CampaignCulprit] = []
     for result in done:
-        new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
-        if not result.given:
-            found += [CampaignCulprit(units, result.good_run, result.bad_run) for units in new]
+        new: list[tuple[Unit, ...]] = []
+        for bisected in result.culprits:
+            new += [tuple(bisected.units[i] for i in clause) for clause in bisected.clauses]
+        if not result.held:
+            culprits += [CampaignCulprit(units, result.good_run, result.bad_run) for units in new]
             continue
-        for place, culprit in [(p, c) for p, c in enumerate(found) if set(c.units) == set(result.given)][::-1]:
+        for position, culprit in [(p, c) for p, c in enumerate(culprits) if set(c.units) == set(result.held)][::-1]:
             if new:
                 needed = [(*culprit.units, *(unit for unit in units if unit not in culprit.units)) for units in new]
-                found[place : place + 1] = [replace(culprit, units=units, settled=True) for units in needed]
+                culprits[position : position + 1] = [replace(culprit, units=units, settled=True) for units in needed]
             elif result.outcome == "sufficient":
-                found[place] = replace(culprit, bad_with=(*culprit.bad_with, result.good_run))
+                culprits[position] = replace(culprit, bad_with=(*culprit.bad_with, result.good_run))
             else:
-                found[place] = replace(culprit, good_with=(*culprit.good_with, result.good_run))
-    kept = [c for c in found if c.settled or len(c.good_with) < REFUTATIONS or len(c.good_with) <= len(c.bad_with)]
-    sets = [culprit.choices for culprit in kept]
+                culprits[position] = replace(culprit, good_with=(*culprit.good_with, result.good_run))
+    unrefuted = [
+        c for c in culprits if c.settled or len(c.good_with) < REFUTATIONS or len(c.good_with) <= len(c.bad_with)
+    ]
+    sets = [culprit.choices for culprit in unrefuted]
     return [
         culprit
-        for place, culprit in enumerate(kept)
-        if not any(other < sets[place] for other in sets) and sets[place] not in sets[:place]
+        for position, culprit in enumerate(unrefuted)
+        if not any(other < sets[position] for other in sets) and sets[position] not in sets[:position]
     ]
 
 
 def _transfer(culprit: CampaignCulprit, table: CampaignTable) -> BuildPair | None:
-    """The good build to put a culprit into, to see what else it needs: the one least like its pair; None after some."""
+    """The good build for the next test of a culprit: the one least like its pair; None after some."""
     rows = {name: row for row, name in enumerate(table.names)}
     has = culprit.is_in(table)
     good = [name for name in table.named(*PASSED) if name not in culprit.tried_in and not has[rows[name]]]
     if culprit.settled or not good or sum(not has[rows[name]] for name in culprit.tried_in) >= MAX_TRANSFERS:
         return None
     # A choice that all builds so far share may be needed.
-    known = [rows[name] for name in (culprit.good_run, culprit.bad_run, *culprit.tried_in)]
-    lacking = [(table.codes[rows[name]] != table.codes[known]).all(axis=0).sum() for name in good]
+    culprit_rows = [rows[name] for name in (culprit.good_run, culprit.bad_run, *culprit.tried_in)]
+    lacking = [(table.codes[rows[name]] != table.codes[culprit_rows]).all(axis=0).sum() for name in good]
     best = int(np.argmax(lacking))
-    return BuildPair(good[best], culprit.bad_run, given=culprit.units) if lacking[best] else None
+    return BuildPair(good[best], culprit.bad_run, held=culprit.units) if lacking[best] else None
 
 
 def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:
-    """The good and the bad build that differ in the fewest layers and settings."""
+    """The good and the bad build with the fewest differing layers and settings."""
     rows = {name: row for row, name in enumerate(table.names)}
     good, bad = good[:_MAX_COMPARED], bad[:_MAX_COMPARED]
     theirs = table.codes[[rows[name] for name in bad]]

@@ -1,4 +1,4 @@
-"""The config of a campaign of builds: what varies from build to build, and where builds are made."""
+"""The config of a campaign: the variation between builds, and the devices to build on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ class BuildPlace(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class DebugBuildConfig(Record):
-    """A campaign: what is built repeatedly, how each build is evaluated, and when to stop.
+    """A campaign: the model to build repeatedly, the check of each build, and the limits.
 
     Attributes:
         build: How engines are built.
@@ -35,7 +35,7 @@ class DebugBuildConfig(Record):
             campaign.
         command: An external command that evaluates an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and
             ``{inputs}`` JSON files as Polygraphy takes them. With ``artifact`` the engine is written there instead.
-        calibration_data: Data source for INT8 calibration; the check's own data unless given.
+        calibration_data: Data source for INT8 calibration (default: the check's own data).
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         random_tactics: Choose tactics at random and not by their time. It shows what each choice does to the outputs,
             including choices that timing seldom makes. The share of bad builds is then not the share in production.
@@ -99,7 +99,7 @@ class DebugBuildConfig(Record):
             )
 
     def build_of(self, number: int, draws: bool = False) -> BuildConfig:
-        """The build config of an iteration, whose tactics are drawn at random if the config says so or ``draws``."""
+        """The build config of an iteration, with random tactics if the config or ``draws`` says so."""
         if not (self.random_tactics or draws):
             return self.build
         # Campaigns with other seeds share no draw. A repeated iteration draws the same again. After a timed first

@@ -1,4 +1,4 @@
-"""Debug build: build one model repeatedly, evaluate each build, and find the tactic that makes some of them bad.
+"""Debug build: build one model repeatedly, evaluate each build, and find the tactic behind the bad ones.
 
 A campaign is a parent run with a child run per iteration. It can be killed at any moment and resumed: an iteration
 counts once its run is complete, one that was cut short is marked and retried with the same seed, and none is built
@@ -49,8 +49,8 @@ _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later
 class CampaignProgress:
     """The state of a campaign: builds so far, those of earlier processes included, and mixtures in addition.
 
-    ``last`` is the iteration that has just finished, None at the start; ``found`` is the diff so far, None unless the
-    campaign runs until it is decided.
+    ``last`` is the iteration that has just finished, None at the start; ``diff`` is that of the builds so far, in a
+    campaign that runs until it is decided, else None.
     """
 
     done: int
@@ -61,7 +61,7 @@ class CampaignProgress:
     unproven: int = 0
     mixtures: int = 0
     last: CampaignBuild | None = None
-    found: TacticDiff | None = None
+    diff: TacticDiff | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class DebugBuildResult(OpResult):
     bisections: tuple[BisectResult, ...] = ()  # results of mixing good and bad builds, if the campaign did
     confirmed: tuple[str, ...] = ()  # the culprits that these confirm, in words
     options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
-    found: TacticDiff
+    diff: TacticDiff
 
     @property
     def mixtures(self) -> int:
@@ -91,18 +91,18 @@ class DebugBuildResult(OpResult):
     def headline(self) -> str:
         """The conclusion of the bisections, or else of the diff."""
         if self.confirmed or not self.bisections:
-            return "confirmed" if self.confirmed else self.found.conclusion
+            return "confirmed" if self.confirmed else self.diff.conclusion
         outcomes = [r.outcome for r in self.bisections if r.outcome not in ("confirmed", "sufficient")]
         return outcomes[-1] if outcomes else "undecided"
 
     @property
     def next_step(self) -> NextStep | None:
-        """Prove a culprit, or mix builds where more are needed; if all are bad, vary the tactics, or else triage."""
+        """Prove a culprit, or mix builds if more are needed; if all are bad, vary the tactics, or else triage."""
         if self.run_id and self.headline == "confirmed":
             return NextStep("debug prove", {"run": self.run_id})
-        if self.run_id and self.found.conclusion in ("narrowed down", "not enough runs"):
+        if self.run_id and self.diff.conclusion in ("narrowed down", "not enough runs"):
             return NextStep("debug bisect", {"run": self.run_id})
-        if self.run_id and self.subject and self.found.conclusion == "no good builds":
+        if self.run_id and self.subject and self.diff.conclusion == "no good builds":
             options = {"model": self.subject, **self.options}
             if not (self.drawn or self.options.get("random_tactics")):
                 return NextStep("debug build", {**options, "random_tactics": True, "experiment": self.experiment})
@@ -123,11 +123,11 @@ class DebugBuildResult(OpResult):
             yield ""
         for result in self.bisections:
             yield f"- Mixtures of `{result.good_run[:8]}` and `{result.bad_run[:8]}`: {result.summary}"
-        if self.confirmed and self.found.conclusion == "not enough runs":
+        if self.confirmed and self.diff.conclusion == "not enough runs":
             return  # that is what the mixtures are for
         if self.bisections:
             yield from ("", "## Without the mixtures", "")
-        yield from diff_body(self.found)
+        yield from diff_body(self.diff)
 
 
 Submit: TypeAlias = Callable[[Campaign, int], "Future[CampaignBuild]"]
@@ -156,10 +156,10 @@ def debug_build(
         resume: The run of a campaign to resume. Its own config holds unless another is
             given, which may differ in when to stop and in what runs in parallel, but not in what decides a build or its
             verdict.
-        experiment: Experiment to log to; the model file's name without its ending unless given.
+        experiment: Experiment to log to (default: the model file's name without its ending).
         tags: Further tags of all runs.
         evaluate: A Python callable that evaluates engines instead of the config's check.
-        submit: Where iterations run; one after the other in this thread unless given.
+        submit: Where iterations run (default: one after the other in this thread).
         progress: Called after every iteration, and once at the start.
         allow_scripts: Run scripts and commands that the resumed campaign names; anyone with write access to the store
             can change them. Those of a given config need no permission.
@@ -174,14 +174,14 @@ def debug_build(
     with contextlib.ExitStack() as stack:  # since the lock needs the run's id, which either branch finds
         if resume is not None:
             resume = run_id_of(resume, tracker)
-            known = ended_if_whole(tracker, tracker.info(resume))
-            campaigns.require_campaign(known)
-            if known.status == "finished":
+            campaign_info = ended_if_whole(tracker, tracker.info(resume))
+            campaigns.require_campaign(campaign_info)
+            if campaign_info.status == "finished":
                 stored = tracker.load(resume).read_bytes(schema.Artifact.CAMPAIGN_RESULT)
                 return DebugBuildResult.from_json(stored)
             stack.enter_context(_locked_campaign(resume, tracker))
-            loaded, config = _check_resumed(known, model, config, tracker, allow_scripts, evaluate)
-            experiment, run = known.experiment, tracker.reopen(resume)
+            loaded, config = _check_resumed(campaign_info, model, config, tracker, allow_scripts, evaluate)
+            experiment, run = campaign_info.experiment, tracker.reopen(resume)
             run.set_tags(tags or {})  # of the flow run that runs it now
         else:
             if model is None:
@@ -239,15 +239,17 @@ class _CampaignState:
         self._run, self._tracker, self._progress = run, tracker, progress
         self._began = began
         info = tracker.info(campaign.run_id)
-        found = campaigns.iterations(tracker, info)
-        self._interrupted = found.marked
-        self._table = campaigns.table_of(tracker, info, found.whole.values())
+        iterations = campaigns.iterations(tracker, info)
+        self._interrupted = iterations.marked
+        self._table = campaigns.table_of(tracker, info, iterations.whole.values())
         # Where builds are bad on one machine only, the tactics that it prefers are no culprits.
-        self._made_on = {info.id: campaigns.made_on(info) for info in found.whole.values()}
-        self._planner = Planner.read(tracker, info, campaign.config, found.whole.values())
-        drawn = (number for number, each in found.whole.items() if each.params.get("options.tactic_seed"))
+        self._made_on = {info.id: campaigns.made_on(info) for info in iterations.whole.values()}
+        self._planner = Planner.read(tracker, info, campaign.config, iterations.whole.values())
+        drawn = (
+            number for number, iteration in iterations.whole.items() if iteration.params.get("options.tactic_seed")
+        )
         self._drawn = set() if campaign.config.random_tactics else set(drawn)
-        taken = found.whole.keys() | found.running
+        taken = iterations.whole.keys() | iterations.running
         # Numbers of the iterations to make. Each is given out once.
         self._missing = iter([number for number in range(campaign.config.limit) if number not in taken])
         self._diff: TacticDiff | None = None
@@ -315,7 +317,7 @@ class _CampaignState:
             tracker=self._tracker,
             tags=tags,
             evaluate=evaluate,
-            progress=lambda done, most: self.report(None, done),
+            progress=lambda done, max_builds: self.report(None, done),
         )
         if planner.unfinished is not None:  # its plan holds everything else
             resumed = bisect_pair(planner.unfinished.id, config=BisectConfig(allow_scripts=True))
@@ -336,7 +338,7 @@ class _CampaignState:
                 seed=config.seed + len(planner.done),
                 devices=config.devices,
             ),
-            given=pair.given,
+            held_units=pair.held,
         )
         planner.add(result, len(self._table))
 
@@ -360,22 +362,22 @@ class _CampaignState:
     def report(self, last: CampaignBuild | None, mixtures: int = 0) -> None:
         """Call the progress function; ``mixtures`` are those of a bisection in progress."""
         if self._progress is not None:
-            now = CampaignProgress(
+            progress = CampaignProgress(
                 done=len(self._table),
                 limit=self.campaign.config.limit,
                 mixtures=self._planner.trials + mixtures,
                 last=last,
-                found=self._diff,
+                diff=self._diff,
                 **campaigns.counts(self._table),
             )
-            self._progress(now)
+            self._progress(progress)
 
     def finish(self) -> DebugBuildResult:
         """Log table, diff and result, and end the parent run."""
         config, counts = self.campaign.config, campaigns.counts(self._table)
-        found = diff(self._table, confidence=config.confidence, blocks=self._made_on)
+        tactic_diff = diff(self._table, confidence=config.confidence, blocks=self._made_on)
         result = DebugBuildResult(
-            verdict=next((each for each in ("bad", "unproven", "good") if counts[each]), "error"),
+            verdict=next((verdict for verdict in ("bad", "unproven", "good") if counts[verdict]), "error"),
             iterations=len(self._table),
             good=counts["good"],
             bad=counts["bad"],
@@ -384,21 +386,21 @@ class _CampaignState:
             drawn=len(self._drawn),
             interrupted=tuple(info.id for info in self._interrupted),
             bisections=tuple(self._planner.done),
-            confirmed=tuple(each.describe() for each in self._planner.culprits),
+            confirmed=tuple(culprit.describe() for culprit in self._planner.culprits),
             # Without the seed of draws, since a command line only has that of the data.
             options=arguments_of(config) | {"seed": arguments_of(config.check).get("seed")},
             subject="" if config.command is not None else self.campaign.model,
-            found=found,
+            diff=tactic_diff,
         ).kept_in(self._run, self.campaign.experiment)
         campaigns.log_table(self._run, self._table)
-        log_diff(self._run, found)
+        log_diff(self._run, tactic_diff)
         self._run.log_json(result, schema.Artifact.CAMPAIGN_RESULT)
         finish_with(self._run, result, self._tracker, title=f"debug build {Path(self.campaign.model).name}")
         return result
 
 
 def _profiled(config: DebugBuildConfig, model: Model, evaluate: EngineEvaluator | None) -> DebugBuildConfig:
-    """The config with a profile of its data's shapes; engines that others evaluate run on data of their own."""
+    """The config with a profile of its data's shapes; other evaluators use data of their own."""
     if evaluate is not None or config.command is not None:
         return config
     return replace(config, build=config.check.profiled(config.build, model, config.calibration_data))
@@ -472,10 +474,10 @@ def _log_beginning(
         run.set_tags({schema.Tag.BACKEND: environment.backend})
     if evaluate is not None or (config.command is not None and not config.command.wants("{golden}")):
         return None
-    known = info.tags.get(schema.Tag.GOLDEN_SHA256)
-    data = tracker.peek(run.id, schema.Artifact.GOLDEN) if known is not None else None
-    if data is not None and sha256(data) == known:
-        return known
+    logged_digest = info.tags.get(schema.Tag.GOLDEN_SHA256)
+    data = tracker.peek(run.id, schema.Artifact.GOLDEN) if logged_digest is not None else None
+    if data is not None and sha256(data) == logged_digest:
+        return logged_digest
     golden = golden_outputs(model, feeds, config.check.golden)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("golden")) as folder:
         file = Path(folder, "golden.npz")

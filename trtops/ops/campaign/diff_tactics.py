@@ -1,4 +1,4 @@
-"""Diff tactics: compare good and bad builds, and report the tactic that the bad ones have and the good ones lack."""
+"""Diff tactics: compare good and bad builds, and report the tactic shared by the bad ones only."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +18,12 @@ from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
 from trtops.tracking.records import run_id_of
 
 _CAMPAIGN, _BUILDS = "debug_build", ("build", "iteration")
-_SHOWN = 10  # skipped runs and files on a page
+_MAX_LISTED_SKIPS = 10  # skipped runs and files on a page
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffTacticsConfig(Record):
-    """The source of good and bad builds, and what is compared.
+    """The source of good and bad builds, and the granularity of the comparison.
 
     Builds of the store are compared in the order in which they ended, so the diff may be repeated as more of them end.
     Files have no order: their diff is valid once, for a number of builds that was fixed beforehand.
@@ -62,7 +62,7 @@ class DiffTacticsResult(OpResult):
 
     title: str = "diff tactics"
     builds: int
-    found: TacticDiff
+    diff: TacticDiff
     skipped: Skipped = ()
 
     @property
@@ -73,25 +73,25 @@ class DiffTacticsResult(OpResult):
     @property
     def headline(self) -> str:
         """The diff's conclusion."""
-        return self.found.conclusion
+        return self.diff.conclusion
 
     def difference_lines(self) -> Iterator[str]:
-        """The plain difference between good and bad builds, in the lines that Polygraphy prints."""
-        yield f"Loaded {self.found.good} good tactic replays."
-        yield f"Loaded {self.found.bad} bad tactic replays."
-        if self.found.set_difference:
+        """The plain difference between good and bad builds, in Polygraphy's lines."""
+        yield f"Loaded {self.diff.good} good tactic replays."
+        yield f"Loaded {self.diff.bad} bad tactic replays."
+        if self.diff.set_difference:
             yield "Found potentially bad tactics:"
         else:
             yield "Could not determine potentially bad tactics. Try providing more tactic replay files if possible."
-        for only_bad in self.found.set_difference:
+        for only_bad in self.diff.set_difference:
             yield f"Layer: {only_bad.layer}\n    Algorithms: {list(map(algorithm_text, only_bad.choices))}"
 
     def body(self) -> Iterable[str]:
-        """The diff's page, and what was skipped."""
-        yield from diff_body(self.found)
+        """The diff's page, and the skipped runs and files."""
+        yield from diff_body(self.diff)
         if self.skipped:
             yield from ("", f"{len(self.skipped)} runs or files were skipped:", "")
-            yield listed([f"- `{name}`: {why}" for name, why in self.skipped], _SHOWN, "\n")
+            yield listed([f"- `{name}`: {reason}" for name, reason in self.skipped], _MAX_LISTED_SKIPS, "\n")
 
 
 def diff_tactics(
@@ -106,7 +106,7 @@ def diff_tactics(
     Args:
         config: Which builds, and what to compare.
         tracker: The tracking store.
-        experiment: Experiment to log to; the builds' own, or ``tactics`` for files, unless given.
+        experiment: Experiment to log to (default: the builds' own, or ``tactics`` for files).
         tags: Further tags of the run.
 
     Raises ConfigError if there is no such source, or it holds no evaluated build; RunNotFoundError if a run does not
@@ -118,8 +118,10 @@ def diff_tactics(
     if config.experiment is not None:
         builds = tracker.find(config.experiment, tags=config.tags, status="finished")
     else:
-        children = [child for info in infos for child in tracker.find(info.experiment, parent=info.id)]
-        builds = [*children, *infos]
+        builds = []
+        for info in infos:
+            builds += tracker.find(info.experiment, parent=info.id)
+        builds += infos
     builds = [info for info in builds if info.kind in _BUILDS]
     table, skipped = run_step("read builds", _load_builds, config, builds, tracker)
     if not len(table):
@@ -132,30 +134,30 @@ def diff_tactics(
     with op_run(tracker, experiment, name, kind="diff_tactics", tags=tags, parent=parent) as run:
         run.log_params(config)
         blocks = {info.id: campaigns.made_on(info) for info in builds}
-        found = run_step("compare", diff, table, confidence=config.confidence, by=config.by, blocks=blocks)
+        tactic_diff = run_step("compare", diff, table, confidence=config.confidence, by=config.by, blocks=blocks)
         run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
-        log_diff(run, found)
-        result = DiffTacticsResult(builds=len(table), found=found, skipped=skipped)
+        log_diff(run, tactic_diff)
+        result = DiffTacticsResult(builds=len(table), diff=tactic_diff, skipped=skipped)
         run_step("log", finish_with, run, result, tracker, title=name, evaluated=False)
     return result.kept_in(run, experiment)
 
 
-def diff_body(found: TacticDiff) -> list[str]:
+def diff_body(tactic_diff: TacticDiff) -> list[str]:
     """A diff as lines of Markdown, without a heading."""
-    return found.markdown().splitlines()[2:]
+    return tactic_diff.markdown().splitlines()[2:]
 
 
-def log_diff(run: Run, found: TacticDiff) -> None:
+def log_diff(run: Run, tactic_diff: TacticDiff) -> None:
     """Log a diff as JSON and as a page."""
-    run.log_json(found, schema.Artifact.DIFF)
-    run.log_text(found.markdown(), schema.Artifact.DIFF_PAGE)
-    run.log_metrics({(schema.Metric.DIFF, name): getattr(found, name) for name in ("p_chance", "e_value_log10")})
+    run.log_json(tactic_diff, schema.Artifact.DIFF)
+    run.log_text(tactic_diff.markdown(), schema.Artifact.DIFF_PAGE)
+    run.log_metrics({(schema.Metric.DIFF, name): getattr(tactic_diff, name) for name in ("p_chance", "e_value_log10")})
 
 
 def _load_builds(
     config: DiffTacticsConfig, builds: Sequence[RunInfo], tracker: Tracker
 ) -> tuple[CampaignTable, Skipped]:
-    """Read files, or runs: those of campaigns from their tables, which takes a thousandth of the time."""
+    """Read files or runs; those of campaigns from their tables, in a thousandth of the time."""
     if config.folder is not None:
         return load_replay_folder(config.folder)
     if config.good is not None and config.bad is not None:
@@ -173,14 +175,14 @@ def _load_builds(
             table.take(stored, [name for name in stored.names if name in infos])
             continue
         for info in infos.values():
-            why = _why_unfit(info)
+            reason = _why_unfit(info)
             try:
-                if why is None:
+                if reason is None:
                     campaigns.append(table, tracker.load(info.id))
             except errors.IncompleteRunError as exc:
-                why = str(exc)
-            if why is not None:
-                skipped.append((info.id, why))
+                reason = str(exc)
+            if reason is not None:
+                skipped.append((info.id, reason))
     if len(by_parent) > 1:
         together = CampaignTable(ordered=table.ordered)
         together.take(table, [info.id for info in in_order])

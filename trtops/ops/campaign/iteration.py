@@ -67,18 +67,18 @@ class CampaignBuild(Record):
 def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> CampaignBuild:
-    """Run an iteration of a campaign, in any thread, process or machine that reaches store and model."""
+    """Run an iteration of a campaign, in any thread, process or machine with access to store and model."""
     request = BuildRequest(build=campaign.config.build_of(number, campaign.draws))
     tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number)}
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
     ) as run:
-        made = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate_engine)
-    return replace(made, number=number)
+        built = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate_engine)
+    return replace(built, number=number)
 
 
 def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> CampaignBuild:
-    """Run an iteration unless it is in the store already: a cluster that lost a worker hands its iteration out again.
+    """Run an iteration unless it is in the store already, as when a cluster repeats it after losing a worker.
 
     Runs that a dead process left half done are closed. Those of another machine are closed there (``trtops store
     reap``).
@@ -112,9 +112,9 @@ def build_and_evaluate(
             f"{campaign.model} has digest {model.info.sha256[:12]}; the campaign began with "
             f"{campaign.model_sha256[:12]}. Restore it, or begin another campaign."
         )
-    place = campaign.config.place
+    build_place = campaign.config.place
     build: Build | None
-    with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
+    with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
         try:
             command = own_check(campaign, evaluate_engine)
             build = _build_engine(backend, model, campaign, request, run, tracker, command)
@@ -137,7 +137,7 @@ def build_and_evaluate(
         "bad": NextStep.after(options, "debug accuracy", {"model": campaign.model, "experiment": campaign.experiment}),
     }
     step = str(next_steps.get(verdict, ""))
-    present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, why=reasons, next=step))
+    present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, reasons=reasons, next=step))
     run.finish(verdict)
     tactics = None if build is None else build.tactics
     return CampaignBuild(run_id=run.id, verdict=verdict, reasons=reasons, tactics=tactics)
@@ -149,7 +149,7 @@ def _load_model(path: str) -> Model:
 
 
 def own_check(campaign: Campaign, evaluate_engine: EngineEvaluator | None) -> str:
-    """The command or Python callable that evaluates a campaign's engines, as text; empty if outputs are compared."""
+    """The command or Python callable for the check of a campaign's engines, as text; empty for output comparison."""
     if evaluate_engine is not None:
         function = evaluate_engine if hasattr(evaluate_engine, "__qualname__") else type(evaluate_engine)
         return f"{function.__module__}.{function.__qualname__}"
@@ -157,7 +157,7 @@ def own_check(campaign: Campaign, evaluate_engine: EngineEvaluator | None) -> st
 
 
 def denial_scope(campaign: Campaign, bad: StoredRun, tracker: Tracker, command: str) -> dict[str, Any]:
-    """The checks that a denied tactic is for, as fields of DeniedTactic, given a build that it makes bad.
+    """The scope of a denied tactic, as fields of DeniedTactic, from a build made bad by it.
 
     Without fields, it is for all: the model's own limits find that build bad as well. Otherwise it is for the
     campaign's own limits, or for the ``command``.
@@ -167,12 +167,12 @@ def denial_scope(campaign: Campaign, bad: StoredRun, tracker: Tracker, command: 
         return {"command": command}
     if tolerances is None or tested_aspect(bad.info) == "precision":
         return {}
-    place, model, check = campaign.config.place, _load_model(campaign.model), campaign.config.check
+    build_place, model, check = campaign.config.place, _load_model(campaign.model), campaign.config.check
     with contextlib.suppress(errors.TrtopsError):  # such as a number that was not recorded
         build = builds.load_build(bad, engine=False)
         report = Evaluation.from_json(bad.read_bytes(schema.Artifact.ACCURACY)).report
         request = (model, check, build.spec.config, str(_golden_file(tracker, campaign)), build.calibration_cache)
-        with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
+        with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
             limits = backend.worker.run(default_limits, *request, timeout=backend.timeout)
         if not report.evaluate(limits):
             return {}
@@ -227,9 +227,9 @@ def _evaluate_build(
     tracker: Tracker,
     evaluate_engine: EngineEvaluator | None,
 ) -> tuple[Verdict, tuple[str, ...], tuple[BadIn, ...]]:
-    """The verdict, the reasons for it, and the aspects in which the build is bad."""
+    """The verdict of a build, the reasons for it, and its bad aspects."""
     config = campaign.config
-    found = check_precision(build, config.check.min_precision_share)
+    precision_check = check_precision(build, config.check.min_precision_share)
     log_kernels(run, build)
     if evaluate_engine is None and config.command is None:
         # In the child, since an engine that crashes when it runs must not end the campaign.
@@ -240,7 +240,7 @@ def _evaluate_build(
             config.check,
             build.spec.config,
             str(_golden_file(tracker, campaign)),
-            found,
+            precision_check,
             build.calibration_cache,
             timeout=backend.timeout,
         )
@@ -255,12 +255,12 @@ def _evaluate_build(
         outcome = _check_by_command(config.command, build.engine, backend.engine_suffix, campaign, model, tracker)
     # A check from outside does not see the precision that an engine computes in. Nothing is emulated for it: where that
     # would count, the verdict stays the check's.
-    if found.share is not None:
-        run.log_metrics({schema.Metric.KERNELS_LOWERED: found.share})
+    if precision_check.share is not None:
+        run.log_metrics({schema.Metric.KERNELS_LOWERED: precision_check.share})
     verdict, reasons = _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
-    if verdict != "good" or found.lowered or found.emulation_counts:
+    if verdict != "good" or precision_check.lowered or precision_check.emulation_counts:
         return verdict, reasons, ("outputs",) if verdict == "bad" else ()
-    return "bad", (*reasons, found.reason()), ("precision",)
+    return "bad", (*reasons, precision_check.reason()), ("precision",)
 
 
 def evaluate_in_child(
@@ -269,7 +269,7 @@ def evaluate_in_child(
     check: CheckConfig,
     build: BuildConfig,
     golden: str,
-    found: PrecisionCheck,
+    precision_check: PrecisionCheck,
     calibration: bytes | None = None,
 ) -> tuple[Evaluation, Sequence[tuple[str, bytes]]]:
     """Load an engine, run it on the check's data and compare; and draw the errors, if the config requests it."""
@@ -278,8 +278,8 @@ def evaluate_in_child(
     with engine_backend(engine.backend).runner(engine) as runner:
         expected = _load_golden(golden)
         evaluation, outputs = evaluate(runner, expected, feeds, check, right)
-    emulated = None if found.low_precision is None else right.emulation(check.tolerances)
-    evaluation = replace(evaluation, computed=found, emulated=emulated)
+    emulated = None if precision_check.low_precision is None else right.emulation(check.tolerances)
+    evaluation = replace(evaluation, computed=precision_check, emulated=emulated)
     if check.power and not (evaluation.evidence and evaluation.evidence.undefined):
         # The same for all builds of a campaign.
         tolerances = right.tolerances(check.tolerances)
@@ -298,7 +298,7 @@ def evaluate_in_child(
 def default_limits(
     model: Model, check: CheckConfig, build: BuildConfig, golden: str, calibration: bytes | None
 ) -> Tolerances:
-    """The limits from the model's own noise, by which engines are evaluated that get no others."""
+    """The limits from the model's own noise, for engines without explicit limits."""
     feeds = check.open_for(model, profiles=build.profiles)
     return _right_model(model, check, build, golden, feeds, calibration).tolerances(None)
 
@@ -310,7 +310,7 @@ _powers: dict[str, Power] = {}
 def _right_model(
     model: Model, check: CheckConfig, build: BuildConfig, golden: str, feeds: Feeds, calibration: bytes | None
 ) -> RightModel:
-    """The right model, which is rounded once for all builds of a campaign: they get the same limits."""
+    """The right model, rounded once for all builds of a campaign to give them the same limits."""
     # Everything that decides it. The calibration cache is not part of it: builds of a campaign share its data.
     key = digest([model.info.sha256, build.precision, build.backend, list(build.keep), check.to_dict(), golden])
     if key not in _right:
@@ -341,22 +341,24 @@ def _golden_folder() -> tempfile.TemporaryDirectory[str]:
 
 def _golden_file(tracker: Tracker, campaign: Campaign) -> Path:
     """A local file with a campaign's golden outputs, fetched once per process."""
-    wanted = campaign.golden_sha256
-    if wanted is None:
+    golden_sha256 = campaign.golden_sha256
+    if golden_sha256 is None:
         raise incomplete(campaign.run_id, "it has no golden outputs")
     with _fetching:  # or each of a campaign's threads would fetch them
-        file = Path(_golden_folder().name, f"{wanted}.npz")
+        file = Path(_golden_folder().name, f"{golden_sha256}.npz")
         if not file.exists():
             data = tracker.peek(campaign.run_id, schema.Artifact.GOLDEN)
-            if data is None or sha256(data) != wanted:
-                found = "are gone" if data is None else f"have digest {sha256(data)[:12]}, expected {wanted[:12]}"
-                raise incomplete(campaign.run_id, f"its golden outputs {found}")
+            if data is None or sha256(data) != golden_sha256:
+                problem = (
+                    "are gone" if data is None else f"have digest {sha256(data)[:12]}, expected {golden_sha256[:12]}"
+                )
+                raise incomplete(campaign.run_id, f"its golden outputs {problem}")
             file.write_bytes(data)
     return file
 
 
 def keep_golden(file: Path, digest: str) -> None:
-    """Copy golden outputs to where the iterations of this process find them."""
+    """Copy golden outputs to the folder read by the iterations of this process."""
     # The store may be away when the first iteration needs them.
     with _fetching:
         shutil.copyfile(file, Path(_golden_folder().name, f"{digest}.npz"))
@@ -386,13 +388,13 @@ def _check_by_command(
 
 
 def tested_aspect(bad: RunInfo) -> BadIn | None:
-    """The aspect in which a bad build's culprits are searched: its outputs, if they are bad, else its precision."""
+    """The aspect to search for culprits: the outputs of a bad build, if they are bad, else its precision."""
     named = bad.tags.get(schema.Tag.BAD_IN, "").split()
     return next((aspect for aspect in get_args(BadIn) if aspect in named), None)
 
 
 def verdict_in(aspect: BadIn | None, info: RunInfo) -> Verdict | None:
-    """A build's verdict in one aspect: good, where it is bad in another one only, and where it is unproven."""
+    """A build's verdict in one aspect: good if bad in another one only, and the same for unproven."""
     # An engine that computes in FP32 throughout, and is bad for that, shows that right outputs are possible.
     named = info.tags.get(schema.Tag.BAD_IN, "").split()
     is_good = info.verdict in PASSED or (named and aspect is not None and aspect not in named)

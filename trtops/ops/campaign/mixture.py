@@ -1,4 +1,4 @@
-"""A good and a bad build, and builds that mix the two by replay: each layer and setting as in one or in the other."""
+"""Mixtures of a good and a bad build by replay: each layer and setting as in one or in the other."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,7 +19,7 @@ from trtops.tracking.campaigns import load_record
 
 @dataclass(frozen=True)
 class MixtureOutcome:
-    """The choices that a mixture really made, compared with the request."""
+    """The actual choices of a mixture, compared with the request."""
 
     # Units as in the bad build, of shape ``(units,)``; None if one is as in neither of the two, or nothing was built.
     taken: Bools | None
@@ -39,7 +39,7 @@ class Mixture:
     def __init__(self, good: StoredRun, bad: StoredRun) -> None:
         self.good, self.bad = good, bad
         records = _load_tactics(good), _load_tactics(bad)
-        self._settings = tuple(dict.fromkeys(name for record in records for name, _ in record.settings))
+        self._settings = tuple(dict(records[0].settings) | dict(records[1].settings))
         self.good_tactics, self.bad_tactics = map(self._completed, records)
         self.is_by_settings = self.good_tactics.mechanism == "onnxruntime"
         settings, bad_settings = dict(self.good_tactics.settings), dict(self.bad_tactics.settings)
@@ -59,7 +59,7 @@ class Mixture:
         )
 
     def _completed(self, record: TacticRecord) -> TacticRecord:
-        """The record with the default of each setting that only the other build has."""
+        """The record with the defaults of settings present only in the other build."""
         if record.mechanism != "onnxruntime":
             return record
         return replace(record, settings=Candidate.from_settings(record.settings).settings(self._settings))
@@ -69,49 +69,49 @@ class Mixture:
 
         Everything that is no unit is as in the build to ``start`` from, whose config and timing cache are used as well.
         """
-        run, own, other = (
+        run, start_record, other = (
             (self.good, self.good_tactics, self.bad_tactics)
             if start == "good"
             else (self.bad, self.bad_tactics, self.good_tactics)
         )
         changed = {unit.column for unit, is_taken in zip(self.units, taken) if is_taken == (start == "good")}
         theirs, values = {choice.layer: choice for choice in other.choices}, dict(other.settings)
-        wanted = replace(
-            own,
-            choices=tuple(theirs[c.layer] if ("layer", c.layer) in changed else c for c in own.choices),
-            settings=tuple((n, values[n] if ("setting", n) in changed else v) for n, v in own.settings),
+        mixed_record = replace(
+            start_record,
+            choices=tuple(theirs[c.layer] if ("layer", c.layer) in changed else c for c in start_record.choices),
+            settings=tuple((n, values[n] if ("setting", n) in changed else v) for n, v in start_record.settings),
         )
         config: BuildConfig = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC)).config
         config = replace(config, options=replace(config.options, tactic_seed=None))
         # A timing cache holds only the choices of its own build. An editable one takes others too. With a selector,
         # other choices must be timed again, without the cache.
-        fits = wanted.mechanism != "algorithm_selector" or not wanted.differing_layers(own)
-        replay = replace(wanted, choices=()) if self.is_by_settings else wanted
+        fits = mixed_record.mechanism != "algorithm_selector" or not mixed_record.differing_layers(start_record)
+        replay = replace(mixed_record, choices=()) if self.is_by_settings else mixed_record
         return BuildRequest(build=config, replay=replay, replayed_run=run.info.id if fits else "")
 
-    def outcome(self, wanted: Bools, got: TacticRecord | None) -> MixtureOutcome:
+    def outcome(self, requested: Bools, got: TacticRecord | None) -> MixtureOutcome:
         """Compare a build with the request."""
         if got is None:
             return MixtureOutcome(None, tuple(unit.name for unit in self.units))
-        now, good, bad = map(_choices_of, (self._completed(got), self.good_tactics, self.bad_tactics))
-        taken = np.array([now.get(unit.column) == bad.get(unit.column) for unit in self.units], np.bool_)
-        kept = np.array([now.get(unit.column) == good.get(unit.column) for unit in self.units], np.bool_)
-        strayed = tuple(unit.name for unit, t, w in zip(self.units, taken, wanted) if t != w)
-        made = taken if (taken | kept).all() else None  # else a unit has a third choice
-        followed = tuple(now.get(("layer", name)) == bad.get(("layer", name)) for name in self.consequences)
+        built, good, bad = map(_choices_of, (self._completed(got), self.good_tactics, self.bad_tactics))
+        taken = np.array([built.get(unit.column) == bad.get(unit.column) for unit in self.units], np.bool_)
+        from_good = np.array([built.get(unit.column) == good.get(unit.column) for unit in self.units], np.bool_)
+        strayed = tuple(unit.name for unit, t, w in zip(self.units, taken, requested) if t != w)
+        bad_units = taken if (taken | from_good).all() else None  # else a unit has a third choice
+        followed = tuple(built.get(("layer", name)) == bad.get(("layer", name)) for name in self.consequences)
         if self.is_by_settings:  # settings decide the layers, and all settings were compared
-            return MixtureOutcome(made, strayed, followed=followed)
+            return MixtureOutcome(bad_units, strayed, followed=followed)
         # Layers that cannot be replayed are free to change: copies between formats and the like come and go with their
         # neighbours' choices.
-        records = (got, self.good_tactics, self.bad_tactics)
-        free = {choice.layer for record in records for choice in record.choices if not choice.replayable}
+        choices = (*got.choices, *self.good_tactics.choices, *self.bad_tactics.choices)
+        free = {choice.layer for choice in choices if not choice.replayable}
         free |= {unit.name for unit in self.units} | set(self.consequences)
-        also = [
+        also_changed = [
             name
-            for kind, name in dict.fromkeys([*good, *now])
-            if kind == "layer" and name not in free and now.get((kind, name)) != good.get((kind, name))
+            for kind, name in dict.fromkeys([*good, *built])
+            if kind == "layer" and name not in free and built.get((kind, name)) != good.get((kind, name))
         ]
-        return MixtureOutcome(made, strayed, tuple(also), followed)
+        return MixtureOutcome(bad_units, strayed, tuple(also_changed), followed)
 
 
 def _load_tactics(run: StoredRun) -> TacticRecord:
@@ -125,5 +125,5 @@ def _load_tactics(run: StoredRun) -> TacticRecord:
 
 def _choices_of(record: TacticRecord) -> dict[Column, object]:
     """The choices of layers and settings, comparable between builds."""
-    found: dict[Column, object] = {("layer", choice.layer): choice.identity for choice in record.choices}
-    return found | {("setting", name): value for name, value in record.settings}
+    layer_choices: dict[Column, object] = {("layer", choice.layer): choice.identity for choice in record.choices}
+    return layer_choices | {("setting", name): value for name, value in record.settings}

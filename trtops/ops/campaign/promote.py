@@ -41,13 +41,12 @@ class PromoteConfig(
     """How a build is verified before it is accepted.
 
     Attributes:
-        model: The ONNX file; the one that the run kept, or that it was built from, unless given.
-        check: How the new engine is evaluated; as the campaign evaluated its builds, or else the run its own, unless
-            given.
-        name: Registered model; the name of the run's model file, without its ending, unless given.
+        model: The ONNX file (default: the one that the run kept, or that it was built from).
+        check: How the new engine is evaluated (default: as the campaign's builds, or else as the run's own).
+        name: Registered model (default: the name of the run's model file, without its ending).
         timeout_seconds: Seconds that the build, and a first inference with it, may take.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless
-            given.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them (default: those of that variable, or
+            the first).
         allow_scripts: Run a data script that the campaign or the run names. Anyone with write access to the store can
             change it.
     """
@@ -79,7 +78,7 @@ class PromoteResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """Always ``good``: an engine that is not good is an error, and not accepted."""
+        """Always ``good``: any other engine is an error, and not accepted."""
         return "good"
 
     @property
@@ -107,7 +106,7 @@ class Resolution(Record):
     run_id: str | None = None
     version: str | None = None
     path: str | None = None  # the engine among the run's artifacts
-    why: str = ""  # why no engine is accepted, and what to do; empty otherwise
+    reason: str = ""  # why no engine is accepted, and what to do; empty otherwise
     engine_sha256: str | None = None
     accepted_by: str | None = None  # the user that MLflow's server authenticated; None without accounts
     signed_by: str | None = None  # the key that signed its run, where a signature was required
@@ -115,7 +114,7 @@ class Resolution(Record):
     def engine(self, tracker: Tracker) -> Engine:
         """Load the accepted engine, checked against its run's manifest."""
         if self.run_id is None:
-            raise errors.ConfigError(self.why)
+            raise errors.ConfigError(self.reason)
         engine = builds.load_engine(tracker.load(self.run_id))
         if sha256(engine.plan) != self.engine_sha256:  # manifest and file may have been changed together since
             raise incomplete(self.run_id, f"its engine is not the one of digest {self.engine_sha256} that was resolved")
@@ -148,10 +147,10 @@ def promote(
     run_id = run_id_of(run_id, tracker)
     stored = tracker.load(run_id)
     if stored.info.verdict == "unproven":
-        found = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
+        evaluation = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
         command = "trtops debug build" if stored.info.kind == "iteration" else "trtops convert"
         raise errors.ConfigError(
-            f"Run {run_id} is unproven, and only good builds are promoted: {'; '.join(found.reasons)}. Repeat "
+            f"Run {run_id} is unproven, and only good builds are promoted: {'; '.join(evaluation.reasons)}. Repeat "
             f"`{command}` with what is missing, and promote the new run."
         )
     if stored.info.verdict != "good":
@@ -178,10 +177,10 @@ def promote(
     if check is None:
         check = _check_of(tracker, campaign or stored.info)
         ask_for((campaign or stored.info).id, scripts_of(check.data), (), allowed=config.allow_scripts)
-    own = {**(tags or {}), schema.Tag.EVIDENCE: run_id, schema.Tag.MODEL_PATH: path}
+    run_tags = {**(tags or {}), schema.Tag.EVIDENCE: run_id, schema.Tag.MODEL_PATH: path}
     name = f"promote {stored.info.name}"
     try:
-        with op_run(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
+        with op_run(tracker, stored.info.experiment, name, kind="promote", tags=run_tags) as run:
             result, build = _build_and_verify(stored, source, model, check, config, run, tracker)
     finally:
         close_workers()
@@ -191,7 +190,7 @@ def promote(
 
 
 def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
-    """How a run or campaign was evaluated: on the data and golden outputs that it kept, or else where it got them."""
+    """The check of a run or campaign: on its kept data and golden outputs, or else on their sources."""
     if info.status != "finished":  # a campaign in progress
         data = campaigns.read_config(tracker, info)
         return (DebugBuildConfig() if data is None else DebugBuildConfig.from_json(data)).check
@@ -201,8 +200,14 @@ def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
     check = replace(CheckConfig.from_dict(materials.check), plots="never")
     if check.labels is not None and not Path(check.labels).is_file():
         check = replace(check, labels=None)
-    kept = [each for each in materials.given if each.name in ("data", "golden") and each.path in stored.manifest]
-    return with_options(check, {(each.name,): str(stored.local_path(each.path)) for each in kept})
+    logged_materials = [
+        material
+        for material in materials.inputs
+        if material.name in ("data", "golden") and material.path in stored.manifest
+    ]
+    return with_options(
+        check, {(material.name,): str(stored.local_path(material.path)) for material in logged_materials}
+    )
 
 
 def promotion_place(good_run: RunInfo, config: PromoteConfig) -> BuildPlace:
@@ -222,14 +227,14 @@ def _build_and_verify(
     tracker: Tracker,
 ) -> tuple[PromoteResult, Build]:
     # The recorded tactics replace random ones.
-    wanted = replace(source.spec.config, options=replace(source.spec.config.options, tactic_seed=None))
-    place = promotion_place(stored.info, config)
-    with warm_backend(place.backend, place.devices, place.timeout_seconds) as backend:
+    build_config = replace(source.spec.config, options=replace(source.spec.config.options, tactic_seed=None))
+    build_place = promotion_place(stored.info, config)
+    with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
         caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
-        build = backend.build(model, wanted, caches=caches)  # raises unless all replayable tactics are followed
+        build = backend.build(model, build_config, caches=caches)  # raises unless all replayable tactics are followed
         key = builds.build_key(build.spec, build.engine.environment)
         builds.log_spec(run, build.spec, build.engine.environment)
-        feeds = check.open_for(model, profiles=wanted.profiles)
+        feeds = check.open_for(model, profiles=build_config.profiles)
         log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         builds.log_build(run, build, backend.engine_suffix, key)
         for file in model.files():
@@ -239,14 +244,16 @@ def _build_and_verify(
         )
     log_evaluation(run, evaluation)
     log_kernels(run, build)
-    for what, found in (("golden outputs", evaluation), (f"engine of run {stored.info.id}", agreement)):
-        if found.verdict == "bad":
+    for reference, comparison in (("golden outputs", evaluation), (f"engine of run {stored.info.id}", agreement)):
+        if comparison.verdict == "bad":
             raise errors.ConfigError(
-                f"The new engine does not agree with the {what}: {'; '.join(found.reasons)[:1000]}. The tactics were "
-                "followed, so the cause is not among those that can be replayed. Nothing was registered."
+                f"The new engine does not agree with the {reference}: {'; '.join(comparison.reasons)[:1000]}. The "
+                "tactics were followed, so the cause is not among those that can be replayed. Nothing was registered."
             )
-        if found.verdict == "unproven":
-            raise errors.ConfigError(f"The new engine is unproven: {'; '.join(found.reasons)}. Nothing was registered.")
+        if comparison.verdict == "unproven":
+            raise errors.ConfigError(
+                f"The new engine is unproven: {'; '.join(comparison.reasons)}. Nothing was registered."
+            )
     precision = check_precision(build, check.min_precision_share)
     if not precision.lowered and not precision.emulation_counts:
         raise errors.ConfigError(f"{precision.reason()} Nothing was registered.")
@@ -312,7 +319,7 @@ def register_accepted(
 
 
 def registered_model(name: str) -> str:
-    """A name as the registry takes it: without ``/`` and ``:``, which become ``-2f-`` and ``-3a-``."""
+    """A name for the registry: ``/`` and ``:`` become ``-2f-`` and ``-3a-``."""
     # MLflow rejects names with these characters; 250 is below the length of its column.
     return name.replace("/", "-2f-").replace(":", "-3a-")[:250]
 
@@ -342,60 +349,71 @@ def resolve(
         tracker: The tracking store, and its registry.
         backend: The back end that is to run it.
         providers: ONNX Runtime's execution providers; the first decides the device.
-        environment: The device and release; this machine's unless given.
-        name: The registered model that is searched first; the file's name without its ending unless given.
+        environment: The device and release (default: this machine's).
+        name: The registered model that is searched first (default: the file's name without its ending).
         keys: Public keys, as PEM files: the engine's run must be signed with one of them.
     """
     tracker = tracker_or_default(tracker)
-    known = model if isinstance(model, Model) else Model.load(model)
+    loaded_model = model if isinstance(model, Model) else Model.load(model)
     build = BuildConfig(options=OnnxRuntimeOptions(providers=tuple(providers))) if providers else None
-    here = engine_backend(backend).environment(build) if environment is None else environment
-    wanted = Resolution(name=registered_model(name or known.name), alias=alias_of(known.info.sha256, here))
-    try:
-        named = tracker.registered(wanted.name, wanted.alias)
-    except errors.StoreError as exc:
-        return replace(wanted, why=str(exc))
-    same_model = {} if named is not None else {schema.Tag.MODEL_SHA256: known.info.sha256}
-    others = [each for alias, each in tracker.accepted(same_model) if alias == wanted.alias] if same_model else []
-    checked = [_check_version(wanted, each, known, tracker, keys) for each in (*filter(None, (named,)), *others)]
-    if checked:
-        return max(checked, key=lambda each: tracker.info(each.run_id).start_time if each.run_id else 0.0)
-    accepted = ", ".join(sorted(tracker.aliases(wanted.name))) or "none"
-    why = (
-        f"No engine of this model, named {wanted.name!r} or otherwise, is accepted for {here.device}, {here.backend} "
-        f"{here.backend_version} (alias {wanted.alias}). Accepted engines of that name: {accepted}. Promote a good run "
-        "made here."
+    current = engine_backend(backend).environment(build) if environment is None else environment
+    resolution = Resolution(
+        name=registered_model(name or loaded_model.name), alias=alias_of(loaded_model.info.sha256, current)
     )
-    return replace(wanted, why=why)
+    try:
+        named = tracker.registered(resolution.name, resolution.alias)
+    except errors.StoreError as exc:
+        return replace(resolution, reason=str(exc))
+    same_model = {} if named is not None else {schema.Tag.MODEL_SHA256: loaded_model.info.sha256}
+    others = (
+        [candidate for alias, candidate in tracker.accepted(same_model) if alias == resolution.alias]
+        if same_model
+        else []
+    )
+    checked = [
+        _check_version(resolution, candidate, loaded_model, tracker, keys)
+        for candidate in (*filter(None, (named,)), *others)
+    ]
+    if checked:
+        return max(
+            checked, key=lambda candidate: tracker.info(candidate.run_id).start_time if candidate.run_id else 0.0
+        )
+    accepted = ", ".join(sorted(tracker.aliases(resolution.name))) or "none"
+    reason = (
+        f"No engine of this model, named {resolution.name!r} or otherwise, is accepted for {current.device}, "
+        f"{current.backend} {current.backend_version} (alias {resolution.alias}). Accepted engines of that "
+        f"name: {accepted}. Promote a good run made here."
+    )
+    return replace(resolution, reason=reason)
 
 
 def _check_version(
-    wanted: Resolution, version: RegisteredVersion, model: Model, tracker: Tracker, keys: Sequence[str | Path]
+    resolution: Resolution, version: RegisteredVersion, model: Model, tracker: Tracker, keys: Sequence[str | Path]
 ) -> Resolution:
     """The resolution with a registered version, or with the reason why it cannot be used."""
-    wanted = replace(wanted, name=version.name)
+    resolution = replace(resolution, name=version.name)
     try:
         stored = tracker.load(version.run_id)
         signed_by = require_signed(stored, keys) if keys else None
-        found = sha256(stored.read_bytes(version.path))
+        engine_sha256 = sha256(stored.read_bytes(version.path))
     except (errors.IncompleteRunError, errors.RunNotFoundError, errors.SignatureError) as exc:
-        return replace(wanted, why=f"Version {version.version} of {wanted.name!r} cannot be used: {exc}")
+        return replace(resolution, reason=f"Version {version.version} of {resolution.name!r} cannot be used: {exc}")
     # Anybody who can write to the registry can register a version. Run and version have to agree on what it is.
-    promised = {schema.Tag.ENGINE_SHA256: found, schema.Tag.MODEL_SHA256: model.info.sha256}
+    promised = {schema.Tag.ENGINE_SHA256: engine_sha256, schema.Tag.MODEL_SHA256: model.info.sha256}
     for tag, value in promised.items():
         if version.tags.get(tag) != value or stored.info.tags.get(tag) != value:
-            what = "engine" if tag == schema.Tag.ENGINE_SHA256 else "model"
+            subject = "engine" if tag == schema.Tag.ENGINE_SHA256 else "model"
             return replace(
-                wanted,
-                why=f"Version {version.version} of {wanted.name!r} is of another {what} than run {version.run_id} "
-                "holds; it was not registered by promoting. Promote a good run.",
+                resolution,
+                reason=f"Version {version.version} of {resolution.name!r} is of another {subject} than run "
+                f"{version.run_id} holds; it was not registered by promoting. Promote a good run.",
             )
     return replace(
-        wanted,
+        resolution,
         run_id=version.run_id,
         version=version.version,
         path=version.path,
-        engine_sha256=found,
+        engine_sha256=engine_sha256,
         accepted_by=version.tags.get(schema.Tag.ACCEPTED_BY),
         signed_by=signed_by,
     )

@@ -1,4 +1,4 @@
-"""Proof by swap: put a suspect into a good build, take it out of a bad one, and check whether the verdicts follow.
+"""Proof by swap: put a suspect into a good build, take it out of a bad one, and compare the verdicts.
 
 Statistics show which tactic the bad builds have in common; only an intervention shows that it makes them bad. There are
 four kinds of builds, each a replay: the good build and the bad one unchanged (does a replay repeat the verdict at
@@ -7,6 +7,7 @@ all?), the good one with only the suspect put in, and the bad one with only the 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -55,11 +56,11 @@ class ProveConfig(Record):
     """The suspect, and the number of builds.
 
     Attributes:
-        suspect: Position among the diff's suspects; those of the most probable explanation unless given.
+        suspect: Position among the diff's suspects (default: those of the most probable explanation).
         repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time
             as far as it can, so these also show whether the verdict is stable.
         deny: Put the suspect on the deny-list if it is confirmed.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them (default: the campaign's).
         allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can
             change them.
     """
@@ -93,7 +94,7 @@ class ProofTrial(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ProveResult(OpResult):
-    """How a proof ended: ``not isolable`` where the swap could not be made, or not alone.
+    """The outcome of a proof: ``not isolable`` if the swap could not be made, or not alone.
 
     ``deny_run`` is the new entry of the deny-list, ``denied`` are its tactics, and ``denied_in`` the builds it is for.
     """
@@ -122,7 +123,7 @@ class ProveResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Pin the good build that the culprit was swapped into, unless its data proves nothing."""
+        """Pin the good build of the swap, unless its data proves nothing."""
         is_good = any(trial.swap == "good as it was" and trial.verdict == "good" for trial in self.trials)
         if not (self.run_id and self.outcome == "confirmed" and is_good):
             return super().next_step
@@ -133,9 +134,9 @@ class ProveResult(OpResult):
         yield from (f"Suspect: {self.suspect}", "", self.summary, "")
         yield from ("| build | verdict | swap followed | also changed | run |", "|---|---|---|---|---|")
         for trial in self.trials:
-            also = ", ".join(f"`{layer}`" for layer in trial.also_changed[:5])
+            changed_layers = ", ".join(f"`{layer}`" for layer in trial.also_changed[:5])
             followed = "yes" if trial.followed else "no"
-            yield f"| {_SWAPS[trial.swap][0]} | {trial.verdict} | {followed} | {also} | `{trial.run_id}` |"
+            yield f"| {_SWAPS[trial.swap][0]} | {trial.verdict} | {followed} | {changed_layers} | `{trial.run_id}` |"
         if self.deny_run is not None:
             yield from ("", f"It is on the deny-list now, by run `{self.deny_run}`, for {self.denied_in}.")
             yield f"`trtops runs pardon {self.deny_run} --why REASON` removes it."
@@ -215,22 +216,23 @@ def prove(
 
 
 def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -> tuple[Suspect, bool, Mixture]:
-    """The suspect to prove, whether it is several that fail only together, and the two builds most alike but for it."""
+    """The suspect to prove, True for several suspects failing only together, and the two most similar builds."""
     table = campaigns.load_table(tracker, campaign.run_id)
     blocks = {name: campaigns.made_on(tracker.info(name)) for name in table.names}
-    found = diff(table, confidence=campaign.config.confidence, blocks=blocks)
+    tactic_diff = diff(table, confidence=campaign.config.confidence, blocks=blocks)
     clause: Sequence[int] = (config.suspect or 0,)
-    if config.suspect is None and found.explanation is not None and found.explanation.clauses:
-        clause = found.explanation.clauses[0]
-    if not all(0 <= i < len(found.suspects) for i in clause):
+    if config.suspect is None and tactic_diff.explanation is not None and tactic_diff.explanation.clauses:
+        clause = tactic_diff.explanation.clauses[0]
+    if not all(0 <= i < len(tactic_diff.suspects) for i in clause):
         raise errors.ConfigError(
-            f"There is no suspect {config.suspect or 0}: the diff has {len(found.suspects)}. {found.summary}"
+            f"There is no suspect {config.suspect or 0}: the diff has {len(tactic_diff.suspects)}. "
+            f"{tactic_diff.summary}"
         )
-    several = [found.suspects[i] for i in clause]
+    several = [tactic_diff.suspects[i] for i in clause]
     suspect = replace(
         several[0],
-        choices=tuple(choice for each in several for choice in each.choices),
-        settings=tuple(dict.fromkeys(pair for each in several for pair in each.settings)),
+        choices=tuple(chain.from_iterable(member.choices for member in several)),
+        settings=tuple(dict.fromkeys(chain.from_iterable(member.settings for member in several))),
     )
     having = set(builds_with(table, suspect))
     good = [name for name in table.named(*PASSED) if name not in having]
@@ -259,21 +261,21 @@ def _make_trial(
     tags = {**dict(campaign.tags), schema.Tag.TRIAL: swap, schema.Tag.EVIDENCE: evidence}
     request = mixture.request(taken, start=start)
     with op_run(tracker, campaign.experiment, name, kind="iteration", tags=tags, parent=proof.id) as run:
-        made = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate)
-    outcome = mixture.outcome(taken, made.tactics)
-    own = {unit.name for unit, is_own in zip(mixture.units, swapped) if is_own}
-    strayed = own & set(outcome.strayed)
-    if made.tactics is not None:
+        built = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate)
+    outcome = mixture.outcome(taken, built.tactics)
+    suspect_units = {unit.name for unit, is_own in zip(mixture.units, swapped) if is_own}
+    strayed = suspect_units & set(outcome.strayed)
+    if built.tactics is not None:
         # The suspect's layers may include some that follow from its units.
         expected = mixture.bad_tactics if has_suspect else mixture.good_tactics
-        strayed |= {choice.layer for choice in suspect.choices} & set(made.tactics.differing_layers(expected))
+        strayed |= {choice.layer for choice in suspect.choices} & set(built.tactics.differing_layers(expected))
     return ProofTrial(
         swap=swap,
         run_id=run.id,
-        verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(run.id)) or made.verdict,
-        followed=made.tactics is not None and not strayed,
-        also_changed=tuple(name for name in (*outcome.strayed, *outcome.also_changed) if name not in own),
-        reason="; ".join(made.reasons)[:1000],
+        verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(run.id)) or built.verdict,
+        followed=built.tactics is not None and not strayed,
+        also_changed=tuple(name for name in (*outcome.strayed, *outcome.also_changed) if name not in suspect_units),
+        reason="; ".join(built.reasons)[:1000],
     )
 
 
@@ -286,13 +288,13 @@ def conclude(trials: Iterable[ProofTrial]) -> tuple[ProofOutcome, str]:
     for swap in controls:
         control, expected = by[swap][0], _SWAPS[swap][1]
         if control.verdict != expected:
-            why = f"is {control.verdict} when its tactics are replayed{_reason_text(control)}"
-            return "not isolable", f"The {expected} build {why}, so tactics do not decide the verdict."
+            reason = f"is {control.verdict} when its tactics are replayed{_reason_text(control)}"
+            return "not isolable", f"The {expected} build {reason}, so tactics do not decide the verdict."
     swapped = [*by["in"], *by["out"]]
     strayed = next((t for t in swapped if not t.followed or t.verdict == "error"), None)
     if strayed is not None:
-        why = f"the replay was not followed{_reason_text(strayed)}"
-        return "not isolable", f"The suspect could not be swapped {strayed.swap}: {why}."
+        reason = f"the replay was not followed{_reason_text(strayed)}"
+        return "not isolable", f"The suspect could not be swapped {strayed.swap}: {reason}."
     bad_in, good_out = [t.verdict == "bad" for t in by["in"]], [t.verdict == "good" for t in by["out"]]
     counted = (
         f"put into a good build, {sum(bad_in)} of {len(bad_in)} bad; taken out of a bad one, {sum(good_out)} of "
@@ -300,13 +302,13 @@ def conclude(trials: Iterable[ProofTrial]) -> tuple[ProofOutcome, str]:
     )
     if len(set(bad_in)) > 1 or len(set(good_out)) > 1:
         return "not isolable", f"Equal tactics gave good and bad builds: {counted}. Is the check repeatable?"
-    others = sorted({layer for trial in swapped for layer in trial.also_changed})
+    others = sorted(set(chain.from_iterable(trial.also_changed for trial in swapped)))
     if others and bad_in[0]:
-        also = f"Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
-        return "not isolable", f"The suspect was not swapped alone, so nothing is proved: {counted}. {also}"
+        other_changes = f"Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
+        return "not isolable", f"The suspect was not swapped alone, so nothing is proved: {counted}. {other_changes}"
     if bad_in[0]:
-        more = "" if good_out[0] else "; the bad build has something else wrong as well"
-        return "confirmed", f"Confirmed: {counted}{more}."
+        other_fault = "" if good_out[0] else "; the bad build has something else wrong as well"
+        return "confirmed", f"Confirmed: {counted}{other_fault}."
     if good_out[0]:
         return "not isolable", f"It fails only together with something else: {counted}."
     return "refuted", f"Refuted: {counted}."

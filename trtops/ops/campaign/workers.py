@@ -1,4 +1,4 @@
-"""Child processes that build engines, and devices that take one build at a time."""
+"""Child processes for engine builds, and devices with one build at a time."""
 
 import contextlib
 import math
@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from trtops import errors
 from trtops.backend.worker import IsolatedBackend, Worker
@@ -20,7 +21,7 @@ _guard, _asking = threading.Lock(), threading.Lock()
 
 
 def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
-    """The devices that builds may use, as ``CUDA_VISIBLE_DEVICES`` names them; empty for the processor."""
+    """The devices for builds, as in ``CUDA_VISIBLE_DEVICES``; empty for the processor."""
     if backend == "onnxruntime":
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -28,14 +29,14 @@ def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def gpus_of(backend: str, devices: Sequence[str] = ()) -> dict[str, str]:
-    """Devices by the digest of their GPU's UUID; empty for the processor, and where no GPU answers."""
+    """Devices by the digest of their GPU's UUID; empty for the processor, and without a responding GPU."""
     # Only CUDA knows what a number of CUDA_VISIBLE_DEVICES means, so a child process reports it.
-    found: dict[str, str] = {}
+    device_of_gpu: dict[str, str] = {}
     for device in devices_of(backend, devices):
         gpu = _gpu_of(backend, device)
         if gpu is not None:
-            found.setdefault(gpu, device)
-    return found
+            device_of_gpu.setdefault(gpu, device)
+    return device_of_gpu
 
 
 def _gpu_of(backend: str, device: str, seconds: float = _ANSWER_SECONDS) -> str | None:
@@ -51,7 +52,7 @@ def _gpu_of(backend: str, device: str, seconds: float = _ANSWER_SECONDS) -> str 
 
 @contextlib.contextmanager
 def warm_backend(backend: str, devices: Sequence[str] = (), timeout: float | None = None) -> Iterator[IsolatedBackend]:
-    """Yield a back end in a child process, on a free device that is reserved while the block lasts.
+    """Yield a back end in a child process, on a free device, reserved for the duration of the block.
 
     The child stays warm for the next caller; :func:`close_workers` ends idle ones.
     """
@@ -102,7 +103,7 @@ def close_workers() -> None:
     """End the idle child processes."""
     # Ending a child takes a moment, for which the lock is not held.
     with _guard:
-        workers = [worker for workers in _idle.values() for worker in workers]
+        workers = list(chain.from_iterable(_idle.values()))
         _idle.clear()
     for worker in workers:
         worker.close()

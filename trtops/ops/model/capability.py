@@ -1,4 +1,4 @@
-"""Capability: which nodes of a model a back end supports, why not the others, and the model in supported parts."""
+"""Capability: find the nodes supported by a back end, the reasons against the others, and the supported parts."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal(Record):
-    """Nodes of one type that are refused for one reason."""
+    """Nodes of one type refused for one reason."""
 
     op: str  # with its domain
     reason: str  # the back end's message; may be empty
@@ -31,7 +31,7 @@ class Refusal(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Record):
-    """A part of the model that is supported or refused as a whole, and its file; parts run one after the other."""
+    """A part of the model, supported or refused as a whole, and its file; parts run one after the other."""
 
     supported: bool
     nodes: tuple[str, ...]
@@ -80,7 +80,7 @@ def capability(
     output_dir: str | Path | None = None,
     save_as: SaveConfig | None = None,
 ) -> CapabilityReport:
-    """Check which nodes of a model a back end supports. TensorRT's parser needs no GPU.
+    """Check the support of a model's nodes by a back end. TensorRT's parser needs no GPU.
 
     ``partition`` divides the model into supported and refused parts, which are written to ``output_dir`` as ONNX models
     if it is given. Shapes of inputs, by name, are needed to infer those of the parts. BackendUnavailableError if the
@@ -93,9 +93,9 @@ def capability(
     if backend == "tensorrt":
         refused = dict(sorted(_refused_by_parser(Cutter(proto), None, Declared(proto, inputs)).items()))
     else:
-        found = [e for e in linting.lint(proto).entries if e.source == "onnxruntime" and len(e.nodes) == 1]
+        findings = [e for e in linting.lint(proto).entries if e.source == "onnxruntime" and len(e.nodes) == 1]
         # A node that fails while running on random values is supported.
-        reasons = {entry.nodes[0]: entry.message for entry in found if entry.level != "exception"}
+        reasons = {entry.nodes[0]: entry.message for entry in findings if entry.level != "exception"}
         refused = {i: reasons[node_name(node)] for i, node in enumerate(nodes) if node_name(node) in reasons}
     groups: dict[tuple[str, str], list[str]] = {}
     for index, reason in refused.items():
@@ -128,26 +128,30 @@ def capability(
 
 
 def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Values) -> dict[int, str]:
-    """The parser's messages about the nodes that it refuses, by index; for some nodes by themselves, or for all."""
+    """The parser's messages about refused nodes, by index; for some nodes by themselves, or for all."""
     part = cutter.model if nodes is None else cutter.cut(nodes, values).proto
-    wanted = frozenset(cutter.order if nodes is None else nodes)
+    asked_nodes = frozenset(cutter.order if nodes is None else nodes)
     supported, subgraphs, messages = ask_parser(serialize(part))
     if supported:
         return {}
     # The nodes of the part are in another place than in the whole model.
-    makers = {name: index for index in wanted for name in cutter.makes(index)}
-    place = {
+    makers: dict[str, int] = {}
+    for index in asked_nodes:
+        makers |= dict.fromkeys(cutter.makes(index), index)
+    original_index = {
         i: makers[node.output[0]] for i, node in enumerate(part.graph.node) if node.output and node.output[0] in makers
     }
-    reasons = {place[i]: reason for i, reason in messages.items() if i in place}
-    groups = [(frozenset(place[i] for i in group if i in place), certain) for group, certain in subgraphs]
-    known = frozenset().union(*(group for group, _ in groups))
-    refused = {index: reasons.get(index, "") for index in wanted - known}
+    reasons = {original_index[i]: reason for i, reason in messages.items() if i in original_index}
+    groups = [
+        (frozenset(original_index[i] for i in group if i in original_index), certain) for group, certain in subgraphs
+    ]
+    grouped_nodes = frozenset().union(*(group for group, _ in groups))
+    refused = {index: reasons.get(index, "") for index in asked_nodes - grouped_nodes}
     # Groups about which the parser is not certain are cut out and checked again, until it is or nothing gets smaller.
     for group, certain in groups:
         if certain or not group:
             continue
-        if group == wanted:
+        if group == asked_nodes:
             refused.update({index: reasons.get(index, "") for index in group})
             continue
         try:
@@ -160,12 +164,18 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
 
 def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
     """The nodes in few parts in order of execution, each entirely refused or entirely supported."""
-    makers = {name: index for index in cutter.order for name in cutter.makes(index)}
+    makers: dict[str, int] = {}
+    for index in cutter.order:
+        makers |= dict.fromkeys(cutter.makes(index), index)
     waits = {index: {makers[name] for name in cutter.reads(index) if name in makers} for index in cutter.order}
-    together = {index: part for part in cutter.parts for index in part}
-    bad = {index for part in cutter.parts if part & set(refused) for index in part}
+    together: dict[int, frozenset[int]] = {}
+    bad: set[int] = set()
+    for part in cutter.parts:
+        together |= dict.fromkeys(part, part)
+        if not part.isdisjoint(refused):
+            bad |= part
     done: set[int] = set()
-    found: list[list[int]] = []
+    complete: list[list[int]] = []
     remaining = list(cutter.order)
     # Greedy: all ready nodes of the present kind go into a part before the other kind follows.
     while remaining:
@@ -180,7 +190,7 @@ def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
         done -= set(segment[whole:])
         segment = segment[:whole]
         if not segment:
-            return [*found, remaining]
-        found.append(segment)
+            return [*complete, remaining]
+        complete.append(segment)
         remaining = [index for index in remaining if index not in set(segment)]
-    return found
+    return complete

@@ -13,7 +13,7 @@ from trtops.ops.model.model_files import Source, inputs_with_shapes
 
 
 def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed: "Feed | None" = None) -> LintReport:
-    """Check a model, which is not changed; see :func:`trtops.backend.onnx.lint.lint`.
+    """Check a model without changing it; see :func:`trtops.backend.onnx.lint.lint`.
 
     The model is run on ``feed``, or on random data in which dynamic dimensions without a shape in ``input_shapes`` are
     1. A file that is not a model, or whose external data is missing, is a finding as well. ConfigError if there is no

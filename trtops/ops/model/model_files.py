@@ -1,4 +1,4 @@
-"""Models as ops take them (by path, loaded, or as protobuf messages), and where the weights of written models go."""
+"""Models for ops (by path, loaded, or as protobuf messages), and files for the weights of written models."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def open_model(source: Source) -> Model:
 
 @dataclass(frozen=True)
 class Subject:
-    """The name of the model that an op is about."""
+    """The name of an op's model."""
 
     name: str  # the file's name without the extension
     file: Path | None = None  # None for a model in memory
 
     @classmethod
     def of(cls, model: Source, file: str | Path | None = None) -> Subject:
-        """Name a model; ``file`` is the file from which a model in memory was made."""
+        """Name a model; ``file`` is the source file of a model in memory."""
         # Without reading it: the run of an op begins before, and records an unreadable model as its error.
         if file is None and not isinstance(model, ModelProto):
             file = model.path if isinstance(model, Model) else model_file(model)
@@ -76,5 +76,5 @@ class SaveConfig(Record):
         }
 
     def for_another(self) -> dict[str, Any]:
-        """The options for a second model, whose weights must not overwrite the first one's."""
+        """The options for a second model, to avoid overwriting the first one's weights."""
         return {**self.to_options(), "external_data_path": None if self.external_data is None else ""}

@@ -1,6 +1,7 @@
-"""Shapes of a model's tensors observed in a run, for models whose shapes cannot be inferred."""
+"""Shapes of a model's tensors observed in a run, for models without inferable shapes."""
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -19,7 +20,7 @@ from trtops.ops.model.model_files import open_model
 def with_observed_shapes(
     model: str | Path | onnx.ModelProto, feeds: str | Path | Iterable[Feed] | None = None
 ) -> onnx.ModelProto:
-    """Run a model once, and return a copy with the shapes and types that its tensors had, except those in sub-graphs.
+    """Run a model once, and return a copy with its tensors' actual shapes and types, except those in sub-graphs.
 
     Dynamic dimensions of inputs and outputs become static as well. The first feed of the source is used; random data by
     default. InputError if the data does not fit the model; BackendError if ONNX Runtime does not run it.
@@ -36,7 +37,7 @@ def with_observed_shapes(
     observed = observe(cutter, [feed])
     values: dict[str, onnx.ValueInfoProto] = {}
     try:
-        for name in (*feed, *(name for index in cutter.order for name in cutter.makes(index))):
+        for name in chain(feed, *map(cutter.makes, cutter.order)):
             try:
                 spec = observed.spec(name)
             except errors.InvalidModelError:

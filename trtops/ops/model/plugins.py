@@ -1,4 +1,4 @@
-"""Plugins: find the places in a model where a TensorRT plugin fits, and insert its node there.
+"""Plugins: find the matches of TensorRT plugins in a model, and insert their nodes there.
 
 A plugin is a folder with a ``pattern.py``, as in Polygraphy: ``get_plugin_metadata()`` returns its ``name`` and ``op``,
 ``get_matching_subgraphs(graph)`` takes an ONNX-GraphSurgeon graph and returns ``inputs``, ``outputs`` and
@@ -8,6 +8,7 @@ inserts the node.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ PATTERN = "pattern.py"
 
 @dataclass(frozen=True)
 class Match:
-    """A plugin's name, which is its folder's, the type of its node, and the places where it fits.
+    """A plugin's name (its folder's), the type of its node, and its places in the model.
 
     A place has ``inputs`` and ``outputs``, names of tensors, and ``attributes`` of the plugin's node.
     """
@@ -43,20 +44,20 @@ def match_plugins(
     include: Collection[str] = (),
     exclude: Collection[str] = (),
 ) -> tuple[Match, ...]:
-    """Find the places in a model where plugins fit; the result includes plugins without a place.
+    """Find the places for plugins in a model; the result includes plugins without a place.
 
     ``folder`` has a folder for each plugin. Their scripts are executed, so it must be trusted. ``include`` names the
     plugins to search for, all if it is empty. ConfigError if the folder has no plugins, or lacks a named one, or a
     script returns something else.
     """
-    known = sorted(path.parent.name for path in Path(folder).glob(f"*/{PATTERN}"))
-    if not known:
+    plugin_names = sorted(path.parent.name for path in Path(folder).glob(f"*/{PATTERN}"))
+    if not plugin_names:
         raise errors.ConfigError(f"{folder} has no plugins; expected folders with a {PATTERN} in each.")
     for name in (*include, *exclude):
-        errors.check_known(name, known, f"{folder} has no plugin")
+        errors.check_known(name, plugin_names, f"{folder} has no plugin")
     opened = open_model(model)
     matches = []
-    for name in known:
+    for name in plugin_names:
         if name in exclude or (include and name not in include):
             continue
         script = Path(folder, name, PATTERN)
@@ -66,45 +67,42 @@ def match_plugins(
                 f"{script}: get_plugin_metadata returned {described!r}; expected a dict with name and op."
             )
         # Each pattern gets a new graph, since it may change it.
-        found = invoke_from_script(script, "get_matching_subgraphs", gs_from_onnx(opened.proto()))
-        matches.append(_parse_match({**described, "instances": found}, str(script)))
+        instances = invoke_from_script(script, "get_matching_subgraphs", gs_from_onnx(opened.proto()))
+        matches.append(_parse_match({**described, "instances": instances}, str(script)))
     return tuple(matches)
 
 
-def _parse_match(found: Mapping[str, Any], where: str) -> Match:
+def _parse_match(description: Mapping[str, Any], where: str) -> Match:
     # From a script or from a file that users edit: either may have anything in it.
-    places = found["instances"] or ()
-    for place in places:
-        if not isinstance(place, Mapping) or not {"inputs", "outputs"} <= set(place):
+    instances = description["instances"] or ()
+    places = []
+    for instance in instances:
+        if not isinstance(instance, Mapping) or not {"inputs", "outputs"} <= set(instance):
             raise errors.ConfigError(
-                f"{where}: {place!r} is not a place of a plugin; expected a dict with inputs, outputs and attributes."
+                f"{where}: {instance!r} is not a place of a plugin; expected a dict with inputs, outputs and "
+                "attributes."
             )
-    parsed = (
-        {
-            "inputs": [str(name) for name in place["inputs"]],
-            "outputs": [str(name) for name in place["outputs"]],
-            "attributes": {name: _plain(value) for name, value in (place.get("attributes") or {}).items()},
-        }
-        for place in places
-    )
-    return Match(str(found["name"]), str(found["op"]), tuple(parsed))
+        attributes = {name: _plain(value) for name, value in (instance.get("attributes") or {}).items()}
+        tensors = {side: list(map(str, instance[side])) for side in ("inputs", "outputs")}
+        places.append({**tensors, "attributes": attributes})
+    return Match(str(description["name"]), str(description["op"]), tuple(places))
 
 
 def _plain(value: Any) -> Any:
-    """A value that YAML can hold: patterns return numpy numbers and arrays as well."""
+    """A value in YAML's types: patterns return numpy numbers and arrays as well."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_matches(matches: Iterable[Match], path: str | Path) -> None:
-    """Write the plugins that have places, as Polygraphy does: a YAML document for each, which users may edit."""
-    found = [{"name": m.name, "op": m.op, "instances": list(m.places)} for m in matches if m.places]
-    save_bytes(yaml.safe_dump_all(found, default_flow_style=False, sort_keys=False).encode(), str(path))
+    """Write plugins with places in Polygraphy's format: a YAML document for each, editable by users."""
+    entries = [{"name": m.name, "op": m.op, "instances": list(m.places)} for m in matches if m.places]
+    save_bytes(yaml.safe_dump_all(entries, default_flow_style=False, sort_keys=False).encode(), str(path))
 
 
 def read_matches(path: str | Path) -> tuple[Match, ...]:
-    """Read a file that :func:`write_matches` or Polygraphy wrote; anything else raises FormatError."""
+    """Read a file of :func:`write_matches` or Polygraphy; anything else raises FormatError."""
     try:
         documents = [d for d in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
     except FileNotFoundError:
@@ -141,11 +139,11 @@ def replace_plugins(
                 put = import_from_script(script, "replace_with_plugin")
             tensors = graph.tensors()
             count = 0
-            for place in match.places:
-                for name in (*place["inputs"], *place["outputs"]):
+            for instance in match.places:
+                for name in (*instance["inputs"], *instance["outputs"]):
                     errors.check_known(name, tensors, "The model has no tensor")
-                reads, makes = ([tensors[name] for name in place[side]] for side in ("inputs", "outputs"))
-                attributes = dict(place["attributes"])
+                reads, makes = ([tensors[name] for name in instance[side]] for side in ("inputs", "outputs"))
+                attributes = dict(instance["attributes"])
                 count += bool(
                     put(graph=graph, input_tensors=reads, output_tensors=makes, attrs=attributes, op=match.op)
                 )
@@ -160,8 +158,8 @@ def replace_plugins(
 def _insert_node(
     graph: Any, input_tensors: list[Any], output_tensors: list[Any], attrs: Mapping[str, Any], op: str
 ) -> bool:
-    """Insert a node between tensors, instead of what made the outputs."""
-    if any(made.op == op for tensor in output_tensors for made in tensor.inputs):
+    """Insert a node between tensors, replacing the producers of the outputs."""
+    if any(producer.op == op for producer in chain.from_iterable(tensor.inputs for tensor in output_tensors)):
         raise errors.ConfigError(
             f"{', '.join(t.name for t in output_tensors)}: a {op} node already produces this; two places of a plugin "
             "share it. Remove one of them from the file."

@@ -11,6 +11,7 @@ import logging
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,7 +82,7 @@ def insert(
     attributes: Mapping[str, Any] | None = None,
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
-    """Insert a node between tensors, replacing what was there; see :func:`trtops.backend.onnx.edit.insert_node`."""
+    """Insert a node between tensors, replacing those between; see :func:`trtops.backend.onnx.edit.insert_node`."""
 
     def put(proto: onnx.ModelProto) -> list[str]:
         edit.insert_node(proto, op, inputs, outputs, name=name, domain=domain, attributes=attributes)
@@ -93,7 +94,7 @@ def insert(
 def remove_nodes(
     model: Source, output: str | Path | None, types: Collection[str], *, save_as: SaveConfig | None = None
 ) -> SurgeonResult:
-    """Remove all nodes of some types, ignoring domains; what reads such a node's output then reads its input.
+    """Remove all nodes of some types, ignoring domains, and connect their readers to their inputs.
 
     For operators that a back end lacks and that do not change values: identities of a framework, debug prints, fake
     quantization. Each must have one output, and one input that is not a weight.
@@ -128,9 +129,9 @@ def remove_nodes(
                 remove_from(body, constants)
 
     def remove(proto: onnx.ModelProto) -> list[str]:
-        known = {node.op_type for graph in walk.graphs(proto.graph) for node in graph.node}
+        present_types = {node.op_type for node in chain.from_iterable(graph.node for graph in walk.graphs(proto.graph))}
         for kind in types:
-            errors.check_known(kind, known, "The model has no node of type")
+            errors.check_known(kind, present_types, "The model has no node of type")
         remove_from(proto.graph, {})
         return [f"Removed {len(removed)} nodes: {listed(removed)}."]
 
@@ -185,12 +186,12 @@ def sanitize(
             edit.override_input_shapes(proto, input_shapes)
             shapes.infer_shapes(proto, symbolic=symbolic_shapes)
             changes.append(f"Changed the shapes of {listed(input_shapes)}.")
-        wanted = outputs if output_types is None else edit.outputs_of_types(proto.graph, output_types)
-        if wanted is not None:
-            edit.set_outputs(proto, wanted)
+        new_outputs = outputs if output_types is None else edit.outputs_of_types(proto.graph, output_types)
+        if new_outputs is not None:
+            edit.set_outputs(proto, new_outputs)
         if exclude_outputs is not None:
             edit.drop_outputs(proto, exclude_outputs)
-        if wanted is not None or exclude_outputs is not None:
+        if new_outputs is not None or exclude_outputs is not None:
             changes.append(f"The outputs are now {listed(value.name for value in proto.graph.output)}.")
         if sort and edit.sort_nodes(proto):
             changes.append("Sorted the nodes in order of execution.")
@@ -219,7 +220,7 @@ def sanitize(
 
 
 def prune(model: Source, output: str | Path | None = None, *, save_as: SaveConfig | None = None) -> SurgeonResult:
-    """Make weights 2:4 sparse, to measure what sparse kernels gain; see :mod:`trtops.backend.onnx.sparsity`."""
+    """Make weights 2:4 sparse, to measure the gain of sparse kernels; see :mod:`trtops.backend.onnx.sparsity`."""
     return operate(model, output, save_as, lambda proto: [f"Pruned {len(sparsity.prune(proto))} weights."])
 
 
@@ -244,11 +245,11 @@ def reconstruct_weights(
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
     """Restore the weights of a stripped model from the original model, or with random values if it is None."""
-    known = None if original is None else _load_with_weights(original)[0]
+    original_model = None if original is None else _load_with_weights(original)[0]
 
     def put_back(proto: onnx.ModelProto) -> list[str]:
-        names = weights.reconstruct_weights(proto, known)
-        return [f"Restored {len(names)} {'random ' if known is None else ''}weights."]
+        names = weights.reconstruct_weights(proto, original_model)
+        return [f"Restored {len(names)} {'random ' if original_model is None else ''}weights."]
 
     # A stripped model is only consistent once its weights are back.
     return operate(model, output, save_as, put_back, check="after")
@@ -308,7 +309,7 @@ def _log_model(title: str, proto: onnx.ModelProto) -> None:
 
 
 def _load_with_weights(model: Source) -> tuple[onnx.ModelProto, set[Path]]:
-    """A copy of a model with its weights inside, and the files that must not be overwritten."""
+    """A copy of a model with its weights inside, and its files, protected from overwriting."""
     if isinstance(model, Model):
         return model.proto(), {path.resolve() for path in model.files()}
     if isinstance(model, onnx.ModelProto):

@@ -1,4 +1,4 @@
-"""Accuracy: find the first tensor at which two back ends or precisions differ.
+"""Accuracy: find the first differing tensor of two back ends or precisions.
 
 Every tensor is compared, in order of execution, in windows that fit into memory.
 """
@@ -44,7 +44,7 @@ from trtops.verdict import Verdict
 log = logging.getLogger(__name__)
 
 _LONGEST_CHAIN = 12
-_SHOWN = 40  # tensors in the terminal
+_MAX_PRINTED_TENSORS = 40  # tensors in the terminal
 _UNKNOWN_BYTES = 1 << 20
 # Of tensors observed at the same time. Both sides share a third of TRTOPS_MEMORY_LIMIT with the weights.
 _WINDOW_BYTES = 128 << 20
@@ -55,25 +55,25 @@ MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
 
 @dataclass(frozen=True)
 class Emulated:
-    """A side that computes in 16 bit, rounded on the CPU as a GPU rounds; nodes in ``exclude`` stay in FP32."""
+    """A 16-bit side, rounded on the CPU as a GPU rounds; nodes in ``exclude`` stay in FP32."""
 
     to: LowPrecision
     exclude: Sequence[str] = ()
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
-        """A runner of the model in that precision."""
+        """A runner of the model in the low precision."""
         low = lower_precision(model, self.to, exclude=self.exclude).model
         emulate_low_precision(low)
         return onnxruntime_runner(low)
 
 
 def reference(model: onnx.ModelProto) -> BaseRunner:
-    """A side that computes the model as it is: ONNX Runtime without optimizations."""
+    """The unchanged model as a side: ONNX Runtime without optimizations."""
     return OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference")
 
 
 class Built:
-    """A side that builds engines; on ONNX Runtime all with the settings of the first."""
+    """A side with built engines; on ONNX Runtime all with the settings of the first."""
 
     def __init__(self, config: BuildConfig, feed: Feed) -> None:
         self.config = config
@@ -110,7 +110,7 @@ class Built:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyConfig(DataConfig):
-    """How to compare, and on what data.
+    """The data and tolerances of the comparison.
 
     Attributes:
         tolerances: What each tensor must meet; by default limits from what rounding does to it, and for emulated sides
@@ -143,7 +143,7 @@ class TensorError(Record):
     layer: str = ""  # of the engine
 
 
-_COLUMNS = ("tensor", "node", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
+_TENSOR_COLUMNS = ("tensor", "node", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
 
 
 def _cells(t: TensorError) -> tuple[str | float | None, ...]:
@@ -174,14 +174,14 @@ class AccuracyResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """If an output differs, find the nodes that must stay in FP32, where a precision can be the cause."""
+        """If an output differs, search the nodes to keep in FP32 if a precision can be the cause, or else triage."""
         if self.verdict != "bad" or not self.subject:
             return super().next_step
-        own = {"model": self.subject, "experiment": self.experiment if self.run_id else None}
+        arguments = {"model": self.subject, "experiment": self.experiment if self.run_id else None}
         if self.precision in ("fp16", "bf16"):
-            own |= {"precision": self.precision, "output": "mixed.onnx"}
-            return NextStep.after(self.options, "debug precision", own)
-        return NextStep.after(self.options, "triage", own)
+            arguments |= {"precision": self.precision, "output": "mixed.onnx"}
+            return NextStep.after(self.options, "debug precision", arguments)
+        return NextStep.after(self.options, "triage", arguments)
 
     def sections(self) -> Iterator[Section]:
         """The findings, a chart of every tensor's error in order of execution, and the numbers."""
@@ -193,14 +193,14 @@ class AccuracyResult(OpResult):
         yield Section(text="\n\n".join(self._findings()), chart=chart if points else None)
         if self.tensors:
             rows = tuple(_cells(tensor) for tensor in self.tensors)
-            yield Section(title="Tensors", table=Table(columns=_COLUMNS, rows=rows))
+            yield Section(title="Tensors", table=Table(columns=_TENSOR_COLUMNS, rows=rows))
 
     def text(self) -> str:
-        """The findings, with a table of the tensors around the first that differs, or else of the last."""
+        """The findings, with a table of the tensors around the first differing one, or else of the last."""
         at = next((i for i, tensor in enumerate(self.tensors) if tensor.name == self.first), len(self.tensors))
-        start = max(min(at - _SHOWN // 3, len(self.tensors) - _SHOWN), 0)
-        rows = map(_cells, self.tensors[start : start + _SHOWN])
-        return "\n".join([*self._findings(), "", table(_COLUMNS, rows)])
+        start = max(min(at - _MAX_PRINTED_TENSORS // 3, len(self.tensors) - _MAX_PRINTED_TENSORS), 0)
+        rows = map(_cells, self.tensors[start : start + _MAX_PRINTED_TENSORS])
+        return "\n".join([*self._findings(), "", table(_TENSOR_COLUMNS, rows)])
 
     def _findings(self) -> Iterator[str]:
         if self.disappears:
@@ -242,7 +242,7 @@ def accuracy(
     parent: str | None = None,
     file: str | Path | None = None,
 ) -> AccuracyResult:
-    """Compare every tensor of a model between two sides, and find where they begin to differ.
+    """Compare every tensor of a model between two sides, and find the first difference.
 
     ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). The model
     itself is taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
@@ -264,27 +264,27 @@ def accuracy(
         opened = run_step("load", open_model, model)
         profiles = actual.profiles if isinstance(actual, BuildConfig) else ()
         source = config.open_for(opened, feeds, profiles=profiles)
-        given = [dict(feed) for feed in source]
+        samples = [dict(feed) for feed in source]
         tolerances = tolerances_for(tested, config.tolerances, opened)
         # Masks hold the smallest FP32 number, which a lower precision cannot represent and clamps.
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
-        timing_feed = {name: np.asarray(array) for name, array in given[0].items()}
+        timing_feed = {name: np.asarray(array) for name, array in samples[0].items()}
         make = Built(actual, timing_feed) if isinstance(actual, BuildConfig) else actual
-        comparison = _Comparison(opened.proto(lean=True), make, given, tolerances, config.tolerances is not None)
+        comparison = _Comparison(opened.proto(lean=True), make, samples, tolerances, config.tolerances is not None)
         with naming_assumed(opened, source):
-            found = run_step("compare", comparison.run)
+            compared = run_step("compare", comparison.run)
         seconds = time.perf_counter() - started
         subject_file = str(subject.file or "")
-        found = replace(
-            found,
+        compared = replace(
+            compared,
             title=f"accuracy {subject}",
             subject=subject_file,
             seconds=seconds,
             precision=tested,
             options=options,
         )
-        result = found.kept_in(run, experiment)
+        result = compared.kept_in(run, experiment)
         run.log_params({"model": opened.name, **config.to_dict()})
         numbers = {
             "tensors": len(result.tensors),
@@ -292,7 +292,7 @@ def accuracy(
             "largest_error": max((t.error for t in result.tensors), default=0.0),
         }
         run.log_metrics(schema.family(schema.Metric.ACCURACY, seconds=result.seconds, **numbers))
-        run.log_table(schema.Artifact.ACCURACY_TENSORS, _COLUMNS, map(_cells, result.tensors))
+        run.log_table(schema.Artifact.ACCURACY_TENSORS, _TENSOR_COLUMNS, map(_cells, result.tensors))
         run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.ACCURACY_RESULT)
         return result
 
@@ -306,17 +306,19 @@ class _Comparison:
         actual: MakeRunner,
         feeds: Sequence[Feed],
         tolerances: Tolerances,
-        given: bool,
+        user_tolerances: bool,
     ) -> None:
         self.model = model
         self.actual = actual
         self.feeds = feeds
         self.tolerances = tolerances
-        self.given = given
+        self.user_tolerances = user_tolerances
         self.cutter = Cutter(model)
         # The node that makes each tensor that can be observed.
-        self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
-        self.found: dict[str, TensorError] = {}
+        self.makers: dict[str, int] = {}
+        for index in self.cutter.order:
+            self.makers |= dict.fromkeys(self.cutter.visible(index), index)
+        self.tensor_errors: dict[str, TensorError] = {}
         # Types and shapes, inferred from the shapes of the largest feed, since windows must fit it. Small weights are
         # kept, because shapes are computed from them.
         largest = max(
@@ -331,7 +333,7 @@ class _Comparison:
         self.values = shapes.values(bare.graph)
 
     def run(self) -> AccuracyResult:
-        """Compare all tensors, then the outputs without observed tensors, and explain what differs."""
+        """Compare all tensors, then the outputs without observed tensors, and explain the differences."""
         outputs = [value.name for value in self.model.graph.output]
         # Making a tensor an output can change what a back end fuses, and so remove the error. The model's own outputs
         # are therefore compared twice, without and with observed tensors.
@@ -348,12 +350,12 @@ class _Comparison:
             compared = {output.name: output for output in report.outputs}
             observed_differs |= any(compared[name].verdict == "bad" for name in outputs)
             for name in window:
-                self.found[name] = self._tensor_error(compared[name], [arrays[name] for arrays in golden])
-            own = [{name: arrays[name] for name in outputs} for arrays in golden]
+                self.tensor_errors[name] = self._tensor_error(compared[name], [arrays[name] for arrays in golden])
+            golden_outputs = [{name: arrays[name] for name in outputs} for arrays in golden]
             del actual, golden  # the next window is as large
         plain = unobserved if right is None else right.aligned(unobserved)
-        differs = compare_outputs(plain, own, tolerances, only_limited=True).verdict == "bad"
-        tensors = tuple(self.found.values())
+        differs = compare_outputs(plain, golden_outputs, tolerances, only_limited=True).verdict == "bad"
+        tensors = tuple(self.tensor_errors.values())
         first = next((t.name for t in tensors if t.verdict == "bad"), None)
         nonfinite = next((t.name for t in tensors if t.nonfinite), None)
         # The origin is where the error exceeds that of what the node read by the largest factor.
@@ -382,7 +384,7 @@ class _Comparison:
         )
 
     def _windows(self) -> list[list[str]]:
-        """Runs of tensors whose arrays have at most ``_WINDOW_BYTES``, as far as their sizes are known."""
+        """Runs of tensors with arrays of at most ``_WINDOW_BYTES``, as far as their sizes are known."""
         windows: list[list[str]] = []
         total = 0
         for name in self.makers:
@@ -403,7 +405,7 @@ class _Comparison:
     def _run_observing(
         self, names: Sequence[str]
     ) -> tuple[Sequence[Mapping[str, Any]], list[dict[str, Any]], RightModel | None]:
-        """Run both sides with these tensors as further outputs; also the right model that limits derive from."""
+        """Run both sides with these tensors as further outputs; return the right model of the limits too."""
         outputs = self.model.graph.output
         count = len(outputs)
         for name in names:
@@ -421,7 +423,7 @@ class _Comparison:
 
     def _right_model(self, golden: list[dict[str, Any]]) -> RightModel | None:
         """The model with its present outputs, for engines whose tolerances are not given."""
-        if self.given or not isinstance(self.actual, Built):
+        if self.user_tolerances or not isinstance(self.actual, Built):
             return None
         results = RunResults()
         results.add(golden)
@@ -474,7 +476,7 @@ class _Comparison:
     def _read_by_maker(self, tensor: str) -> list[TensorError]:
         """What a tensor's node reads, as far as it was compared."""
         names = self.cutter.reads(self.makers[tensor]) if tensor in self.makers else ()
-        return [self.found[name] for name in names if name in self.found]
+        return [self.tensor_errors[name] for name in names if name in self.tensor_errors]
 
     def _error_before(self, tensor: str) -> float:
         return max((entry.error for entry in self._read_by_maker(tensor)), default=0.0)

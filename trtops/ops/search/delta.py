@@ -1,4 +1,4 @@
-"""Delta debugging: find a smallest set of items for which a test holds, and keep the answers in a debug replay.
+"""Delta debugging: find a smallest set of items with a property, and keep the answers in a debug replay.
 
 The searches of reduce and precision differ only in their test. Reduce tests whether a set of nodes still fails;
 precision tests whether a model is accurate enough with a set of nodes in FP32. Both number their items from 0. Promises
@@ -84,7 +84,7 @@ class Search:
         size: Callable[[Items], int] = len,
         progress: Callable[[Step], None] | None = None,
     ) -> None:
-        """Prepare a search for sets whose ``test`` has the verdict ``holds_if``, with at most ``max_tests`` tests.
+        """Prepare a search for sets with the verdict ``holds_if`` from ``test``, with at most ``max_tests`` tests.
 
         ``size`` is the size of a set in its step. ``progress`` is called after each test.
         """
@@ -126,11 +126,14 @@ class Search:
                         f"{depends_on.get(name, '')[:60]!r}, so its answers do not hold. Use another replay."
                     )
             step = Step.from_dict(context.state["step"])
-            ends = [run.split("-") for run in step.items.split(",") if run]
-            # A replay may come from another machine, or have been edited.
-            if not all(end.isdigit() and int(end) < count for run in ends for end in run):
-                raise errors.FormatError(f"{load}: {step.items!r} are not nodes of this model. It is damaged.")
-            self._keep(frozenset(item for run in ends for item in range(int(run[0]), int(run[-1]) + 1)), step)
+            items: set[int] = set()
+            for run in filter(None, step.items.split(",")):
+                ends = run.split("-")
+                # A replay may come from another machine, or have been edited.
+                if not all(end.isdigit() and int(end) < count for end in ends):
+                    raise errors.FormatError(f"{load}: {step.items!r} are not nodes of this model. It is damaged.")
+                items.update(range(int(ends[0]), int(ends[-1]) + 1))
+            self._keep(frozenset(items), step)
         self.resumed = len(self.steps)
 
     def _keep(self, items: Items, step: Step) -> None:
@@ -147,8 +150,8 @@ class Search:
         OutOfTestsError if the answer is unknown and no more tests may run.
         """
         # No nodes cannot fail, and a model of none could not be written.
-        each = frozenset(items)
-        return bool(each) and self._answer(each)
+        members = frozenset(items)
+        return bool(members) and self._answer(members)
 
     def holds_for_none(self) -> bool:
         """Whether the test holds for the empty set."""
@@ -181,12 +184,12 @@ class Search:
         return self.answers[items].verdict == self._holds_if
 
     def smallest_so_far(self) -> Items:
-        """The smallest set for which a test held."""
+        """The smallest set found with the property."""
         holding = [items for items, step in self.answers.items() if step.verdict == self._holds_if]
         return min(holding, key=lambda items: (self._size(items), sorted(items)))
 
     def least(self, at: Callable[[int], Iterable[int]], high: int, mode: Mode = "bisect") -> int:
-        """A number whose set (``at``) has the property while that of the number below does not.
+        """A number with the property for its set (``at``), but not for the set of the number below.
 
         The test is taken to hold for ``high`` and not for 0; neither is tested. ``bisect`` tests about ``log2(high)``
         sets and finds the smallest number for monotone tests; ``linear`` tests one number after the other, from 1.
@@ -203,7 +206,7 @@ class Search:
         return high
 
     def halve(self, items: Sequence[int]) -> tuple[int, int]:
-        """A range of positions for which the test holds while it holds for neither half, or a range of length one.
+        """A range of positions with the property, but without it for either half, or a range of length one.
 
         The test is taken to hold for all items. A single needed item is found with about ``log2(len(items))`` tests.
         """
@@ -223,24 +226,24 @@ class Search:
         return path[last - self.least(lambda number: items[slice(*path[last - number])], last)]
 
     def smallest(self, items: Sequence[int]) -> list[int]:
-        """A part of ``items`` for which the test holds and from which no single item can be left out, in their order.
+        """A minimal part of ``items`` with the property, in their order: no single item can be left out.
 
         The test is taken to hold for all items. Every set of the result without one item was tested and does not hold.
         """
         # Zeller and Hildebrandt's ddmin (IEEE TSE 28(2), 2002) without tests of single chunks, and without starting
         # over after each chunk: about two tests per item where many items are needed. Chunks are left out as long as
         # the test holds for the rest; first halves, in the end single items.
-        kept = list(items)
-        size = max(len(kept) // 2, 1)
+        remaining = list(items)
+        size = max(len(remaining) // 2, 1)
         while True:
-            before = end = len(kept)
+            before = end = len(remaining)
             while end > 0:
                 start = max(end - size, 0)
-                if self.holds(rest := kept[:start] + kept[end:]):
-                    kept = rest
+                if self.holds(rest := remaining[:start] + remaining[end:]):
+                    remaining = rest
                 end = start
-            if size == 1 and len(kept) == before:
-                return kept
+            if size == 1 and len(remaining) == before:
+                return remaining
             size = max(size // 2, 1)
 
 

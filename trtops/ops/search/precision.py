@@ -1,4 +1,4 @@
-"""Precision: find the nodes that must stay in FP32 so that a 16-bit model is accurate enough.
+"""Precision: find the nodes to keep in FP32 for a sufficiently accurate 16-bit model.
 
 Each set of nodes is tested by writing its Casts into the ONNX model and running that.
 """
@@ -54,7 +54,7 @@ _LATENCY_RUNS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig(DataConfig):
-    """How to search, and on what data.
+    """The method of the search, its limits, and the data.
 
     Attributes:
         to: The lower precision.
@@ -92,7 +92,7 @@ class PrecisionConfig(DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A set of nodes to test: ``keep`` are the names of those that stay in FP32. ``original`` is not to be changed."""
+    """A set of nodes to test: ``keep`` names those left in FP32. ``original`` must not be changed."""
 
     original: onnx.ModelProto = field(repr=False)
     keep: frozenset[str]
@@ -142,7 +142,7 @@ def checking_candidates(
     config: RepeatConfig,
     progress: Callable[[RepeatStep], None] | None = None,
 ) -> Iterator[Callable[[Candidate], bool]]:
-    """Yield a function that checks a candidate: it is written, a command runs, and the files left behind are sorted."""
+    """Yield a check of candidates: the model is written, a command runs, and the files left behind are sorted."""
     numbers = itertools.count()
 
     def evaluate(candidate: Candidate) -> bool:
@@ -190,8 +190,8 @@ class PrecisionResult(OpResult):
         """Build the model in mixed precision, if it was written."""
         if not (self.run_id and self.path and self.verdict == "good"):
             return super().next_step
-        own = {"model": self.path, "backend": "onnxruntime", "experiment": self.experiment}
-        return NextStep.after(self.options, "convert", own)
+        arguments = {"model": self.path, "backend": "onnxruntime", "experiment": self.experiment}
+        return NextStep.after(self.options, "convert", arguments)
 
     def sections(self) -> Iterator[Section]:
         """The result, with a chart of accuracy against the number of nodes kept."""
@@ -205,16 +205,16 @@ class PrecisionResult(OpResult):
         yield Section(text=f"```\n{self.text()}\n```", chart=chart if points else None)
 
     def text(self) -> str:
-        """The result for a terminal: what to keep, and a table of the models."""
-        kept = f"{len(self.keep)} of {self.nodes} nodes"
+        """The result for a terminal: the nodes to keep, and a table of the models."""
+        kept_count = f"{len(self.keep)} of {self.nodes} nodes"
         if self.latencies:
-            lines = [f"The fastest model that passes keeps {kept} in FP32: {', '.join(self.keep)}"]
+            lines = [f"The fastest model that passes keeps {kept_count} in FP32: {', '.join(self.keep)}"]
         elif self.outcome == "good":
             lines = [f"All {self.nodes} nodes can be lowered."]
             if self.excess is None:
                 lines.append("The check has not failed once: make sure that it fails for wrong outputs.")
         elif self.outcome == "mixed":
-            lines = [f"{kept} must stay in FP32: {', '.join(self.keep)}"]
+            lines = [f"{kept_count} must stay in FP32: {', '.join(self.keep)}"]
         else:
             lines = ["Even with every node in FP32 the outputs are not accurate enough, or the check is broken."]
         if self.excess is not None:
@@ -244,7 +244,7 @@ def precision(
     file: str | Path | None = None,
     progress: Callable[[Step], None] | None = None,
 ) -> PrecisionResult:
-    """Find the nodes that must stay in FP32.
+    """Find the nodes to keep in FP32.
 
     ``runner`` makes the runner of a candidate: :func:`emulated_runner`, that of an
     :class:`~trtops.ops.search.precision_engines.EngineWriter`, or one that builds ``candidate.rewritten.model``.
@@ -258,7 +258,7 @@ def precision(
                 "fastest measures engines; a check command or function gives none. Use one of them."
             )
         unused = ("data", "input_shapes", "iterations", "seed", "tolerances")
-        used = " ".join(each.name for each in fields(config) if each.name not in unused)
+        used = " ".join(field.name for field in fields(config) if field.name not in unused)
         refuse_unused(config, {"": used}, op="precision with a check")
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
@@ -269,10 +269,12 @@ def precision(
         if config.output is not None and Path(config.output).resolve() in {path.resolve() for path in opened.files()}:
             raise errors.ConfigError(f"output is {config.output!r}, which is the model itself. Use another path.")
         search = _PrecisionSearch(opened, config, feeds, runner, evaluate, progress)
-        found, candidate = run_step("search", search.run)
+        search_result, candidate = run_step("search", search.run)
         seconds = time.perf_counter() - started
-        found = replace(found, title=f"precision {subject}", subject=str(subject.file or ""), seconds=seconds)
-        result = found.kept_in(run, experiment)
+        search_result = replace(
+            search_result, title=f"precision {subject}", subject=str(subject.file or ""), seconds=seconds
+        )
+        result = search_result.kept_in(run, experiment)
         if config.output is not None:
             save_model(candidate.rewritten.model, config.output)
         run.log_params({"model": opened.name, **config.to_dict()})
@@ -284,7 +286,7 @@ def precision(
 
 
 class _PrecisionSearch:
-    """One search under way. Nodes that can be lowered are numbered in the model's order; sets of them are kept."""
+    """One search under way. Nodes are numbered in the model's order; sets of them are kept in FP32."""
 
     def __init__(
         self,
@@ -304,8 +306,8 @@ class _PrecisionSearch:
         opened = config.open_for(model, feeds, profiles=config.profiles)
         self.feeds = [] if evaluate else [dict(feed) for feed in opened]
         with naming_assumed(model, opened):
-            found = reference_outputs(self.original, self.feeds) if self.feeds else []
-        self.golden = [dict(outputs) for outputs in found]
+            reference = reference_outputs(self.original, self.feeds) if self.feeds else []
+        self.golden = [dict(outputs) for outputs in reference]
         nan = NanRows.of(model, self.feeds)
         undefined = find_undefined(model, self.feeds, nan, config.tolerances) if self.feeds else Undefined()
         if undefined.reasons:
@@ -324,7 +326,7 @@ class _PrecisionSearch:
         self.search.use_replays(config.load_replay, config.save_replay, len(self.names), depends_on)
 
     def run(self) -> tuple[PrecisionResult, Candidate]:
-        """Search, and measure what was found; the result, and the candidate that it keeps."""
+        """Search and measure; return the result, and its candidate."""
         keep, outcome, minimal = self.find()
         latencies: dict[str, float] = {}
         if self.config.fastest and outcome != "bad":
@@ -350,7 +352,7 @@ class _PrecisionSearch:
         return result, candidate
 
     def find(self) -> tuple[Items, Literal["good", "mixed", "bad"], bool]:
-        """The nodes to keep, what that means, and whether it was checked that none of them can be lowered."""
+        """The nodes to keep, the outcome, and True if each of them was tested to be necessary."""
         # Most models need nothing in FP32, so that is tested first; with all nodes in FP32 the check itself is tested.
         if self.search.holds_for_none():
             return frozenset(), "good", True
@@ -360,14 +362,14 @@ class _PrecisionSearch:
         try:
             if self.config.mode == "minimal":
                 return frozenset(self.search.smallest(order)), "mixed", True
-            kept = order if self.config.direction == "forward" else order[::-1]
-            number = self.search.least(lambda count: kept[:count], len(kept), self.config.mode)
-            return frozenset(kept[:number]), "mixed", False
+            candidates = order if self.config.direction == "forward" else order[::-1]
+            number = self.search.least(lambda count: candidates[:count], len(candidates), self.config.mode)
+            return frozenset(candidates[:number]), "mixed", False
         except OutOfTestsError:
             return self.search.smallest_so_far(), "mixed", False
 
     def fastest(self, fewest: Items) -> Items:
-        """The fastest set that passes: the smallest, others that passed, and some with more nodes in FP32."""
+        """The fastest passing set among the smallest, other passing ones, and some with more nodes in FP32."""
         passed = sorted((items for items, step in self.search.answers.items() if step.verdict == "pass"), key=len)
         sets = [fewest, *passed[:4], self.everything]
         places = sorted(fewest)
@@ -384,7 +386,7 @@ class _PrecisionSearch:
         return min((items for items, latency in timed.items() if latency <= limit), key=len, default=fewest)
 
     def candidate(self, items: Items) -> Candidate:
-        """The candidate that keeps these nodes."""
+        """The candidate with these nodes in FP32."""
         keep = frozenset(self.names[index] for index in items)
         return Candidate(original=self.original, keep=keep, config=self.config)
 
@@ -435,14 +437,14 @@ def _worst_excess(report: ComparisonReport, tolerances: Tolerances) -> float:
         statistics = output.statistics
         if statistics is None or statistics.nan_errors:
             return math.inf
-        own = tolerances.of(output.name)
-        atol = own.largest_abs(statistics)
-        if math.isinf(atol) or math.isinf(own.rtol):
+        limits = tolerances.of(output.name)
+        atol = limits.largest_abs(statistics)
+        if math.isinf(atol) or math.isinf(limits.rtol):
             # Every element is within an infinite tolerance; only the direction is left to rank candidates by.
             worst = max(worst, 1.0 - (statistics.cosine or 0.0))
             continue
         for d, r in statistics.frontier:
-            worst = max(worst, min(d / atol if atol else math.inf, r / own.rtol if own.rtol else math.inf))
-        if own.max_nrmse and statistics.nrmse is not None:
-            worst = max(worst, statistics.nrmse / own.max_nrmse)
+            worst = max(worst, min(d / atol if atol else math.inf, r / limits.rtol if limits.rtol else math.inf))
+        if limits.max_nrmse and statistics.nrmse is not None:
+            worst = max(worst, statistics.nrmse / limits.max_nrmse)
     return worst

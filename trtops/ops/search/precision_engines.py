@@ -33,13 +33,13 @@ class EngineWriter:
     _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix=temporary_prefix("precision")))
 
     def __call__(self, candidate: Candidate) -> None:
-        """Build and write the engine; a BackendError if that fails."""
+        """Build and write the engine; a failing build raises BackendError."""
         network, config = self._network_and_config(candidate)
         plan = trt.engine_bytes_from_network(network, config=config, save_timing_cache=self.save_timing_cache)
         save_bytes(plan, self.path)
 
     def runner(self, candidate: Candidate) -> BaseRunner:
-        """A runner of the candidate, whose engine is built when it is activated."""
+        """A runner of the candidate; its engine is built on activation."""
         network, config = self._network_and_config(candidate)
         cache = self.save_timing_cache or (self._own_cache if self.config is None else None)
         return trt.TrtRunner(trt.EngineFromNetwork(network, config, save_timing_cache=cache))
@@ -75,7 +75,9 @@ class EngineWriter:
 
 def _require_nodes(model: onnx.ModelProto, network: Any) -> None:
     """Raise ConfigError if none of a network's layers are nodes of the model: nothing would stay in FP32 then."""
-    nodes = {name for node in model.graph.node for name in (node.name, *node.output)}
+    nodes: set[str] = set()
+    for node in model.graph.node:
+        nodes.update((node.name, *node.output))
     layers = {layer.name for layer in layers_of(network)} | {name for name, _ in layer_outputs(network)}
     if nodes.isdisjoint(layers):
         raise errors.ConfigError(

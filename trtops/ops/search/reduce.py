@@ -1,4 +1,4 @@
-"""Reduce: find the smallest part of a model that still fails a check, and save it as a model of its own.
+"""Reduce: find the smallest failing part of a model, and save it as a model of its own.
 
 Sub-models are cut out of the model and checked. Each gets as inputs the values that flow there in the whole model,
 observed once at the beginning. The search works on *parts* of the model, numbered in execution order
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,7 +102,7 @@ class CulpritNode(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit(Record):
-    """A smallest sub-model that fails."""
+    """A smallest failing sub-model."""
 
     nodes: tuple[CulpritNode, ...]
     # Whether every set without one node was checked and passes; False if ``max_checks`` stopped the search. If only
@@ -114,7 +115,7 @@ class Culprit(Record):
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The sub-model; :attr:`path` is its file if this was read from JSON, which does not contain it."""
+        """The sub-model; :attr:`path` is its file after reading from JSON, without its content."""
         assert self._proto is not None
         proto: onnx.ModelProto = self._proto
         return proto
@@ -140,7 +141,7 @@ class ReduceResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Inspect the part that fails, if it was saved."""
+        """Inspect the failing part, if it was saved."""
         if not (self.run_id and self.culprit and self.culprit.path):
             return super().next_step
         return NextStep("inspect model", {"model": self.culprit.path, "show": "layers"})
@@ -165,7 +166,7 @@ class ReduceResult(OpResult):
 
 
 def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> ComparisonCheck:
-    """A check that builds an engine of each part and compares its outputs with the values of the whole model."""
+    """A check with an engine built for each part, and its outputs compared with the values of the whole model."""
     engine_backend(build.backend).environment(build)
     return ComparisonCheck(runner=EngineRunner(build), tolerances=tolerances_for(build.precision, tolerances))
 
@@ -183,7 +184,7 @@ def reduce(
     file: str | Path | None = None,
     progress: Callable[[Step], None] | None = None,
 ) -> ReduceResult:
-    """Find the smallest part of a model that still fails a check.
+    """Find the smallest part of a model with the same failure.
 
     ``check`` says whether a sub-model passes (:mod:`trtops.ops.evaluation.submodel`): a callable, a comparison as
     :func:`engine_check` makes it, or a :class:`~trtops.ops.evaluation.command.CommandCheck`. ``feeds`` replace
@@ -196,8 +197,10 @@ def reduce(
     name = f"{subject.name} reduce"
     with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
         opened = run_step("load", open_model, model)
-        found, steps = run_step("search", _find_culprit, opened, check, config, feeds, progress)
-        result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
+        search_result, steps = run_step("search", _find_culprit, opened, check, config, feeds, progress)
+        result = replace(search_result, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(
+            run, experiment
+        )
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
             _log_result(run, result, steps)
@@ -226,24 +229,24 @@ def _find_culprit(
         if name not in inputs:
             raise errors.InputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
         inputs[name] = replace(inputs[name], shape=tuple(shape))
-    given: list[Feed] = []
+    samples: list[Feed] = []
     source: Iterable[Feed] = ()
     if config.inputs == "real":
         source = config.open_for(model, feeds, inputs) if inputs else [{}]
-        given = [dict(feed) for feed in source]
-        for feed in given:
+        samples = [dict(feed) for feed in source]
+        for feed in samples:
             check_feed(inputs, feed)
     # As in Polygraphy, tensors of other branches become weights only if the user gives data.
     freeze = config.inputs == "real" and (feeds is not None or config.data is not None)
     data = f"{config.inputs}, branches {'frozen' if freeze else 'inputs'}"
-    if given:
+    if samples:
         # Arrays of objects have no bytes of their own; their text has.
-        plain = [{n: a.astype(str) if a.dtype.kind == "O" else a for n, a in feed.items()} for feed in given]
+        plain = [{n: a.astype(str) if a.dtype.kind == "O" else a for n, a in feed.items()} for feed in samples]
         data += f" {Feeds('', lambda: plain).digest()}"
     with ExitStack() as stack:
         values: Values
         try:
-            values = Declared(cutter.model, inputs) if config.inputs == "declared" else observe(cutter, given)
+            values = Declared(cutter.model, inputs) if config.inputs == "declared" else observe(cutter, samples)
             stack.callback(getattr(values, "close", int))
         except (errors.BackendError, errors.InvalidModelError) as exc:
             if freeze or isinstance(check, ComparisonCheck):  # which need its values
@@ -259,7 +262,7 @@ def _find_culprit(
             # The whole model first: without its failure there is nothing to search for.
             search.holds(reduction.everything)
             whole = search.answers[reduction.everything]
-            found = reduction.culprit() if whole.verdict == "fail" else None
+            culprit_parts = reduction.culprit() if whole.verdict == "fail" else None
         except BaseException:
             if config.save_replay is not None and search.steps:
                 log.warning(
@@ -272,30 +275,30 @@ def _find_culprit(
             Path(config.save_replay).unlink(missing_ok=True)  # its one answer would stop the next search as well
         # A check that passes nothing, such as a misspelled command, would make any node the culprit.
         passing = [parts for parts, step in search.answers.items() if step.verdict == "pass"]
-        if found and not passing:
+        if culprit_parts and not passing:
             log.warning(
                 "The check passed nothing, so it may be broken. Run it on a correct model. Its output: %s",
                 whole.detail.strip() or "none",
             )
-        if config.min_good is not None and found and passing:
-            size = len(reduction.nodes(found))
+        if config.min_good is not None and culprit_parts and passing:
+            size = len(reduction.nodes(culprit_parts))
             closest = min(passing, key=lambda parts: (abs(len(reduction.nodes(parts)) - size), sorted(parts)))
             save_model(reduction.cut(closest).proto, config.min_good, **config.save_as.for_another())
         result = ReduceResult(
-            verdict="bad" if found else "good",
+            verdict="bad" if culprit_parts else "good",
             whole=whole.verdict,
-            culprit=None if found is None else reduction.save(found),
+            culprit=None if culprit_parts is None else reduction.save(culprit_parts),
             nodes=len(cutter.order),
             checks=search.tests,
             resumed=search.resumed,
             seconds=time.perf_counter() - started,
-            detail=whole.detail or ("" if found else "the whole model passes"),
+            detail=whole.detail or ("" if culprit_parts else "the whole model passes"),
         )
     return result, search.steps
 
 
 class _Reduction:
-    """One reduction under way: which sub-models are checked, in which order, and what is saved."""
+    """One reduction under way: the sub-models to check, their order, and the one to save."""
 
     def __init__(
         self,
@@ -323,7 +326,7 @@ class _Reduction:
 
     def nodes(self, parts: Iterable[int]) -> frozenset[int]:
         """Indices of the nodes in some parts."""
-        return frozenset(index for part in parts for index in self._cutter.parts[part])
+        return frozenset(chain.from_iterable(self._cutter.parts[part] for part in parts))
 
     def cut(self, parts: Items) -> SubModel:
         """The sub-model of some parts."""
@@ -340,7 +343,7 @@ class _Reduction:
             return CheckOutcome(verdict="error", detail=f"{type(exc).__name__}: {exc}")
 
     def culprit(self) -> Items:
-        """A smallest failing set of parts, given that the whole model fails."""
+        """A smallest failing set of parts of a failing model."""
         try:
             return self._smallest(self.everything)
         except OutOfTestsError:
@@ -349,7 +352,7 @@ class _Reduction:
             return self.search.smallest_so_far()
 
     def _smallest(self, within: Items) -> Items:
-        """One smallest failing set within a set that fails."""
+        """One smallest failing set within a failing set."""
         parts = sorted(within)
         if not self._config.reduce_inputs:
             return self._without_ends(frozenset(self._shortest_beginning(parts)))
@@ -361,9 +364,9 @@ class _Reduction:
             low, high = self.search.halve(parts)
         elif single := next((frozenset([part]) for part in parts if self.search.holds([part])), None):
             return single
-        found = self._shortest_end(self._shortest_beginning(parts[low:high]))
+        stretch = self._shortest_end(self._shortest_beginning(parts[low:high]))
         self.search.stage = "nodes"
-        smallest = frozenset(self.search.smallest(found))
+        smallest = frozenset(self.search.smallest(stretch))
         if len(smallest) == 1:
             return smallest
         # A long stretch can fail because of errors that add up along it, such as rounding, next to a smaller culprit.
@@ -371,12 +374,14 @@ class _Reduction:
         return min([smallest, *others], key=len)
 
     def _shortest_beginning(self, parts: list[int]) -> list[int]:
-        """The shortest beginning that fails, or only what its last part needs, if that fails too."""
+        """The shortest failing beginning, or only the nodes needed by its last part, if those fail too."""
         self.search.stage = "outputs"
         beginning = parts[: self.search.least(lambda length: parts[:length], len(parts), self._config.mode)]
-        owner = {index: part for part in beginning for index in self._cutter.parts[part]}
-        last = self._cutter.parts[beginning[-1]]
-        needed = sorted({owner[i] for start in last for i in self._cutter.ancestors(start, owner)})
+        owner: dict[int, int] = {}
+        for part in beginning:
+            owner |= dict.fromkeys(self._cutter.parts[part], part)
+        ancestors = chain.from_iterable(self._cutter.ancestors(i, owner) for i in self._cutter.parts[beginning[-1]])
+        needed = sorted({owner[i] for i in ancestors})
         return needed if len(needed) < len(beginning) and self.search.holds(needed) else beginning
 
     def _shortest_end(self, parts: list[int]) -> list[int]:
@@ -385,21 +390,26 @@ class _Reduction:
         return parts[count - self.search.least(lambda length: parts[count - length :], count, self._config.mode) :]
 
     def _without_ends(self, parts: Items) -> Items:
-        """Leave out parts one by one at the end that may be reduced, the latest first, until none can be left out."""
+        """Leave out parts one by one at the reducible end, the latest first, until none can be left out."""
         self.search.stage = "nodes"
         while True:
-            members = [(part, index) for part in parts for index in self._cutter.parts[part]]
-            maker = {name: part for part, index in members for name in self._cutter.makes(index)}
-            needs = {(p, maker[n]) for p, index in members for n in self._cutter.reads(index) if maker.get(n, p) != p}
-            inner = {needed if self._config.reduce_outputs else needing for needing, needed in needs}
+            members = {part: self._cutter.parts[part] for part in parts}
+            maker: dict[str, int] = {}
+            for part, nodes in members.items():
+                maker |= dict.fromkeys(chain.from_iterable(map(self._cutter.makes, nodes)), part)
+            inner: set[int] = set()
+            for part, nodes in members.items():
+                reads = chain.from_iterable(map(self._cutter.reads, nodes))
+                needed = {maker[name] for name in reads if maker.get(name, part) != part}
+                inner |= needed if self._config.reduce_outputs else {part} if needed else set()
             ends = sorted(parts - inner, reverse=True)
-            found = next((parts - {end} for end in ends if self.search.holds(parts - {end})), None)
-            if found is None:
+            shorter = next((parts - {end} for end in ends if self.search.holds(parts - {end})), None)
+            if shorter is None:
                 return parts
-            parts = found
+            parts = shorter
 
     def save(self, parts: Items) -> Culprit:
-        """The culprit, whose model and inputs are saved if the config says where."""
+        """The culprit, with model and inputs saved to the paths of the config."""
         cut, config = self.cut(parts), self._config
         path = inputs_path = None
         if config.output is not None:

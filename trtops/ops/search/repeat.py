@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatConfig(Record):
-    """When to stop, and what to keep.
+    """The end of the repetition, and the files to keep.
 
     Attributes:
         until: Stop after this number of iterations, or after the first good or bad one.
@@ -117,7 +117,7 @@ def repeat(
 
 
 def remove_files(config: RepeatConfig) -> None:
-    """Remove the files of a search that are not to be kept."""
+    """Remove the temporary files of a search."""
     if config.intermediate is not None:
         for path in (config.intermediate, f"{config.intermediate}.data"):  # a large model's weights
             Path(path).unlink(missing_ok=True)
@@ -160,11 +160,11 @@ def iterate(
 
 
 def sort_artifacts(names: Iterable[str], folder: str | Path, *, good: bool, label: str) -> None:
-    """Move the files that a check left to ``good/`` or ``bad/``, with a label in their names; skip missing ones."""
-    place = Path(folder) / ("good" if good else "bad")
+    """Move the files left by a check to ``good/`` or ``bad/``, with a label in their names; skip missing ones."""
+    target_folder = Path(folder) / ("good" if good else "bad")
     for path in map(Path, names):
         if not path.exists():
             log.warning("%s was not there after %s; it is skipped", path, label)
             continue
-        place.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, place / f"{path.stem}_{label}{path.suffix}")
+        target_folder.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, target_folder / f"{path.stem}_{label}{path.suffix}")

@@ -1,4 +1,4 @@
-"""Questions about the engine: is it bad every time, is it the precision or the builder, where does it begin."""
+"""Questions about the engine: does the fault repeat, is it the precision or the builder, and its first tensor."""
 
 from dataclasses import replace
 from typing import Literal
@@ -69,7 +69,7 @@ def _convert(
     subject: Subject, parent: str, build: BuildConfig, *, rebuild: bool = False, replay: bool = True
 ) -> ConvertResult:
     config = subject.config
-    asked = ConvertConfig(
+    convert_config = ConvertConfig(
         build=build,
         check=config.check,
         calibration_data=config.calibration_data,
@@ -78,13 +78,13 @@ def _convert(
         measure_ranges=False,  # an overflow is to be found, not avoided
         rebuild=rebuild,
     )
-    return convert(subject.path, asked, **subject.below(parent))
+    return convert(subject.path, convert_config, **subject.below(parent))
 
 
 def bad_build(subject: Subject, parent: str) -> Build:
     """The engine under triage, as it was built first."""
-    found = _convert(subject, parent, subject.config.build)
-    return builds.load_build(subject.tracker.load(found.run_id))
+    conversion = _convert(subject, parent, subject.config.build)
+    return builds.load_build(subject.tracker.load(conversion.run_id))
 
 
 def pinned_side(subject: Subject, parent: str) -> EngineRunner:
@@ -104,27 +104,27 @@ def _low_precision(subject: Subject) -> LowPrecision:
 def ask_build(subject: Subject, parent: str) -> Answer:
     """Whether the engine is bad at all."""
     try:
-        found = _convert(subject, parent, subject.config.build)
+        conversion = _convert(subject, parent, subject.config.build)
     except errors.BackendError as exc:
         verb = "inspect capability" if subject.config.build.backend == "tensorrt" else "check lint"
         remedy = f"change what the builder refuses; see `{NextStep(verb, {'model': subject.path})}`"
         return Answer("it fails", tuple(first_lines([str(exc)])), kind="build", remedy=remedy, builds=1)
-    made = 0 if found.reused_from else 1
-    evidence = (f"The {found.called} engine is {found.verdict}.", *first_lines(found.reasons))
-    if found.verdict == "good":
-        return Answer("good", evidence, builds=made)
-    if found.verdict == "unproven":
+    builds = 0 if conversion.reused_from else 1
+    evidence = (f"The {conversion.called} engine is {conversion.verdict}.", *first_lines(conversion.reasons))
+    if conversion.verdict == "good":
+        return Answer("good", evidence, builds=builds)
+    if conversion.verdict == "unproven":
         evidence += ("Its outputs agree on this data, which does not rule out a bad engine.",)
         remedy = "repeat the triage with real inputs (--load-inputs), or shapes that are used (--input-shapes)"
-        return Answer("unproven", evidence, remedy=remedy, builds=made)
-    if found.evaluation.report:
+        return Answer("unproven", evidence, remedy=remedy, builds=builds)
+    if conversion.evaluation.report:
         evidence += ("The engine's outputs are right, since it does not compute in the requested precision.",)
-        return Answer("bad when rounded", evidence, builds=made)
-    return Answer("bad", evidence, builds=made)
+        return Answer("bad when rounded", evidence, builds=builds)
+    return Answer("bad", evidence, builds=builds)
 
 
 def ask_again(subject: Subject, parent: str) -> Answer:
-    """Whether the same engine gives the same outputs twice, and whether new engines are bad too."""
+    """Run the same engine twice, and build new engines, to see if the fault repeats."""
     first = bad_build(subject, parent)
     with engine_backend(subject.config.build.backend).runner(first.engine) as runner:
         runs = [run_feeds(runner, subject.feeds) for _ in range(2)]
@@ -137,20 +137,20 @@ def ask_again(subject: Subject, parent: str) -> Answer:
         return Answer("one engine differs from run to run", evidence, kind="not repeatable", remedy=remedy)
     results = [_convert(subject, parent, subject.config.build, rebuild=True) for _ in range(_REBUILDS)]
     good = sum(bool(result.evaluation.report) for result in results)
-    said = f"Built {_REBUILDS} times more: {_REBUILDS - good} bad, {good} good."
+    counts = f"Built {_REBUILDS} times more: {_REBUILDS - good} bad, {good} good."
     if good:
-        return Answer("not every time", (said,), kind="intermittent", builds=_REBUILDS)
-    return Answer("every time", (said,), builds=_REBUILDS)
+        return Answer("not every time", (counts,), kind="intermittent", builds=_REBUILDS)
+    return Answer("every time", (counts,), builds=_REBUILDS)
 
 
 def ask_campaign(subject: Subject, parent: str) -> Answer:
-    """Which choice of the builder makes builds bad, from builds that differ and from mixtures of them."""
+    """Find the builder's choice behind bad builds, from differing builds and mixtures of them."""
     return _run_campaign(subject, random=False, otherwise="intermittent")
 
 
 def _run_campaign(subject: Subject, *, random: bool, otherwise: Kind) -> Answer:
     config = subject.config
-    asked = DebugBuildConfig(
+    campaign_config = DebugBuildConfig(
         build=replace(config.build, options=replace(config.build.options, tactic_seed=None)),
         check=config.check,
         calibration_data=config.calibration_data,
@@ -160,18 +160,20 @@ def _run_campaign(subject: Subject, *, random: bool, otherwise: Kind) -> Answer:
         max_iterations=config.campaign_builds,
         max_minutes=config.minutes,
     )
-    found = debug_build(subject.path, asked, tracker=subject.tracker, experiment=subject.experiment, tags=subject.tags)
-    counted = (
-        f"{found.good + found.unproven} builds good, {found.bad} bad, {found.errors} crashed; "
-        f"{found.mixtures} mixtures. Campaign `{found.run_id}`."
+    campaign = debug_build(
+        subject.path, campaign_config, tracker=subject.tracker, experiment=subject.experiment, tags=subject.tags
     )
-    made, places = found.iterations + found.mixtures, found.confirmed
+    counted = (
+        f"{campaign.good + campaign.unproven} builds good, {campaign.bad} bad, {campaign.errors} crashed; "
+        f"{campaign.mixtures} mixtures. Campaign `{campaign.run_id}`."
+    )
+    builds_spent, places = campaign.iterations + campaign.mixtures, campaign.confirmed
     if not places:
-        return Answer("none is confirmed", (counted, found.found.conclusion), kind=otherwise, builds=made)
+        return Answer("none is confirmed", (counted, campaign.diff.conclusion), kind=otherwise, builds=builds_spent)
     remedy = "deny it, then build again"
     if not isinstance(subject.tracker, MemoryTracker):
-        remedy = f"prove it, which denies it, then build again: `{NextStep('debug prove', {'run': found.run_id})}`"
-    return Answer("confirmed", (counted, *places), kind="tactic", places=places, remedy=remedy, builds=made)
+        remedy = f"prove it, which denies it, then build again: `{NextStep('debug prove', {'run': campaign.run_id})}`"
+    return Answer("confirmed", (counted, *places), kind="tactic", places=places, remedy=remedy, builds=builds_spent)
 
 
 def ask_precision(subject: Subject, parent: str) -> Answer:
@@ -184,8 +186,8 @@ def ask_precision(subject: Subject, parent: str) -> Answer:
         if floor is None:
             return Answer("the builder", (f"The model does not run rounded to {config.precision.upper()}.",))
         answer = "the precision" if floor.verdict == "bad" else "the builder"
-        said = f"Rounded after each node, without a builder: {floor.sentence()}"
-        return Answer(answer, (said, *first_lines(floor.reasons)))
+        evidence_line = f"Rounded after each node, without a builder: {floor.sentence()}"
+        return Answer(answer, (evidence_line, *first_lines(floor.reasons)))
     plain = _convert(subject, parent, replace(config, precision="fp32"), replay=False)
     evidence = (f"The same build in FP32 is {plain.verdict}.", *first_lines(plain.reasons))
     # The builder makes the same kinds of choices in FP32, but nothing is quantized.
@@ -197,58 +199,58 @@ def ask_divergence(subject: Subject, parent: str) -> Answer:
     """Where rounding goes wrong, and how."""
     to = _low_precision(subject)
     config = AccuracyConfig(tolerances=subject.config.check.tolerances)
-    found = accuracy(str(subject.path), Emulated(to), config, feeds=subject.feeds, **subject.below(parent))
-    known = {tensor.name: tensor for tensor in found.tensors}
-    too_large = next((t for t in found.tensors if t.magnitude > _LARGEST), None)
-    if too_large is not None and (found.first_nonfinite is not None or found.verdict == "bad"):
+    comparison = accuracy(str(subject.path), Emulated(to), config, feeds=subject.feeds, **subject.below(parent))
+    tensors = {tensor.name: tensor for tensor in comparison.tensors}
+    too_large = next((t for t in comparison.tensors if t.magnitude > _LARGEST), None)
+    if too_large is not None and (comparison.first_nonfinite is not None or comparison.verdict == "bad"):
         maker = f"{too_large.op} {too_large.node!r}"
-        said = f"{too_large.name!r}, made by {maker}, reaches {too_large.magnitude:,.0f}; FP16 ends at 65,504."
-        return Answer("a value overflows", (said,), kind="overflow", places=(too_large.node, too_large.name))
-    if found.first_nonfinite is not None:
-        place = known[found.first_nonfinite]
-        maker = f"{place.op} {place.node!r}"
-        said = f"{place.name!r}, made by {maker}, is NaN or infinite; no tensor before it exceeds FP16."
+        sentence = f"{too_large.name!r}, made by {maker}, reaches {too_large.magnitude:,.0f}; FP16 ends at 65,504."
+        return Answer("a value overflows", (sentence,), kind="overflow", places=(too_large.node, too_large.name))
+    if comparison.first_nonfinite is not None:
+        nonfinite = tensors[comparison.first_nonfinite]
+        maker = f"{nonfinite.op} {nonfinite.node!r}"
+        sentence = f"{nonfinite.name!r}, made by {maker}, is NaN or infinite; no tensor before it exceeds FP16."
         # Weights that are 0 in FP16 only.
         flushed = tuple(lower_precision(subject.model.proto(), to).flushed)
-        kind: Kind = "underflow" if place.op in _DIVIDING else "nan"
-        return Answer("NaN appears", (said, *flushed), kind=kind, places=(place.node, place.name, *flushed))
-    origin = known.get(found.origin or found.first or "")
+        kind: Kind = "underflow" if nonfinite.op in _DIVIDING else "nan"
+        return Answer("NaN appears", (sentence, *flushed), kind=kind, places=(nonfinite.node, nonfinite.name, *flushed))
+    origin = tensors.get(comparison.origin or comparison.first or "")
     if origin is None:
-        return Answer("no tensor shows it", (found.text().splitlines()[0],), kind="rounding")
-    said = f"Most of the error appears at {origin.name!r}, made by {origin.op} {origin.node!r}: {origin.error:.3g}"
+        return Answer("no tensor shows it", (comparison.text().splitlines()[0],), kind="rounding")
+    sentence = f"Most of the error appears at {origin.name!r}, made by {origin.op} {origin.node!r}: {origin.error:.3g}"
     if origin.growth is not None:
-        said += f", {origin.growth:.3g} times that of its inputs"
+        sentence += f", {origin.growth:.3g} times that of its inputs"
     places = (origin.node, origin.name)
     # Cancellation: the result is much smaller than the operands; only some of these are known.
-    before = [t.magnitude for t in found.tensors[: found.tensors.index(origin)]][-3:]
-    above = [known[name].magnitude for name in found.chain if name in known and name != origin.name]
+    before = [t.magnitude for t in comparison.tensors[: comparison.tensors.index(origin)]][-3:]
+    above = [tensors[name].magnitude for name in comparison.chain if name in tensors and name != origin.name]
     cancels = origin.magnitude < _CANCELS * max([0.0, *above, *before])
     if origin.op in _ADDING and (origin.growth or 0) > 1 / _CANCELS and cancels:
-        return Answer("a difference cancels", (f"{said}.",), kind="cancellation", places=places)
-    return Answer("rounding adds up", (f"{said}.",), kind="rounding", places=places)
+        return Answer("a difference cancels", (f"{sentence}.",), kind="cancellation", places=places)
+    return Answer("rounding adds up", (f"{sentence}.",), kind="rounding", places=places)
 
 
 def ask_keep(subject: Subject, parent: str) -> Answer:
     """Which nodes have to stay in FP32."""
     tolerances = subject.config.check.tolerances
     config = PrecisionConfig(to=_low_precision(subject), tolerances=tolerances, max_checks=_MAX_CHECKS)
-    found = precision(str(subject.path), config, feeds=subject.feeds, **subject.below(parent))
-    evidence = (f"{found.checks} sets of the {found.nodes} nodes that can be lowered were checked.",)
-    if found.outcome == "bad":
+    lowering = precision(str(subject.path), config, feeds=subject.feeds, **subject.below(parent))
+    evidence = (f"{lowering.checks} sets of the {lowering.nodes} nodes that can be lowered were checked.",)
+    if lowering.outcome == "bad":
         return Answer("keeping nodes does not help", evidence)
-    if found.outcome == "good":
+    if lowering.outcome == "good":
         return Answer("none", (*evidence, "The outputs are within tolerance: only values inside overflow."))
-    named = listed(found.keep, 8)
+    named = listed(lowering.keep, 8)
     options = arguments_of(subject.config.build) | arguments_of(subject.config.check)
     search = {"model": subject.path, "precision": config.to, "output": "mixed.onnx"}
     remedy = f"keep in FP32: {named} (`{NextStep.after(options, 'debug precision', search)}`)"
     return Answer(
-        f"{counted(len(found.keep), 'node')}", (*evidence, f"Right with these in FP32: {named}."), remedy=remedy
+        f"{counted(len(lowering.keep), 'node')}", (*evidence, f"Right with these in FP32: {named}."), remedy=remedy
     )
 
 
 def ask_ranges(subject: Subject, parent: str) -> Answer:
-    """Whether a calibrated range cuts off values, and whether the observed range corrects the engine."""
+    """Find truncating calibration ranges, and check if the observed range corrects the engine."""
     if subject.calibration is None:
         return Answer("calibrated here", ("The ranges come from this data.",))
     cache = CalibrationCache.from_bytes(subject.calibration)
@@ -259,12 +261,12 @@ def ask_ranges(subject: Subject, parent: str) -> Answer:
     worst = sorted((name for name in ratios if ratios[name] > 1), key=lambda name: -ratios[name])
     if not worst:
         return Answer("all fit", (f"{len(ratios)} ranges hold all values of this data.",))
-    said = f"{worst[0]!r} reaches {seen[worst[0]].amax:.4g}, {ratios[worst[0]]:.3g} times what its range holds."
+    sentence = f"{worst[0]!r} reaches {seen[worst[0]].amax:.4g}, {ratios[worst[0]]:.3g} times what its range holds."
     corrected = replace(cache, ranges=tuple(seen[r.name] if r.name in worst else r for r in cache.ranges))
     side = EngineRunner(subject.config.build, Caches(calibration=corrected.to_bytes()), subject.feeds[0])
     if not _is_right(subject, side):
-        return Answer("other causes", (said, "Correcting that does not help."), builds=1)
-    evidence = (said, f"With the observed ranges of {', '.join(map(repr, worst))} the engine is good.")
+        return Answer("other causes", (sentence, "Correcting that does not help."), builds=1)
+    evidence = (sentence, f"With the observed ranges of {', '.join(map(repr, worst))} the engine is good.")
     remedy = f"calibrate again on data like this; the range of {worst[0]!r} has to reach {seen[worst[0]].amax:.4g}"
     return Answer("one is too short", evidence, kind="range", places=tuple(worst), remedy=remedy, builds=1)
 
@@ -278,11 +280,12 @@ def ask_layers(subject: Subject, parent: str) -> Answer:
     file.write_bytes(cache)
     limit = subject.tolerances.max_nrmse
     config = SensitivityConfig(budget=0.2 if limit is None else float(limit))
-    found = sensitivity(subject.path, str(file), config, data=subject.feeds, **subject.below(parent))
-    worst, kept = found.keep or [layer.layer for layer in found.layers[:3]], len(found.keep)
-    said = f"Relative error with all layers in INT8 {found.error:.3g}; {found.error_kept:.3g} with {kept} kept."
-    remedy = f"keep in higher precision: {', '.join(found.keep)}" if kept else ""
-    return Answer(f"{kept} layers", (said,), kind="quantization", places=tuple(worst), remedy=remedy)
+    measured = sensitivity(subject.path, str(file), config, data=subject.feeds, **subject.below(parent))
+    worst, kept_count = measured.keep or [layer.layer for layer in measured.layers[:3]], len(measured.keep)
+    sentence = f"Relative error with all layers in INT8 {measured.error:.3g}; "
+    sentence += f"{measured.error_kept:.3g} with {kept_count} kept."
+    remedy = f"keep in higher precision: {', '.join(measured.keep)}" if kept_count else ""
+    return Answer(f"{kept_count} layers", (sentence,), kind="quantization", places=tuple(worst), remedy=remedy)
 
 
 def ask_tactic(subject: Subject, parent: str) -> Answer:
@@ -298,20 +301,20 @@ def ask_tactic(subject: Subject, parent: str) -> Answer:
         replay = replace(bad, settings=settings, choices=())
         if _is_right(subject, replace(side, caches=replace(side.caches, replay=replay))):
             culprits.append((name, value))
-    made = len(bad.settings)
+    tried = len(bad.settings)
     if not culprits:
-        said = f"The engine stays bad if any one of its {made} settings is reversed."
-        return Answer("none is confirmed", (said,), kind="builder", builds=made)
+        sentence = f"The engine stays bad if any one of its {tried} settings is reversed."
+        return Answer("none is confirmed", (sentence,), kind="builder", builds=tried)
     right = "reversed it is right; all other settings are equal."
     evidence = tuple(f"With {name} {value} it is bad, {right}" for name, value in culprits)
     name, value = culprits[0]
     remedy = f"deny the setting {name}={value}, or remove {name} from the tactics that the builder may choose"
     places = tuple(name for name, _ in culprits)
-    return Answer("confirmed", evidence, kind="tactic", places=places, remedy=remedy, builds=made)
+    return Answer("confirmed", evidence, kind="tactic", places=places, remedy=remedy, builds=tried)
 
 
 def _what_shows(subject: Subject) -> Literal["rounded", "built", "failing"]:
-    """What shows the fault: rounding after each node, an engine's outputs, or that no engine is built or runs."""
+    """The symptom of the fault: rounding after each node, an engine's outputs, or a failing build or run."""
     if subject.answers.get("build") == "it fails":
         return "failing"
     return "rounded" if "divergence" in subject.answers else "built"
@@ -330,24 +333,24 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
     else:
 
         def check(part: SubModel) -> CheckVerdict:
-            golden = RunResults([("golden", [IterationResult(dict(each)) for each in part.golden])])
+            golden = RunResults([("golden", [IterationResult(dict(outputs)) for outputs in part.golden])])
             build = BuildConfig(precision=_low_precision(subject))
             right = RightModel(model=Model.from_proto(part.proto), build=build, feeds=part.feeds, golden=golden)
-            found = right.emulation(tolerances)
-            return "error" if found is None else "pass" if found.verdict == "good" else "fail"
+            floor = right.emulation(tolerances)
+            return "error" if floor is None else "pass" if floor.verdict == "good" else "fail"
 
     config = ReduceConfig(output=str(subject.files / MINIMAL), max_checks=_MAX_CHECKS)
-    found = reduce(str(subject.path), check, config, feeds=subject.feeds, **subject.below(parent))
-    made = 0 if shows == "rounded" else found.checks
-    if (culprit := found.culprit) is None:
-        return Answer("parts do not show it", (found.detail,), builds=made)
-    evidence = (f"{len(culprit.nodes)} of {found.nodes} nodes still fail: {', '.join(culprit.labels)}.",)
+    reduction = reduce(str(subject.path), check, config, feeds=subject.feeds, **subject.below(parent))
+    builds_spent = 0 if shows == "rounded" else reduction.checks
+    if (culprit := reduction.culprit) is None:
+        return Answer("parts do not show it", (reduction.detail,), builds=builds_spent)
+    evidence = (f"{len(culprit.nodes)} of {reduction.nodes} nodes still fail: {', '.join(culprit.labels)}.",)
     places = culprit.labels if shows == "failing" else ()
-    return Answer(f"{counted(len(culprit.nodes), 'node')}", evidence, places=places, builds=made)
+    return Answer(f"{counted(len(culprit.nodes), 'node')}", evidence, places=places, builds=builds_spent)
 
 
 def _fails_to_build(subject: Subject) -> Check:
-    """A check that fails for parts that the builder refuses, or, if it builds the whole, for parts that do not run."""
+    """A check failing for parts refused by the builder, or, if it builds the whole, for parts with a failing run."""
     side = EngineRunner(subject.config.build, Caches(calibration=subject.calibration), subject.feeds[0])
     try:
         side.build(subject.model.proto())
@@ -400,8 +403,8 @@ def ask_bundle(subject: Subject, parent: str) -> Answer:
             side = pinned_side(subject, parent)
             build = side.build(proto)
             case = engine_case(case, build.spec.config, build.tactics, side.caches.calibration, environment)
-        found = write_bundle(case, BundleConfig(output=str(subject.files / BUNDLE)), environment)
+        bundled = write_bundle(case, BundleConfig(output=str(subject.files / BUNDLE)), environment)
     except errors.TrtopsError as exc:
         return Answer("no", tuple(first_lines([str(exc)])))
-    said = found.printed.strip().splitlines()
-    return Answer("yes", (f"{BUNDLE}, {found.size} bytes.", *(said[-1:] or ["It could not be tried here."])))
+    output_lines = bundled.printed.strip().splitlines()
+    return Answer("yes", (f"{BUNDLE}, {bundled.size} bytes.", *(output_lines[-1:] or ["It could not be tried here."])))

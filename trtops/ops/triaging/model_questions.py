@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Subject:
     files: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix=temporary_prefix("triage"))))
 
     def below(self, parent: str) -> dict[str, Any]:
-        """Options of an op whose run belongs below another."""
+        """Options of an op for a run below another."""
         return {"tracker": self.tracker, "experiment": self.experiment, "tags": self.tags, "parent": parent}
 
     @cached_property
@@ -72,17 +73,17 @@ class Subject:
 
     @cached_property
     def tolerances(self) -> Tolerances:
-        """The fixed tolerances of the precision, which parts of the model have to meet."""
+        """The fixed tolerances of the precision, as limits for parts of the model."""
         return tolerances_for(self.config.build.precision, self.config.check.tolerances, self.model)
 
     def right_model(self, build: BuildConfig, calibration: bytes | None = None) -> RightModel:
-        """The model on its inputs, and what rounding as in a build does to it."""
+        """The model on its inputs, and the effect of rounding as in a build."""
         golden = RunResults([("golden", [IterationResult(dict(outputs)) for outputs in self.outputs])])
         return RightModel(model=self.model, build=build, feeds=self.feeds, golden=golden, calibration=calibration)
 
     @cached_property
     def calibration(self) -> bytes | None:
-        """The calibration cache that the builder gets."""
+        """The calibration cache for the builder."""
         return read_cache_file(self.config.calibration_cache, "calibration_cache")
 
 
@@ -111,12 +112,14 @@ def ask_data(subject: Subject, parent: str) -> Answer:
 
 def ask_structure(subject: Subject, parent: str) -> Answer:
     """Whether the file is a valid model, node by node."""
-    found = lint(str(subject.path), feed=subject.feeds[0])
-    wrong = [entry for entry in found.entries if entry.level != "warning"]
-    evidence = [f"{len(found.passing)} nodes pass, {len(found.failing)} fail, {len(found.unchecked)} were not checked."]
-    evidence += first_lines([entry.message for entry in (wrong or found.entries)])
+    report = lint(str(subject.path), feed=subject.feeds[0])
+    wrong = [entry for entry in report.entries if entry.level != "warning"]
+    evidence = [
+        f"{len(report.passing)} nodes pass, {len(report.failing)} fail, {len(report.unchecked)} were not checked."
+    ]
+    evidence += first_lines([entry.message for entry in (wrong or report.entries)])
     if wrong:
-        nodes = tuple(name for entry in wrong for name in entry.nodes)
+        nodes = tuple(chain.from_iterable(entry.nodes for entry in wrong))
         remedy = f"see `{NextStep('check lint', {'model': subject.path})}`"
         return Answer("broken", tuple(evidence), kind="invalid model", places=nodes, remedy=remedy)
     return Answer("sound", tuple(evidence))
@@ -127,7 +130,7 @@ def ask_shapes(subject: Subject, parent: str) -> Answer:
     count = 0
     for number, profile in enumerate(subject.config.build.profiles):
         for which in ("min", "opt", "max"):
-            shapes = {each.name: getattr(each, which) for each in profile.shapes}
+            shapes = {shape_range.name: getattr(shape_range, which) for shape_range in profile.shapes}
             feed = dict(subject.feeds[0])
             # Values repeat, since only the shapes matter.
             feed |= {name: np.resize(feed[name], shape) for name, shape in shapes.items() if name in feed}
@@ -136,11 +139,11 @@ def ask_shapes(subject: Subject, parent: str) -> Answer:
                 reference_outputs(subject.model.proto(), [feed])
             except errors.TrtopsError as exc:
                 shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-                why = next(first_lines([str(exc)]))
-                said = f"In profile {number}, {which} ({shown}), the model itself fails: {why}"
+                reason = next(first_lines([str(exc)]))
+                sentence = f"In profile {number}, {which} ({shown}), the model itself fails: {reason}"
                 places = (*_FAILING_NODE.findall(str(exc))[:1], *shapes)
                 remedy = f"correct what fixes the shape, or narrow the profile: the model does not run at {shown}"
-                return Answer("one fails", (said,), kind="shape", places=places, remedy=remedy)
+                return Answer("one fails", (sentence,), kind="shape", places=places, remedy=remedy)
     if not count:
         return Answer("no profiles", ("There is no optimization profile: the shapes are those of the data.",))
     return Answer("all run", (f"The model runs at {count} ends of profiles.",))
@@ -152,16 +155,16 @@ def ask_repeats(subject: Subject, parent: str) -> Answer:
     count, proto = len(subject.feeds), subject.model.proto()
     twice = reference_outputs(proto, [*subject.feeds, *subject.feeds])
     for name in twice[0]:
-        if any(np.asarray(each[name]).dtype.kind == "f" and np.isnan(each[name]).any() for each in twice):
+        if any(np.asarray(outputs[name]).dtype.kind == "f" and np.isnan(outputs[name]).any() for outputs in twice):
             config = AccuracyConfig()
-            found = accuracy(str(subject.path), reference, config, feeds=subject.feeds, **subject.below(parent))
-            said = f"The model itself gives NaN in {name!r}"
-            if found.reference_nan is None:
-                return Answer("NaN", (f"{said}.",), kind="nan", places=(name,))
-            place = found.tensor(found.reference_nan)
-            said += f", first in {place.name!r}, made by {place.op} {place.node!r}."
-            remedy = f"guard {place.op} {place.node!r} against its inputs"
-            return Answer("NaN", (said,), kind="nan", places=(place.node, place.name), remedy=remedy)
+            comparison = accuracy(str(subject.path), reference, config, feeds=subject.feeds, **subject.below(parent))
+            sentence = f"The model itself gives NaN in {name!r}"
+            if comparison.reference_nan is None:
+                return Answer("NaN", (f"{sentence}.",), kind="nan", places=(name,))
+            first_nan = comparison.tensor(comparison.reference_nan)
+            sentence += f", first in {first_nan.name!r}, made by {first_nan.op} {first_nan.node!r}."
+            remedy = f"guard {first_nan.op} {first_nan.node!r} against its inputs"
+            return Answer("NaN", (sentence,), kind="nan", places=(first_nan.node, first_nan.name), remedy=remedy)
     report = compare_outputs(twice[count:], twice[:count], _TO_THE_BIT)
     if report:
         same = "Run twice without optimizations, the model gives outputs that are equal to the bit, without NaN."
@@ -169,7 +172,7 @@ def ask_repeats(subject: Subject, parent: str) -> Answer:
     evidence: tuple[str, ...] = (f"Two runs on the same data differ: {'; '.join(report.reasons)[:300]}",)
     places: tuple[str, ...] = ()
     cutter = Cutter(proto)
-    names = [name for index in cutter.order for name in cutter.visible(index)]
+    names = list(chain.from_iterable(map(cutter.visible, cutter.order)))
     values = _values(proto, names, [*subject.feeds, *subject.feeds])
     first = _first_bad(names, values[count:], values[:count], _TO_THE_BIT)
     if first is not None:
@@ -189,31 +192,31 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
     elif subject.config.check.golden is not None:
         golden = list(RunResults.load(subject.config.check.golden)[0][1])
     else:
-        said = "There are no golden outputs and no golden model: the model is taken to be right."
-        return Answer("none given", (said,))
+        sentence = "There are no golden outputs and no golden model: the model is taken to be right."
+        return Answer("none given", (sentence,))
     exact = subject.right_model(BuildConfig()).tolerances(None)
     names = [name for name in golden[0] if name in subject.outputs[0]]
     report = compare_outputs(_only(names, subject.outputs), _only(names, golden), exact)
     if report:
         return Answer("agrees", ("In FP32, without optimizations, the model agrees with the golden outputs.",))
-    said = f"In FP32, without optimizations, the model is wrong: {'; '.join(report.reasons)[:300]}"
+    sentence = f"In FP32, without optimizations, the model is wrong: {'; '.join(report.reasons)[:300]}"
     # The first tensor that differs from the golden one of its name.
     mine = subject.model.proto()
     # Names are all that two exports of a model have in common.
-    there = {name for node in twin.graph.node for name in node.output} if twin is not None else set(golden[0])
+    golden_names = set(golden[0]) if twin is None else walk.makers(twin.graph.node).keys()
     cutter = Cutter(mine)
-    common = [name for index in cutter.order for name in cutter.visible(index) if name in there]
+    common = [name for name in chain.from_iterable(map(cutter.visible, cutter.order)) if name in golden_names]
     actual = _values(mine, common, subject.feeds)
     # Saved outputs may have tensors inside the model too.
     expected: Sequence[Mapping[str, Any]] = golden if twin is None else _values(twin, common, subject.feeds)
     first = _first_bad(common, actual, _only(common, expected), replace(exact, nans_equal=True, infinities_equal=True))
     if first is None:
-        return Answer("differs", (said,), kind="model", remedy="export the model again")
+        return Answer("differs", (sentence,), kind="model", remedy="export the model again")
     node = walk.makers(mine.graph.node)[first]
-    evidence = (said, f"The first of {len(common)} tensors that differs is {first!r}, made by {_named(node)}.")
+    evidence = (sentence, f"The first of {len(common)} tensors that differs is {first!r}, made by {_named(node)}.")
     places = (node_name(node), first)
     # A branch that nothing passes has the same value everywhere.
-    flat, golden_flat = (np.concatenate([np.ravel(each[first]) for each in side]) for side in (actual, expected))
+    flat, golden_flat = (np.concatenate([np.ravel(outputs[first]) for outputs in side]) for side in (actual, expected))
     if flat.size > 1 and (flat == flat[0]).all() and not (golden_flat == golden_flat[0]).all():
         constant = "It has one value for all inputs; the golden one does not."
         remedy = "find out why nothing gets through there"
@@ -226,7 +229,7 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
 def _difference_of_nodes(
     mine: onnx.ModelProto, twin: onnx.ModelProto, node: onnx.NodeProto, tensor: str, evidence: tuple[str, ...]
 ) -> Answer:
-    """Why a node differs from the one that makes the tensor of the same name in the golden model."""
+    """Compare a node with the producer of the tensor of the same name in the golden model."""
     makers = walk.makers(twin.graph.node)
     other = makers[tensor]
     places: tuple[str, ...] = (node_name(node), tensor)
@@ -234,15 +237,19 @@ def _difference_of_nodes(
         {name: onnx.numpy_helper.to_array(t) for name, t in constant_tensors(m.graph).items()} for m in (mine, twin)
     )
     for name, golden_name in zip(node.input, other.input):
-        one, two = weights.get(name), golden_weights.get(golden_name)
-        if one is None or two is None or (one.dtype == two.dtype and one.tobytes() == two.tobytes()):
+        constant, golden_constant = weights.get(name), golden_weights.get(golden_name)
+        if (
+            constant is None
+            or golden_constant is None
+            or (constant.dtype == golden_constant.dtype and constant.tobytes() == golden_constant.tobytes())
+        ):
             continue
-        said = f"Its constant {name!r} differs from the golden model's {golden_name!r}."
+        sentence = f"Its constant {name!r} differs from the golden model's {golden_name!r}."
         remedy = f"replace {name!r} by the golden model's {golden_name!r}"
-        return Answer("differs", (*evidence, said), kind="wrong constant", places=(name, *places), remedy=remedy)
+        return Answer("differs", (*evidence, sentence), kind="wrong constant", places=(name, *places), remedy=remedy)
     # Nodes of the golden model just above, whose results this model does not have.
-    made = {name for each in mine.graph.node for name in each.output}
-    lost = [makers[name] for name in other.input if name in makers and name not in made]
+    own_names = walk.makers(mine.graph.node)
+    lost = [makers[name] for name in other.input if name in makers and name not in own_names]
     if other.op_type != node.op_type:
         lost.insert(0, other)
     if lost:
@@ -267,7 +274,7 @@ def _values(proto: onnx.ModelProto, names: list[str], feeds: list[dict[str, Any]
 
 
 def _only(names: Sequence[str], outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: each[name] for name in names} for each in outputs]
+    return [{name: iteration[name] for name in names} for iteration in outputs]
 
 
 def _first_bad(
@@ -276,7 +283,7 @@ def _first_bad(
     expected: Sequence[Mapping[str, Any]],
     tolerances: Tolerances,
 ) -> str | None:
-    """The first of some tensors that misses the tolerances."""
+    """The first of some tensors outside the tolerances."""
     report = compare_outputs(actual, expected, replace(tolerances, per_output={}))
     bad = {output.name for output in report.outputs if output.verdict == "bad"}
     return next((name for name in names if name in bad), None)

@@ -1,4 +1,4 @@
-"""Triage: from a bad engine to the kind of fault, its place, a remedy, and the smallest case that shows it.
+"""Triage: from a bad engine to the kind of fault, its location, a remedy, and a minimal failing case.
 
 A table of questions. Each has one answer out of a few, which selects the next question.
 """
@@ -120,13 +120,13 @@ def triage(
                 if progress is not None:
                     progress(steps[-1])
                 name = question.then.get(answer, question.then.get(_ANY, ""))
-            place = schema.Artifact.TRIAGE_FILES if config.output is None else f"{config.output}/"
-            found = {file.name: f"{place}{file.name}" for file in subject.files.iterdir()}
-            for name in sorted(found):
+            folder = schema.Artifact.TRIAGE_FILES if config.output is None else f"{config.output}/"
+            file_paths = {file.name: f"{folder}{file.name}" for file in subject.files.iterdir()}
+            for name in sorted(file_paths):
                 run.log_file(subject.files / name, f"{schema.Artifact.TRIAGE_FILES}{name}")
             if config.output is not None:
                 shutil.copytree(subject.files, config.output, dirs_exist_ok=True)
-            minimal, bundle = (found.get(name, "") for name in (engine.MINIMAL, engine.BUNDLE))
+            minimal, bundle = (file_paths.get(name, "") for name in (engine.MINIMAL, engine.BUNDLE))
             result = replace(result, steps=tuple(steps), minimal=minimal, bundle=bundle).kept_in(run, experiment)
             # Outputs of an engine that ignores the precision may be right, and its verdict still bad.
             engine_is = subject.answers.get("build", "good")
@@ -145,7 +145,7 @@ def triage(
 
 
 def _ask(subject: Subject, run: Run, name: str, question: Question) -> Step:
-    """Ask one question, in a run of its own below that of the triage."""
+    """Ask one question, in a run of its own below the run of the triage."""
     started = time.perf_counter()
     with op_run(name=question.asks, kind="triage_step", **subject.below(run.id)) as child:
         answer = question.ask(subject, child.id)

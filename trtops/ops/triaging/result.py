@@ -1,7 +1,8 @@
-"""What triage is asked, and what it finds: each question with its answer, evidence and cost."""
+"""Config and result of triage: each question with its answer, evidence and cost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from trtops import errors
@@ -23,7 +24,7 @@ Kind: TypeAlias = Literal[
 class TriageConfig(
     EngineConfig, uses={"check": "data input_shapes iterations seed golden tolerances min_precision_share self_check"}
 ):
-    """Which engine is wrong, on what data, and what the search may cost.
+    """The engine to triage, the data, and the limits of the search.
 
     Attributes:
         golden_model: A model that is right, for example an earlier export. Tensors are matched by name. With it the
@@ -62,7 +63,7 @@ class Answer(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Answer):
-    """One question, by its name and in words, with its answer, which is empty before it is known."""
+    """One question, by name and in words, with its answer (empty before it is known)."""
 
     question: str
     asks: str
@@ -82,17 +83,17 @@ class TriageResult(OpResult):
 
     @property
     def kind(self) -> Kind:
-        """The kind of fault, from the last step that gives one."""
+        """The kind of fault, from the last step with one."""
         return next((step.kind for step in reversed(self.steps) if step.kind is not None), "none")
 
     @property
     def places(self) -> tuple[str, ...]:
         """Where the fault is, the most certain first."""
-        return tuple(dict.fromkeys(place for step in reversed(self.steps) for place in step.places))
+        return tuple(dict.fromkeys(chain.from_iterable(step.places for step in reversed(self.steps))))
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What corrects the fault, in the order in which it was found."""
+        """Corrections of the fault, in the order of their discovery."""
         return tuple(step.remedy for step in self.steps if step.remedy)
 
     @property
@@ -121,7 +122,7 @@ class TriageResult(OpResult):
     def summary(self) -> Iterator[str]:
         """The fault, its remedies, and the cost of the search."""
         if self.kind != "none":
-            places = ", ".join(f"`{place}`" for place in self.places[:5])
+            places = ", ".join(f"`{location}`" for location in self.places[:5])
             yield f"**{self.kind.capitalize()}**{f' at {places}' if places else ''}."
         yield from (f"- Remedy: {remedy}" for remedy in self.remedies)
         if self.minimal:

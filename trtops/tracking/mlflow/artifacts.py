@@ -37,9 +37,9 @@ def files_of(connection: Connection, run_id: str, uri: str) -> Files:
     if store is not None and (folder := local_folder(store.root, store.artifacts, uri)) is not None:
         return _LocalFiles(folder)
     if address.scheme in ("mlflow-artifacts", "http", "https"):
-        own = urllib.parse.urlsplit(connection.location).hostname
+        server_host = urllib.parse.urlsplit(connection.location).hostname
         # Another host would receive the password of the server that names it.
-        if address.hostname not in (None, own, *os.environ.get(ARTIFACT_HOSTS, "").split(",")):
+        if address.hostname not in (None, server_host, *os.environ.get(ARTIFACT_HOSTS, "").split(",")):
             raise errors.StoreError(
                 f"{connection.shown} keeps the artifacts of run {run_id} at the host {address.hostname}, which is "
                 f"not allowed. If that is right, set {ARTIFACT_HOSTS}={address.hostname}"
@@ -91,7 +91,7 @@ class _LocalFiles:
         return write_artifact(source, self._inside(path), path)
 
     def get(self, entry: ArtifactEntry) -> Path | None:
-        """A local file that should have an artifact's content, or None."""
+        """A local file with an artifact's unverified content, or None."""
         file = self._inside(entry.path)
         return file if file.is_file() else None
 
@@ -105,7 +105,7 @@ class _LocalFiles:
         return file.read_bytes()
 
     def _inside(self, path: str) -> Path:
-        """The file of an artifact, which must not be outside of the run by a link."""
+        """The file of an artifact; a link must not lead out of the run."""
         file = self.folder / path
         if not file.resolve().is_relative_to(self._resolved):
             raise errors.StoreError(f"Artifact {path!r} is a link that leads out of {self.folder}. Remove the link.")
@@ -133,9 +133,10 @@ class _LocalFiles:
         """Wait until the disk holds artifacts."""
         # A new file is only found after a crash if the disk also holds its folder.
         files = [self.folder / path for path in paths]
-        for place in (*files, *{folder for file in files for folder in (file.parent, self.folder)}):
+        folders = {self.folder, *(file.parent for file in files)} if files else ()
+        for target in (*files, *folders):
             with contextlib.suppress(FileNotFoundError):
-                sync_to_disk(place)
+                sync_to_disk(target)
 
     def sweep(self) -> None:
         """Remove half-written files."""
@@ -144,7 +145,7 @@ class _LocalFiles:
 
 
 class _RemoteFiles:
-    """The artifacts of a run on a server, which makes each appear whole."""
+    """The artifacts of a run on a server. Each appears whole."""
 
     def __init__(self, connection: Connection, run_id: str, uri: str) -> None:
         self._connection = connection
@@ -221,9 +222,9 @@ class _RemoteFiles:
         return artifact.artifact_repository_registry.get_artifact_repository(uri)
 
     def _list(self, folder: str) -> list[Any]:
-        found = list(self._connection.call(lambda: self._repository().list_artifacts(folder or None)))
+        listed = list(self._connection.call(lambda: self._repository().list_artifacts(folder or None)))
         # The server's answer becomes a path on this machine.
-        for item in found:
+        for item in listed:
             below = False
             with contextlib.suppress(errors.LogError):
                 check_path(item.path)
@@ -233,7 +234,7 @@ class _RemoteFiles:
                     f"{self._connection.shown} lists {item.path!r} among the artifacts of run {self._run_id} in "
                     f"{folder or 'its root'!r}, which leads out of there. Do not trust this server."
                 )
-        return found
+        return listed
 
     def _download(self, path: str, file: Path, size: int | None) -> Path | None:
         """Fetch an artifact into a file, whole or not at all; None if there is no such artifact."""
@@ -242,7 +243,7 @@ class _RemoteFiles:
 
             def transferred() -> int:
                 with contextlib.suppress(FileNotFoundError):  # a client of a cloud storage renames its files
-                    return sum(each.stat().st_size for each in Path(folder).rglob("*") if each.is_file())
+                    return sum(part.stat().st_size for part in Path(folder).rglob("*") if part.is_file())
                 return 0
 
             limit = _MAX_BYTES if size is None else size

@@ -61,7 +61,7 @@ class Connection:
 
     @cached_property
     def client(self) -> MlflowClient:
-        """MLflow's client; imports MLflow, which takes two seconds."""
+        """MLflow's client; importing MLflow takes two seconds."""
         use_credentials_file()
         if self.store is not None:
             self._check(self.store)
@@ -83,14 +83,21 @@ class Connection:
         """The experiment of a name, also if it was deleted in MLflow; None without one."""
         if self.store is None:
             return self.call(self.client.get_experiment_by_name, name)
-        return next((each for each in experiments(self.store) if each.name == name), None)
+        return next((entity for entity in experiments(self.store) if entity.name == name), None)
 
     def _check(self, store: Store) -> None:
-        """Make a missing store. Refuse one that was moved or copied: MLflow keeps absolute addresses of artifacts."""
+        """Create a missing store. Reject a moved or copied one: MLflow keeps absolute addresses of artifacts."""
         ensure_store(store)
         # Every database has MLflow's default experiment, whose artifacts trtops puts under the first root.
-        for place in [Path(each.artifact_location or "") for each in experiments(store) if each.experiment_id == "0"]:
-            former = place.parents[1] if place.is_absolute() and place.parts[-2:] == ("artifacts", "0") else store.root
+        for experiment in experiments(store):
+            if experiment.experiment_id != "0":
+                continue
+            location = Path(experiment.artifact_location or "")
+            former = (
+                location.parents[1]
+                if location.is_absolute() and location.parts[-2:] == ("artifacts", "0")
+                else store.root
+            )
             if former != store.root and not (former.exists() and former.samefile(store.root)):
                 raise errors.StoreError(
                     f"Store {store.root} was moved or copied: its artifact addresses point to {former}. "
@@ -100,7 +107,7 @@ class Connection:
     def call(
         self, function: Callable[..., T], *args: Any, transferred: Callable[[], int] = lambda: 0, **kwargs: Any
     ) -> T:
-        """Call MLflow. Failures that may pass are retried, and other errors are translated.
+        """Call MLflow. Transient failures are retried, and other errors are translated.
 
         A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). After that, calls
         do not wait until one succeeds. A server must have answered after ``MLFLOW_HTTP_REQUEST_TIMEOUT`` seconds, and
@@ -142,7 +149,7 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _ask(self, request: Callable[[], T], transferred: Callable[[], int]) -> T:
-        """Return what a request returns, or raise requests.Timeout after the time limit of a server."""
+        """Return the response to a request, or raise requests.Timeout after the time limit of a server."""
         if self.store is not None:
             return request()
         import requests
@@ -174,7 +181,7 @@ class Connection:
         return answer.result()
 
     def get(self, address: str, path: str, **options: Any) -> Any:
-        """Send a GET request for which MLflow's client has no method; use it through :meth:`call`."""
+        """Send a GET request without a method in MLflow's client; use it through :meth:`call`."""
         from mlflow.utils.credentials import get_default_host_creds
         from mlflow.utils.request_utils import augmented_raise_for_status
         from mlflow.utils.rest_utils import http_request
@@ -185,7 +192,7 @@ class Connection:
         return answer
 
     def account(self) -> str | None:
-        """The user that the server authenticates these calls as; None for an embedded store, or without accounts."""
+        """The user authenticated by the server for these calls; None for an embedded store, or without accounts."""
         path = "/api/2.0/mlflow/users/current"
         with suppress(errors.LogError):  # 404
             if self.store is None:
@@ -217,10 +224,10 @@ class Connection:
         )
 
     def end(self, run_id: str, status: str, at: float | None = None) -> None:
-        """Set a run's final status, in MLflow's terms, and its end in seconds since the epoch; now unless given."""
+        """Set a run's final status, in MLflow's terms, and its end in seconds since the epoch (default: now)."""
         self.call(self.client.set_terminated, run_id, status, None if at is None else round(1000 * at))
 
     def url(self, experiment_id: str, run_id: str) -> str:
-        """A run's page; for an embedded store, whose UI may run anywhere, from the ``#`` on."""
+        """A run's page; for an embedded store, with its UI on any host, from the ``#`` on."""
         server = "" if self.store else f"{self.shown}/"
         return f"{server}#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"

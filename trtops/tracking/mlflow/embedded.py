@@ -1,4 +1,4 @@
-"""An embedded store that is safe to open: made under a lock.
+"""Create and open an embedded store safely, under a lock.
 
 MLflow makes a database wherever it finds none, without a lock. So the database is made here, under a lock, and appears
 whole. A store of another release of MLflow is opened, upgraded or refused by MLflow itself.
@@ -15,6 +15,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -29,11 +30,11 @@ log = logging.getLogger(__name__)
 
 # Free bytes below which a disk is taken to be full.
 _LITTLE = 1 << 16
-_BLOCK = 200  # runs that are read at once
+_RUNS_PER_READ = 200  # runs that are read at once
 
 
 def ensure_store(location: str | Path | Store | None = None) -> Store:
-    """An embedded store that exists.
+    """An existing embedded store.
 
     Any number of processes may call this at once for a missing store: one makes it, all get it.
     """
@@ -78,7 +79,7 @@ def _create_store(store: Store) -> None:
 
 
 def _check_database(store: Store) -> None:
-    """Refuse a file that is not MLflow's database, before MLflow makes one of it. Schemas are left to MLflow."""
+    """Reject a file other than MLflow's database, before MLflow converts it. Schemas are left to MLflow."""
     try:
         with closing(sqlite3.connect(f"{store.database.as_uri()}?mode=ro", uri=True, timeout=20)) as database:
             # Alembic's own table.
@@ -105,11 +106,11 @@ def store_error(exc: Exception, store: Store, otherwise: str) -> errors.Tracking
 def metric_history(store: Store, run_id: str) -> dict[str, tuple[float, ...]]:
     """All values of each metric of a run, in order."""
     # MLflow's client reads one metric at a time, which takes longer than the rest of an audit.
-    found: dict[str, list[float]] = {}
+    history: dict[str, list[float]] = {}
     query = "SELECT key, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY timestamp"
     for key, value, is_nan in _select(store, query, run_id):
-        found.setdefault(key, []).append(math.nan if is_nan else value)
-    return {key: tuple(values) for key, values in found.items()}
+        history.setdefault(key, []).append(math.nan if is_nan else value)
+    return {key: tuple(values) for key, values in history.items()}
 
 
 def experiments(store: Store) -> list[Any]:
@@ -128,17 +129,17 @@ def search_runs(
         *([f"status IN ({_marks(statuses)})"] if statuses else []),
         *[tagged] * len(tags),
     ]
-    pairs = [text for pair in tags.items() for text in pair]
+    pairs = chain.from_iterable(tags.items())
     values: tuple[str | int, ...] = (*map(int, experiment_ids), len(id_prefix), id_prefix, *statuses, *pairs)
     query = f"SELECT run_uuid FROM runs WHERE {' AND '.join(conditions)} ORDER BY start_time DESC, run_uuid"
     ids = [run_id for (run_id,) in _select(store, query, *values)]
-    for start in range(0, len(ids), _BLOCK):
-        block = ids[start : start + _BLOCK]
+    for start in range(0, len(ids), _RUNS_PER_READ):
+        block = ids[start : start + _RUNS_PER_READ]
         yield from run_rows(store, f"run_uuid IN ({_marks(block)})", *block)
 
 
 def run_rows(store: Store, condition: str = "TRUE", *values: str, names: Collection[str] | None = None) -> list[Any]:
-    """Runs that meet a condition, as MLflow's client returns them, newest first; deleted ones too.
+    """Runs matching a condition, in the form of MLflow's client, newest first; deleted ones too.
 
     With ``names``, they have the tags of these names only, and no params and metrics.
     """
@@ -203,7 +204,7 @@ def drop_connections_after_fork() -> None:
 
 
 def server_command(store: Store, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command that serves an embedded store and its UI on this machine, and its environment."""
+    """The command to serve an embedded store and its UI on this machine, and its environment."""
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
         *("--backend-store-uri", store.uri, "--artifacts-destination", str(store.artifacts)),

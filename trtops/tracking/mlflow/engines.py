@@ -1,4 +1,4 @@
-"""Engines as MLflow's logged models: the params and kernels of each, and all numbers that runs measured on it.
+"""Engines as MLflow's logged models: the params and kernels of each, and all metrics measured on it.
 
 A complete run that built an engine has one logged model, made when the run ends. Later runs link their numbers to it,
 with name and digest of their data. The models are an index for searches: what a run states is in its own artifacts.
@@ -64,21 +64,21 @@ class Engines:
     def _create(self, run: Any, files: Files) -> str:
         from mlflow.entities import LoggedModelOutput
 
-        wanted = (Tag.ENGINE_SHA256, Tag.MODEL_SHA256, Tag.BACKEND, Tag.VERDICT, Tag.KIND)
-        tags = {tag: run.data.tags[tag] for tag in wanted if tag in run.data.tags}
+        linked_tags = (Tag.ENGINE_SHA256, Tag.MODEL_SHA256, Tag.BACKEND, Tag.VERDICT, Tag.KIND)
+        tags = {tag: run.data.tags[tag] for tag in linked_tags if tag in run.data.tags}
         layers = json.loads(files.peek(Artifact.LAYERS) or b"[]")
         choices = json.loads(files.peek(Artifact.TACTICS) or b"{}").get("choices", ())
         # TensorRT's inspector and its selector of tactics may name kernels differently; deny-lists have the second.
-        for kernels in (Counter(str(each.get("tactic")) for each in found) for found in (choices, layers)):
+        for kernels in (Counter(str(layer.get("tactic")) for layer in records) for records in (choices, layers)):
             tags |= {kernel_tag(kernel): str(count) for kernel, count in kernels.items() if kernel != "None"}
         params = {name: value for name, value in run.data.params.items() if not name.startswith("evidence.")}
         name = re.sub("[/:.%\"']", "-", run.info.run_name or "engine").lstrip("".join(MARKS.values()) + " ")
-        made = self._call(
+        logged_model = self._call(
             self._connection.client.create_logged_model,
             run.info.experiment_id, name or "engine", run.info.run_id, tags, params, "engine",
         )  # fmt: skip
-        self._call(self._connection.client.log_outputs, run.info.run_id, [LoggedModelOutput(made.model_id, 0)])
-        return str(made.model_id)
+        self._call(self._connection.client.log_outputs, run.info.run_id, [LoggedModelOutput(logged_model.model_id, 0)])
+        return str(logged_model.model_id)
 
     def link(self, engine: str, params: Mapping[str, str]) -> Mapping[str, str]:
         """What connects metrics with a run's engine, for ``Connection.log_batch``; ``params`` name their data."""
@@ -108,7 +108,7 @@ class Engines:
         versions: Collection[tuple[str, str]] | None,
         limit: int | None,
     ) -> list[tuple[str, float | None]]:
-        """Runs whose engines match, and the value of ``query.best``, which they are sorted by.
+        """Runs with matching engines, and the value of ``query.best`` as their sort key.
 
         With ``versions``, as name and version, only engines that are registered as one of them.
         """
@@ -127,7 +127,7 @@ class Engines:
         order = [{"field_name": f"metrics.{query.best}", "ascending": True, **data}] if query.best else None
         # MLflow's server takes a missing digest for an empty one. The best come first anyway.
         datasets = [data] if not order and (digest or (name and self._connection.store)) else None
-        found: list[tuple[str, float | None]] = []
+        matches: list[tuple[str, float | None]] = []
         for model in self._pages(
             self._connection.client.search_logged_models, experiments, filter_string=" and ".join(conditions),
             datasets=datasets, order_by=order, size=min(limit or 100, 100),
@@ -135,7 +135,9 @@ class Engines:
             numbers = [
                 m for m in model.metrics or () if name in ("", m.dataset_name) and digest in ("", m.dataset_digest)
             ]
-            best = max((m for m in numbers if m.key == query.best), key=lambda each: each.timestamp, default=None)
+            best = max(
+                (m for m in numbers if m.key == query.best), key=lambda candidate: candidate.timestamp, default=None
+            )
             if query.best and best is None:  # engines without a value are last
                 break
             if (
@@ -143,37 +145,39 @@ class Engines:
                 and all(any(m.key == key and m.value > above for m in numbers) for key, above in query.above)
                 and (versions is None or not _versions_of(model).isdisjoint(versions))
             ):
-                found.append((str(model.source_run_id), best and best.value))
-            if len(found) == limit:
+                matches.append((str(model.source_run_id), best and best.value))
+            if len(matches) == limit:
                 break
-        return found
+        return matches
 
 
 def _quoted(text: str) -> str:
-    """A text in MLflow's language, which cannot escape quotes."""
+    """A quoted text for MLflow's search language, without a way to escape quotes."""
     if set("'\"`\\") & set(text):
         raise errors.ConfigError(f"{text!r} contains a quote, which MLflow cannot search for.")
     return f"'{text}'"
 
 
 def kernel_tag(kernel: str) -> str:
-    """The tag of a logged model for a kernel; its value is the number of layers that use it."""
+    """The tag of a logged model for a kernel; its value is the number of layers with it."""
     return schema.metric_key(schema.fitting(("kernel", kernel)))
 
 
 def _versions_of(model: Any) -> set[tuple[str, str]]:
     """Name and version of each registered version of a logged model; none if its tag is damaged."""
     with contextlib.suppress(ValueError, TypeError, LookupError):
-        return {(str(each["name"]), str(each["version"])) for each in json.loads(model.tags.get(VERSIONS, "[]"))}
+        return {
+            (str(version["name"]), str(version["version"])) for version in json.loads(model.tags.get(VERSIONS, "[]"))
+        }
     return set()
 
 
 def _model_of(run: Any) -> str | None:
     outputs = run.outputs.model_outputs if run.outputs else []
-    return next((str(each.model_id) for each in outputs), None)
+    return next((str(output.model_id) for output in outputs), None)
 
 
 def _data_of(params: Mapping[str, str]) -> dict[str, str]:
-    """The data that a run with these params evaluated an engine on, as MLflow names it."""
+    """The data of a run's evaluation, under its name in MLflow, from the run's params."""
     name, digest = (params.get(f"evidence.{param}") for param in ("source", "data"))
     return {"dataset_name": name[:500], "dataset_digest": digest} if name and digest else {}

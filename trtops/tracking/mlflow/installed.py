@@ -47,13 +47,13 @@ def _imported() -> Any:
 
 
 def run_context() -> Mapping[str, str]:
-    """The tags that MLflow gives every run of this process, such as its user."""
+    """MLflow's context tags for every run of this process, such as its user."""
     tags: Mapping[str, str] = masked_json(library().tracking.context.registry.resolve_tags())
     return tags
 
 
 def use_credentials_file() -> None:
-    """Make MLflow read user and password from the file that ``TRTOPS_CREDENTIALS`` names, if it names one."""
+    """Make MLflow read user and password from the file in ``TRTOPS_CREDENTIALS``, if set."""
     if os.environ.get(_CREDENTIALS):
         os.environ.setdefault("MLFLOW_TRACKING_AUTH", _FileProvider().get_name())
         _register()
@@ -87,7 +87,7 @@ def read_credentials(file: Path) -> tuple[str, str]:
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
         parser.read_string(file.read_text(encoding="utf-8"))
-        found = parser["mlflow"]["mlflow_tracking_username"], parser["mlflow"]["mlflow_tracking_password"]
+        credentials = parser["mlflow"]["mlflow_tracking_username"], parser["mlflow"]["mlflow_tracking_password"]
     except OSError as exc:
         raise errors.StoreError(f"{_CREDENTIALS}: {file}: {exc.strerror}.") from exc
     except (configparser.Error, KeyError):
@@ -96,7 +96,7 @@ def read_credentials(file: Path) -> tuple[str, str]:
         ) from None
     if mode & 0o077:
         raise errors.StoreError(f"{_CREDENTIALS}: {file} has mode {mode:o}; others can read it. Run: chmod 600 {file}")
-    return found
+    return credentials
 
 
 # Parts of error texts that mean that nothing can be written, with their explanations.
@@ -115,8 +115,8 @@ def translated(exc: Exception, location: str) -> errors.TrackingError:
 
     text, code = masked(str(exc)), getattr(exc, "error_code", "")
     response = getattr(exc, "response", None)
-    if (why := next((why for part, why in _NO_SPACE.items() if part in text), None)) is not None:
-        return errors.NoRoomError(f"{location} could not be written: {why}.")
+    if (reason := next((reason for part, reason in _NO_SPACE.items() if part in text), None)) is not None:
+        return errors.NoRoomError(f"{location} could not be written: {reason}.")
     if code == "RESOURCE_DOES_NOT_EXIST":
         return errors.RunNotFoundError(f"{location}: {text}")
     if code == "INVALID_PARAMETER_VALUE":

@@ -48,33 +48,33 @@ class StoreLog:
         self._end: _End | None = None  # as far as this process knows
 
     def entries(self) -> tuple[dict[int, str], list[str]]:
-        """The texts of all entries by number, and the parts that were deleted in MLflow."""
+        """The texts of all entries by number, and the parts deleted in MLflow."""
         texts, problems = dict[int, str](), list[str]()
         if (experiment := self._connection.experiment(EXPERIMENT)) is None:
             return texts, problems
         if experiment.lifecycle_stage != "active":
             problems.append(f"experiment {EXPERIMENT!r} was deleted in MLflow")
-        place, store = experiment.experiment_id, self._connection.store
+        experiment_id, store = experiment.experiment_id, self._connection.store
         # Deleted runs as well.
         for run in (
-            self._pages(self._connection.client.search_runs, [place], run_view_type=3, size=_PAGE)
+            self._pages(self._connection.client.search_runs, [experiment_id], run_view_type=3, size=_PAGE)
             if store is None
-            else run_rows(store, "experiment_id = ?", place)
+            else run_rows(store, "experiment_id = ?", experiment_id)
         ):
-            if (found := _entries(run)) and run.info.lifecycle_stage != "active":
-                problems.append(f"entries {min(found)} to {max(found)} were deleted in MLflow")
-            texts |= found
+            if (page_entries := _entries(run)) and run.info.lifecycle_stage != "active":
+                problems.append(f"entries {min(page_entries)} to {max(page_entries)} were deleted in MLflow")
+            texts |= page_entries
         return texts, problems
 
     def head(self) -> str:
-        """The present head, or a former one that this process has seen; empty without a log."""
+        """The present head, or a former one seen by this process; empty without a log."""
         # append() warns about a damaged log.
         with suppress(errors.StoreError, errors.RunNotFoundError, errors.LogError):
             self._end = self._end or self._find_end()
         return head_of(self._end.tree, self._end.size) if self._end else ""
 
     def append(self, event: Event, run: str, facts: Facts) -> None:
-        """Add an entry. A log that was deleted leads to a warning only.
+        """Add an entry. A deleted log leads to a warning only.
 
         Raises TrackingUnavailableError or NoRoomError if the store cannot be written now.
         """
@@ -82,10 +82,10 @@ class StoreLog:
             while True:
                 end = self._end or self._find_end() or self._make()
                 if end.size and end.size % _PAGE == 0:
-                    made = self._make_page()
-                    end = end._replace(page=self._set_once(end.page, _NEXT, made))
-                    if end.page != made:
-                        self._call(self._connection.client.delete_run, made)
+                    new_page = self._make_page()
+                    end = end._replace(page=self._set_once(end.page, _NEXT, new_page))
+                    if end.page != new_page:
+                        self._call(self._connection.client.delete_run, new_page)
                 entry = Entry(tree=end.tree, event=event, time=round(time.time(), 3), run=run, facts=facts)
                 text = entry.to_json(indent=None)
                 if self._set_once(end.page, str(end.size), text) == text:
@@ -103,10 +103,10 @@ class StoreLog:
         try:
             self._call(self._connection.client.log_param, run_id, key, value)
         except errors.LogError:
-            found = self._call(self._connection.client.get_run, run_id).data.params.get(key)
-            if found is None:
+            stored_value = self._call(self._connection.client.get_run, run_id).data.params.get(key)
+            if stored_value is None:
                 raise
-            return str(found)
+            return str(stored_value)
         return value
 
     def _find_end(self) -> _End | None:
@@ -124,22 +124,22 @@ class StoreLog:
             if not _entries(following):
                 break
             page = following
-        if page is None or not (found := _entries(page)):
+        if page is None or not (page_entries := _entries(page)):
             return None if page is None else _End(page.info.run_id)
-        number = max(found)
+        number = max(page_entries)
         try:
-            tree = Entry.read(number, found[number]).tree
+            tree = Entry.read(number, page_entries[number]).tree
         except errors.FormatError:  # it was damaged, which an audit reports
             texts, tree = self.entries()[0], ()
             for size in range(number):
                 tree = grown(tree, size, texts.get(size, ""))
-        return _End(page.info.run_id, number, tree).after(found[number])
+        return _End(page.info.run_id, number, tree).after(page_entries[number])
 
     def _make(self) -> _End:
-        """Make the log, or wait for the process that makes it now."""
-        place = self._connection.store and str(self._connection.store.artifacts_of(EXPERIMENT))
+        """Create the log, or wait for the process creating it."""
+        location = self._connection.store and str(self._connection.store.artifacts_of(EXPERIMENT))
         try:
-            self._call(self._connection.client.create_experiment, EXPERIMENT, place, _NOTE)
+            self._call(self._connection.client.create_experiment, EXPERIMENT, location, _NOTE)
         except errors.StoreError:
             for _ in range(_TRIES):
                 if self._connection.experiment(EXPERIMENT) is None:
@@ -152,10 +152,10 @@ class StoreLog:
     def _make_page(self) -> str:
         experiment = self._connection.experiment(EXPERIMENT)
         run = self._call(self._connection.client.create_run, experiment.experiment_id, tags=_NOTE, run_name="entries")
-        made = run.info.run_id
+        run_id = run.info.run_id
         # It takes params nevertheless, and is not shown as running.
-        self._call(self._connection.client.set_terminated, made, "FINISHED")
-        return str(made)
+        self._call(self._connection.client.set_terminated, run_id, "FINISHED")
+        return str(run_id)
 
 
 def _entries(run: Any) -> dict[int, str]:

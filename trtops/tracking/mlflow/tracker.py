@@ -85,7 +85,7 @@ class MlflowTracker:
 
     @functools.cached_property
     def context(self) -> Mapping[str, str]:
-        """The tags that MLflow gives every run of this process."""
+        """MLflow's context tags for every run of this process."""
         return run_context()
 
     def __repr__(self) -> str:
@@ -110,19 +110,19 @@ class MlflowTracker:
         tags: Tags,
         parent: str | None = None,
         began: float | None = None,
-        known: bool = False,
+        may_exist: bool = False,
     ) -> MlflowRun:
-        """Make a run with exactly these tags; ``known`` says that it may exist, with any status."""
+        """Create a run with exactly these tags; ``may_exist`` allows an existing one, with any status."""
         stored = {**tags} if parent is None else {**tags, _PARENT: parent}
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
-        may_exist = known
+        attempted = may_exist
 
         def make() -> MlflowRunEntity:
             # If the answer of an attempt is lost, the next one finds the run.
-            nonlocal may_exist
-            if may_exist and (earlier := self._with_local_id([experiment_id], tags[Tag.LOCAL_ID])) is not None:
+            nonlocal attempted
+            if attempted and (earlier := self._with_local_id([experiment_id], tags[Tag.LOCAL_ID])) is not None:
                 return earlier
-            may_exist = True
+            attempted = True
             return self._client.create_run(experiment_id, start_time=start, tags=stored, run_name=name)
 
         entity = self._call(make)
@@ -132,7 +132,7 @@ class MlflowTracker:
             # Its artifacts would be on the disk of a server.
             self._connection.end(entity.info.run_id, "FAILED")
             raise
-        return self._rewrite(entity) if known else MlflowRun(self, entity, files)
+        return self._rewrite(entity) if may_exist else MlflowRun(self, entity, files)
 
     def info(self, run_id: str) -> RunInfo:
         return self._info(self._entity(run_id))
@@ -158,9 +158,9 @@ class MlflowTracker:
         if not ids or limit == 0:
             return []
         if parent is not None and is_local(parent):
-            known = self._with_local_id(self._all_experiments(), parent)
-            parent = parent if known is None else known.info.run_id
-        wanted, found = (tags or {}).items(), list[RunInfo]()
+            parent_run = self._with_local_id(self._all_experiments(), parent)
+            parent = parent if parent_run is None else parent_run.info.run_id
+        required_tags, infos = (tags or {}).items(), list[RunInfo]()
         if self.store is not None:
             stored = {**(tags or {}), **({} if parent is None else {_PARENT: parent})}
             shown = [name for name, read in _STATUS.items() if status in (read, "finished" if name == "FAILED" else "")]
@@ -178,15 +178,15 @@ class MlflowTracker:
                 continue
             # The query may find more than the wanted runs.
             if (
-                wanted <= info.tags.items()
+                required_tags <= info.tags.items()
                 and parent in (None, info.parent)
                 and status in (None, info.status)
                 and info.id.startswith(id_prefix)
             ):
-                found.append(info)
-            if len(found) == limit:
+                infos.append(info)
+            if len(infos) == limit:
                 break
-        return found
+        return infos
 
     def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
         ids = self._all_experiments(deleted=True)
@@ -199,7 +199,7 @@ class MlflowTracker:
                 if entity.info.experiment_id in ids:
                     yield self._info(entity), entity.info.artifact_uri or ""
 
-    def close(self, run_id: str, why: str) -> RunInfo:
+    def close(self, run_id: str, reason: str) -> RunInfo:
         entity = self._entity(run_id)
         run_id = entity.info.run_id
         if _read_status(entity.info.status, entity.data.tags) == "running":
@@ -207,7 +207,10 @@ class MlflowTracker:
             manifest = files.peek(Artifact.MANIFEST)
             whole = manifest is not None
             if not whole:
-                tags = {Tag.ERROR: error_text(why), Tag.NOTE: failure_note(run_id, entity.data.tags.get(Tag.KIND), why)}
+                tags = {
+                    Tag.ERROR: error_text(reason),
+                    Tag.NOTE: failure_note(run_id, entity.data.tags.get(Tag.KIND), reason),
+                }
                 self._connection.log_batch(run_id, tags=tags)
             info = replace(self._info(entity), status="finished" if whole else "killed")
             self.end(info, files, stated_end(manifest), event="closed")
@@ -215,7 +218,7 @@ class MlflowTracker:
         return self.info(run_id)
 
     def end(self, info: RunInfo, files: Files, at: float | None, event: Event = "ended") -> None:
-        """Add the end of a run to the log, and then store its status, so that a finished run is in the log."""
+        """Add the end of a run to the log before storing its status, so every finished run is in the log."""
         info = replace(info, end_time=round(at or time.time(), 3))
         signature = files.peek(Artifact.SIGNATURE) if info.status == "finished" else None
         self.log.append(event, info.id, run_facts(info, signature))
@@ -248,9 +251,9 @@ class MlflowTracker:
         else:
             history = {}
             for key in entity.data.metrics:
-                found = self._call(self._client.get_metric_history, entity.info.run_id, key)
-                values = sorted(found, key=lambda each: each.timestamp)
-                history[key] = tuple(each.value for each in values)
+                metrics = self._call(self._client.get_metric_history, entity.info.run_id, key)
+                values = sorted(metrics, key=lambda metric: metric.timestamp)
+                history[key] = tuple(metric.value for metric in values)
         history = {key: tuple(map(schema.read_number, values)) for key, values in history.items()}
         status = entity.info.status, _shown_status("finished", entity.data.tags.get(Tag.VERDICT))
         return RunDetails(user=entity.info.user_id, status=status, history=history, files=tuple(files.paths()))
@@ -277,7 +280,7 @@ class MlflowTracker:
                 if self._registered_model(name) is None:
                     raise
         info = self.info(run_id)
-        place = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.fact(tag)))
+        platform = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.fact(tag)))
         account = self._connection.account()
         version = self._call(
             self._client.create_model_version,
@@ -285,7 +288,7 @@ class MlflowTracker:
             f"runs:/{run_id}/{path}",
             run_id,
             tags={**(tags or {}), **({Tag.ACCEPTED_BY: account} if account else {})},
-            description=f"{info.params.get('precision', '').upper()} engine for {place}",
+            description=f"{info.params.get('precision', '').upper()} engine for {platform}",
             await_creation_for=0,  # it is ready; waiting would print a line
         )
         self.linked_engines.add_version(run_id, name, str(version.version))
@@ -312,15 +315,18 @@ class MlflowTracker:
             models = self._pages(self._client.search_registered_models)
             if tags:  # a store may have thousands of models
                 models = filter(None, map(self._registered_model, dict.fromkeys(name for name, _ in versions)))
-            numbers = [(alias, (m.name, str(number))) for m in models for alias, number in sorted(m.aliases.items())]
-            pairs = [(alias, versions[number]) for alias, number in numbers if number in versions]
-        found = []
+            pairs = []
+            for model in models:
+                for alias, number in sorted(model.aliases.items()):
+                    if (model.name, str(number)) in versions:
+                        pairs.append((alias, versions[model.name, str(number)]))
+        alias_versions = []
         for alias, entity in pairs:
             with contextlib.suppress(errors.StoreError):
                 version = _registered_version(entity)
                 if (tags or {}).items() <= version.tags.items():
-                    found.append((alias, version))
-        return found
+                    alias_versions.append((alias, version))
+        return alias_versions
 
     def engines(
         self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
@@ -328,18 +334,19 @@ class MlflowTracker:
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
         versions: set[tuple[str, str]] | None = None
         if query.accepted and self.store is not None:
-            versions = {(each.name, str(each.version)) for _, each in accepted_versions(self.store)}
+            versions = {(version.name, str(version.version)) for _, version in accepted_versions(self.store)}
         elif query.accepted:
-            models = self._pages(self._client.search_registered_models)
-            versions = {(model.name, str(number)) for model in models for number in model.aliases.values()}
+            versions = set()
+            for model in self._pages(self._client.search_registered_models):
+                versions |= {(model.name, str(number)) for number in model.aliases.values()}
         if not ids or versions == set():
             return []
-        found = dict(self.linked_engines.search(ids, query, verdict, versions, limit))
+        engine_values = dict(self.linked_engines.search(ids, query, verdict, versions, limit))
         infos: dict[str, RunInfo] = {}
-        for start in range(0, len(found), 500):
-            query_runs = f"attributes.run_id IN ({', '.join(map(repr, [*found][start : start + 500]))})"
+        for start in range(0, len(engine_values), 500):
+            query_runs = f"attributes.run_id IN ({', '.join(map(repr, [*engine_values][start : start + 500]))})"
             infos |= {e.info.run_id: self._info(e) for e in self._pages(self._client.search_runs, ids, query_runs)}
-        return [(infos[run_id], value) for run_id, value in found.items() if run_id in infos]
+        return [(infos[run_id], value) for run_id, value in engine_values.items() if run_id in infos]
 
     def _registered_model(self, name: str) -> Any:
         try:
@@ -358,9 +365,9 @@ class MlflowTracker:
         if not (run_id.isascii() and run_id.isalnum()):
             raise missing
         if is_local(run_id):
-            known = self._with_local_id(self._all_experiments(), run_id)
-            if known is not None:
-                return known
+            uploaded = self._with_local_id(self._all_experiments(), run_id)
+            if uploaded is not None:
+                return uploaded
         if self.store is not None:
             stored: list[MlflowRunEntity] = run_rows(self.store, "run_uuid = ?", run_id)
             if not stored:
@@ -375,18 +382,18 @@ class MlflowTracker:
         if self.store is not None:
             return next(search_runs(self.store, experiment_ids, {Tag.LOCAL_ID: local_id}, (), ""), None)
         query = f"tags.`{Tag.LOCAL_ID}` = '{local_id}'"
-        found = self._call(self._client.search_runs, experiment_ids, query, max_results=1)
-        return found[0] if found else None
+        runs = self._call(self._client.search_runs, experiment_ids, query, max_results=1)
+        return runs[0] if runs else None
 
     def _experiment_id(self, name: str) -> str:
-        known = self._experiments.get(name) or next(iter(self._known_experiment(name)), None)
-        if known is not None:
-            return known
-        place = str(self.store.artifacts_of(name)) if self.store else None
+        cached_id = self._experiments.get(name) or next(iter(self._known_experiment(name)), None)
+        if cached_id is not None:
+            return cached_id
+        location = str(self.store.artifacts_of(name)) if self.store else None
         try:
-            made = self._call(self._client.create_experiment, name, artifact_location=place)
-            for tag, value in experiment_tags(made).items():
-                self._call(self._client.set_experiment_tag, made, tag, value)
+            experiment_id = self._call(self._client.create_experiment, name, artifact_location=location)
+            for tag, value in experiment_tags(experiment_id).items():
+                self._call(self._client.set_experiment_tag, experiment_id, tag, value)
         except errors.TrackingError:
             # Another process may have made it in the meantime, which MLflow's clients cannot prevent.
             if not self._known_experiment(name):
@@ -407,20 +414,20 @@ class MlflowTracker:
 
     def _all_experiments(self, *, deleted: bool = False) -> list[str]:
         if self.store is not None:
-            every = [each for each in experiments(self.store) if deleted or each.lifecycle_stage == "active"]
+            every = [entity for entity in experiments(self.store) if deleted or entity.lifecycle_stage == "active"]
         else:
             every = [*self._pages(self._client.search_experiments, view_type=_ALL if deleted else _ACTIVE)]
-        found = [each for each in every if each.name != EXPERIMENT]
-        self._experiments.update({experiment.name: experiment.experiment_id for experiment in found})
-        return [experiment.experiment_id for experiment in found]
+        listed = [experiment for experiment in every if experiment.name != EXPERIMENT]
+        self._experiments.update({experiment.name: experiment.experiment_id for experiment in listed})
+        return [experiment.experiment_id for experiment in listed]
 
     def _experiment_name(self, experiment_id: str) -> str:
-        for name, known in list(self._experiments.items()):
-            if known == experiment_id:
+        for name, cached_id in list(self._experiments.items()):
+            if cached_id == experiment_id:
                 return name
         if self.store is not None:
-            self._experiments |= {each.name: each.experiment_id for each in experiments(self.store)}
-            return {known: name for name, known in self._experiments.items()}[experiment_id]
+            self._experiments |= {entity.name: entity.experiment_id for entity in experiments(self.store)}
+            return {cached_id: name for name, cached_id in self._experiments.items()}[experiment_id]
         name = str(self._call(self._client.get_experiment, experiment_id).name)
         self._experiments[name] = experiment_id
         return name
@@ -521,7 +528,7 @@ class MlflowRun(Run):
             return self._started
         # An earlier process logged it, and this run was reopened.
         history = self._connection.call(self._connection.client.get_metric_history, self.id, key)
-        return max(int(each.timestamp) for each in history) + 1
+        return max(int(metric.timestamp) for metric in history) + 1
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         return self._files.put(source, path)
@@ -549,7 +556,7 @@ def _shown_status(status: RunStatus, verdict: str | None) -> str:
 
 
 def _read_status(shown: str, tags: Mapping[str, str]) -> RunStatus:
-    """The status that :func:`_shown_status` was given."""
+    """The inverse of :func:`_shown_status`."""
     # Only a finished run has a manifest.
     if shown == "FAILED" and tags.get(Tag.MANIFEST_SHA256):
         return "finished"
@@ -566,13 +573,13 @@ _STATUS: dict[str, RunStatus] = {
 
 
 def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None, id_prefix: str) -> str:
-    """A query that finds at least the wanted runs: MLflow's language cannot quote every key and value."""
-    wanted = dict(tags)
+    """A query for at least the required runs: MLflow's language cannot quote every key and value."""
+    required_tags = dict(tags)
     if parent is not None:
-        wanted[_PARENT] = parent
+        required_tags[_PARENT] = parent
     conditions = [
         f"tags.`{key}` = '{value}'"
-        for key, value in wanted.items()
+        for key, value in required_tags.items()
         if value and value.isprintable() and not set("'\"`\\") & {*key, *value}
     ]
     if status == "finished":  # runs that are not good are shown as failed (_shown_status)

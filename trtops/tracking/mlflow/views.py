@@ -11,16 +11,21 @@ import zlib
 from trtops.tracking.schema import Tag
 
 _KEY = "trtops"
-_COLUMNS = ("metrics.`error/of_limit`", "metrics.`latency/p50_ms`", f"tags.`{Tag.VERDICT}`", f"tags.`{Tag.HEADLINE}`")
+_RUN_COLUMNS = (
+    "metrics.`error/of_limit`",
+    "metrics.`latency/p50_ms`",
+    f"tags.`{Tag.VERDICT}`",
+    f"tags.`{Tag.HEADLINE}`",
+)
 
 
 def experiment_tags(experiment_id: str) -> dict[str, str]:
-    """Tags of a new experiment: the view, and a description with a link to it, which MLflow shows above the runs."""
-    columns = ["attributes.`Created`", *_COLUMNS]
+    """Tags of a new experiment: the view, and a description with a link to it for the top of MLflow's page."""
+    columns = ["attributes.`Created`", *_RUN_COLUMNS]
     state = {"orderByKey": "attributes.start_time", "orderByAsc": False, "selectedColumns": columns}
     packed = base64.b64encode(zlib.compress(json.dumps({"lifecycleFilter": "Active", **state}).encode())).decode()
-    now = round(1000 * time.time())
-    view = {"name": "Verdicts", "createdAt": now, "updatedAt": now, "state": f"deflate;{packed}"}
+    created_ms = round(1000 * time.time())
+    view = {"name": "Verdicts", "createdAt": created_ms, "updatedAt": created_ms, "state": f"deflate;{packed}"}
     link = f"#/experiments/{experiment_id}/runs?viewStateShareKey={_KEY}&workflowType=machine_learning"
     note = f"[Runs with verdicts and reasons]({link}). An `error/of_limit` above 1 is bad. Engines are in `engine/`."
     return {f"mlflow.sharedViewState.{_KEY}": json.dumps(view), Tag.NOTE: note}

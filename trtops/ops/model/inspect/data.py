@@ -47,27 +47,30 @@ def inspect_data(
     runs: list[tuple[str, list[dict[str, Any]], int]] = []  # a runner, the iterations to show, and how many it has
     for runner, iterations in saved.items() if isinstance(saved, RunResults) else [("inputs", saved)]:
         shown = iterations if all_iterations else iterations[:1]
-        arrays = [{name: _as_array(array, f"{path}: {name!r}") for name, array in each.items()} for each in shown]
+        arrays = [
+            {name: _as_array(array, f"{path}: {name!r}") for name, array in saved_arrays.items()}
+            for saved_arrays in shown
+        ]
         runs.append((runner, arrays, len(iterations)))
 
     def describe() -> JSONValue:
-        return [
-            {"where": f"{runner}, iteration {number} of {total}", "name": name, **summarize(array)}
-            for runner, iterations, total in runs
-            for number, iteration in enumerate(iterations)
-            for name, array in iteration.items()
-        ]
+        summaries: list[JSONValue] = []
+        for runner, iterations, total in runs:
+            for number, iteration in enumerate(iterations):
+                origin = f"{runner}, iteration {number} of {total}"
+                summaries += [{"where": origin, "name": name, **summarize(array)} for name, array in iteration.items()]
+        return summaries
 
     def array_lines(name: str, array: Any) -> Iterator[str]:
         yield f"{one_line(name)} [dtype={array.dtype}, shape={array.shape}] | Stats: {statistics_text(array)}"
-        found: Any = summarize(array)
-        if found["nan"] or found["inf"]:
-            text = f"    NaN={found['nan']}, inf={found['inf']}"
-            if found["mean"] is not None:
-                text += f" | Others: mean={found['mean']:.5g}, std-dev={found['std']:.5g}, median={found['median']:.5g}"
-                text += f", min={found['minimum']:.5g}, max={found['maximum']:.5g}"
+        stats: Any = summarize(array)
+        if stats["nan"] or stats["inf"]:
+            text = f"    NaN={stats['nan']}, inf={stats['inf']}"
+            if stats["mean"] is not None:
+                text += f" | Others: mean={stats['mean']:.5g}, std-dev={stats['std']:.5g}, median={stats['median']:.5g}"
+                text += f", min={stats['minimum']:.5g}, max={stats['maximum']:.5g}"
             yield text
-        if histogram and found["mean"] is not None:
+        if histogram and stats["mean"] is not None:
             yield from (f"    {line}" for line in histogram_lines(array))
         if show_values:
             edge, width = (sys.maxsize if n < 1 else n for n in (items, line_width))
@@ -118,19 +121,15 @@ def _load_saved(path: Path) -> RunResults | AccuracyResults | list[Any]:
 
 def _comparison_values(results: AccuracyResults) -> JSONValue:
     """Every number of a saved comparison, with its verdict."""
-    return [
-        {
-            "runners": list(pair),
-            "iteration": number,
-            "output": name,
-            "passed": bool(match),
-            "numbers": {} if isinstance(match, bool) else to_jsonable(match.metric_values()),
-        }
-        for result in results
-        for pair in result
-        for number, matches in enumerate(result[pair])
-        for name, match in matches.items()
-    ]
+    rows: list[JSONValue] = []
+    for result in results:
+        for pair, iterations in result.items():
+            for number, matches in enumerate(iterations):
+                for name, match in matches.items():
+                    numbers = {} if isinstance(match, bool) else to_jsonable(match.metric_values())
+                    row: dict[str, JSONValue] = {"runners": list(pair), "iteration": number, "output": name}
+                    rows.append({**row, "passed": bool(match), "numbers": numbers})
+    return rows
 
 
 def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[str]:
@@ -144,12 +143,12 @@ def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[
                 yield from ("", f"    -- Iteration: {number}")
                 for name, match in matches.items():
                     numbers = {} if isinstance(match, bool) else match.metric_values()
-                    known = ", ".join(f"{n}={value:.5g}" for n, value in numbers.items() if value is not None)
-                    yield f"        {name} | {'PASSED' if match else 'FAILED'}{f' | {known}' if known else ''}"
+                    metrics = ", ".join(f"{n}={value:.5g}" for n, value in numbers.items() if value is not None)
+                    yield f"        {name} | {'PASSED' if match else 'FAILED'}{f' | {metrics}' if metrics else ''}"
 
 
 def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
-    """A saved value as an array; arrays are returned as they are, including those that cannot be compared."""
+    """A saved value as an array; arrays are returned unchanged, including incomparable ones."""
     try:
         return value if isinstance(value, np.ndarray) else to_numpy(value, name)
     except errors.ComparisonError as exc:
@@ -189,15 +188,16 @@ def tensors_text(engine: EngineDescription, path: str | Path) -> str:
     """
     if not Path(path).exists():
         raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved outputs (trtops run --save-outputs).")
-    results = RunResults.load(str(path)).values()
-    tensors = {name: array for iterations in results for name, array in (iterations[0].items() if iterations else ())}
+    tensors: dict[str, Any] = {}
+    for iterations in RunResults.load(str(path)).values():
+        tensors |= dict(iterations[0]) if iterations else {}
     if not tensors:
         raise errors.FormatError(f"{path} has no outputs; expected those of at least one iteration.")
     lines = [f"---- Tensors of {len(engine.layers)} Layers ----"]
     for layer in engine.layers:
         lines.append(f"{layer.name} [Op: {layer.op}]")
-        for arrow, each in (("   ", layer.inputs), (" ->", layer.outputs)):
-            for tensor in each:
+        for arrow, side_tensors in (("   ", layer.inputs), (" ->", layer.outputs)):
+            for tensor in side_tensors:
                 # Only tensors that were outputs or debug tensors (--mark-unfused-tensors-as-debug-tensors) were saved.
                 text = "not saved"
                 if tensor.name in tensors:

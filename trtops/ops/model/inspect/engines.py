@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class InspectEnginesConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSummary(Record):
-    """One engine in numbers; None where a number is unknown, or layers were not timed."""
+    """One engine in numbers; None for unknown ones, and for times of untimed layers."""
 
     source: str
     layers: int
@@ -85,7 +86,7 @@ class InspectEnginesResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """Both times, or the number of rows that differ."""
+        """Both times, or the number of differing rows."""
         if self.a.ms and self.b.ms:
             return f"{self.b.ms:.3f} ms for {self.a.ms:.3f} ms, {self.b.inserted} layers inserted for {self.a.inserted}"
         different = sum(row.differs for row in self.alignment.rows)
@@ -98,13 +99,11 @@ class InspectEnginesResult(OpResult):
         if self.losing:
             yield from ("", f"8 bits do not speed up {listed(map('`{}`'.format, self.losing), self.shown)}.")
         yield from ("", "## Boundaries, largest differences first", "")
-        boundaries = [
-            (
-                f"`{_nodes_text(each.before) or 'input'} → {_nodes_text(each.after) or 'output'}`",
-                *(text for side in (each.a, each.b) for text in (_inserted_text(side), _ms(side.ms))),
-            )
-            for each in self.alignment.boundaries
-        ]
+        boundaries = []
+        for boundary in self.alignment.boundaries:
+            between = f"`{_nodes_text(boundary.before) or 'input'} → {_nodes_text(boundary.after) or 'output'}`"
+            a, b = boundary.a, boundary.b
+            boundaries.append((between, _inserted_text(a), _ms(a.ms), _inserted_text(b), _ms(b.ms)))
         yield from self._table(
             ("between", "first", "ms", "second", "ms"),
             boundaries,
@@ -129,7 +128,7 @@ class InspectEnginesResult(OpResult):
 
     @property
     def needed(self) -> str:
-        """The model, to build it in 8 bits without the nodes that they do not speed up."""
+        """The model, to build it in 8 bits without the nodes they do not speed up."""
         names = ", ".join(map(repr, self.losing))
         return f"the model, for a build with --int8 that keeps (--keep) {names}" if self.losing else ""
 
@@ -163,11 +162,11 @@ def _numbers(side: EngineSummary) -> list[tuple[str, str]]:
     ]
 
 
-def _inserted_text(found: Inserted) -> str:
-    if not found.layers:
+def _inserted_text(inserted: Inserted) -> str:
+    if not inserted.layers:
         return "-"
-    text = "; ".join(dict.fromkeys(found.conversions)) or ", ".join(found.layers[:_NODES_SHOWN])
-    return f"{len(found.layers)}: {text}" + (f" ({size(found.bytes)})" if found.bytes else "")
+    text = "; ".join(dict.fromkeys(inserted.conversions)) or ", ".join(inserted.layers[:_NODES_SHOWN])
+    return f"{len(inserted.layers)}: {text}" + (f" ({size(inserted.bytes)})" if inserted.bytes else "")
 
 
 def _cells(row: Row) -> list[str]:
@@ -176,7 +175,7 @@ def _cells(row: Row) -> list[str]:
     for side in (row.a, row.b):
         kernel = listed((f"`{tactic}`" for tactic in side.tactics), 1)
         sides.append((str(len(side.layers)), ", ".join(side.precisions), kernel, side.reads, side.writes, _ms(side.ms)))
-    return [one or "-" if one == other else f"{one or '-'} → {other or '-'}" for one, other in zip(*sides)]
+    return [first or "-" if first == second else f"{first or '-'} → {second or '-'}" for first, second in zip(*sides)]
 
 
 def inspect_engines(
@@ -191,24 +190,26 @@ def inspect_engines(
     ConfigError if an engine is neither a file nor a run; EngineLoadError if it cannot be loaded here.
     """
     name = f"engines {Path(config.a).name} and {Path(config.b).name}"
-    kept = None if experiment is None else tracker
-    with op_run(kept, experiment or "", name, kind="engine_diff", tags=tags) as run:
+    logging_tracker = None if experiment is None else tracker
+    with op_run(logging_tracker, experiment or "", name, kind="engine_diff", tags=tags) as run:
         sides = []
         for source, times in ((config.a, config.times_a), (config.b, config.times_b)):
-            found, memory = _read_engine(source, config.profile, tracker)
-            sides.append((found if times is None else replace(found, times=read_layer_times(times)), memory))
+            engine_layers, memory = _read_engine(source, config.profile, tracker)
+            sides.append(
+                (engine_layers if times is None else replace(engine_layers, times=read_layer_times(times)), memory)
+            )
         aligned = align(sides[0][0], sides[1][0])
         summaries = []
-        for source, side, (found, memory) in zip((config.a, config.b), "ab", sides):
-            inserted = [layer for layer in found.layers if not nodes_of(layer)]
-            counts = Counter(layer.precision for layer in found.layers if nodes_of(layer))
+        for source, side, (engine_layers, memory) in zip((config.a, config.b), "ab", sides):
+            inserted = [layer for layer in engine_layers.layers if not nodes_of(layer)]
+            counts = Counter(layer.precision for layer in engine_layers.layers if nodes_of(layer))
             summaries.append(
                 EngineSummary(
                     source=source,
-                    layers=len(found.layers),
+                    layers=len(engine_layers.layers),
                     inserted=len(inserted),
-                    ms=found.time_of(found.layers),
-                    inserted_ms=found.time_of(inserted),
+                    ms=engine_layers.time_of(engine_layers.layers),
+                    inserted_ms=engine_layers.time_of(inserted),
                     precisions=tuple(counts.most_common()),
                     aligned=aligned.share(side),
                     **memory,
@@ -219,18 +220,18 @@ def inspect_engines(
         if a.ms is not None and b.ms is not None and not {"int8", "fp8"} & dict(a.precisions).keys():
             losing, _ = losing_in_8_bits(sides[0][0], sides[1][0], _quantized(config.b, tracker, aligned))
         result = InspectEnginesResult(title=name, a=a, b=b, alignment=aligned, losing=losing, shown=config.shown)
-        finish_with(run, result, kept, evaluated=False)
+        finish_with(run, result, logging_tracker, evaluated=False)
         return result.kept_in(run, experiment or "")
 
 
 def _quantized(source: str, tracker: Tracker | None, aligned: Alignment) -> tuple[str, ...]:
-    """The nodes that a run quantized; of another engine, those of its layers that compute in 8 bits."""
+    """The nodes quantized by a run; of another engine, those of its layers in 8 bits."""
     if tracker is not None and not Path(source).is_file():
         stored = builds.load_quantization(tracker.load(run_id_of(source, tracker)))
         if stored is not None:
             return stored.layers
-    rows = [row.nodes for row in aligned.rows if {"int8", "fp8"} & set(row.b.precisions)]
-    return tuple(node for nodes in rows for node in nodes)
+    rows = (row.nodes for row in aligned.rows if {"int8", "fp8"} & set(row.b.precisions))
+    return tuple(chain.from_iterable(rows))
 
 
 def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[EngineLayers, dict[str, int]]:
@@ -276,12 +277,14 @@ def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[E
 
 
 def _described(engine: Any, profile: bool) -> tuple[EngineLayers, dict[str, int]]:
-    found = trt.describe_engine(engine)
+    description = trt.describe_engine(engine)
     times: Mapping[str, float] = {}
     if profile:
-        times = trt.layer_times(engine, next(iter(DataConfig().open_for(None, inputs=TensorMetadata.of(found.inputs)))))
-    memory = {"device_memory_bytes": found.device_memory_bytes, "weights_bytes": found.weights_bytes}
-    return EngineLayers(found.layers, times), memory
+        times = trt.layer_times(
+            engine, next(iter(DataConfig().open_for(None, inputs=TensorMetadata.of(description.inputs))))
+        )
+    memory = {"device_memory_bytes": description.device_memory_bytes, "weights_bytes": description.weights_bytes}
+    return EngineLayers(description.layers, times), memory
 
 
 def read_layer_times(path: str | Path) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Calibration caches, tactic records, and weights that sparse kernels could use."""
+"""Calibration caches, tactic records, and weights eligible for sparse kernels."""
 
 from __future__ import annotations
 
