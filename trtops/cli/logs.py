@@ -66,8 +66,8 @@ _silent = False
 def logging_as(args: Options) -> Iterator[logging.Logger]:
     """Log as the options say during the block."""
     global _silent
-    more = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
-    level = _OFF if args.silent else _LESS[min(-more, 5)] if more < 0 else _MORE[min(more, 4)]
+    loudness = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
+    level = _OFF if args.silent else _LESS[min(-loudness, 5)] if loudness < 0 else _MORE[min(loudness, 4)]
     severities = {"": level, **{path: getattr(G_LOGGER, name) for path, name in args.verbosity or ()}}
     before = G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent
     G_LOGGER.timestamp = "timestamp" in (args.log_format or ())

@@ -129,8 +129,8 @@ def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
     if path not in registry.COMMANDS:
         return path, after
     # Before the first option, since one that takes the rest of the line would consume them.
-    place = next((place for place, word in enumerate(after) if word.startswith("-")), len(after))
-    return path, [*after[:place], *moved, *after[place:]]
+    position = next((position for position, word in enumerate(after) if word.startswith("-")), len(after))
+    return path, [*after[:position], *moved, *after[position:]]
 
 
 def _words_of_log_option(words: list[str], commands: Container[str]) -> int:
@@ -163,8 +163,8 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
     if words in registry.NOT_SUPPORTED:
         problem = f"trtops {' '.join(words)} is not supported: {registry.NOT_SUPPORTED[words]}."
     else:
-        known = dict.fromkeys((*registry.COMMANDS, *registry.OTHER_WORDS))
-        deeper = [" ".join(each) for each in known if each[-1] == rest[0]]
+        paths = dict.fromkeys((*registry.COMMANDS, *registry.OTHER_WORDS))
+        deeper = [" ".join(command_path) for command_path in paths if command_path[-1] == rest[0]]
         hint = f"Did you mean {' or '.join(map(repr, deeper))}?" if deeper else near(rest[0], registry.below(path))
         problem = f"{prog}: unknown command {rest[0]!r}. {hint}\nTry: {prog} -h"
     terminal.print_line(problem, sys.stderr)

@@ -66,10 +66,10 @@ class Shared:
 
     def __call__(self) -> Any:
         """Return the product."""
-        made = load(self.loader) if self.made is None else self.made
+        product = load(self.loader) if self.made is None else self.made
         self.uses -= 1
-        self.made = made if self.uses > 0 else None
-        return made
+        self.made = product if self.uses > 0 else None
+        return product
 
     def __eq__(self, other: object) -> bool:
         """Jobs of the same options are equal."""
@@ -100,7 +100,7 @@ def resolve(value: Any) -> Any:
     if type(value) is dict:
         return {resolve(key): resolve(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        old = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
+        old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         new = {name: resolve(item) for name, item in old.items()}
         # `replace` loses what `__init__` does not take, so it is called only where something changes.
         return dataclasses.replace(value, **new) if any(new[name] is not old[name] for name in old) else value
@@ -114,8 +114,8 @@ def load(loader: Any) -> Any:
 
 def loaded(model: Any) -> Any:
     """Return a model as ops take it: its path, or what a loader returns."""
-    found = resolve(model)
-    return found() if callable(found) else found
+    resolved = resolve(model)
+    return resolved() if callable(resolved) else resolved
 
 
 def _find_name(name: Name) -> Any:
@@ -123,15 +123,15 @@ def _find_name(name: Name) -> Any:
         # Most command lines do not need TensorRT.
         from trtops.backend.trt import library
 
-        found, parts = library.load(), name.path.split(".")
+        value, parts = library.load(), name.path.split(".")
     else:
-        found, parts = importlib.import_module(name.module), name.path.split(".")
-    for place, part in enumerate(parts):
-        if not hasattr(found, part):
-            near = errors.near(part, getattr(found, "__members__", None) or dir(found))
-            raise errors.ConfigError(f"{'.'.join(parts[:place]) or 'TensorRT'} has no {part!r} in this release. {near}")
-        found = getattr(found, part)
-    return found
+        value, parts = importlib.import_module(name.module), name.path.split(".")
+    for depth, part in enumerate(parts):
+        if not hasattr(value, part):
+            near = errors.near(part, getattr(value, "__members__", None) or dir(value))
+            raise errors.ConfigError(f"{'.'.join(parts[:depth]) or 'TensorRT'} has no {part!r} in this release. {near}")
+        value = getattr(value, part)
+    return value
 
 
 @dataclass
@@ -185,12 +185,12 @@ class Source:
         """Write a dataclass as a call with the fields that differ from their defaults."""
         cls = type(value)
         args, kwargs = [], {}
-        for each in dataclasses.fields(cls):
-            item = getattr(value, each.name)
-            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+        for member in dataclasses.fields(cls):
+            item = getattr(value, member.name)
+            if member.default is dataclasses.MISSING and member.default_factory is dataclasses.MISSING:
                 args.append(item)
-            elif item != each.default:
-                kwargs[each.name] = item
+            elif item != member.default:
+                kwargs[member.name] = item
         # Polygraphy's names are in the packages; those that only trtops has are in modules.
         module = next((p for p in _PACKAGES if cls.__module__.startswith(f"{p}.")), cls.__module__)
         if not hasattr(importlib.import_module(module), cls.__name__):
@@ -209,7 +209,7 @@ class Source:
         text = f"{self.use(module, called)}({self._arguments(args, kwargs)})"
         taken = {variable for _, variable in self._variables}
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-        variable = next(each for each in names if each not in taken)
+        variable = next(candidate for candidate in names if candidate not in taken)
         self._variables.append((value, variable))
         self.lines.append(f"{variable} = {text}")
         return variable
@@ -219,8 +219,8 @@ class Source:
         module = "trtops.common" if name == "TensorMetadata" else "trtops.backend.trt"
         text = f"{self.use(module, name)}()"
         for key, item in value.items():
-            values = {each: getattr(item, each) for each in _ADDED[name]}
-            plain = {each: tuple(v) if isinstance(v, (list, tuple)) else v for each, v in values.items()}
+            values = {attribute: getattr(item, attribute) for attribute in _ADDED[name]}
+            plain = {attribute: tuple(v) if isinstance(v, (list, tuple)) else v for attribute, v in values.items()}
             text += f".add({self._arguments([key], plain)})"
         return text
 

@@ -98,7 +98,7 @@ _OPTIONS = {
     Group(
         "options of comparing itself",
         *(flag(name, "", refuse=_NO_ARRAYS) for name in _NEED_ARRAYS),
-        *(replace(each, idle=_DECIDED) for each in groups.COMPARING.flags if set(each.names) & set(_EARLIER)),
+        *(replace(flag, idle=_DECIDED) for flag in groups.COMPARING.flags if set(flag.names) & set(_EARLIER)),
     ),
     groups.JSON,
     examples=("trtops check accuracy accuracy.json --check-error-stat max --atol 1e-3 --rtol 1e-2",),
@@ -144,8 +144,8 @@ def accuracy(args: Options) -> Job:
         if as_json:
             say_json({"passed": bool(results), "outputs": lines})
             return 0 if results else 1
-        for each in lines:
-            say(f"{'PASSED' if each['passed'] else 'FAILED'} {each['runners']} {each['output']}: {each['text']}")
+        for line in lines:
+            say(f"{'PASSED' if line['passed'] else 'FAILED'} {line['runners']} {line['output']}: {line['text']}")
         # Imports numpy, which help does not need.
         from trtops.comparator.comparator import log_summary
 

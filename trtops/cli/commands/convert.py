@@ -79,8 +79,8 @@ def convert(args: Options) -> Job:
     if target == "trt":
         loader = SaveBytes(loading.engine_bytes(args), output)
     else:
-        made = loading.onnx_model(args) if target == "onnx" else trt.OnnxLikeFromNetwork(loading.network(args))
-        loader = loading.saved_onnx(made, output, args)
+        onnx_loader = loading.onnx_model(args) if target == "onnx" else trt.OnnxLikeFromNetwork(loading.network(args))
+        loader = loading.saved_onnx(onnx_loader, output, args)
 
     def write() -> int:
         load(loader)
@@ -117,9 +117,9 @@ def _evaluated(args: Options, target: str, output: str | None) -> Job:
             if output is not None:
                 save_bytes(build.engine.plan, output)
             for name, path in parts.items():
-                found = getattr(build, name)
-                if path is not None and found is not None:
-                    save_bytes(found if isinstance(found, bytes) else found.to_json().encode(), path)
+                part = getattr(build, name)
+                if path is not None and part is not None:
+                    save_bytes(part if isinstance(part, bytes) else part.to_json().encode(), path)
                 elif path is not None:
                     log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))
         except (OSError, errors.TrtopsError) as exc:

@@ -27,14 +27,14 @@ def doctor(args: Options) -> int:
     # Brings what starts servers, which help does not need.
     from trtops.team.servers import team_findings
 
-    found = [*_backend_findings(), *store_findings(args.store), *team_findings()]
-    problems = sum(finding.state == "problem" for finding in found)
+    findings = [*_backend_findings(), *store_findings(args.store), *team_findings()]
+    problems = sum(finding.state == "problem" for finding in findings)
     if args.json:
-        say_json(json_of(found))
+        say_json(json_of(findings))
         return int(problems > 0)
     say(f"trtops {__version__}, Python {sys.version.split()[0]}")
     say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES))
-    for finding in found:
+    for finding in findings:
         say(finding.line())
     say(f"\n{problems} {'problem' if problems == 1 else 'problems'} found." if problems else "\nNothing is wrong.")
     return int(problems > 0)

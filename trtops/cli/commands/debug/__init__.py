@@ -162,10 +162,10 @@ def repeat_job(
     """
 
     def run() -> int:
-        asked = (lambda number: ask("Did this iteration")) if check is None and sys.stdin.isatty() else None
-        if check is None and asked is None and make is not None:
+        ask_user = (lambda number: ask("Did this iteration")) if check is None and sys.stdin.isatty() else None
+        if check is None and ask_user is None and make is not None:
             say("Nothing checks the engines, so each that can be built is good. Check them with --check COMMAND.")
-            asked = lambda number: True  # noqa: E731
+            ask_user = lambda number: True  # noqa: E731
         iterations = Iterations()
 
         def say_step(step: RepeatStep) -> None:
@@ -174,7 +174,7 @@ def repeat_job(
             say(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
             iterations.ended(step.verdict == "good")
 
-        result = ops.repeat(make or (lambda number: None), check, config, ask=asked, progress=say_step)
+        result = ops.repeat(make or (lambda number: None), check, config, ask=ask_user, progress=say_step)
         return end_search(result, iterations, None, recorded=False, exit_on_bad=exit_on_bad)
 
     return run
@@ -191,10 +191,10 @@ class Iterations:
     def ended(self, passed: bool) -> None:
         """Log the outcome of an iteration; the next starts."""
         self._verdicts.append(passed)
-        now = time.perf_counter()
+        end = time.perf_counter()
         verdict, severity = ("PASSED", G_LOGGER.FINISH) if passed else ("FAILED", G_LOGGER.ERROR)
-        log_line(f"{verdict} | Iteration {len(self._verdicts)} | Duration {now - self._start:.3f}s", severity)
-        self._start = now
+        log_line(f"{verdict} | Iteration {len(self._verdicts)} | Duration {end - self._start:.3f}s", severity)
+        self._start = end
 
     def log_summary(self) -> None:
         """Log how many iterations there were, and how many passed; nothing if there were none."""
