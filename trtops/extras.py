@@ -47,9 +47,9 @@ def hidden_onnxruntime() -> tuple[str, str]:
     names = sorted(set(packages_distributions().get("onnxruntime", ())))
     if len(names) < 2:
         return "", ""
-    wanted = next(name for name in reversed(names) if name != "onnxruntime")
+    remaining = next(name for name in reversed(names) if name != "onnxruntime")
     text = f"{' and '.join(names)} are both installed and share a folder, so one hides the providers of the other"
-    return text, f"pip uninstall -y {' '.join(names)} && pip install {wanted}"
+    return text, f"pip uninstall -y {' '.join(names)} && pip install {remaining}"
 
 
 def sentence(*missing: str) -> str:

@@ -33,7 +33,7 @@ _FIELDS_ONLY = frozenset((
 
 OF_8_BITS = frozenset(("calibration_data", "calibration_cache", "keep", "qdq_op_types", "qdq_rules"))
 _BUILDS = (BuildConfig, OnnxRuntimeOptions, TensorRTOptions)
-_BUILD = frozenset(("backend", *(each.name for config in _BUILDS for each in fields(config))))
+_BUILD = frozenset(("backend", *(field.name for config in _BUILDS for field in fields(config))))
 _DATA = frozenset(("data", "input_shapes", "iterations", "seed"))
 # Options that a command shares with others.
 _TAKEN: Mapping[str, frozenset[str]] = {
@@ -134,7 +134,7 @@ def _values(value: Any) -> Iterable[str]:
         return (f"{name}:{_dims(shape)}" for name, shape in value.items())
     if not isinstance(value, (tuple, list)):
         return (str(value),)
-    return (":".join(each) if isinstance(each, list) else str(each) for each in value)
+    return (":".join(entry) if isinstance(entry, list) else str(entry) for entry in value)
 
 
 def _profiles(profiles: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -205,17 +205,17 @@ class BuildConfig(Record):
 
     def deciding(self) -> JSONValue:
         """All options; those of calibration for 8 bits only, and ``keep`` for precisions below FP32."""
-        found: dict[str, Any] = self.to_dict()
-        for place in (found, found["options"]):
-            for name in _SETS & place.keys():
-                place[name] = place[name] and sorted(set(place[name]))
-        for profile in found["profiles"]:
+        options: dict[str, Any] = self.to_dict()
+        for part in (options, options["options"]):
+            for name in _SETS & part.keys():
+                part[name] = part[name] and sorted(set(part[name]))
+        for profile in options["profiles"]:
             profile["shapes"].sort(key=lambda shape: shape["name"])
         if not self.calibrates:
-            found.update(calibration_samples=None, calibration_fit=None, qdq_op_types=[], qdq_rules=None)
+            options.update(calibration_samples=None, calibration_fit=None, qdq_op_types=[], qdq_rules=None)
         if self.precision == "fp32":
-            found["keep"] = []
-        return found
+            options["keep"] = []
+        return options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,8 +165,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         output = "".join(f"\n  {line}" for line in lines[-20:]) or " nothing"
         who = f"{self._name}'s child process" if self._name else "The child process"
         doing = self._page.read()[1]
-        how = describe_death(code, doing, late)
-        raise errors.WorkerError(f"{who} {how}. Its last output:{output}", timed_out=late is not None, doing=doing)
+        death = describe_death(code, doing, late)
+        raise errors.WorkerError(f"{who} {death}. Its last output:{output}", timed_out=late is not None, doing=doing)
 
     def _start_child(self) -> None:
         preparation = None
@@ -178,7 +178,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._pipe, theirs = Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         self._page = Page()
-        path = [place or os.getcwd() for place in sys.path] if self._python is None else [_own_code().name]
+        path = [entry or os.getcwd() for entry in sys.path] if self._python is None else [_own_code().name]
         variables = {"PYTHONPATH": os.pathsep.join(path), **self._environment}
         with theirs:
             self._process = subprocess.Popen(

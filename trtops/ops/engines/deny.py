@@ -23,7 +23,7 @@ class DenyResult(OpResult):
 
     verdict: Verdict = "good"  # always: an entry that cannot be added or removed is an error
     entry: DeniedTactic | None = None
-    why: str = ""
+    reason: str = ""
 
     @property
     def headline(self) -> str:
@@ -36,7 +36,7 @@ class DenyResult(OpResult):
     def body(self) -> Iterable[str]:
         """The layers and settings of the entry, or the reason for its removal."""
         if self.entry is None:
-            yield f"Pardoned: {self.why}"
+            yield f"Pardoned: {self.reason}"
             return
         yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
         yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
@@ -79,14 +79,16 @@ def deny(
     entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
     if always:
         entry = replace(entry, tolerances=None, limits="", command="")
-    own = {
+    entry_tags = {
         schema.Tag.EVIDENCE: proof_run,
         schema.Tag.BACKEND_VERSION: entry.backend_version,
         schema.Tag.DEVICE_SHA256: entry.device_sha256,
     }
     result = DenyResult(title="deny", entry=entry)
     experiment = stored.info.experiment
-    with op_run(tracker, experiment, f"deny {result.headline}", kind="deny", tags={**(tags or {}), **own}) as run:
+    with op_run(
+        tracker, experiment, f"deny {result.headline}", kind="deny", tags={**(tags or {}), **entry_tags}
+    ) as run:
         run.log_json(entry, schema.Artifact.DENIED)
         finish_with(run, result, tracker, title=f"deny {result.headline}", evaluated=False)
     return result.kept_in(run, experiment)
@@ -99,9 +101,9 @@ def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyRe
     info = tracker.info(deny_run)
     if info.kind != "deny" or schema.Tag.PARDONED in info.tags:
         raise errors.ConfigError(f"Run {deny_run} is not an entry of the deny-list.")
-    own = {name: info.tags.get(name, "") for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
-    result = DenyResult(title="pardon", why=why)
-    tags = own | {schema.Tag.PARDONED: deny_run}
+    entry_tags = {name: info.tags.get(name, "") for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
+    result = DenyResult(title="pardon", reason=why)
+    tags = entry_tags | {schema.Tag.PARDONED: deny_run}
     with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as run:
         finish_with(run, result, tracker, evaluated=False)
     return result.kept_in(run, info.experiment)
@@ -117,18 +119,20 @@ def deny_list(
     Damaged entries are left out with a warning, and so is the whole list if the store cannot be read: a build does not
     depend on the store.
     """
-    place = {
+    environment_tags = {
         schema.Tag.KIND: "deny",
         schema.Tag.BACKEND_VERSION: environment.backend_version,
         schema.Tag.DEVICE_SHA256: environment.device_sha256,
     }
     try:
-        found = tracker.find(tags=place, status="finished")
+        entry_runs = tracker.find(tags=environment_tags, status="finished")
     except errors.TrackingError as exc:
         log.warning("The deny-list cannot be read, so that the build may use a tactic on it: %s", exc)
         return DenyList()
-    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
-    runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
+    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in entry_runs}
+    runs = [
+        info.id for info in reversed(entry_runs) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags
+    ]
     entries = []
     for run_id in runs:
         try:

@@ -139,8 +139,8 @@ def run_group(arguments: Sequence[str], timeout_seconds: float | None) -> tuple[
     """
     check_command(list(arguments))
     with tempfile.NamedTemporaryFile(prefix=temporary_prefix("output")) as output:
-        own = Path(sys.executable).with_name("trtops")
-        if own.exists() and shutil.which(arguments[0]) == str(own):
+        trtops_program = Path(sys.executable).with_name("trtops")
+        if trtops_program.exists() and shutil.which(arguments[0]) == str(trtops_program):
             with warm_worker(_importers) as worker:
                 code = worker.run(
                     _run_fork, list(arguments), os.getcwd(), dict(os.environ), output.name, timeout_seconds
@@ -155,8 +155,8 @@ def _run_program(arguments: Sequence[str], output: Any, timeout_seconds: float |
     try:
         process = subprocess.Popen(arguments, start_new_session=True, **streams)
     except OSError as exc:
-        said = f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}."
-        raise errors.ConfigError(said) from exc
+        message = f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}."
+        raise errors.ConfigError(message) from exc
     code = None
     try:
         code = process.wait(timeout_seconds)

@@ -125,7 +125,7 @@ def open_feeds(
     if source is None and golden is not None:
         return _data_of_saved_outputs(golden, inputs, seed, input_shapes or {}, profiles)
     if source is None:
-        known = None if accepted is None else accepted()
+        accepted_inputs = None if accepted is None else accepted()
         # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
         # many models, where values out of range crash or read garbage.
         signed = {
@@ -133,33 +133,35 @@ def open_feeds(
             for name, spec in inputs.items()
             if spec.dtype is None or (spec.dtype.is_floating and spec.dtype is not DataType.FLOAT8E8M0)
         }
-        ranges = {"": (0.0, 1.0), **signed, **(known.ranges if known else {})}
-        words = known.words if known else {}
+        ranges = {"": (0.0, 1.0), **signed, **(accepted_inputs.ranges if accepted_inputs else {})}
+        words = accepted_inputs.words if accepted_inputs else {}
 
         def random(planned: Sequence[ShapePoint]) -> Iterator[Feed]:
             first = seed
             for number, point in enumerate(planned):
-                wanted = TensorMetadata()
+                metadata = TensorMetadata()
                 for name, shape in point.shapes.items():
-                    wanted.add(name, inputs[name].dtype, shape)
+                    metadata.add(name, inputs[name].dtype, shape)
                 count = 1 if number else iterations
-                loader = DataLoader(first, count, wanted, ranges, words=words)
+                loader = DataLoader(first, count, metadata, ranges, words=words)
                 loader.input_metadata = inputs
                 first += count
                 yield from (ProfiledFeed(feed, point.profile, point.point) for feed in loader)
 
         other = OTHER
         # A profile of one shape may have been made of assumed sizes (DataConfig.profiled).
-        if runs is not None and all(each.min == each.max for profile in profiles for each in profile.shapes):
-            other = _size_that_runs(lambda size: points(inputs, input_shapes or {}, (), known, size), random, runs)
-        planned = points(inputs, input_shapes or {}, profiles, known, other)
+        if runs is not None and all(bounds.min == bounds.max for profile in profiles for bounds in profile.shapes):
+            other = _size_that_runs(
+                lambda size: points(inputs, input_shapes or {}, (), accepted_inputs, size), random, runs
+            )
+        planned = points(inputs, input_shapes or {}, profiles, accepted_inputs, other)
         assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
         return Feeds(f"random data (seed {seed})", lambda: random(planned), random=True, assumed=assumed)
     if isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
-        kept = list(source)  # an iterator can be read only once
-        feeds = Feeds("the given iterator", lambda: kept)
+        stored_feeds = list(source)  # an iterator can be read only once
+        feeds = Feeds("the given iterator", lambda: stored_feeds)
     else:
         feeds = Feeds(f"the given {type(source).__name__}", lambda: source)
 
@@ -168,11 +170,11 @@ def open_feeds(
             source.input_metadata = inputs
         for feed in feeds._open():
             if isinstance(feed, Mapping):
-                for name, wanted in () if profiles or not input_shapes else input_shapes.items():
+                for name, dims in () if profiles or not input_shapes else input_shapes.items():
                     shape = np.shape(feed[name]) if name in feed else ()
-                    if not shape_accepts(wanted, shape):
+                    if not shape_accepts(dims, shape):
                         raise errors.InputError(
-                            f"{feeds.source}: input {name!r} has shape {shape}, and {tuple(wanted)} is asked for in "
+                            f"{feeds.source}: input {name!r} has shape {shape}, and {tuple(dims)} is asked for in "
                             "input_shapes. Leave input_shapes out: given data has its own shapes."
                         )
             yield cast_feed(feed, inputs) if isinstance(feed, Mapping) else feed
@@ -426,9 +428,11 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Rounding, *,
     proto, random = model.proto(), np.random.default_rng(seed)
     floating = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
     first = {"Resize": 1, "Upsample": 1, "Range": 0}
-    kept = {name for node in walk.nodes(proto) if node.op_type in first for name in node.input[first[node.op_type] :]}
+    unmoved = {
+        name for node in walk.nodes(proto) if node.op_type in first for name in node.input[first[node.op_type] :]
+    }
     for tensor in proto.graph.initializer:
-        if tensor.name not in kept and tensor.data_type in floating:
+        if tensor.name not in unmoved and tensor.data_type in floating:
             array = moved(onnx.numpy_helper.to_array(tensor))
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     inputs = [{name: moved(np.asarray(array)) for name, array in feed.items()} for feed in feeds]
@@ -460,11 +464,12 @@ class Emulation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each."""
-        found = [f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_SHOWN]]
+        overflowing = [f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_SHOWN]]
         if len(self.overflows) > _SHOWN:
-            found.append(f"{len(self.overflows) - _SHOWN} more tensors overflow")
+            overflowing.append(f"{len(self.overflows) - _SHOWN} more tensors overflow")
         return tuple(
-            f"in {self.precision.upper()} as a GPU rounds it: {reason}" for reason in (*found, *self.report.reasons)
+            f"in {self.precision.upper()} as a GPU rounds it: {reason}"
+            for reason in (*overflowing, *self.report.reasons)
         )
 
     def sentence(self) -> str:
@@ -493,10 +498,10 @@ def run_in_16_bit(
         outputs = [value.name for value in low.graph.output]
         peaks = watch_peaks(low) if precision == "fp16" else {}
         # Without optimizations, which could remove the rounding, and crash on some models in 16 bit.
-        found = reference_outputs(low, list(feeds))
-    largest = {tensor: max(float(arrays[peak]) for arrays in found) for tensor, peak in peaks.items()}
+        results = reference_outputs(low, list(feeds))
+    largest = {tensor: max(float(arrays[peak]) for arrays in results) for tensor, peak in peaks.items()}
     return (
-        [{name: arrays[name] for name in outputs} for arrays in found],
+        [{name: arrays[name] for name in outputs} for arrays in results],
         # A value rounds to infinity from half a step (16) above the largest float16.
         tuple((tensor, peak) for tensor, peak in largest.items() if peak >= LARGEST_FLOAT16 + 16),
     )

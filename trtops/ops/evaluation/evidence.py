@@ -33,9 +33,9 @@ class ShapeEntry(Record):
     def text(self) -> str:
         """The shapes, and their place in a profile."""
         shown = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items())
-        place = "" if self.profile is None else f" (profile {self.profile}{' ' * bool(self.point)}{self.point})"
-        place = " (outside of all profiles)" if self.point == OUTSIDE else place
-        return f"{shown}{place}"
+        location = "" if self.profile is None else f" (profile {self.profile}{' ' * bool(self.point)}{self.point})"
+        location = " (outside of all profiles)" if self.point == OUTSIDE else location
+        return f"{shown}{location}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +138,13 @@ class SeenFeeds:
         groups: dict[tuple[Any, ...], list[int]] = {}
         for number, (profile, _, shapes) in enumerate(self.places):
             groups.setdefault((profile, tuple(shapes.items())), []).append(number)
-        found = []
+        shape_entries = []
         for numbers in groups.values():
             profile, point, shapes = self.places[numbers[0]]
-            own = tolerances if tolerances_of is None or len(groups) == 1 else tolerances_of(numbers)
-            report = compare_outputs([actual[n] for n in numbers], [golden[n] for n in numbers], own)
+            group_tolerances = tolerances if tolerances_of is None or len(groups) == 1 else tolerances_of(numbers)
+            report = compare_outputs([actual[n] for n in numbers], [golden[n] for n in numbers], group_tolerances)
             measured = [o.statistics.max_abs for o in report.outputs if o.statistics is not None]
-            found.append(
+            shape_entries.append(
                 ShapeEntry(
                     shapes=shapes,
                     profile=profile,
@@ -155,4 +155,4 @@ class SeenFeeds:
                     reasons=report.reasons,
                 )
             )
-        return tuple(found)
+        return tuple(shape_entries)

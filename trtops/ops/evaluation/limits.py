@@ -138,15 +138,15 @@ def useful_tolerances(precision: Rounding) -> Tolerances:
     return replace(fixed, **bounds)
 
 
-def tolerances_for(precision: Rounding, given: Tolerances | None, model: Model | None = None) -> Tolerances:
+def tolerances_for(precision: Rounding, requested: Tolerances | None, model: Model | None = None) -> Tolerances:
     """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of each output of scores.
 
     Use :class:`RightModel` where the model and its data are at hand.
     """
     if model is None:
-        return default_tolerances(precision) if given is None else given
-    if given is not None:
-        return with_classes(given, model)
+        return default_tolerances(precision) if requested is None else requested
+    if requested is not None:
+        return with_classes(requested, model)
     from trtops.backend.onnx.quantize import is_quantized
 
     if is_quantized(model.structure()):
@@ -158,14 +158,14 @@ def with_classes(tolerances: Tolerances, model: Model, *, top1: bool = False) ->
     """Tolerances with the axis of classes of each output of scores; with ``top1`` the best ones must agree."""
     from trtops.backend.onnx.model import class_axes
 
-    asked: dict[str, Any] = {"min_top1_agreement": 0.95} if top1 else {}
+    top1_limit: dict[str, Any] = {"min_top1_agreement": 0.95} if top1 else {}
     per_output = {
-        name: OutputTolerances(class_axis=axis, **asked) for name, axis in class_axes(model.structure()).items()
+        name: OutputTolerances(class_axis=axis, **top1_limit) for name, axis in class_axes(model.structure()).items()
     }
-    for name, own in tolerances.per_output.items():
-        if own.class_axis is None and name in per_output:
-            own = replace(own, class_axis=per_output[name].class_axis)
-        per_output[name] = own
+    for name, output_tolerances in tolerances.per_output.items():
+        if output_tolerances.class_axis is None and name in per_output:
+            output_tolerances = replace(output_tolerances, class_axis=per_output[name].class_axis)
+        per_output[name] = output_tolerances
     return replace(tolerances, per_output=per_output)
 
 
@@ -212,8 +212,8 @@ class Noise(Record):
 
     def largest_limit(self, precision: Rounding, times: float = 1.0) -> float:
         """The largest error of an element that rounding explains."""
-        found = max(times * _LARGEST_MULTIPLES[precision] * self.largest, 2 * self.rms_limit(precision, times))
-        return max(found, _UNITS_ALLOWED[precision] * self.scale) or _ZERO
+        limit = max(times * _LARGEST_MULTIPLES[precision] * self.largest, 2 * self.rms_limit(precision, times))
+        return max(limit, _UNITS_ALLOWED[precision] * self.scale) or _ZERO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,8 +247,8 @@ class NoiseLimits(Record):
         too_noisy = {name for name, _ in self.insufficient}
         for noise in self.outputs:
             if noise.name not in too_noisy:
-                own = per_output.get(noise.name, OutputTolerances())
-                per_output[noise.name] = replace(own, **self._limits(noise, base))
+                output_tolerances = per_output.get(noise.name, OutputTolerances())
+                per_output[noise.name] = replace(output_tolerances, **self._limits(noise, base))
         return replace(base, per_output=per_output)
 
     def _limits(self, noise: OutputNoise, base: Tolerances) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class NoiseLimits(Record):
             "atol": min(whole.largest_limit(*scaled), _ABOVE_USEFUL * max(useful, in_range)),
             "rtol": 0.0,
             "atol_of_scale": 0.0,
-            **{name: least for name, least in _SIMILAR.items() if getattr(base, name) is not None},
+            **{name: lower_bound for name, lower_bound in _SIMILAR.items() if getattr(base, name) is not None},
         }
         if whole.size > 0:
             useful = _ABOVE_USEFUL * max(base.max_nrmse or math.inf, in_range / whole.size)
@@ -275,14 +275,14 @@ class NoiseLimits(Record):
         if noise.channel_axis is not None:
             # Functions are computed to a unit of FP32 of what they may return, not of saturated values of a channel.
             # A channel of zeros has no scale of its own.
-            least, most = UNITS["fp32"] * whole.scale, whole.largest_limit(*scaled)
-            own = []
+            lower_bound, whole_limit = UNITS["fp32"] * whole.scale, whole.largest_limit(*scaled)
+            channel_limits = []
             for channel in noise.channels:
-                limit = channel.rms_limit(*scaled) if channel.size else most
+                limit = channel.rms_limit(*scaled) if channel.size else whole_limit
                 # An engine that is better than rounding may still be good.
                 limit = channel.size / MULTIPLES["int8"] if channel.is_lost(self.precision) else limit
-                own.append((channel.largest_limit(*scaled) if channel.size else most, limit))
-            largest, rms = (tuple(max(limit, least) for limit in each) for each in zip(*own))
+                channel_limits.append((channel.largest_limit(*scaled) if channel.size else whole_limit, limit))
+            largest, rms = (tuple(max(limit, lower_bound) for limit in column) for column in zip(*channel_limits))
             limits["channels"] = ChannelErrors(axis=noise.channel_axis, max_abs=largest, rms=rms)
         return limits
 
@@ -327,8 +327,8 @@ class NoiseLimits(Record):
         bad = {output.name for output in report.outputs if output.verdict == "bad"}
         name = self.precision.upper()
         return tuple(
-            f"{output}: {name} does not suffice for this model on this data; of rounding alone, {how}"
-            for output, how in (*self.insufficient, *self.lost)
+            f"{output}: {name} does not suffice for this model on this data; of rounding alone, {explanation}"
+            for output, explanation in (*self.insufficient, *self.lost)
             if output in bad
         )
 
@@ -392,11 +392,11 @@ class RightModel:
             object.__setattr__(self, "golden", golden_outputs(self.model, self.feeds, None))
             object.__setattr__(self, "golden_given", False)
 
-    def undefined(self, given: Tolerances | None) -> Undefined:
+    def undefined(self, requested: Tolerances | None) -> Undefined:
         """What cannot be compared: outputs that are random beyond the given limits, and rows that are made of NaN."""
-        key = "" if given is None else given.digest
+        key = "" if requested is None else requested.digest
         if key not in self._undefined:
-            self._undefined[key] = find_undefined(self.model, self.feeds, self.nan, given)
+            self._undefined[key] = find_undefined(self.model, self.feeds, self.nan, requested)
         return self._undefined[key]
 
     @property
@@ -456,10 +456,10 @@ class RightModel:
         elif self.precision == "tf32":
             from trtops.backend.onnx.precision import round_to_tf32
 
-            found = reference_outputs(round_to_tf32(self._watched.proto(lean=True)), list(self.feeds))
+            outputs = reference_outputs(round_to_tf32(self._watched.proto(lean=True)), list(self.feeds))
         else:
-            found, overflows = run_in_16_bit(self._watched, self.precision, self.feeds, self.build.keep)
-        return self._results(found), overflows
+            outputs, overflows = run_in_16_bit(self._watched, self.precision, self.feeds, self.build.keep)
+        return self._results(outputs), overflows
 
     @cached_property
     def _selections(self) -> Selections | None:
@@ -496,9 +496,9 @@ class RightModel:
         iterations = [
             {
                 name: to_numpy(array, "The output") if name in self._selections.outputs else array
-                for name, array in each.items()
+                for name, array in iteration.items()
             }
-            for each in outputs[0][1]
+            for iteration in outputs[0][1]
         ]
         return _results_of(self._selections.align(iterations, self._tied_widths), outputs[0][0])
 
@@ -538,9 +538,11 @@ class RightModel:
             self._draws.append(rounded)
             outputs = self._noise_of(self.plain, self._draws)
             groups = [noise for output in outputs for noise in (output.whole, *output.channels) if noise is not None]
-            least = min((noise.independent for noise in groups if noise.rms > 0 and noise.size > 0), default=_FEW)
-            if least < _FEW:
-                self._draws.extend(self._further_draws(math.ceil(_FEW / least) - 1))
+            min_independent = min(
+                (noise.independent for noise in groups if noise.rms > 0 and noise.size > 0), default=_FEW
+            )
+            if min_independent < _FEW:
+                self._draws.extend(self._further_draws(math.ceil(_FEW / min_independent) - 1))
                 outputs = self._noise_of(self.plain, self._draws)
         except errors.TrtopsError as exc:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
@@ -596,40 +598,40 @@ class RightModel:
                 per_output[name] = replace(per_output.get(name, OutputTolerances()), **bounds)
         return replace(useful, per_output=per_output)
 
-    def tolerances(self, given: Tolerances | None) -> Tolerances:
+    def tolerances(self, requested: Tolerances | None) -> Tolerances:
         """The given tolerances, else limits from noise, else the fixed ones of the precision."""
-        if given is None and self.noise.outputs:
-            found = self.noise.tolerances(self.useful)
+        if requested is None and self.noise.outputs:
+            limits = self.noise.tolerances(self.useful)
         else:
-            found = tolerances_for(self.precision, given, self.model)
+            limits = tolerances_for(self.precision, requested, self.model)
         # Marked tensors become outputs of the engine that the model itself does not have.
-        return replace(found, allow_extra_outputs=found.allow_extra_outputs or bool(self.build.mark))
+        return replace(limits, allow_extra_outputs=limits.allow_extra_outputs or bool(self.build.mark))
 
     def tolerances_of(self, numbers: Sequence[int]) -> Tolerances:
         """The limits for some of the feeds, by number: what rounding does to these, if that is more than to all.
 
         An output of few elements needs no correlation: whether it varies as it should shows in all feeds together.
         """
-        found = self.tolerances(None)
+        overall = self.tolerances(None)
         if not self.noise.outputs:
-            return found
-        per_output = dict(found.per_output)
+            return overall
+        per_output = dict(overall.per_output)
         unlimited = Tolerances(atol=math.inf, rtol=math.inf)
         runs = [run[0][1] for run in (self.plain, *self._draws)]
         some = [RunResults([("some feeds", [iterations[number] for number in numbers])]) for iterations in runs]
         for noise in self._noise_of(some[0], some[1:]):
             if noise.name in dict(self.noise.insufficient):
                 continue
-            own = per_output[noise.name]
+            output_tolerances = per_output[noise.name]
             some_limits = replace(self.noise, outputs=(noise,)).tolerances(unlimited).of(noise.name)
             looser: dict[str, Any] = {"min_correlation": -1.0, "min_cosine": -1.0, "min_top1_agreement": 0.0}
             for name, choose in (("atol", max), ("max_nrmse", max), ("min_agreement", min)):
-                if getattr(own, name) is not None and getattr(some_limits, name) is not None:
-                    looser[name] = choose(getattr(own, name), getattr(some_limits, name))
-            per_output[noise.name] = replace(own, channels=None, **looser)
-        return replace(found, per_output=per_output)
+                if getattr(output_tolerances, name) is not None and getattr(some_limits, name) is not None:
+                    looser[name] = choose(getattr(output_tolerances, name), getattr(some_limits, name))
+            per_output[noise.name] = replace(output_tolerances, channels=None, **looser)
+        return replace(overall, per_output=per_output)
 
-    def emulation(self, given: Tolerances | None) -> Emulation | None:
+    def emulation(self, requested: Tolerances | None) -> Emulation | None:
         """The model in 16 bit, evaluated by the given tolerances or what is useful; None if it does not run so."""
         try:
             outputs, overflows = self.rounded
@@ -637,8 +639,8 @@ class RightModel:
             log.warning("The model was not emulated in %s: %s", self.precision.upper(), exc)
             return None
         assert self.precision in ("fp16", "bf16")
-        allowed = self._useful_in_range(self.noise.outputs) if given is None else self.tolerances(given)
-        report = compare_outputs(*self.undefined(given).comparable(outputs, self.aligned(self.golden)), allowed)
+        allowed = self._useful_in_range(self.noise.outputs) if requested is None else self.tolerances(requested)
+        report = compare_outputs(*self.undefined(requested).comparable(outputs, self.aligned(self.golden)), allowed)
         return Emulation(precision=self.precision, report=report, overflows=overflows)
 
 
@@ -664,7 +666,7 @@ def _noise_of(
 
     ``ranges`` are those of :func:`output_ranges`. Channels with fewer elements have no noise of their own.
     """
-    found = []
+    noises = []
     for name in plain[0][1][0]:
         try:
             right, *moved = ([to_numpy(a[name], "The output") for a in run[0][1]] for run in (plain, *draws))
@@ -674,15 +676,15 @@ def _noise_of(
             continue
         if right[0].dtype.kind in "iubOSU":
             shares = [balanced_agreement(list(zip(draw, right))) for draw in moved]
-            known = [share for share in shares if share is not None]
-            if known:
-                found.append(OutputNoise(name=name, equal=min(known), counted=_counted(right)))
+            agreements = [share for share in shares if share is not None]
+            if agreements:
+                noises.append(OutputNoise(name=name, equal=min(agreements), counted=_counted(right)))
         elif right[0].dtype.kind == "f" or "float" in right[0].dtype.name:
             axis = _channel_axis(right, channel_elements)
             [whole] = _join_draws(right, moved, None, ranges.get(name), join)
             channels = () if axis is None else _join_draws(right, moved, axis, ranges.get(name), join)
-            found.append(OutputNoise(name=name, whole=whole, channel_axis=axis, channels=channels))
-    return tuple(found)
+            noises.append(OutputNoise(name=name, whole=whole, channel_axis=axis, channels=channels))
+    return tuple(noises)
 
 
 def _join_draws(
@@ -714,8 +716,8 @@ def _counted(right: Sequence[npt.NDArray[Any]]) -> int:
     """The number of values in the smaller part that :func:`balanced_agreement` counts."""
     values = np.concatenate([array.ravel() for array in right])
     _, counts = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_counts=True)
-    most = int(counts.max())
-    return values.size if 2 * most < values.size or most == values.size else values.size - most
+    largest = int(counts.max())
+    return values.size if 2 * largest < values.size or largest == values.size else values.size - largest
 
 
 def _channel_axis(right: Sequence[npt.NDArray[Any]], elements: int) -> int | None:

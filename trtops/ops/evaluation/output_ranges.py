@@ -47,9 +47,9 @@ def output_ranges(model: Model, feed: Feed) -> dict[str, npt.NDArray[np.float64]
     except errors.TrtopsError:
         return {}
     ranges = {}
-    for name, least in low.items():
-        if isinstance(least, np.ndarray) and least.dtype.kind == "f" and least.shape == high[name].shape:
-            width = np.nan_to_num(np.abs(high[name].astype(np.float64) - least), posinf=0.0)
+    for name, lower in low.items():
+        if isinstance(lower, np.ndarray) and lower.dtype.kind == "f" and lower.shape == high[name].shape:
+            width = np.nan_to_num(np.abs(high[name].astype(np.float64) - lower), posinf=0.0)
             if width.any():
                 ranges[name] = width
     return ranges

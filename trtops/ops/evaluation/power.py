@@ -46,7 +46,7 @@ class PlantedFault(Record):
     """One fault, and whether the comparison reports it."""
 
     kind: FaultKind
-    place: str  # the tensor, with the channel, axis, rows or feed
+    location: str  # the tensor, with the channel, axis, rows or feed
     caught: bool
     changed: bool  # whether the outputs differ in any bit from those without the fault
 
@@ -87,11 +87,11 @@ class Power(Record):
         for kind in _KINDS:
             if faults := self.of(kind):
                 missed = next((fault for fault in faults if not fault.caught), None)
-                example = "" if missed is None else missed.place
+                example = "" if missed is None else missed.location
                 if missed is not None and not missed.changed:
                     example += ", which changes no output"
                 rows.append((kind, str(len(faults)), str(sum(fault.caught for fault in faults)), example))
-        rows += [(kind, "-", "-", f"not planted: {why}") for kind, why in self.left_out]
+        rows += [(kind, "-", "-", f"not planted: {reason}") for kind, reason in self.left_out]
         return markdown_table(("fault", "planted", "seen", "missed, for example"), rows)
 
 
@@ -100,7 +100,7 @@ class _Fault:
     """A fault to plant: an input of the faulty model, a change of a feed, or a change of the golden outputs."""
 
     kind: FaultKind
-    place: str
+    location: str
     switch: tuple[Place, float, int] | None = None  # the place, and the arguments of its value
     rolled: tuple[str, int] | None = None  # an input and the axis it is rolled along
     outputs: Callable[[list[dict[str, Array]]], None] | None = None  # changes golden outputs in place
@@ -137,26 +137,26 @@ def measure_power(
     try:
         faulty = FaultyModel(model.proto(), structure, {name: np.shape(array) for name, array in first.items()})
         draws = _draws(model, faulty, first, right, np.random.default_rng(seed))
-        found = [_distinct(draw, faults) for draw in draws.values()]
+        faults_by_kind = [_distinct(draw, faults) for draw in draws.values()]
         # Kinds take turns until there are enough.
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*found))
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*faults_by_kind))
         chosen = list(itertools.islice((fault for fault in turns if fault is not None), faults))
         planted = tuple(_plant(faulty, chosen, feeds, right, tolerances))
     except errors.TrtopsError as exc:
         return Power(seed=seed, why_not=" ".join(str(exc).split())[:600].rstrip("."))
-    left_out = tuple((kind, why) for kind, why in _LACKS.items() if kind not in draws)
+    left_out = tuple((kind, reason) for kind, reason in _LACKS.items() if kind not in draws)
     return Power(planted=planted, left_out=left_out, seed=seed)
 
 
 def _distinct(draw: Callable[[], _Fault], count: int) -> list[_Fault]:
     """Up to ``count`` different faults of a kind; fewer if drawing often finds no more."""
-    found: dict[str, _Fault] = {}
+    distinct: dict[str, _Fault] = {}
     for _ in range(20 * count):
         fault = draw()
-        found.setdefault(fault.place, fault)
-        if len(found) == count:
+        distinct.setdefault(fault.location, fault)
+        if len(distinct) == count:
             break
-    return list(found.values())
+    return list(distinct.values())
 
 
 def _draws(
@@ -168,33 +168,33 @@ def _draws(
         return items[int(random.integers(len(items)))]
 
     def channel(kind: FaultKind, factor: float) -> _Fault:
-        place = pick(faulty.places["weight"])
-        index = pick(place.channels)
-        return _Fault(kind, f"channel {index} of `{place.tensor}`", switch=(place, factor, index))
+        site = pick(faulty.places["weight"])
+        index = pick(site.channels)
+        return _Fault(kind, f"channel {index} of `{site.tensor}`", switch=(site, factor, index))
 
     def scaled(kind: FaultKind, part: Literal["bias", "range"], factor: float) -> _Fault:
-        place = pick(faulty.places[part])
-        return _Fault(kind, f"`{place.tensor}`", switch=(place, factor, 0))
+        site = pick(faulty.places[part])
+        return _Fault(kind, f"`{site.tensor}`", switch=(site, factor, 0))
 
     def shift() -> _Fault:
         # An input as often as all activations together: a crop is usually shifted there.
         if not faulty.places["shift"] or (rolls and random.random() < 0.5):
             name, axis = pick(rolls)
             return _Fault("shifted crop", f"axis {axis} of input `{name}`", rolled=(name, axis))
-        place = pick(faulty.places["shift"])
-        return _Fault("shifted crop", f"axis {place.axis} of `{place.tensor}`", switch=(place, 1, 0))
+        site = pick(faulty.places["shift"])
+        return _Fault("shifted crop", f"axis {site.axis} of `{site.tensor}`", switch=(site, 1, 0))
 
     def swap() -> _Fault:
         iteration, names, rows = pick(batches)
-        one, other = sorted(int(row) for row in random.choice(rows, 2, replace=False))
+        first_row, second_row = sorted(int(row) for row in random.choice(rows, 2, replace=False))
 
         def change(outputs: list[dict[str, Array]]) -> None:
             for name in names:
                 array = outputs[iteration][name].copy()
-                array[[one, other]] = array[[other, one]]
+                array[[first_row, second_row]] = array[[second_row, first_row]]
                 outputs[iteration][name] = array
 
-        return _Fault("swapped rows", f"rows {one} and {other} of feed {iteration}", outputs=change)
+        return _Fault("swapped rows", f"rows {first_row} and {second_row} of feed {iteration}", outputs=change)
 
     def stale() -> _Fault:
         iteration, name = pick(follow)
@@ -243,8 +243,8 @@ def _batches(
     for iteration, outputs in enumerate(right):
         rows = {name: len(array) for name, array in outputs.items() if name in rows_of and array.ndim}
         if rows and max(rows.values()) > 1:
-            most = max(rows.values())
-            yield iteration, tuple(name for name, count in rows.items() if count == most), most
+            largest = max(rows.values())
+            yield iteration, tuple(name for name, count in rows.items() if count == largest), largest
 
 
 def _plant(
@@ -266,14 +266,14 @@ def _plant(
         def run(
             values: Mapping[str, Array], rolled: tuple[str, int] | None, inputs: Iterable[Feed] = feeds
         ) -> list[dict[str, Array]]:
-            found = []
+            results = []
             for feed, golden in zip(inputs, right):
                 if rolled is not None:
                     name, axis = rolled
                     feed = {**feed, name: np.roll(feed[name], 1, axis)}
                 outputs = runner.infer({**feed, **faulty.neutral, **values})
-                found.append({name: outputs[name] for name in golden if name in outputs})
-            return found
+                results.append({name: outputs[name] for name in golden if name in outputs})
+            return results
 
         def passes(outputs: list[dict[str, Array]]) -> bool:
             # As in an evaluation: all feeds together, and those of the same shapes.
@@ -298,13 +298,13 @@ def _plant(
                 else:
                     values = {}
                     if fault.switch is not None and switch is not None:
-                        place, factor, channel = fault.switch
-                        values[switch] = place.value(factor, channel)
+                        site, factor, channel = fault.switch
+                        values[switch] = site.value(factor, channel)
                     outputs = run(values, fault.rolled)
                 caught, changed = not passes(outputs), _digest(outputs) not in same
             except errors.InferenceError:  # such as an index out of range
                 caught = changed = True
-            yield PlantedFault(kind=fault.kind, place=fault.place, caught=caught, changed=changed)
+            yield PlantedFault(kind=fault.kind, location=fault.location, caught=caught, changed=changed)
 
 
 def _digest(outputs: Iterable[Mapping[str, Array]]) -> str:

@@ -66,7 +66,7 @@ class Ranking:
         rows = [layout.rows(arrays[name])[index] for name, layout in layouts.items()]
         keys = np.moveaxis(arrays[self.keys], self.key_axis, -1)
         differences = np.abs(keys.reshape(-1, keys.shape[-1])[index].astype(np.float64) - float(lowest))
-        return [[array[place : place + 1] for array in rows] for place in np.flatnonzero(differences <= width)]
+        return [[array[position : position + 1] for array in rows] for position in np.flatnonzero(differences <= width)]
 
     def layout(self, name: str, golden: Mapping[str, Array]) -> _Layout | None:
         """How an output is arranged as rows; None if it is not known which keys rank them."""
@@ -171,12 +171,12 @@ class Selections:
         aligned = []
         for number, (outputs, golden) in enumerate(zip(iterations, self.golden)):
             changed = dict(outputs)
-            for place, ranking in enumerate(self.rankings):
+            for position, ranking in enumerate(self.rankings):
                 names = (name for name in ranking.axes if isinstance(changed.get(name), np.ndarray))
                 pairs = {name: (changed[name], golden[name]) for name in names}
                 if len(pairs) == len(ranking.axes) and all(a.ndim == b.ndim for a, b in pairs.values()):
                     width = widths.get(ranking.keys, 0.0)
-                    changed |= self._align_rows(ranking, pairs, golden, (number, place), width, rounded)
+                    changed |= self._align_rows(ranking, pairs, golden, (number, position), width, rounded)
             for choice in self.choices:
                 if choice not in lost:
                     _align_choice(choice, changed, golden, choice.tied(golden, widths.get(choice.values, 0.0)))
@@ -258,9 +258,9 @@ class Selections:
             if rounded:
                 others.append(selected)
                 return True
-            for place, candidate in enumerate(candidates):
+            for position, candidate in enumerate(candidates):
                 if _distances(selected, candidate, scales)[0, 0] <= _OTHER_ROW:
-                    del candidates[place]
+                    del candidates[position]
                     return True
             return False
 
@@ -357,14 +357,14 @@ def _add_count(graph: onnx.GraphProto, fresh: Callable[[str], str], tensor: str,
     """
     import onnx
 
-    most, place, shape, size, count, total = map(fresh, ("most", "place", "shape", "size", "count", "total"))
-    for name, value in ((most, _CANDIDATES), (place, axis)):
+    limit, axis_index, shape, size, count, total = map(fresh, ("most", "place", "shape", "size", "count", "total"))
+    for name, value in ((limit, _CANDIDATES), (axis_index, axis)):
         graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
     graph.node.append(onnx.helper.make_node("Shape", [tensor], [shape]))
-    graph.node.append(onnx.helper.make_node("Gather", [shape, place], [size]))
+    graph.node.append(onnx.helper.make_node("Gather", [shape, axis_index], [size]))
     if selected:
-        graph.node.append(onnx.helper.make_node("Add", [most, selected], [total]))
-    graph.node.append(onnx.helper.make_node("Min", [total if selected else most, size], [count]))
+        graph.node.append(onnx.helper.make_node("Add", [limit, selected], [total]))
+    graph.node.append(onnx.helper.make_node("Min", [total if selected else limit, size], [count]))
     return count
 
 
@@ -488,9 +488,9 @@ def _permuted_axis(array: Any, other: Any) -> int | None:
 def _tied(keys: Array, count: int, width: float) -> npt.NDArray[np.bool_]:
     """Whether the candidates of two ranks, ``(count, count)``, have keys that differ by at most the width."""
     tied = np.eye(count, dtype=bool)
-    known = keys[:count].astype(np.float64)
+    ranked_keys = keys[:count].astype(np.float64)
     with np.errstate(invalid="ignore"):
-        tied[: len(known), : len(known)] |= np.abs(known[:, None] - known[None]) <= width
+        tied[: len(ranked_keys), : len(ranked_keys)] |= np.abs(ranked_keys[:, None] - ranked_keys[None]) <= width
     return tied
 
 
@@ -500,16 +500,16 @@ def _root_mean_square(array: Array) -> float:
     return float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) or 1.0
 
 
-def _distances(one: list[Array], other: list[Array], scales: list[float]) -> Array:
+def _distances(first: list[Array], second: list[Array], scales: list[float]) -> Array:
     """The distance of any two rows ``(rows, features)`` of the same outputs, by the output in which they differ most.
 
     It is relative to the output's scale, and 1 where integers differ.
     """
-    distances = np.zeros((len(one[0]), len(other[0])))
-    for a, b, scale in zip(one, other, scales):
+    distances = np.zeros((len(first[0]), len(second[0])))
+    for a, b, scale in zip(first, second, scales):
         if a.dtype.kind != "f":
-            both = np.concatenate([a, b.astype(a.dtype)])
-            codes = np.unique(both.astype(str) if both.dtype.kind == "O" else both, axis=0, return_inverse=True)[1]
+            rows = np.concatenate([a, b.astype(a.dtype)])
+            codes = np.unique(rows.astype(str) if rows.dtype.kind == "O" else rows, axis=0, return_inverse=True)[1]
             part = (codes.reshape(-1)[: len(a), None] != codes.reshape(-1)[None, len(a) :]).astype(np.float64)
         else:
             x, y = (side.astype(np.float64) for side in (a, b))
@@ -527,8 +527,8 @@ def _assign(distances: Array) -> npt.NDArray[np.int64]:
         return columns
     remaining = distances.copy()
     places = np.arange(min(distances.shape))
-    least = np.minimum(distances.min(axis=1)[places], distances.min(axis=0)[places])
-    rows = places[distances[places, places] <= least]
+    smallest = np.minimum(distances.min(axis=1)[places], distances.min(axis=0)[places])
+    rows = places[distances[places, places] <= smallest]
     nearest = rows
     while True:
         columns[rows] = nearest

@@ -65,17 +65,18 @@ class NanRows:
             if not places:
                 continue
             name, where = next(iter(places.items()))
-            sizes = {len(np.atleast_1d(feed[each])) for each in places}
-            union = sorted({int(row) for found in places.values() for row in found})
+            sizes = {len(np.atleast_1d(feed[input_name])) for input_name in places}
+            union = sorted({int(row) for nan_rows in places.values() for row in nan_rows})
             rows[number] = (tuple(union), sizes.pop()) if len(sizes) == 1 else ((), 0)
             read.append(feed)
             first_input = first_input or name
             first_place = first_place or f"in row {where[0]} of feed {number}, and {readers[name]} it"
         if not rows or _ignores_nan(model, read):
             return cls()
-        count = sum(len(found) for found, _ in rows.values())
-        more = f" ({count} rows with NaN in all, counted from 0)" if count > 1 else " (counted from 0)"
-        reason = f"input `{first_input}` holds NaN {first_place}{more}; leave such rows out of the data, or replace NaN"
+        count = sum(len(nan_rows) for nan_rows, _ in rows.values())
+        count_note = f" ({count} rows with NaN in all, counted from 0)" if count > 1 else " (counted from 0)"
+        reason = f"input `{first_input}` holds NaN {first_place}{count_note}"
+        reason += "; leave such rows out of the data, or replace NaN"
         return cls(rows, first_input, reason)
 
     def replaced(self, feeds: Iterable[Feed]) -> list[dict[str, Array]]:
@@ -128,7 +129,7 @@ class Undefined:
         return ours, theirs
 
 
-def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, given: Tolerances | None) -> Undefined:
+def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, requested: Tolerances | None) -> Undefined:
     """Find the outputs that random numbers change by more than the given limits, or at all, and the nodes that draw.
 
     The model runs with several seeds, so that nodes that have one, and repeat their numbers in each session, count too.
@@ -137,7 +138,7 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, given: Tol
         model: The model.
         feeds: Its inputs, without NaN.
         nan: What was replaced in the inputs.
-        given: Limits within which outputs may vary.
+        requested: Limits within which outputs may vary.
     """
     from trtops.backend.onnxrt.runner import reference_outputs
 
@@ -152,7 +153,7 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, given: Tol
         for node in _random_nodes(proto):
             _set_seed(node, seed)
         draws.append(reference_outputs(proto, list(feeds)))
-        report = compare_outputs(draws[-1], draws[0], given or _TO_THE_BIT)
+        report = compare_outputs(draws[-1], draws[0], requested or _TO_THE_BIT)
         for output in report.outputs:
             if output.verdict == "bad":
                 largest = output.statistics.max_abs if output.statistics is not None else np.inf
@@ -233,11 +234,11 @@ def _ignores_nan(model: Model, feeds: list[Feed]) -> bool:
     """Whether results are the same with other values in place of NaN, such as of rows that the model masks."""
     from trtops.backend.onnxrt.runner import reference_outputs
 
-    own, *others = (
+    with_nan, *others = (
         reference_outputs(model.proto(lean=True), [_with(feed, value) for feed in feeds])
         for value in (np.nan, 0.0, 1.5)
     )
-    return all(compare_outputs(outputs, own, replace(_TO_THE_BIT, nans_equal=False)) for outputs in others)
+    return all(compare_outputs(outputs, with_nan, replace(_TO_THE_BIT, nans_equal=False)) for outputs in others)
 
 
 def _with(feed: Feed, value: float) -> dict[str, Array]:

@@ -81,8 +81,8 @@ def interpreter_of(release: str, backend: BackendName, until: float = math.inf) 
             shutil.rmtree(folder, ignore_errors=True)
             if time.monotonic() >= until:
                 raise TimeoutError(f"Release {release} was not installed in time.") from None
-            said = (getattr(exc, "stderr", None) or "") + (getattr(exc, "stdout", None) or "")
-            why = " ".join([line for line in said.splitlines() if line.startswith("ERROR")][-2:]) or exc
-            raise errors.BackendUnavailableError(f"Release {release} cannot be installed: {why}") from None
+            pip_output = (getattr(exc, "stderr", None) or "") + (getattr(exc, "stdout", None) or "")
+            reason = " ".join([line for line in pip_output.splitlines() if line.startswith("ERROR")][-2:]) or exc
+            raise errors.BackendUnavailableError(f"Release {release} cannot be installed: {reason}") from None
         (folder / COMPLETE).touch()
     return python
