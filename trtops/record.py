@@ -1,4 +1,4 @@
-"""Records: frozen values with JSON both ways and a digest, which depends on the values alone."""
+"""Records: frozen values with JSON both ways and a digest of the values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sha256_file(path: str | Path) -> str:
 
 
 def to_jsonable(value: object) -> JSONValue:
-    """Reduce a value to what JSON holds; TypeError if it has no JSON form.
+    """Reduce a value to JSON types; TypeError if it has no JSON form.
 
     Dataclasses become objects, enums their value, sets sorted lists, tuples lists and paths strings. NaN and infinities
     become ``"nan"``, ``"inf"`` and ``"-inf"``, which strict JSON cannot spell.
@@ -78,13 +78,13 @@ def digest(value: object) -> str:
 
 
 class Record:
-    """Mixin for frozen dataclasses, which are declared ``@dataclass(frozen=True, kw_only=True)``."""
+    """Mixin for dataclasses declared ``@dataclass(frozen=True, kw_only=True)``."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, which wants a plain dict
     uses: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, uses: Mapping[str, str] | None = None, **options: Any) -> None:
-        """Declare which fields an op uses of a record that it shares with other ops.
+        """Declare the fields of shared records used by an op.
 
         ``uses`` has their names by the field that holds the record, or by ``""`` for inherited fields. Others are no
         options of the op (:func:`option_fields`), and a config with one is refused (:func:`refuse_unused`).
@@ -110,7 +110,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_dict` wrote; FormatError if a key is unknown or missing, or of the wrong type."""
+        """Read the result of :meth:`to_dict`; FormatError for unknown or missing keys, and wrong types."""
         import pydantic  # 30 ms, and only needed for reading
 
         try:
@@ -135,7 +135,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what :meth:`to_json` wrote; FormatError if it is not JSON, or :meth:`from_dict` refuses its content."""
+        """Read the result of :meth:`to_json`; FormatError if it is not JSON, or refused by :meth:`from_dict`."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as exc:
@@ -145,7 +145,7 @@ class Record:
         return cls.from_dict(data)
 
     def deciding(self) -> JSONValue:
-        """The part of the record that its digest covers; all of it, unless a subclass says otherwise."""
+        """The part of the record for its digest (default: all)."""
         return self.to_dict()
 
     @functools.cached_property
@@ -202,7 +202,7 @@ def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
 
 
 def refuse_unused(config: Record, uses: Mapping[str, str] | None = None, *, op: str = "") -> None:
-    """Raise ConfigError for a field that an op does not use and that is not the default.
+    """Raise ConfigError for a changed field without use in an op.
 
     Args:
         config: The op's config.

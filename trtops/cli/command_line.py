@@ -123,7 +123,7 @@ def error_text(exc: Exception) -> str:
 
 
 def _script_error(exc: Exception, words: list[str]) -> str:
-    """Return the traceback of an error in a script that the line names, otherwise an empty string."""
+    """Return the traceback of an error in a script named on the line, otherwise an empty string."""
     named = {os.path.abspath(word.partition(".py")[0] + ".py") for word in words if ".py" in word}
     if isinstance(exc, SyntaxError) and exc.filename in named:
         return "".join(traceback.format_exception_only(exc)).rstrip()

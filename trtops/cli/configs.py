@@ -59,7 +59,7 @@ _SPELLED = {"timeout_seconds": "--build-timeout", "use_deny_list": "--deny-list"
 
 
 def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Flag]:
-    """Yield the option of a field; two for a yes or no that may stay open, none for a type that a line cannot give."""
+    """Yield the option of a field; two for an optional yes or no, none for a type without words."""
     is_union = get_origin(option.type) in (Union, UnionType)
     kinds = [kind for kind in (get_args(option.type) if is_union else (option.type,)) if kind is not NoneType]
     settings: dict[str, Any] = {"to": f"{config}.{'.'.join(option.path)}", "derived": True}
@@ -104,7 +104,7 @@ def _phrase(text: str) -> str:
 
 
 def make(args: Options, config: str, values: Mapping[str, Any] | None = None, **further: Any) -> Any:
-    """Return a config from the options that :func:`config_flags` made, and further values.
+    """Return a config from the options of :func:`config_flags`, and further values.
 
     Values by field (``{"check.seed": 3}``) count before options; None stands for the default.
     """
@@ -145,7 +145,7 @@ _FILES = (
 
 
 def build_config(args: Options, backend: str) -> BuildConfig:
-    """Return how to build, for ops; a UsageError if an option is given that a recorded build could not repeat."""
+    """Return the build config, for ops; a UsageError for an option without effect on recorded builds."""
     # A spec identifies a build. An option outside of it would make two builds look alike.
     recorded = {*(build_flag.dest for build_flag in groups.SPEC.flags), *_FILES}
     for build_flag in Group("", *groups.TRT_BUILD, groups.TRT_LOAD).flags:
@@ -188,7 +188,7 @@ def build_config(args: Options, backend: str) -> BuildConfig:
 
 
 def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
-    """Return the optimization profiles that are given."""
+    """Return the requested optimization profiles."""
     has_profile_shapes = any(getattr(args, f"trt_{bound}_shapes", None) for bound in ("min", "opt", "max"))
     optimization_profiles = []
     for shapes in (loading.profiles(args) if has_profile_shapes else None) or ():
@@ -202,7 +202,7 @@ def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
 
 
 def refuse(args: Options, group: Group, reason: str) -> None:
-    """Reject options that would have no effect, if one is given."""
+    """Reject options without effect."""
     for option in group.flags:
         if getattr(args, option.dest, None) not in (None, ()):
             raise UsageError(f"{option.names[0]} {reason}")
@@ -217,7 +217,7 @@ RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "dat
 
 
 def random_data(args: Options) -> Late | None:
-    """Return a loader of random data, where options describe it beyond seed and iterations."""
+    """Return a loader of random data, if options describe it beyond seed and iterations."""
     # A config holds seed, iterations and shapes, but no ranges of random data.
     is_described = any(args.peek(name) is not None for name in RANDOM_DATA)
     return loading.data_loader(args) if is_described and not (args.load_inputs or args.data_loader_script) else None
@@ -235,7 +235,7 @@ def data_values(args: Options, prefix: str = "", *, random: bool = False) -> dic
 
 
 def data_source(args: Options) -> str | None:
-    """Return where inputs come from, as ops take it; a UsageError if one path cannot describe it."""
+    """Return the data source for ops; a UsageError if one path cannot describe it."""
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs and len(args.load_inputs) > 1:
@@ -271,7 +271,7 @@ def tolerances(args: Options) -> Tolerances | None:
 
 
 def command_check(args: Options, default_artifact: str, placeholder: str = "{model}") -> CommandCheck:
-    """Return the external check; a command without ``{model}`` reads the file that the iterations write."""
+    """Return the external check; a command without ``{model}`` reads the iterations' file."""
     command = tuple(args.check)
     named = any(mark in word for word in command for mark in ("{model}", placeholder))
     return ops.CommandCheck(

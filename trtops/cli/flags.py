@@ -20,7 +20,7 @@ Takes = Literal["one", "many", "any", "optional", "switch", "count", "repeat", "
 
 
 class UsageError(Exception):
-    """Options that contradict each other, or need one another."""
+    """Contradictory or incomplete options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +90,10 @@ def flag(usage: str, help: str, *, to: str = "", **settings: Any) -> Flag:
 
 
 class Group:
-    """Options that belong together, with a title for help."""
+    """Related options, with a title for help."""
 
     def __init__(self, title: str, *members: Flag | Group | Callable[[], Iterable[Flag]]) -> None:
-        """Take options; of a group, all its options; and functions that make options when they are needed first."""
+        """Take options, groups for all their options, and functions for options on demand."""
         self.title = title
         # Not yet as options: making those of a config imports its module, which most commands do not need.
         self._members = members
@@ -113,17 +113,17 @@ class Group:
         return Group(self.title, lambda: (f for f in self.flags if not set(names) & set(f.names)))
 
     def only(self, *dests: str) -> Group:
-        """Return the group with only the options that set these attributes."""
+        """Return the group with only the options of these attributes."""
         return Group(self.title, lambda: (f for f in self.flags if f.dest in dests))
 
     def idle(self, reason: str) -> Group:
-        """Return the group with options that have no effect, for this reason."""
+        """Return the group with all options marked as without effect, for this reason."""
         without: dict[str, Any] = {"idle": reason, "convert": str, "choices": None, "usual": ""}
         return Group(self.title, lambda: (replace(f, **without) for f in self.flags))
 
 
 class Options(argparse.Namespace):
-    """The options of a command line. Records which of them are read, so that the others can be warned about."""
+    """The options of a command line. Records reads, as unread options produce a warning."""
 
     def __init__(self, **initial: Any) -> None:
         """Start with these values, none read."""
@@ -157,7 +157,7 @@ class Options(argparse.Namespace):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that suggests the nearest option for a wrong one. Exits with 2 on wrong usage."""
+    """An argument parser with suggestions for wrong options. Exits with 2 on wrong usage."""
 
     extend: Callable[[Parser], None] | None = None  # adds the options of installed extensions
 
@@ -204,7 +204,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str]) -> list[str]:
-    """Return a sentence for each option on a line that has no effect, once the command has read those it uses."""
+    """Return a sentence for each unread option of a line, once the command has read its own."""
     flags = {name: flag for _, flag in flags_of(groups) for name in flag.names if name.startswith("-")}
     sentences = {}
     # What follows is the command that checks, with options of its own.
@@ -263,7 +263,7 @@ _MANY = 40
 
 
 def usual_options(groups: Sequence[Group]) -> tuple[tuple[Group, ...], int]:
-    """The groups with the options that are used most, if there are many, and the number of those left out."""
+    """The groups with the usual options, if there are many options, and the number of those left out."""
     titled_flags = flags_of(groups)
     shown = [
         (title, flag)
@@ -274,7 +274,7 @@ def usual_options(groups: Sequence[Group]) -> tuple[tuple[Group, ...], int]:
 
 
 class _Runner(argparse.Action):
-    """Records a runner at its position: its kind, and the word that came with it."""
+    """Records a runner at its position: its kind, and its word."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         earlier = getattr(namespace, self.dest) or ()
@@ -322,7 +322,7 @@ def add_flag(section: argparse._ArgumentGroup, flag: Flag) -> None:
 
 
 def _word_converter(flag: Flag) -> Callable[[str], Any]:
-    """Return a converter whose ``ValueError`` becomes a usage message, with near choices."""
+    """Return a converter with usage messages and near choices for a ``ValueError``."""
 
     def convert(word: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""The options that commands share, in groups."""
+"""The shared options of commands, in groups."""
 
 from trtops.cli import values
 from trtops.cli.flags import Group, flag

@@ -1,4 +1,4 @@
-"""Commands, and the jobs that they make of their options: one call of an op, and how its result is shown."""
+"""Commands and their jobs: one call of an op, and the display of its result."""
 
 import contextlib
 import dataclasses
@@ -37,12 +37,12 @@ class Command:
 
     @property
     def about(self) -> str:
-        """What it does: the docstring of the function that plans it, on one line."""
+        """The help: the docstring of the planning function, on one line."""
         return " ".join(str(self.plan.__doc__).split())
 
 
 def command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Options], Job]], Command]:
-    """Return a decorator that makes a command of the function that plans it.
+    """Decorate a planning function as a command.
 
     The function reads every option that the job uses, since unread options produce a warning before the job
     runs. Its docstring is the command's help.
@@ -51,7 +51,7 @@ def command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Op
 
 
 def direct_command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Options], int]], Command]:
-    """Return a decorator that makes a command of the function that does its work, and uses every option."""
+    """Decorate a working function as a command with every option in use."""
 
     def decorate(work: Callable[[Options], int]) -> Command:
         @functools.wraps(work)
@@ -75,7 +75,7 @@ def op_job(
     progress: tuple[str, str] | Callable[..., None] | None = None,
     **options: Any,
 ) -> Job:
-    """Return the job that calls an op.
+    """Return the job for calling an op.
 
     Args:
         args: The options, for the store, ``--json``, and the op's ``experiment`` if the command has that option.
@@ -132,7 +132,7 @@ def op_job(
 
 @contextlib.contextmanager
 def announcing(work: str) -> Iterator[None]:
-    """Log during the block what takes long: the work, or the step of it that runs.
+    """Log long work during the block: the work itself, or its running step.
 
     In a file or a pipe, lines become rarer: the next comes after a tenth of the time so far.
     """
@@ -177,7 +177,7 @@ def tracker(store: Store, address: str | None, experiment: str | None = None) ->
 
 
 def no_verdict(result: Any) -> int:
-    """Return exit code 0 for a result whose verdict is not the command's."""
+    """Return exit code 0 for a result without a verdict of the command."""
     return 0
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TYPES = {
+_MODEL_TYPE_BY_SUFFIX = {
     ".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".py": "trt-network-script", ".hdf5": "keras",
     ".h5": "keras", ".keras": "keras", ".graphdef": "frozen", ".pb": "frozen", ".uff": "uff", ".prototxt": "caffe",
     ".ort": "ort",
@@ -33,12 +33,12 @@ _TYPES = {
 
 
 def model_type(args: Options) -> str:
-    """Return what the model is: as the options say, or by its file name."""
+    """Return the type of the model: from the options, or from its file name."""
     if args.model_file is None:
         raise UsageError("no model is given. Options that take several words consume it as well: name it first")
     # A script may name its function: network.py:load_network.
     path = Path(re.sub(r"\.py:\w+$", ".py", args.model_file))
-    kind = args.model_type or _TYPES.get(path.suffix.lower())
+    kind = args.model_type or _MODEL_TYPE_BY_SUFFIX.get(path.suffix.lower())
     if kind is None and path.is_dir():
         kind = "ckpt"
     if kind is None:
@@ -62,7 +62,7 @@ def wants_onnx_changes(args: Options) -> bool:
 
 
 def onnx_model(args: Options) -> Any:
-    """Return the loader of the ONNX model, with the changes that the options ask for."""
+    """Return the loader of the ONNX model, with the requested changes."""
     kind = model_type(args)
     model: Any
     if kind == "onnx":
@@ -88,7 +88,7 @@ def onnx_model(args: Options) -> Any:
 
 
 def changed_model(args: Options) -> Any:
-    """Return the ONNX model: its path where it is used unchanged, otherwise a loader."""
+    """Return the ONNX model: its path if it is used unchanged, otherwise a loader."""
     model: Any = args.model_file
     if wants_onnx_changes(args):
         model = onnx_model(args.but(model_type="onnx"))
@@ -100,7 +100,7 @@ def changed_model(args: Options) -> Any:
 
 
 def save_config(args: Options) -> SaveConfig:
-    """Return where weights are saved."""
+    """Return the location of saved weights."""
     threshold = args.external_data_size_threshold
     return ops.SaveConfig(
         external_data=args.save_external_data,
@@ -110,7 +110,7 @@ def save_config(args: Options) -> SaveConfig:
 
 
 def saved_onnx(model: Any, path: str, args: Options) -> onnx.SaveOnnx:
-    """Return the loader of a model that also writes it to a file."""
+    """Return the loader of a model with a copy in a file."""
     options = given(external_data_path=args.save_external_data, size_threshold=args.external_data_size_threshold)
     one_file: dict[str, Any] = {"all_tensors_to_one_file": False} if args.no_save_all_tensors_to_one_file else {}
     return onnx.SaveOnnx(model, path, **options, **one_file)
@@ -132,7 +132,7 @@ def list_or_none(words: Iterable[Any] | None) -> list[Any] | None:
 
 
 def data_loader(args: Options) -> Late | None:
-    """Return where inputs come from; None is random data of the model's own shapes."""
+    """Return the data loader; None is random data of the model's own shapes."""
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs:
@@ -165,7 +165,7 @@ def data_loader(args: Options) -> Late | None:
 
 
 def input_shapes(args: Options) -> dict[str, tuple[int | str, ...]] | None:
-    """Return the shapes of inputs that were given; of several for one input the last."""
+    """Return the requested shapes of inputs; of several for one input the last."""
     return dict(getattr(args, "input_shapes", None) or ()) or None
 
 
@@ -173,7 +173,7 @@ def input_shapes(args: Options) -> dict[str, tuple[int | str, ...]] | None:
 
 
 def profiles(args: Options) -> list[Profile] | None:
-    """Return optimization profiles: one for each time that the shape options were given, or the shapes of the data.
+    """Return optimization profiles: one for each set of shape options, or the shapes of the data.
 
     Where one of min, opt and max is missing, the nearest given one is used.
     """
@@ -303,7 +303,7 @@ def _int8_calibrator(args: Options) -> Late | None:
 
 
 def network(args: Options, *, outputs: bool = True) -> Any:
-    """Return the loader of the network: parsed or from a script, with the changes that the options ask for."""
+    """Return the loader of the network: parsed or from a script, with the requested changes."""
     kind = model_type(args)
     if kind == "engine":
         raise UsageError(f"{args.model_file} is an engine already; a network is made from an ONNX model or a script")

@@ -1,4 +1,4 @@
-"""The log of a command, and what commands print."""
+"""The log and the output of commands."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def say_page(page: str) -> None:
 
 
 def say_report(result: Any, store: str | None = None) -> None:
-    """Print a result's text as Polygraphy logs it. The log itself would hide that it cannot be written."""
+    """Print a result's text as Polygraphy logs it. The log itself would hide failing writes."""
     say(f"[I] {result.text()}")
 
 
@@ -148,7 +148,7 @@ def say_ending(result: OpResult, store: str | None = None) -> None:
 
 
 def with_lists_in_files(step: NextStep) -> NextStep:
-    """Return the step with each long list of names in a file of the working folder, where one can be written."""
+    """Return the step with each long list of names in a file of the working folder, if it is writable."""
     arguments = dict(step.arguments)
     for name, value in step.arguments.items():
         is_list = isinstance(value, (tuple, list)) and all(isinstance(word, str) for word in value)

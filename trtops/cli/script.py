@@ -1,4 +1,4 @@
-"""Loaders that a command makes from its options: run here, or written as a Python script by ``--gen-script``.
+"""Loaders of a command's options: run here, or written as a Python script by ``--gen-script``.
 
 Both start from the loaders themselves, which are dataclasses.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from trtops import errors
 
 # Scripts import from these packages, as Polygraphy's do, not from the modules in them.
-_PACKAGES = ("trtops.backend.onnxrt", "trtops.backend.onnx", "trtops.backend.trt", "trtops.comparator")
+_PUBLIC_PACKAGES = ("trtops.backend.onnxrt", "trtops.backend.onnx", "trtops.backend.trt", "trtops.comparator")
 
 # Mappings that are written as calls of their `add`, with the arguments of each call.
 _ADDED = {"Profile": ("min", "opt", "max"), "TensorMetadata": ("dtype", "shape")}
@@ -26,7 +26,7 @@ _ADDED = {"Profile": ("min", "opt", "max"), "TensorMetadata": ("dtype", "shape")
 
 @dataclass(frozen=True)
 class Late:
-    """A call that is made when the work starts, of a function such as ``trtops.backend.trt.Calibrator``."""
+    """A call deferred until the work starts, of a function such as ``trtops.backend.trt.Calibrator``."""
 
     function: str
     args: tuple[Any, ...] = ()
@@ -45,7 +45,7 @@ class Name:
 
 
 class Unresolved:
-    """Holds a loader that :func:`resolve` leaves as it is, for a child process: TensorRT's objects cannot be sent.
+    """Holds a loader for a child process, unresolved: TensorRT's objects cannot be sent.
 
     Calling it resolves the loader and calls that.
     """
@@ -59,7 +59,7 @@ class Unresolved:
 
 
 class Shared:
-    """Holds a loader whose product a number of runners use: it is made for the first, and released with the last."""
+    """Holds a loader for a number of runners: loaded for the first, and released with the last."""
 
     def __init__(self, loader: Any, uses: int) -> None:
         self.loader, self.uses, self.made = loader, uses, None
@@ -79,17 +79,17 @@ class Shared:
 
 
 def late(function: str, /, *args: Any, **kwargs: Any) -> Late:
-    """Return a call to be made later, without the keyword arguments that are None or False."""
+    """Return a deferred call, without the keyword arguments set to None or False."""
     return Late(function, args, given(**kwargs))
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given: neither None nor False."""
+    """Return the specified options: neither None nor False."""
     return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
 def resolve(value: Any) -> Any:
-    """Return a value with all its :class:`Late` and :class:`Name` parts replaced by what they stand for."""
+    """Return a value with all its :class:`Late` and :class:`Name` parts resolved."""
     if isinstance(value, Late):
         module, _, name = value.function.rpartition(".")
         return getattr(importlib.import_module(module), name)(*resolve(value.args), **resolve(value.kwargs))
@@ -108,12 +108,12 @@ def resolve(value: Any) -> Any:
 
 
 def load(loader: Any) -> Any:
-    """Call a loader after resolving it; child processes do it with loaders that hold nothing of TensorRT's."""
+    """Call a loader after resolving it; child processes call loaders without TensorRT objects."""
     return resolve(loader)()
 
 
 def loaded(model: Any) -> Any:
-    """Return a model as ops take it: its path, or what a loader returns."""
+    """Return a model for an op: its path, or the product of a loader."""
     resolved = resolve(model)
     return resolved() if callable(resolved) else resolved
 
@@ -149,7 +149,7 @@ class Source:
         return names[-1] if names else module
 
     def expression(self, value: Any) -> str:
-        """Return a value as Python writes it. Loaders become variables, which are written before."""
+        """Return a value as a Python expression. Loaders become variables."""
         if isinstance(value, Name):
             return self._name(value)
         if isinstance(value, Late):
@@ -182,7 +182,7 @@ class Source:
         return self.use(name.module, name.path)
 
     def _loader(self, value: Any) -> str:
-        """Write a dataclass as a call with the fields that differ from their defaults."""
+        """Write a dataclass as a call, without fields at their defaults."""
         cls = type(value)
         args, kwargs = [], {}
         for member in dataclasses.fields(cls):
@@ -192,7 +192,7 @@ class Source:
             elif item != member.default:
                 kwargs[member.name] = item
         # Polygraphy's names are in the packages; those that only trtops has are in modules.
-        module = next((p for p in _PACKAGES if cls.__module__.startswith(f"{p}.")), cls.__module__)
+        module = next((p for p in _PUBLIC_PACKAGES if cls.__module__.startswith(f"{p}.")), cls.__module__)
         if not hasattr(importlib.import_module(module), cls.__name__):
             module = cls.__module__
         if cls.__name__.endswith("Func") or cls.__name__ in ("InvokeFromScript", "BytesFromPath", "LoadRuntime"):

@@ -180,13 +180,13 @@ def until(text: str) -> int | str:
 
 
 # Polygraphy's names of types next to numpy's.
-_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
+_DTYPE_BY_ALIAS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 
 
 def layer_type(text: str) -> tuple[str, str]:
     """Read a layer's or tensor's data type: ``conv1:float16``, or ``conv1:fp16``."""
     name, value = split_named(text, "")
-    return name, _TYPES.get(value.lower(), value)
+    return name, _DTYPE_BY_ALIAS.get(value.lower(), value)
 
 
 def constraint(text: str) -> tuple[str, str]:
@@ -194,7 +194,7 @@ def constraint(text: str) -> tuple[str, str]:
     name, value = named(text)
     if not name and value not in ("prefer", "obey", "none"):
         raise ValueError(f"{text!r}: expected prefer, obey or none, or a layer's precision such as conv1:fp16")
-    return name, _TYPES.get(value.lower(), value) if name else value
+    return name, _DTYPE_BY_ALIAS.get(value.lower(), value) if name else value
 
 
 # How the value of an option is read, by what help calls it; other values are text.

@@ -6,6 +6,7 @@ Only :func:`compare_outputs` reads arrays. A stored report can be re-evaluated u
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResul
 @dataclass(frozen=True, kw_only=True)
 @with_fields({str(metric.tolerance): "" for metric in LIMITED})
 class OutputTolerances(Record):
-    """Tolerances of one output, as in :class:`Tolerances`, whose values count for those that are None."""
+    """Tolerances of one output (default: the values of :class:`Tolerances`)."""
 
     atol: float | None = None
     rtol: float | None = None
@@ -122,7 +123,7 @@ class Tolerances(Record):
         return dataclasses.replace(self, per_output={}, **changes)
 
     def implies(self, other: Tolerances) -> bool:
-        """Whether every run that meets these tolerances meets the others; False where that cannot be told."""
+        """True if every run within these tolerances is within the others; False if unknown."""
         # By limit: whether lower values are tighter.
         limits = {str(m.tolerance): m.better == "lower" for m in LIMITED}
         limits |= dict.fromkeys(("atol", "rtol", "atol_of_scale"), True)
@@ -145,7 +146,7 @@ class Tolerances(Record):
 
 @dataclass(frozen=True)
 class Margin:
-    """An error of an output and its limit; ``used`` is the share of the limit that it takes, above 1 if it is bad."""
+    """An error of an output and its limit; ``used`` is its share of the limit, above 1 if bad."""
 
     label: str
     value: float
@@ -174,7 +175,7 @@ class OutputComparison(Record):
         return cast("float | None", getattr(self.statistics, metric.name))
 
     def margin(self, tolerances: Tolerances) -> Margin | None:
-        """The error that takes the largest share of its limit; None if nothing is limited or could be measured."""
+        """The error with the largest share of its limit; None without limits or measurements."""
         if self.statistics is None:
             return None
         margins = [margin for margin, _ in _checks(self.statistics, tolerances.of(self.name))]
@@ -183,7 +184,7 @@ class OutputComparison(Record):
         return max(errors_ or margins, key=lambda margin: margin.used, default=None)
 
     def decided(self, tolerances: Tolerances) -> str:
-        """What decided the verdict: an error and its limit, or the first reason if that is not an error."""
+        """The deciding error and its limit, or the first reason if it is not an error."""
         margin = self.margin(tolerances)
         if self.verdict == "bad" and self.reasons and (margin is None or not margin.used > 1):
             return self.reasons[0]
@@ -208,14 +209,14 @@ class ComparisonReport(Record):
         return tuple(f"{o.name}: {reason}" for o in self.outputs if o.verdict == "bad" for reason in o.reasons)
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
-        """Columns and rows: each output with its verdict, what decided it, and the metrics that have a column."""
+        """Columns and rows: each output with its verdict, the deciding error, and the metrics with a column."""
         shown = [metric for metric in RECORDED if metric.column]
         rows = ((o.name, o.verdict, o.decided(self.tolerances), *map(o.value, shown)) for o in self.outputs)
         return ("output", "verdict", "decided by", *(metric.column for metric in shown)), tuple(rows)
 
     @property
     def decisive(self) -> OutputComparison | None:
-        """The output that decides the verdict: of the bad ones, or else of all, the nearest to or beyond a limit."""
+        """The deciding output: of the bad ones, or else of all, the nearest to or beyond a limit."""
 
         def order(output: OutputComparison) -> tuple[bool, float]:
             margin = output.margin(self.tolerances)
@@ -226,12 +227,12 @@ class ComparisonReport(Record):
 
     @property
     def decided_by(self) -> str:
-        """The output that decides the verdict, and how, such as "`y`: max abs 4.8e-05 of 0.001"."""
+        """The deciding output, and its error, such as "`y`: max abs 4.8e-05 of 0.001"."""
         output = self.decisive
         return "-" if output is None else f"`{output.name}`: {output.decided(self.tolerances)}"
 
     def output(self, name: str) -> OutputComparison:
-        """The entry of one output; KeyError if no output has that name."""
+        """The entry of one output; KeyError without one."""
         return {output.name: output for output in self.outputs}[name]
 
     def evaluate(self, tolerances: Tolerances) -> ComparisonReport:
@@ -270,11 +271,12 @@ def compare_outputs(
     output_quantiles = (o.error_quantile for o in tolerances.per_output.values() if o.error_quantile is not None)
     levels = sorted({*metrics.QUANTILES, tolerances.error_quantile, *output_quantiles})
     every: tuple[Any, ...] = (tolerances, *tolerances.per_output.values())
-    limited = {m.name for limits in every for m in LIMITED if getattr(limits, str(m.tolerance)) is not None}
-    if any(limits.check_error_stat in ("median", "quantile") for limits in every):
-        limited.add("median_abs")
+    limited = set[str]()
+    for limits in every:
+        limited |= {metric.name for metric in LIMITED if getattr(limits, str(metric.tolerance)) is not None}
+        limited |= {"median_abs"} if limits.check_error_stat in ("median", "quantile") else set()
     outputs = []
-    for name in dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration):
+    for name in dict.fromkeys(itertools.chain.from_iterable((*theirs, *ours))):
         arrays = [i.get(name) for i in ours], [i.get(name) for i in theirs]
         measured = _measure_output(name, *arrays, tolerances, levels, limited if only_limited else None)
         outputs.append(_evaluate_output(measured, tolerances))
@@ -288,7 +290,7 @@ def _overall_verdict(outputs: Iterable[OutputComparison]) -> Verdict:
 
 
 def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
-    """The iterations of a value that :func:`compare_outputs` accepts; ComparisonError for several runners."""
+    """The iterations of an argument of :func:`compare_outputs`; ComparisonError for several runners."""
     from trtops.comparator.results import RunResults
 
     if isinstance(outputs, RunResults):
@@ -309,7 +311,7 @@ def _measure_output(
     levels: Sequence[float],
     measured: set[str] | None,
 ) -> OutputComparison:
-    """Everything about one output that needs its arrays. If there can be no statistics, the reason says why."""
+    """All measurements of one output's arrays; without statistics, with a reason."""
     problem, statistics, output_tolerances = None, None, tolerances.of(name)
     extra = all(golden is None for golden in theirs)
     pairs: list[tuple[Array, Array]] = []
@@ -390,7 +392,7 @@ def _objections(name: str, stats: OutputStatistics, tolerances: Tolerances) -> I
 
 
 def _checks(stats: OutputStatistics, tolerances: Tolerances) -> Iterable[tuple[Margin, str]]:
-    """Each error of an output that is limited, and a sentence on it if it is too large."""
+    """Each limited error of an output, and a sentence on it if it is too large."""
     if stats.dtype == "str":
         return
     # Integers may be labels or tokens, which have no distance: only the share of equal ones counts.
@@ -416,7 +418,7 @@ def _checks(stats: OutputStatistics, tolerances: Tolerances) -> Iterable[tuple[M
 
 
 def _check_errors(stats: OutputStatistics, tolerances: Tolerances) -> Iterable[tuple[Margin, str]]:
-    """The error that is closest to or beyond both tolerances, with the tolerance that it exceeds less."""
+    """The error closest to or beyond both tolerances, compared with the less exceeded one."""
     stat, atol = tolerances.check_error_stat, tolerances.largest_abs(stats)
     points: Iterable[tuple[float, float]] = stats.frontier or [(stats.max_abs, stats.max_rel)]
     names = "max abs", "max rel"
@@ -445,11 +447,10 @@ def _check_errors(stats: OutputStatistics, tolerances: Tolerances) -> Iterable[t
 
 def _check_channels(measured: ChannelErrors, limits: ChannelErrors) -> Iterable[tuple[Margin, str]]:
     """The largest error of a channel relative to its limit, of channels along the same axis."""
-    margins = [
-        Margin(f"channel {number}: {label}", value, limit, _share(value, limit))
-        for label, values, allowed in (("max abs", measured.max_abs, limits.max_abs), ("RMS", measured.rms, limits.rms))
-        for number, (value, limit) in enumerate(zip(values, allowed))
-    ]
+    margins = []
+    for label, values, allowed in (("max abs", measured.max_abs, limits.max_abs), ("RMS", measured.rms, limits.rms)):
+        for number, (value, limit) in enumerate(zip(values, allowed)):
+            margins.append(Margin(f"channel {number}: {label}", value, limit, _share(value, limit)))
     count = len({margin.label.rpartition(":")[0] for margin in margins if margin.used > 1})
     worst = max(margins, key=lambda margin: margin.used, default=None)
     if worst is not None:
@@ -457,7 +458,7 @@ def _check_channels(measured: ChannelErrors, limits: ChannelErrors) -> Iterable[
 
 
 def _share(value: float, limit: float) -> float:
-    """The share of a limit that an error takes; infinite for NaN, and 0 without a limit."""
+    """An error as a share of its limit; infinite for NaN, and 0 without a limit."""
     if math.isnan(value):
         return math.inf
     if limit == math.inf:

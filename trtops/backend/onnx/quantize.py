@@ -52,7 +52,7 @@ _FLOAT_OUTPUTS = frozenset({"Gemm", "MatMul"})
 _ACTIVATIONS = frozenset({"Relu", "Clip"})  # which ONNX Runtime fuses into the integer kernel before them
 _NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
 # Their outputs are values of their input, so both have the same scale, and integers pass unchanged.
-_MOVING = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
+_VALUE_MOVING_OPS = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Quantization(Record):
         return f"{len(self.layers)} layers read 8 bits; {self._left_out()}"
 
     def _left_out(self) -> str:
-        """The products that do not read 8 bits, by reason, in part of a line."""
+        """The products without 8-bit inputs, by reason, in part of a line."""
         rules = [f"{rule} ({', '.join(names)})" for rule, names in self.excluded]
         text = f"kept: {', '.join(self.kept_layers) or 'none'}; excluded by rule: {'; '.join(rules) or 'none'}"
         text += f"; no ranges for {', '.join(self.missing)}" if self.missing else ""
@@ -94,7 +94,7 @@ class Quantization(Record):
 
 @dataclass(frozen=True)
 class _Layer:
-    """A node to quantize: the indices of its inputs that are activations, and of those that are weights."""
+    """A node to quantize: the indices of its activations and of its weights among the inputs."""
 
     node: onnx.NodeProto
     activations: tuple[int, ...]
@@ -106,12 +106,12 @@ class _Layer:
 
 
 def is_quantized(model: onnx.ModelProto) -> bool:
-    """Whether a model has Q/DQ nodes already, or operators that compute in 8 bits."""
+    """True for a model with Q/DQ nodes, or operators with 8-bit results."""
     return any(node.op_type == "DequantizeLinear" or _rounds(node) for node in walk.nodes(model))
 
 
 def rounds_to_steps(model: onnx.ModelProto) -> bool:
-    """Whether a model rounds tensors to 8 bits or fewer when it runs, where a small change moves a value by a step."""
+    """True for a model with tensors rounded to 8 bits or fewer: small changes move values by a step."""
     return any(map(_rounds, walk.nodes(model)))
 
 
@@ -120,7 +120,7 @@ def _rounds(node: onnx.NodeProto) -> bool:
 
 
 def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Store 4-bit weights that only DequantizeLinear reads in 8 bits, in place, and return their names."""
+    """Store 4-bit weights of DequantizeLinear in 8 bits, in place, and return their names."""
     wider = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
     weights = {tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type in wider}
     if not weights:
@@ -135,18 +135,18 @@ def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def quantizable_layers(model: onnx.ModelProto, config: BuildConfig) -> tuple[str, ...]:
-    """Names of the products that :func:`insert_qdq` would quantize; what reads their results follows them."""
+    """Names of the products quantized by :func:`insert_qdq`; readers of their results follow them."""
     return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, config)[0] if layer.is_product)
 
 
 def tensors_to_calibrate(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Names of the tensors that enter products: a calibrator needs their ranges."""
+    """Names of the inputs of products; a calibrator needs their ranges."""
     everything = BuildConfig(qdq_rules=(), options=TensorRTOptions())
     return _activation_names(_plan_layers(model, everything)[0])
 
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
-    """Names and outputs of the nodes that the patterns of :func:`insert_qdq` select; each must select something."""
+    """Names and outputs of the nodes selected by patterns; each pattern must select something."""
     chosen = walk.select_nodes(model, keep)
     return frozenset(name for node in chosen for name in (node.name, *node.output) if name)
 
@@ -159,7 +159,7 @@ def insert_qdq(
     *,
     jitter: np.random.Generator | None = None,
 ) -> Quantization:
-    """Quantize a model's layers to INT8, or to FP8 (E4M3) if that is the config's precision, in place.
+    """Quantize a model's layers to INT8 or FP8 (E4M3), in place.
 
     Inputs, outputs and all tensor names stay, and functions are inlined. Only FP32 layers of the main graph are
     quantized, not those of bodies. A model of an older operator set than Q/DQ nodes need is converted to theirs.
@@ -187,7 +187,7 @@ def insert_qdq(
     ranges = cache.by_name()
     for index in walk.execution_order(model.graph.node):
         node = model.graph.node[index]
-        source = ranges.get(node.input[0]) if node.op_type in _MOVING and node.input and node.output else None
+        source = ranges.get(node.input[0]) if node.op_type in _VALUE_MOVING_OPS and node.input and node.output else None
         if source is not None and node.output[0] not in ranges:
             ranges[node.output[0]] = replace(source, name=node.output[0])
     cache = replace(cache, ranges=tuple(ranges.values()))
@@ -201,7 +201,9 @@ def insert_qdq(
     if jitter is not None:
         ranges = {name: ranges[name].scaled(jitter.uniform(1, _MOST_JITTER)) for name in sorted(ranges)}
     _Writer(model, ranges, config, frozenset(kept_layers), jitter).write(layers)
-    _, *bodies = walk.graphs(model.graph)
+    in_bodies, (_, *bodies) = list[str](), walk.graphs(model.graph)
+    for body in bodies:
+        in_bodies += [walk.node_name(node) for node in body.node if walk.is_onnx_op(node, *_op_types(config))]
     by_default = config.precision == "int8" and not config.qdq_op_types
     left_out = set(OP_TYPES).difference(_op_types(config)) if by_default else ()
     return Quantization(
@@ -209,7 +211,7 @@ def insert_qdq(
         kept_layers=tuple(kept_layers),
         excluded=tuple((rule, tuple(names)) for rule, names in placed.excluded.items()),
         missing=tuple(sorted(missing)),
-        in_bodies=tuple(walk.node_name(n) for b in bodies for n in b.node if walk.is_onnx_op(n, *_op_types(config))),
+        in_bodies=tuple(in_bodies),
         by_type=tuple(walk.node_name(n) for n in model.graph.node if n.op_type in left_out and walk.is_onnx_op(n)),
     )
 
@@ -227,7 +229,13 @@ def _op_types(config: BuildConfig) -> tuple[str, ...]:
 def _plan_layers(
     model: onnx.ModelProto, config: BuildConfig
 ) -> tuple[list[_Layer], dict[str, None], placement.Placement]:
-    """The layers to quantize, in order of execution, the names of those that are kept, and the rules' placement."""
+    """Return the layers to quantize.
+
+    Returns:
+        The layers, in order of execution.
+        The names of the layers kept in higher precision.
+        The placement of the rules.
+    """
     op_types = _op_types(config)
     names = kept_names(model, config.keep)
     shapes.infer_shapes(model)
@@ -270,7 +278,7 @@ def _plan_layers(
 
 
 def _sizes(model: onnx.ModelProto, config: BuildConfig) -> dict[str, list[int]]:
-    """Shapes of a model's tensors at the shapes that its engine is optimized for; 0 is an unknown dimension."""
+    """Shapes of a model's tensors in its first profile; 0 is an unknown dimension."""
     sized = walk.copy_model(model, walk.put_small(4096))
     del sized.graph.value_info[:]
     profile_shapes = {shape.name: shape.opt for profile in config.profiles[:1] for shape in profile.shapes}
@@ -294,7 +302,7 @@ def _sizes(model: onnx.ModelProto, config: BuildConfig) -> dict[str, list[int]]:
 
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
-    """The axis of a weight's output channels, where each channel gets its own scale; None for one scale."""
+    """The axis of a weight's output channels, for a scale per channel; None for one scale."""
     if index != 1:
         return None
     if node.op_type == "Conv":
@@ -390,18 +398,23 @@ class _Writer:
                         and walk.node_name(node) not in self.kept_layers
                         and not any(walk.subgraphs(node))
                     )
-                    or (node.op_type in _MOVING and tensors.get(node.output[0]) == tensors[name] != node.output[0])
+                    or (
+                        node.op_type in _VALUE_MOVING_OPS
+                        and tensors.get(node.output[0]) == tensors[name] != node.output[0]
+                    )
                 ):
                     walk.rename(node.input, name, pairs[name])
         nodes = [*self.graph.node, *self.added]
         walk.replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
-        graphs = list(walk.graphs(self.graph))
-        used = {name for graph in graphs for node in graph.node for name in node.input}
-        used |= {value.name for graph in graphs for value in (*graph.input, *graph.output)}
+        used = set[str]()
+        for graph in walk.graphs(self.graph):
+            used.update(value.name for value in (*graph.input, *graph.output))
+            for node in graph.node:
+                used.update(node.input)
         walk.keep_only(self.graph.initializer, lambda tensor: tensor.name in used)
 
     def _scale_roots(self, layers: Sequence[_Layer]) -> dict[str, str]:
-        """Names of the tensors to quantize, each with the tensor that defines its scale: itself, or its source."""
+        """Names of the tensors to quantize, each with the tensor of its scale: itself, or its source."""
         names = dict.fromkeys(_activation_names(layers))
         if self.symmetric:
             return {name: name for name in names}
@@ -412,7 +425,7 @@ class _Writer:
         # All tensors of a chain of nodes that only move values have the scale of its first.
         for name in names:
             chain = [name]
-            while (node := self.maker.get(chain[-1])) is not None and node.op_type in _MOVING:
+            while (node := self.maker.get(chain[-1])) is not None and node.op_type in _VALUE_MOVING_OPS:
                 if not node.input or node.input[0] not in self.ranges:
                     break
                 chain.append(str(node.input[0]))
@@ -421,7 +434,7 @@ class _Writer:
         return {n: root for n, root in roots.items() if n in needed or (n in self.ranges and n not in self.outputs)}
 
     def _after_activation(self, name: str) -> str:
-        """The output of the activation function that is a tensor's only reader, or the tensor itself."""
+        """The output of a tensor's only reader if that is an activation function, or the tensor itself."""
         readers = self.readers.get(name, [])
         if len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS or name in self.outputs:
             return name
@@ -447,7 +460,7 @@ class _Writer:
         return self._add_node("DequantizeLinear", [rounded, scale, zero_point], f"{name}_dequantized", params)
 
     def _add_node(self, op: str, inputs: list[str], output: str, params: _Params) -> str:
-        """Add a node whose output has this name, or one made of it, and return that."""
+        """Add a node with an output of this or a similar name, and return the name."""
         unique_name = self.fresh(output)
         axis: dict[str, Any] = {} if params.axis is None else {"axis": params.axis}
         self.added.append(helper.make_node(op, inputs, [unique_name], unique_name, **axis))
@@ -468,7 +481,7 @@ class _Writer:
         node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)
 
     def _least_scale(self, node: onnx.NodeProto, params: Mapping[str, _Params]) -> Any:
-        """The smallest scales of a layer's weights, one or per channel, with which its bias fits into INT32."""
+        """The smallest scales of a layer's weights, one or per channel, for a bias in INT32."""
         # If activations are tiny, a bias is billions of products. It may not stay in FP32: ONNX Runtime (seen in
         # 1.31.1) quantizes it by itself, and overflows become zeros.
         if len(node.input) < 3 or node.input[2] not in self.constants:

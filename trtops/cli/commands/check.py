@@ -40,7 +40,7 @@ def compatibility(args: Options) -> Job:
     examples=("trtops check lint model.onnx", "trtops check lint model.onnx --input-shapes x:[4,3,8,8] -o report.json"),
 )
 def lint(args: Options) -> Job:
-    """Find everything that is wrong with an ONNX model, node by node, in one pass.
+    """Find all defects of an ONNX model, node by node, in one pass.
 
     Exits with 1 if something is.
     """
@@ -126,21 +126,15 @@ def accuracy(args: Options) -> Job:
                 result.aggregation = "average"
         if save is not None:
             results.save(save)
-        lines = [
-            {
-                "runners": f"{pair[0]} vs {pair[1]}",
-                "iteration": "average" if result.aggregation == "average" else index,
-                "output": name,
-                "passed": bool(match),
-                "text": str(match) if isinstance(match, bool) else match.summary(),
-            }
-            for result in results
-            for pair in result
-            for index, matches in enumerate(
-                [result.average_results(pair)] if result.aggregation == "average" else result[pair]
-            )
-            for name, match in matches.items()
-        ]
+        lines: list[dict[str, Any]] = []
+        for result in results:
+            averaged = result.aggregation == "average"
+            for pair in result:
+                for index, matches in enumerate([result.average_results(pair)] if averaged else result[pair]):
+                    iteration = {"runners": f"{pair[0]} vs {pair[1]}", "iteration": "average" if averaged else index}
+                    for name, match in matches.items():
+                        text = str(match) if isinstance(match, bool) else match.summary()
+                        lines.append({**iteration, "output": name, "passed": bool(match), "text": text})
         if as_json:
             say_json({"passed": bool(results), "outputs": lines})
             return 0 if results else 1

@@ -31,7 +31,7 @@ EVALUATION = configs.config_flags(
 )
 
 
-_SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", ".trt": "trt"}
+_TARGET_BY_SUFFIX = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", ".trt": "trt"}
 
 
 @command(
@@ -61,7 +61,9 @@ def convert(args: Options) -> Job:
     """
     kind = loading.model_type(args)
     chosen = {"onnxruntime": "ort", "tensorrt": "trt"}.get(args.backend or "")
-    target = args.convert_to or _SUFFIXES.get(Path(args.output or f"x.{chosen or 'engine'}").suffix.lower(), chosen)
+    target = args.convert_to or _TARGET_BY_SUFFIX.get(
+        Path(args.output or f"x.{chosen or 'engine'}").suffix.lower(), chosen
+    )
     if chosen not in (None, target):
         raise UsageError(f"--{'trt' if chosen == 'trt' else 'onnxrt'} contradicts the output, which is {target}")
     if target is None:
@@ -91,7 +93,7 @@ def convert(args: Options) -> Job:
 
 
 def _evaluated(args: Options, target: str, output: str | None) -> Job:
-    """Return the job of an engine that is evaluated; it also writes the engine and parts of the build."""
+    """Return the job of an evaluated engine; it also writes the engine and parts of the build."""
     # A cache that exists is read, as by TensorRT's calibrators; otherwise it is written.
     cache = args.calibration_cache
     calibrated = cache is not None and Path(cache).exists()

@@ -14,12 +14,12 @@ from trtops.errors import TrtopsError
 from trtops.extras import hidden_onnxruntime
 from trtops.tracking.check import HealthFinding, store_findings
 
-_PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch")
+_REPORTED_PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch")
 
 
 @direct_command(groups.STORE, groups.JSON, examples=("trtops doctor", "trtops doctor --store /data/mlruns --json"))
 def doctor(args: Options) -> int:
-    """Report what is installed, whether it works, and how to fix what does not.
+    """Report installed packages, devices and stores, with a fix for each problem.
 
     Exits with 1 if there is a problem. Checks packages, back ends and GPU, the store, servers and workers. Nothing is
     started, made or changed.
@@ -33,7 +33,7 @@ def doctor(args: Options) -> int:
         say_json(json_of(findings))
         return int(problems > 0)
     say(f"trtops {__version__}, Python {sys.version.split()[0]}")
-    say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES))
+    say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _REPORTED_PACKAGES))
     for finding in findings:
         say(finding.line())
     say(f"\n{problems} {'problem' if problems == 1 else 'problems'} found." if problems else "\nNothing is wrong.")

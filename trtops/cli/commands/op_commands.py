@@ -1,4 +1,4 @@
-"""The commands of one word that call one op."""
+"""The commands of one word with one op each."""
 
 from __future__ import annotations
 

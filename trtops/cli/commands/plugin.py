@@ -32,7 +32,7 @@ _EXAMPLES = (
 
 
 def _model(args: Options) -> Any:
-    """Return the model: its path, or the loader that changes it."""
+    """Return the model: its path, or the loader of the changed one."""
     if args.model_type not in (None, "onnx"):
         raise UsageError(f"--model-type {args.model_type}: patterns are searched in ONNX models; convert it first")
     return loading.changed_model(args)

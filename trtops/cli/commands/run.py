@@ -102,7 +102,9 @@ def run(args: Options) -> Job:
             raise UsageError("--gen-script writes what is run, not what is recorded; leave out --experiment")
         # The script may be moved, or run in another folder.
         args.model_file = args.model_file and os.path.abspath(args.model_file)
-    runners = [late_runner for kind, word in args.runners or () for late_runner in _runners(args, kind, word)]
+    runners = []
+    for kind, word in args.runners or ():
+        runners += _runners(args, kind, word)
     compared = len(runners) > 1 or bool(args.load_outputs)
     config = ops.RunConfig(
         warm_up=args.warm_up or 0,
@@ -251,7 +253,7 @@ def _runner(args: Options, kind: str, word: str | None) -> Late:
 
 
 def script(config: RunConfig, command: str, loaders: dict[str, Any]) -> str:
-    """Return a Python script that does what the command line does."""
+    """Return a Python script equivalent to the command line."""
     source = Source()
     logger = source.use("trtops.logger", "G_LOGGER")
     lines = [f"{logger}.module_severity = {logger}.INFO"]
@@ -266,7 +268,7 @@ def script(config: RunConfig, command: str, loaders: dict[str, Any]) -> str:
 
 
 def _script_lines(config: RunConfig, loaders: dict[str, Any], source: Source) -> Iterator[str]:
-    """Yield the lines that run the runners, read saved outputs, and compare."""
+    """Yield the lines for running, reading saved outputs, and comparing."""
     options = given(
         data_loader=loaders["data_loader"],
         warm_up=config.warm_up or None,

@@ -20,7 +20,7 @@ OBSERVING = Group(
 
 
 def _job(args: Options, op: str, *further: Any, model: Any = None, **kwargs: Any) -> Job:
-    """Return the job of an op on the model that the options describe, unless another one is given."""
+    """Return the job of an op on a model (default: the one of the options)."""
     source = late("trtops.cli.script.loaded", loading.changed_model(args) if model is None else model)
     return op_job(args, op, source, args.output, *further, save_as=loading.save_config(args), **kwargs)
 
@@ -36,7 +36,7 @@ def _tensor_specs(tensors: Iterable[tuple[str, str, values.Shape | None]] | None
 
 
 def names_in(path: str) -> tuple[str, ...]:
-    """Return the lines of a file that are not empty."""
+    """Return the nonempty lines of a file."""
     return tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
 
 

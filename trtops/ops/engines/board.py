@@ -30,14 +30,14 @@ class BoardRow(Record):
 
     @property
     def last(self) -> BuildOutcome:
-        """The last outcome that was not skipped; a bad one counts as failed, whatever the policy of its list."""
+        """The last outcome not skipped; a bad one counts as failed, whatever the policy of its list."""
         *_, latest = sorted(self.nights.values(), key=lambda outcome: outcome.outcome != "skipped")
         return replace(latest, failed=latest.outcome in ("bad", "error"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoardResult(OpResult):
-    """All rows, broken ones first; ``unfinished`` are lists whose last night did not end, with how it ended."""
+    """All rows, broken ones first; ``unfinished`` are lists without an end of the last night, with the reason."""
 
     rows: tuple[BoardRow, ...]
     unfinished: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class BoardResult(OpResult):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Each list that did not finish, and each row that is not good, with its reasons."""
+        """Each unfinished list, and each row not good, with its reasons."""
         return (*self.unfinished, *self._last.reasons)
 
     def sections(self) -> Iterable[Section]:
@@ -119,7 +119,8 @@ def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Pat
                     row[_night(info)] = replace(outcome, device=device, outcome="good" if good else outcome.outcome)
                 else:
                     row.setdefault(_night(info), outcome)
-        rows += [BoardRow(host=host, nights=row) for devices in by_build.values() for row in devices.values()]
+        for devices in by_build.values():
+            rows += [BoardRow(host=host, nights=row) for row in devices.values()]
         if result is None and list_runs[0].status != "running":
             unfinished.append(
                 f"The last run of {name} on {host} is {list_runs[0].status}, without a result: {list_runs[0].id[:8]}."

@@ -1,4 +1,4 @@
-"""Build every model of a list with the convert op; a build that fails does not stop the others."""
+"""Build every model of a list with the convert op; failing builds do not stop the others."""
 
 import contextlib
 import itertools
@@ -107,7 +107,7 @@ class BuildListResult(OpResult):
 
     @property
     def failed(self) -> tuple[BuildOutcome, ...]:
-        """The builds that make the list fail."""
+        """The failed builds of the list."""
         return tuple(build for build in self.builds if build.failed)
 
     @property
@@ -129,7 +129,7 @@ class BuildListResult(OpResult):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Each build that is not good, with its reasons."""
+        """Each build not good, with its reasons."""
         return tuple(
             f"**{_title_of(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.location})"
             for build in self.builds
@@ -137,7 +137,7 @@ class BuildListResult(OpResult):
         )
 
     def body(self) -> Iterable[str]:
-        """A table of all builds that were not skipped, and why the others were."""
+        """A table of all builds not skipped, and the reasons of those skipped."""
         attempted = [build for build in self.builds if build.outcome != "skipped"]
         if attempted:
             header = ("model", "back end", "precision", "verdict", "p50", "engine", "time", "run")
@@ -155,9 +155,9 @@ class BuildListResult(OpResult):
                 for build in attempted
             )
             yield markdown_table(header, rows)
-        skip_reasons = Counter(
-            reason for build in self.builds if build.outcome == "skipped" for reason in build.reasons
-        )
+        skip_reasons = Counter[str]()
+        for build in self.builds:
+            skip_reasons.update(build.reasons if build.outcome == "skipped" else ())
         if skip_reasons:
             yield ""
             yield from (f"- {count} skipped: {reason}" for reason, count in skip_reasons.items())
@@ -207,7 +207,7 @@ def build_list(
 
 
 def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> BuildOutcome | dict[str, str]:
-    """The outcome of a build that need not be made, or the tags to build it with."""
+    """The outcome of an unnecessary build, or the tags of a necessary one."""
     convert_config = build.entry.config(build.precision, build.backend)
     options = convert_config.digest
     # On another machine, the same path is another file, and another release would change back and forth.
@@ -319,7 +319,7 @@ def _verdict_of(info: RunInfo) -> Verdict | None:
 
 
 def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, str]) -> BuildOutcome:
-    """Add since when a build is broken, its last good run, and what changed, from all runs of its name."""
+    """Add the start of a broken build's failures, its last good run, and the changes, from all runs of its name."""
     build_runs: list[RunInfo] = []
     with contextlib.suppress(errors.TrackingError):
         build_runs = tracker.find(tags=tags)

@@ -96,7 +96,7 @@ class CalibrateResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """If INT8 is not good enough, measure which layers cost the most."""
+        """Measure the cost of each layer if INT8 is not good enough."""
         if not (self.run_id and self.verdict == "bad" and self.subject and self.options.get("data")):
             return super().next_step
         arguments = {"model": self.subject, "calibration_cache": f"run:{self.run_id}", "experiment": self.experiment}
@@ -240,7 +240,7 @@ def calibrate(
 
 
 def _inputs(model: Model, config: CalibrateConfig) -> TensorMetadata:
-    """The model's inputs, with the shapes that are given; ConfigError if these do not fit the model."""
+    """The model's inputs, with the requested shapes; ConfigError if these do not fit the model."""
     inputs, input_shapes = TensorMetadata.of(model.info.inputs), config.check.input_shapes
     shapes = points(inputs, input_shapes)[0].shapes if input_shapes else {}
     for name, requested in input_shapes.items():

@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig(EngineConfig):
-    """What to build, from what, and how to evaluate it.
+    """The build, its inputs, and its evaluation.
 
     Attributes:
         timing_cache: Timing cache to build with: a file, or ``run:ID`` for the cache of a run.
@@ -138,7 +138,7 @@ class ConvertResult(OpResult):
         yield from (*self._left_out(), *describe(self.evaluation))
 
     def sections(self) -> Iterable[Section]:
-        """The engine's origin, and the numbers that the report's table of outputs does not have."""
+        """The engine's origin, and the numbers missing from the report's table of outputs."""
         reused = (f"The engine is that of run `{self.reused_from}`.", "") if self.reused_from else ()
         return (Section(text="\n".join((*reused, *self._left_out(), *describe_measurements(self.evaluation)))),)
 
@@ -153,7 +153,7 @@ class ConvertResult(OpResult):
 
     @property
     def needed(self) -> str:
-        """Data, if the verdict or the calibration rests on random data that proves nothing."""
+        """Data, if the verdict or the calibration rests on random data without proof."""
         data, evidence = ("data", "calibration_data", "calibration_cache"), self.evaluation.evidence
         at_random = self.precision in ("int8", "fp8") and self.quantization and not set(data) & self.options.keys()
         if self.verdict not in PASSED or not (at_random or self.verdict == "unproven"):
@@ -200,7 +200,7 @@ class ConvertResult(OpResult):
 
     @property
     def called(self) -> str:
-        """The engine's precision: the requested one, or what it computes in instead."""
+        """The engine's precision: the requested one, or the one of its kernels."""
         computed = self.evaluation.computed
         return self.precision.upper() if computed is None else computed.name
 
@@ -209,7 +209,7 @@ _TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
 
 
 def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = table) -> str:
-    """One line per engine, in plain text unless another function writes the table, and which 8-bit ones are slower."""
+    """One line per engine, in plain text unless another function writes the table, and notes on slow 8-bit ones."""
     rows, slower = [], []
     for result in results:
         evaluation, computed = result.evaluation, result.evaluation.computed
@@ -404,7 +404,7 @@ def _build_and_evaluate(
 
 
 def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, str]:
-    """The config that keeps layers in FP32 whose values FP16 or BF16 cannot hold, and what the data shows, in a line.
+    """Keep layers in FP32 if FP16 or BF16 cannot hold their values; return the config, and a line on the ranges.
 
     Ranges are those of a calibration cache, or are measured on the data of calibration or of the check. A quantized
     model has the precisions of its author: its layers are named, and not kept.
@@ -491,7 +491,7 @@ def _against_fp16(tracker: Tracker, run: Run) -> str:
 def _against_fp32(
     model: Model, config: BuildConfig, build: Build, feed: Feed, backend: EngineBackend
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Whether INT8 is faster than FP32 in ONNX Runtime, and which layers are not; the options of a faster build.
+    """Compare INT8 with FP32 in ONNX Runtime; return a sentence, and the options of a faster build.
 
     It is slower if its fastest inference takes more than FP32's median, and by more than 5 % longer than the fastest:
     smaller differences are noise, or not worth another build.
@@ -527,7 +527,7 @@ def _against_fp32(
 def _build(
     job: BuildJob, backend: EngineBackend, tracker: Tracker, run: Run, feed: Feed
 ) -> tuple[Build, tuple[str, ...]]:
-    """The build, and the settings that are left out because they crash the builder."""
+    """The build, and the settings left out because they crash the builder."""
     if not isinstance(backend, IsolatedBackend):
         return replace(job.build(backend), spec=job.spec), ()
     avoid = builds.crashed_settings(tracker, job.spec.model_sha256, job.environment)
@@ -637,7 +637,7 @@ class BuildJob:
 
 
 def read_cache_file(path: str | None, field_name: str) -> bytes | None:
-    """The content of a file that an option names; None if the option is not given, ConfigError if it is unreadable."""
+    """The content of an option's file; None without the option, ConfigError if it is unreadable."""
     if path is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The deny-list: tactics that a proof confirmed as culprits; later builds on the same device and release avoid them."""
+"""The deny-list: proven culprits, avoided by later builds on the same device and release."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DenyResult(OpResult):
-    """A new entry of the deny-list, or the removal of one, which has a reason instead."""
+    """A new entry of the deny-list, or the removal of one, with its reason."""
 
     verdict: Verdict = "good"  # always: an entry that cannot be added or removed is an error
     entry: DeniedTactic | None = None
@@ -44,7 +44,7 @@ class DenyResult(OpResult):
 
 
 def builds_in(entry: DeniedTactic) -> str:
-    """The builds that an entry is for, in words."""
+    """The builds concerned by an entry, in words."""
     checked = f"builds that are checked{entry.scope}{'' if entry.command else ' or tighter limits'} only"
     step = NextStep("runs deny", {"run": entry.evidence, "always": True})
     return f"{checked}; `{step}` denies it for all" if entry.scope else "all builds"
@@ -57,7 +57,7 @@ def deny(
     tracker: Tracker | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> DenyResult:
-    """Add the tactics that a proof confirmed to the deny-list of its device and release.
+    """Add the culprits confirmed by a proof to the deny-list of its device and release.
 
     A proof at limits or by a check that only its user asked for denies builds that are checked in that way; ``always``
     denies all builds. ConfigError if the run is not a proof, or it confirmed nothing.
@@ -112,7 +112,7 @@ def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyRe
 def deny_list(
     tracker: Tracker, environment: Environment, tolerances: Tolerances | None = None, command: str = ""
 ) -> DenyList:
-    """The tactics that builds in an environment must not use, which are checked at given limits or by a command.
+    """The denied tactics of an environment, for builds with these limits or this check command.
 
     Entries that were confirmed at limits of a user's own count only for builds with these limits or tighter ones.
 
@@ -146,7 +146,7 @@ def deny_list(
 
 
 def _applies(entry: DeniedTactic, tolerances: Tolerances | None, command: str) -> bool:
-    """Whether builds with these limits, or this check, are checked as strictly as those that confirmed an entry."""
+    """True for builds with limits, or a check, at least as strict as at the confirmation of an entry."""
     if entry.command:
         return entry.command == command
     if entry.tolerances is None:

@@ -204,7 +204,7 @@ def read_model_list(path: str | Path) -> ModelList:
 
 
 def folder_list(folder: str | Path, pattern: str, entry: ListedModel) -> ModelList:
-    """A list of the models in a folder that match a pattern; ``entry`` says how to build each."""
+    """A list of a folder's models matching a pattern; ``entry`` has the options of each build."""
     absolute = Path(folder).resolve()
     absolute_entry = _with_absolute_paths(replace(entry, model=f"{glob.escape(str(absolute))}/{pattern}"), Path.cwd())
     return ModelList(path=str(absolute), models=(absolute_entry,), lines=(0,))

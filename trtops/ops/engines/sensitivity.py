@@ -26,13 +26,13 @@ from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.builds import load_cache
 
 _PRUNED = 32  # kept layers that are tried without, one by one
-_SHOWN = 30  # layers on a page
-_COLUMNS = ("layer", "op", "error", "share", "keep")
+_MAX_LISTED_LAYERS = 30  # layers on a page
+_LAYER_COLUMNS = ("layer", "op", "error", "share", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityConfig(DataConfig):
-    """How layers are measured, on what data, and the error budget.
+    """The measurement of layers, its data, and the error budget.
 
     Attributes:
         samples: Number of samples to use.
@@ -75,7 +75,7 @@ class SensitivityResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Calibrate again and keep the proposed layers, if that meets the budget."""
+        """Calibrate again with the proposed layers kept, if these meet the budget."""
         if not (self.run_id and "data" in self.options and self.keep and self.verdict == "good"):
             return super().next_step
         arguments = {"model": self.subject, "keep": self.keep, "experiment": self.experiment}
@@ -89,7 +89,7 @@ class SensitivityResult(OpResult):
         return "good" if self.error_kept <= self.budget else "bad"
 
     def body(self) -> Iterable[str]:
-        """The error, the proposal, and the layers that cost most."""
+        """The error, the proposal, and the most expensive layers."""
         yield f"Relative error with every layer in INT8: {self.error:.4g}; the budget is {self.budget:g}."
         yield ""
         if self.keep:
@@ -99,9 +99,9 @@ class SensitivityResult(OpResult):
             yield "No layer need be kept in higher precision."
         rows = (
             (f"`{layer.layer}`", layer.op, f"{layer.error:.4g}", f"{layer.share:.1%}", "yes" if layer.keep else "")
-            for layer in self.layers[:_SHOWN]
+            for layer in self.layers[:_MAX_LISTED_LAYERS]
         )
-        yield from ("", markdown_table(_COLUMNS, rows))
+        yield from ("", markdown_table(_LAYER_COLUMNS, rows))
 
 
 def sensitivity(
@@ -135,7 +135,7 @@ def sensitivity(
         result = named.kept_in(run, experiment)
         run.log_table(
             schema.Artifact.SENSITIVITY,
-            _COLUMNS,
+            _LAYER_COLUMNS,
             ((layer.layer, layer.op, layer.error, layer.share, layer.keep) for layer in result.layers),
         )
         numbers = {"error": result.error, "error_kept": result.error_kept}

@@ -42,7 +42,7 @@ class Document:
             raise errors.FormatError("\n".join(by_line))
 
     def record(self, kind: type[R], key_path: Place, value: Any) -> R | None:
-        """Read a value, possibly merged with defaults, as a record; None, after adding problems, if that fails."""
+        """Read a value, possibly merged with defaults, as a record; on failure add problems and return None."""
         import pydantic
 
         try:

@@ -50,7 +50,7 @@ _WARM_UP_SECONDS, _LATENCY_SECONDS, _MIN_LATENCY_RUNS = 0.5, 1.0, 5
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig(DataConfig):
-    """How an engine is evaluated, and on what data.
+    """The evaluation of an engine, and its data.
 
     Attributes:
         golden: Saved outputs to compare with (``.json`` or ``.npz``), of the given data or, without data, of a plain
@@ -119,7 +119,7 @@ class Latency(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Record):
-    """Share of samples whose best class is the labelled one."""
+    """Share of samples with the labelled class on top."""
 
     actual: float
     golden: float
@@ -128,7 +128,7 @@ class Accuracy(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
-    """The evaluation of one engine or runner, with the parts that were measured."""
+    """The evaluation of one engine or runner, with all measured parts."""
 
     report: ComparisonReport  # the comparison with the golden outputs
     latency: Latency | None = None
@@ -143,7 +143,7 @@ class Evaluation(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if the outputs are good at all shapes, in the requested precision, on data that can show it.
+        """``good`` for good outputs at all shapes, in the requested precision, on sufficient data.
 
         ``unproven`` also if rounding alone explains every fault, on random data: of assumed shapes, or in FP32.
         """
@@ -166,7 +166,7 @@ class Evaluation(Record):
 
     @property
     def _rounding_explains(self) -> bool:
-        """Whether rounding alone explains all faults, on data that does not show that the precision is to blame.
+        """True if rounding explains all faults, on data insufficient for blaming the precision.
 
         That is random data of assumed shapes, and any random data in FP32.
         """
@@ -186,8 +186,9 @@ class Evaluation(Record):
         faults += self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
         # All feeds together may hide an error that only some of them have.
         if self.report and self.evidence is not None:
-            bad = (entry for entry in self.evidence.shapes if entry.verdict == "bad")
-            faults += tuple(f"{reason}, at {entry.text()}" for entry in bad for reason in entry.reasons)
+            for entry in self.evidence.shapes:
+                if entry.verdict == "bad":
+                    faults += tuple(f"{reason}, at {entry.text()}" for reason in entry.reasons)
         if self.self_check is not None:
             faults += self.self_check.reasons
         if self.computed is not None and self._lacks_precision:
@@ -196,7 +197,7 @@ class Evaluation(Record):
         return faults
 
     def leaving_out(self, denied: tuple[str, ...]) -> Evaluation:
-        """The evaluation of a build from which the deny-list excluded choices, each with its reason."""
+        """The evaluation of a build without denied choices, each with its reason."""
         return self if self.evidence is None else replace(self, evidence=replace(self.evidence, denied=denied))
 
     @property
@@ -330,7 +331,7 @@ def with_power(
     *,
     call: Callable[..., Power] = lambda function, *args: function(*args),
 ) -> Evaluation:
-    """The evaluation with its power, if ``config`` requests it; ``model`` is the one that golden outputs are from.
+    """The evaluation with its power, if ``config`` requests it; ``model`` is the source of golden outputs.
 
     ``call`` calls the function that measures, for example in a child process.
     """
@@ -383,7 +384,7 @@ def measure_latency(
 def measure_accuracy(
     actual: RunResults, golden: RunResults, labels: str | None, tolerances: Tolerances, iterations: int | None = None
 ) -> Accuracy | None:
-    """Accuracy of outputs, and of the golden ones, on data whose classes are in an ``.npy`` file; None without labels.
+    """Accuracy of outputs, and of the golden ones, for labels in an ``.npy`` file; None without labels.
 
     Only the first ``iterations`` count, by default all.
 
@@ -404,7 +405,7 @@ def measure_accuracy(
 
 
 def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, tolerances: Tolerances) -> NDArray[Any]:
-    """The best class of every sample, from the first output that holds scores.
+    """The best class of every sample, from the first output of scores.
 
     That is an output whose axis of classes is known, or else a floating-point output that has as many rows as there are
     labels, along its last axis or its second.
@@ -427,7 +428,7 @@ def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, toleran
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
-    """The numbers of an evaluation that runs are sorted by, as metrics; all others are in its artifact.
+    """The metrics of an evaluation for sorting runs; all other numbers are in its artifact.
 
     ``("error", name)`` is the worst value of all outputs, and ``("error", "of_limit")`` the largest share of a limit
     that an error takes, also in emulated 16 bit, above 1 if it exceeds the limit. A model with several outputs, but not

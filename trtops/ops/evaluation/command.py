@@ -43,7 +43,7 @@ _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 @dataclass(frozen=True, kw_only=True)
 class CommandCheck(Record):
-    """Runs a command on each sub-model, in a process group of its own, which ends with the check."""
+    """Runs a command on each sub-model, in a process group of its own, ended with the check."""
 
     # By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in `ignore_fail_codes` passes,
     # whatever was printed. With `fail_codes` only these are the failure, and with `fail_regex` as well only if an
@@ -80,7 +80,7 @@ class CommandCheck(Record):
                 raise errors.ConfigError(f"{expression!r} is not a regular expression: {exc}.") from None
 
     def deciding(self) -> JSONValue:
-        """All fields that decide the verdict."""
+        """All deciding fields of the verdict."""
         return {name: value for name, value in self.to_dict().items() if name != "tell_passing"}
 
     def __call__(self, part: SubModel) -> CheckOutcome:

@@ -39,7 +39,7 @@ class CompareConfig(
     CheckConfig,
     uses={"": "data input_shapes iterations seed labels tolerances warm_up latency_runs power self_check"},
 ):
-    """How two sides are compared, and on what data."""
+    """The comparison of two sides, and its data."""
 
 
 _OF_SAVED_OUTPUTS = {"": "labels tolerances"}
@@ -60,7 +60,7 @@ class CompareResult(OpResult):
         return describe(self.evaluation)
 
     def sections(self) -> Iterable[Section]:
-        """The numbers that the report's table of outputs does not have."""
+        """The numbers missing from the report's table of outputs."""
         return (Section(text="\n".join(describe_measurements(self.evaluation))),)
 
 
@@ -157,7 +157,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
 
 
 def _model_of(actual: str, golden: str, model: Model | None, tracker: Tracker) -> Model:
-    """The model whose relations an engine is checked for: a side, or that of a run; ConfigError without one."""
+    """The model for the relations of an engine: a side, or that of a run; ConfigError without one."""
     for side in (actual, golden) if model is None else ():
         if side.startswith(RUN_PREFIX):
             return Model.load(builds.find_model(tracker, tracker.info(run_id_of(side, tracker))))

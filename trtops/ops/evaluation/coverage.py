@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Share of values at the ends of an output's range above which it counts as saturated, and the fewest values for that.
 _SATURATED, _MIN_VALUES = 0.99, 16
-_SHOWN = 4  # names in a phrase
+_MAX_LISTED_NAMES = 4  # names in a phrase
 _MOST_ROWS = 1 << 14  # of a feed, up to which equal ones are counted once
 
 
@@ -73,7 +73,7 @@ class _Values:
 
 
 class Covered:
-    """Collects what feeds exercise, one after the other."""
+    """Collects the coverage of feeds, one after the other."""
 
     def __init__(self) -> None:
         self.feeds = 0
@@ -105,7 +105,7 @@ class Covered:
 
     @property
     def samples(self) -> int:
-        """The number of rows that differ."""
+        """The number of different rows."""
         return len(self._different) + self._uncounted
 
     def constant_outputs(self, golden: Outputs) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ def _digest(array: Array) -> bytes:
 def _phrase(phrase: str, names: Iterable[str]) -> Iterable[str]:
     """The phrase with the names, if there are any; behind "output" also the verb."""
     quoted = list(names)
-    shown = listed((f"`{name}`" for name in quoted), _SHOWN)
+    shown = listed((f"`{name}`" for name in quoted), _MAX_LISTED_NAMES)
     if phrase.startswith("output"):
         shown = f" {shown} is" if len(quoted) == 1 else f"s {shown} are"
     return [phrase.format(shown)] if quoted else []

@@ -1,4 +1,4 @@
-"""The data of an evaluation: its inputs, and what the model gives for them.
+"""The data of an evaluation: its inputs, and the model's outputs for them.
 
 Inputs are random numbers, saved inputs, folders of arrays, a script, or an iterable.
 """
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEPT_BYTES = 1 << 28  # of feeds in memory
-_SUFFIXES = (".json", ".npz", ".npy")
+_DATA_SUFFIXES = (".json", ".npz", ".npy")
 _KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these, or a .py script"
 
 
 @dataclass(frozen=True)
 class Feeds:
-    """Feeds that can be read any number of times, in the same order, one at a time.
+    """Feeds for any number of readings, in the same order, one at a time.
 
     Up to 256 MiB of them stay in memory after the first time: a script may take minutes to make them.
     """
@@ -189,7 +189,7 @@ def _size_that_runs(
     feeds_of: Callable[[list[ShapePoint]], Iterator[Feed]],
     runs: Callable[[Feed], bool],
 ) -> int:
-    """Return the largest size for dimensions that nothing determines at which the model runs, and that halves 64.
+    """Return the largest working size, 64 or a half of it and so on, for undetermined dimensions.
 
     64 if there is no such dimension, or the model runs at no size.
     """
@@ -231,7 +231,7 @@ def _data_of_saved_outputs(
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Record):
-    """Input data: the base of all configs of ops that read data.
+    """Input data: the base of all configs with data.
 
     Attributes:
         data: Where inputs come from (:func:`open_feeds`); random data by default.
@@ -265,7 +265,7 @@ class DataConfig(Record):
         inputs: TensorMetadata | None = None,
         profiles: Sequence[OptimizationProfile] = (),
     ) -> Feeds:
-        """The feeds of a model, from ``instead`` if it is given; random data has values that the model accepts.
+        """The feeds of a model (default: from the config); random data has values accepted by the model.
 
         Data for every shape of the ``profiles`` follows. An engine without a model needs ``inputs``. Errors as in
         :func:`open_feeds`.
@@ -293,7 +293,7 @@ _ran: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], bool] = {}  # by
 
 
 def _runs(model: Model, feed: Feed) -> bool:
-    """Whether a model runs on a feed, as far as its shapes decide; True for a model that does not even load."""
+    """True if a model runs on a feed, as far as its shapes decide, or does not even load."""
     key = model.info.sha256, tuple((name, np.shape(array)) for name, array in feed.items())
     if key not in _ran:
         _ran[key] = True
@@ -308,7 +308,7 @@ def _runs(model: Model, feed: Feed) -> bool:
 
 
 def check_source(source: str | None) -> None:
-    """Raise ConfigError for a script that may not be run (:mod:`trtops.system.allowed`)."""
+    """Raise ConfigError for a forbidden script (:mod:`trtops.system.allowed`)."""
     for script in scripts_of(source):
         check_file(script)
 
@@ -341,10 +341,10 @@ def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
         return Feeds(text, called)
     files = [path]
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        files = sorted(file for file in path.iterdir() if file.suffix in _DATA_SUFFIXES)
         if not files:
             raise errors.InputError(f"{path} has no .npz, .npy or .json file.")
-    elif path.suffix not in _SUFFIXES:
+    elif path.suffix not in _DATA_SUFFIXES:
         raise errors.ConfigError(f"Data source {text!r} has an unknown suffix. Give a path to {_KINDS}.")
     return Feeds(text, lambda: itertools.chain.from_iterable(_read_file(file, inputs) for file in files))
 
@@ -366,7 +366,7 @@ UNITS: dict[Rounding, float] = {
     "fp32": 2.0**-23, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4, "int8": 1 / 254,
 }  # fmt: skip
 
-_SHOWN = 3  # overflowing tensors in messages
+_MAX_LISTED_OVERFLOWS = 3  # overflowing tensors in messages
 
 
 def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
@@ -389,7 +389,7 @@ def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> R
 
 @contextlib.contextmanager
 def naming_assumed(model: Model, feeds: Iterable[Feed]) -> Iterator[None]:
-    """Turn the error of an inference on random data of assumed shapes into an InputError that asks for shapes."""
+    """Turn an inference error on random data of assumed shapes into an InputError asking for shapes."""
     try:
         yield
     except errors.InferenceError as exc:
@@ -428,9 +428,9 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Rounding, *,
     proto, random = model.proto(), np.random.default_rng(seed)
     floating = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
     first = {"Resize": 1, "Upsample": 1, "Range": 0}
-    unmoved = {
-        name for node in walk.nodes(proto) if node.op_type in first for name in node.input[first[node.op_type] :]
-    }
+    unmoved = set[str]()
+    for node in walk.nodes(proto):
+        unmoved.update(node.input[first[node.op_type] :] if node.op_type in first else ())
     for tensor in proto.graph.initializer:
         if tensor.name not in unmoved and tensor.data_type in floating:
             array = moved(onnx.numpy_helper.to_array(tensor))
@@ -464,9 +464,11 @@ class Emulation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each."""
-        overflowing = [f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_SHOWN]]
-        if len(self.overflows) > _SHOWN:
-            overflowing.append(f"{len(self.overflows) - _SHOWN} more tensors overflow")
+        overflowing = [
+            f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]
+        ]
+        if len(self.overflows) > _MAX_LISTED_OVERFLOWS:
+            overflowing.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
         return tuple(
             f"in {self.precision.upper()} as a GPU rounds it: {reason}"
             for reason in (*overflowing, *self.report.reasons)
@@ -485,7 +487,7 @@ class Emulation(Record):
 def run_in_16_bit(
     model: Model, precision: Literal["fp16", "bf16"], feeds: Iterable[Feed], keep: Sequence[str] = ()
 ) -> tuple[list[dict[str, Any]], Overflows]:
-    """The outputs of a model in 16 bit for each feed, and the tensors that overflow, in order of execution.
+    """The outputs of a model in 16 bit for each feed, and the overflowing tensors, in order of execution.
 
     Raises BackendError if the rewritten model does not run.
     """

@@ -15,7 +15,7 @@ from trtops.record import Record
 from trtops.tables import counted, listed
 from trtops.verdict import Verdict
 
-_SHOWN = 6  # shapes in a line
+_MAX_LISTED_SHAPES = 6  # shapes in a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Evidence(Record):
         return ""
 
     def coverage(self) -> str:
-        """The amount of data, followed by what it is blind to."""
+        """The amount of data, followed by its blind spots."""
         return "; ".join((f"Coverage: {counted(self.feeds, 'feed')}, {self._amount}", *self.blind)) + "."
 
     @property
@@ -90,7 +90,7 @@ class Evidence(Record):
 
     def sentence(self) -> str:
         """Everything but the blind spots in one line."""
-        shapes = listed(dict.fromkeys(entry.text() for entry in self.shapes), _SHOWN, "; ") or "no inputs"
+        shapes = listed(dict.fromkeys(entry.text() for entry in self.shapes), _MAX_LISTED_SHAPES, "; ") or "no inputs"
         assumed = ", assumed" if self.assumed else ""
         denied = f"; {counted(len(self.denied), 'choice')} left out, since denied" if self.denied else ""
         return (
@@ -101,7 +101,7 @@ class Evidence(Record):
 
 
 class SeenFeeds:
-    """Feeds, passed on one by one; their shapes, places in profiles and what they cover are kept."""
+    """Feeds, passed on one by one, with a record of shapes, places in profiles and coverage."""
 
     def __init__(self, feeds: Iterable[Feed]) -> None:
         """Nothing is read before iteration."""
@@ -121,7 +121,7 @@ class SeenFeeds:
 
     @property
     def given(self) -> int:
-        """The number of feeds, without those that were made of given data for the shapes of profiles."""
+        """The number of feeds, without those added for the shapes of profiles."""
         return sum(point in ("", OUTSIDE) for _, point, _ in self.places) or len(self.places)
 
     def entries(

@@ -1,4 +1,4 @@
-"""Limits from the model's own noise: what rounding to a precision does to the right model on the evaluation's data.
+"""Limits from the model's own noise: the effect of rounding on the right model and the evaluation's data.
 
 The right model runs once more, without an engine: in 16 bit with every result rounded, in INT8 with Q/DQ pairs, and in
 FP32 with weights and inputs moved by up to one rounding unit. The limits of an output are multiples of its root mean
@@ -101,7 +101,7 @@ _NOT_SIMILAR = {"min_cosine": -1.0, "min_correlation": -1.0, "min_top1_agreement
 
 
 def default_tolerances(precision: Rounding) -> Tolerances:
-    """The fixed tolerances of a precision, for outputs whose noise is not known.
+    """The fixed tolerances of a precision, for outputs of unknown noise.
 
     All are relative to the output's own scale. In every precision the output must vary as the golden one does (a
     constant or shuffled one never passes), and nearly all integers and booleans must be equal.
@@ -125,7 +125,7 @@ def default_tolerances(precision: Rounding) -> Tolerances:
 
 
 def useful_tolerances(precision: Rounding) -> Tolerances:
-    """The largest errors with which an engine of a precision is of use.
+    """The largest useful errors of an engine of a precision.
 
     They are the fixed tolerances, with more for FP32 and for single elements: a steep function, such as the sigmoid at
     the end of a sharp map, multiplies rounding by hundreds.
@@ -185,7 +185,7 @@ class Noise(Record):
     )
 
     def unit_of_range(self, precision: Rounding) -> float:
-        """The error of an output that is rounded to a precision relative to its range, but at least that of FP32."""
+        """The error of an output rounded to a precision relative to its range, at least that of FP32."""
         return max(UNITS[precision], _UNITS_ALLOWED["fp32"]) * self.range
 
     def is_lost(self, precision: Rounding) -> bool:
@@ -196,7 +196,7 @@ class Noise(Record):
         return 0 < self.size <= MULTIPLES["int8"] * self.rms and self.rms > self.unit_of_range(precision)
 
     def rms_limit(self, precision: Rounding, times: float = 1.0) -> float:
-        """The largest root mean square error that rounding explains; more where few elements determine it.
+        """The largest root mean square error from rounding; more if few elements determine it.
 
         ``times`` multiplies the noise.
         """
@@ -211,7 +211,7 @@ class Noise(Record):
         return max(times * noise, _UNITS_ALLOWED[precision] * self.size, self.unit_of_range("fp32")) or _ZERO
 
     def largest_limit(self, precision: Rounding, times: float = 1.0) -> float:
-        """The largest error of an element that rounding explains."""
+        """The largest error of an element from rounding."""
         limit = max(times * _LARGEST_MULTIPLES[precision] * self.largest, 2 * self.rms_limit(precision, times))
         return max(limit, _UNITS_ALLOWED[precision] * self.scale) or _ZERO
 
@@ -287,7 +287,7 @@ class NoiseLimits(Record):
         return limits
 
     def _origin(self, report: ComparisonReport) -> str:
-        """How the limit of the error that decides was derived."""
+        """The origin of the deciding error's limit."""
         name, output = self.precision.upper(), report.decisive
         useful = f"what is useful in {(self.useful_in or self.precision).upper()}"
         margin = None if output is None else output.margin(report.tolerances)
@@ -334,7 +334,7 @@ class NoiseLimits(Record):
 
     @property
     def lost(self) -> tuple[tuple[str, str], ...]:
-        """By output with channels of which rounding alone leaves nothing: how."""
+        """By output with channels lost to rounding alone: the explanation."""
         described = []
         for output in self.outputs:
             numbers = [str(n) for n, channel in enumerate(output.channels) if channel.is_lost(self.precision)]
@@ -343,7 +343,7 @@ class NoiseLimits(Record):
         return tuple(described)
 
     def sentence(self, report: ComparisonReport) -> str:
-        """Where the limit that decides comes from, in part of a line."""
+        """The origin of the deciding limit, in part of a line."""
         name = self.precision.upper()
         if self.why_not:
             return f"fixed ones of {name}, since its noise was not measured ({self.why_not})"
@@ -356,7 +356,7 @@ class NoiseLimits(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RightModel:
-    """The right model on the data of an evaluation, and what rounding to a precision does to it.
+    """The right model on the data of an evaluation, and the effect of rounding on it.
 
     The rounded model runs when it is first needed, once for limits and emulation.
 
@@ -383,7 +383,7 @@ class RightModel:
     _drawn_keys: list[RunResults] = field(default_factory=list, repr=False)  # of the rounded selections
 
     def __post_init__(self) -> None:
-        """Replace rows of NaN in the data, which would be taken for the effect of rounding, and their outputs."""
+        """Replace rows of NaN in the data, and their outputs, so as not to count as an effect of rounding."""
         if self.nan:  # a copy, whose feeds are replaced already
             return
         object.__setattr__(self, "nan", NanRows.of(self.model, self.feeds))
@@ -393,7 +393,7 @@ class RightModel:
             object.__setattr__(self, "golden_given", False)
 
     def undefined(self, requested: Tolerances | None) -> Undefined:
-        """What cannot be compared: outputs that are random beyond the given limits, and rows that are made of NaN."""
+        """The incomparable outputs: random beyond the requested limits, or in rows of NaN."""
         key = "" if requested is None else requested.digest
         if key not in self._undefined:
             self._undefined[key] = find_undefined(self.model, self.feeds, self.nan, requested)
@@ -401,7 +401,7 @@ class RightModel:
 
     @property
     def precision(self) -> Rounding:
-        """The precision of the engines; TF32 where FP32 products round their inputs to it.
+        """The precision of the engines; TF32 if FP32 products round their inputs to it.
 
         For a model that is quantized already it is that of the rest: 16 bit if TensorRT may use it in addition.
         """
@@ -418,14 +418,14 @@ class RightModel:
 
     @cached_property
     def _useful_in(self) -> Rounding:
-        """The precision whose useful errors bound the limits: rounding moves quantized values to the next step."""
+        """The precision of the useful errors as bounds: rounding moves quantized values to the next step."""
         from trtops.backend.onnx.quantize import rounds_to_steps
 
         return "int8" if rounds_to_steps(self.model.structure()) else self.precision
 
     @property
     def times(self) -> float:
-        """The factor on the noise that the back end needs."""
+        """The back end's factor on the noise."""
         if isinstance(self.build.options, OnnxRuntimeOptions):
             return _TENSORRT if self.build.options.on_gpu and self.precision == "fp16" else 1.0
         if self.precision == "fp16":
@@ -441,7 +441,7 @@ class RightModel:
 
     @cached_property
     def rounded(self) -> tuple[RunResults, Overflows]:
-        """The outputs in the precision, every result rounded and nothing fused, and the tensors that overflow.
+        """The outputs in the precision, every result rounded and nothing fused, and the overflowing tensors.
 
         Those of the model itself in FP32, and in 8 bits for a model that is quantized already. Raises TrtopsError if
         the precision cannot be emulated, or the rewritten model does not run.
@@ -470,7 +470,7 @@ class RightModel:
         return self.model if self._selections is None else self._selections.model
 
     def _results(self, iterations: Sequence[Mapping[str, Any]]) -> RunResults:
-        """The outputs of the rounded model, which determine what ties, with the golden selection where they tie."""
+        """The outputs of the rounded model, with the golden selection for ties; they determine the ties."""
         if self._selections is not None:
             keys = [{name: arrays[name] for name in self._selections.keys} for arrays in iterations]
             self._drawn_keys.append(_results_of(keys))
@@ -479,7 +479,7 @@ class RightModel:
 
     @property
     def _tied_widths(self) -> dict[str, float]:
-        """The largest difference of candidates that rounding may exchange, by the keys that rank them."""
+        """The largest difference of candidates exchangeable by rounding, by the keys of their ranking."""
         assert self._selections is not None
         if not self._drawn_keys or not self._selections.keys:
             return {}
@@ -490,7 +490,7 @@ class RightModel:
         }
 
     def aligned(self, outputs: RunResults) -> RunResults:
-        """The outputs of an engine with the golden selection where ties explain another one."""
+        """The outputs of an engine with the golden selection for ties."""
         if self._selections is None:
             return outputs
         iterations = [
@@ -588,7 +588,7 @@ class RightModel:
         return with_classes(useful_tolerances(self._useful_in), self.model, top1=self._useful_in in _EIGHT_BITS)
 
     def _useful_in_range(self, outputs: Iterable[OutputNoise]) -> Tolerances:
-        """The largest useful errors, which may be units of an output's range."""
+        """The largest useful errors, possibly units of an output's range."""
         useful = self.useful
         per_output = dict(useful.per_output)
         for name, whole in ((output.name, output.whole) for output in outputs):
@@ -608,7 +608,7 @@ class RightModel:
         return replace(limits, allow_extra_outputs=limits.allow_extra_outputs or bool(self.build.mark))
 
     def tolerances_of(self, numbers: Sequence[int]) -> Tolerances:
-        """The limits for some of the feeds, by number: what rounding does to these, if that is more than to all.
+        """The limits for some of the feeds, by number: the effect of rounding on these if larger than on all.
 
         An output of few elements needs no correlation: whether it varies as it should shows in all feeds together.
         """
@@ -632,7 +632,7 @@ class RightModel:
         return replace(overall, per_output=per_output)
 
     def emulation(self, requested: Tolerances | None) -> Emulation | None:
-        """The model in 16 bit, evaluated by the given tolerances or what is useful; None if it does not run so."""
+        """The model in 16 bit, evaluated by the requested tolerances or useful ones; None if it does not run."""
         try:
             outputs, overflows = self.rounded
         except errors.TrtopsError as exc:
@@ -645,7 +645,7 @@ class RightModel:
 
 
 def noise_and_draws(right: RightModel) -> tuple[NoiseLimits, list[RunResults], list[RunResults]]:
-    """Measure the noise of a right model; it and the runs that show it are all that a copy needs."""
+    """Measure the noise of a right model; return the noise and its runs, for copies."""
     return right.noise, right._draws, right._drawn_keys
 
 
@@ -662,7 +662,7 @@ def _noise_of(
     ranges: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
     channel_elements: int = _CHANNEL_ELEMENTS,
 ) -> tuple[OutputNoise, ...]:
-    """The noise of each output whose shape rounding does not change, joined from that in each draw.
+    """The noise of each output of fixed shape, joined from that in each draw.
 
     ``ranges`` are those of :func:`output_ranges`. Channels with fewer elements have no noise of their own.
     """
@@ -713,7 +713,7 @@ def _pieces(arrays: Sequence[npt.NDArray[Any]], axis: int | None) -> Iterator[np
 
 
 def _counted(right: Sequence[npt.NDArray[Any]]) -> int:
-    """The number of values in the smaller part that :func:`balanced_agreement` counts."""
+    """The number of values in the smaller part of :func:`balanced_agreement`."""
     values = np.concatenate([array.ravel() for array in right])
     _, counts = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_counts=True)
     largest = int(counts.max())

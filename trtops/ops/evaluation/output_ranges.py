@@ -1,4 +1,4 @@
-"""The ranges that a model's graph states of its outputs: a sigmoid ends in [0, 1], whatever the data."""
+"""Ranges of outputs from a model's graph: a sigmoid ends in [0, 1], whatever the data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SUMS = (
 
 
 def output_ranges(model: Model, feed: Feed) -> dict[str, npt.NDArray[np.float64]]:
-    """The width of the range of each element of an output, by output; 0 where the graph states no range.
+    """The width of the range of each element of an output, by output; 0 without a range in the graph.
 
     The model runs twice on NaN instead of numbers. The results of bounded functions are replaced by their least and by
     their largest values, and sums by NaN: what is not NaN then is determined by bounded functions alone. Outputs

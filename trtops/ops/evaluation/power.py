@@ -43,7 +43,7 @@ _LACKS: dict[FaultKind, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedFault(Record):
-    """One fault, and whether the comparison reports it."""
+    """One fault, and its detection by the comparison."""
 
     kind: FaultKind
     location: str  # the tensor, with the channel, axis, rows or feed
@@ -53,7 +53,7 @@ class PlantedFault(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Power(Record):
-    """The share of planted faults that a comparison on its data and under its limits reports."""
+    """The share of planted faults detected by a comparison on its data and under its limits."""
 
     planted: tuple[PlantedFault, ...] = ()
     left_out: tuple[tuple[FaultKind, str], ...] = ()  # kinds that the model or the data cannot have, and why
@@ -62,12 +62,12 @@ class Power(Record):
 
     @property
     def caught(self) -> int:
-        """The number of faults that the comparison reports."""
+        """The number of detected faults."""
         return sum(fault.caught for fault in self.planted)
 
     @property
     def share(self) -> float | None:
-        """The share of faults that the comparison reports, between 0 and 1; None without faults."""
+        """The share of detected faults, between 0 and 1; None without faults."""
         return self.caught / len(self.planted) if self.planted else None
 
     def of(self, kind: FaultKind) -> tuple[PlantedFault, ...]:
@@ -75,7 +75,7 @@ class Power(Record):
         return tuple(fault for fault in self.planted if fault.kind == kind)
 
     def sentence(self, blind: Sequence[str] = ()) -> str:
-        """The share, followed by what the data is blind to (:attr:`trtops.ops.evaluation.evidence.Evidence.blind`)."""
+        """The share, followed by the data's blind spots (:attr:`trtops.ops.evaluation.evidence.Evidence.blind`)."""
         if self.share is None:
             return f"The power of this check is unknown: {self.why_not or 'no fault could be planted'}."
         seen = f"This check sees {self.caught} of {len(self.planted)} planted faults ({self.share:.0%})"
@@ -115,7 +115,7 @@ def measure_power(
     faults: int = 40,
     seed: int = 1,
 ) -> Power:
-    """Plant random faults into the reference, one at a time, and count those that the comparison reports.
+    """Plant random faults into the reference, one at a time, and count the detected ones.
 
     All faults that need a run share one session, in which extra inputs switch them on
     (:mod:`trtops.backend.onnx.faults`). Swapped rows and stale outputs are made from the golden outputs. A fault with
@@ -162,7 +162,7 @@ def _distinct(draw: Callable[[], _Fault], count: int) -> list[_Fault]:
 def _draws(
     model: Model, faulty: FaultyModel, feed: Feed, right: Sequence[Mapping[str, Array]], random: np.random.Generator
 ) -> dict[FaultKind, Callable[[], _Fault]]:
-    """A function for each kind of fault that the model and the data can have, which returns a random one."""
+    """A function for each possible kind of fault of the model and the data; it draws a random one."""
 
     def pick(items: Sequence[Any]) -> Any:
         return items[int(random.integers(len(items)))]
@@ -204,14 +204,13 @@ def _draws(
 
         return _Fault("stale output", f"`{name}` of feed {iteration}", outputs=change)
 
-    rolls = [
-        (name, axis)
-        for name, array in feed.items()
-        for axis in range(2 if np.ndim(array) > 3 else 1, np.ndim(array))
-        if np.shape(array)[axis] > 1
-    ]
+    rolls, follow = list[tuple[str, int]](), list[tuple[int, str]]()
+    for name, array in feed.items():
+        axes = range(2 if np.ndim(array) > 3 else 1, np.ndim(array))
+        rolls += [(name, axis) for axis in axes if np.shape(array)[axis] > 1]
+    for iteration in range(1, len(right)):
+        follow += [(iteration, name) for name in right[iteration] if name in right[iteration - 1]]
     batches = list(_batches(model, feed, right))
-    follow = [(i, name) for i in range(1, len(right)) for name in right[i] if name in right[i - 1]]
     draws: dict[FaultKind, Callable[[], _Fault]] = {}
     if faulty.places["weight"]:
         draws["zeroed channel"] = lambda: channel("zeroed channel", 0.0)
@@ -232,7 +231,7 @@ def _draws(
 def _batches(
     model: Model, feed: Feed, right: Sequence[Mapping[str, Array]]
 ) -> Iterator[tuple[int, tuple[str, ...], int]]:
-    """Golden outputs with several rows: the iteration, the outputs whose first axis is the batch, the number of rows.
+    """Golden outputs with several rows: the iteration, the outputs with a batch axis, the number of rows.
 
     An output's first axis is the batch if an input has its name too, or if the first input's first axis has its size.
     """

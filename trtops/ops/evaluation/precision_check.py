@@ -1,4 +1,4 @@
-"""The precisions that an engine's kernels compute in, from the record of tactics or the engine inspector."""
+"""The precisions of an engine's kernels, from the record of tactics or the engine inspector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NARROWER: dict[Precision, tuple[Precision, ...]] = {
 }
 # An engine has the name of the requested precision if at least this share of its kernels compute in it.
 _SHARE_OF_NAME = 0.5
-_PRODUCTS = re.compile(r"(Conv|MatMul|Gemm|LSTM|GRU|RNN|Attention|Einsum)", re.IGNORECASE)
+_PRODUCT_OPS = re.compile(r"(Conv|MatMul|Gemm|LSTM|GRU|RNN|Attention|Einsum)", re.IGNORECASE)
 _NOT_COMPUTING = re.compile(
     r"(cast|quantizelinear|reshape|transpose|concat|split|slice|gather|squeeze|shape|size|identity|flatten|expand|tile|pad"
     r"|constant|reorder|reformat|shuffle|noop|signal|wait|copy|if|loop|scan|where|scatter|range|nonzero|zipmap)$",
@@ -41,7 +41,7 @@ _PRECISIONS: dict[str, Precision] = {
 # processor.
 @dataclass(frozen=True, kw_only=True)
 class PrecisionCheck(Record):
-    """The precisions that an engine's kernels compute in, compared with the requested one."""
+    """The precisions of an engine's kernels, compared with the requested one."""
 
     requested: Precision
     kernels: tuple[tuple[str, int], ...]  # numbers by precision: of those that multiply matrices, if there are any
@@ -51,7 +51,7 @@ class PrecisionCheck(Record):
 
     @property
     def total(self) -> int:
-        """The number of kernels whose precision is known."""
+        """The number of kernels with known precision."""
         return sum(count for _, count in self.kernels)
 
     @property
@@ -87,7 +87,7 @@ class PrecisionCheck(Record):
 
     @property
     def name(self) -> str:
-        """The engine's precision for people: what its kernels compute in, and the requested one if few or none do."""
+        """The engine's precision for people: that of its kernels, and the requested one if few or none have it."""
         requested, share = self.requested.upper(), self._share_in(self.requested)
         if share is None:
             return requested
@@ -120,7 +120,7 @@ class PrecisionCheck(Record):
 
 
 def _kernels(build: Build) -> list[tuple[str, str, str, bool]]:
-    """Layer, op and precision of each kernel of a build, and whether it is counted."""
+    """Layer, op, precision and relevance of each kernel of a build."""
     kernels = [(layer.name, layer.op, layer.precision) for layer in build.layers]
     if build.tactics.mechanism == "onnxruntime":  # this record has every kernel, with the type that each reads first
         recorded = [
@@ -135,20 +135,20 @@ def _kernels(build: Build) -> list[tuple[str, str, str, bool]]:
         kernels = recorded or kernels
     computing = {layer for layer, op, _ in kernels if not _NOT_COMPUTING.search(op)}
     # Products decide speed and error. Elementwise kernels stay in FP32 in sound FP16 engines, and would hide them.
-    counted = {layer for layer, op, _ in kernels if layer in computing and _PRODUCTS.search(op)} or computing
+    counted = {layer for layer, op, _ in kernels if layer in computing and _PRODUCT_OPS.search(op)} or computing
     names: dict[str, str] = dict(_PRECISIONS)
     if build.spec.config.rounding == "tf32" and (build.engine.environment.compute_capability or "") >= "8":
         names |= {name: "tf32" for name, precision in _PRECISIONS.items() if precision == "fp32"}
     # The first input of `com.microsoft.DynamicQuantizeMatMul` is in FP32, and is quantized inside.
     kernels = [(layer, op, "int8" if ".DynamicQuantize" in op else precision) for layer, op, precision in kernels]
     return [
-        (layer, op, (names if _PRODUCTS.search(op) else _PRECISIONS).get(precision.lower(), ""), layer in counted)
+        (layer, op, (names if _PRODUCT_OPS.search(op) else _PRECISIONS).get(precision.lower(), ""), layer in counted)
         for layer, op, precision in kernels
     ]
 
 
 def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
-    """Count the kernels of a build by precision; ``limit`` is the share that must compute in the requested one."""
+    """Count the kernels of a build by precision; ``limit`` is the required share in the requested one."""
     counts = Counter(precision for _, _, precision, counted in _kernels(build) if counted)
     config, unknown = build.spec.config, counts.pop("", 0)
     return PrecisionCheck(
@@ -161,7 +161,7 @@ def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
 
 
 def log_kernels(run: Run, build: Build) -> None:
-    """Log the precision that an engine computes in, and a table of the precision of each kernel."""
+    """Log the precision of an engine, and a table of the precision of each kernel."""
     run.log_params({"computes_in": check_precision(build).name})
     columns = ("layer", "op", "asked for", "computes in", "counted")
     requested = build.spec.config.precision

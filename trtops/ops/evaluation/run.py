@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Record):
-    """How runners are run, and what is done with their outputs; the words are those of ``trtops run``."""
+    """Options for running runners and using their outputs, with the words of ``trtops run``."""
 
     warm_up: int = 0  # inferences of each runner before it is timed
     use_subprocess: bool = False  # a child process for each runner
@@ -42,7 +42,7 @@ class RunConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(OpResult):
-    """The result of running and comparing: ``bad`` if outputs differ, or hold NaN or infinities that they must not."""
+    """The result of running and comparing: ``bad`` for different outputs, and for forbidden NaN or infinities."""
 
     verdict: Verdict
     reasons: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Check an engine against itself: relations between its results that hold in every sound engine.
+"""Check an engine against itself: relations between the results of every sound engine.
 
 They need no golden outputs, and find faults that a comparison on the given data cannot show: one wrong row of a batch,
 results of an earlier inference, a kernel that is wrong for another size, a buffer that two contexts share.
@@ -80,7 +80,7 @@ _NO_NAN = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Relation(Record):
-    """One relation: whether it holds, and its largest difference relative to the allowed one, with that."""
+    """One relation: its outcome, and its largest difference with the allowed one."""
 
     name: RelationName
     outcome: Literal["held", "broken", "skipped"]
@@ -189,7 +189,7 @@ def check_repeated(
     *,
     after_larger: bool = False,
 ) -> SelfCheck:
-    """Check what costs no inference: an engine's results for the first feed, before and after other inferences.
+    """Check an engine's results for the first feed, before and after other inferences; costs no inference.
 
     ``after_larger`` says that some of those had larger inputs. Feeds are only read if the results differ.
     """
@@ -215,7 +215,7 @@ def check_engine(
     *,
     thorough: bool = False,
 ) -> SelfCheck:
-    """Check an engine of a model, whose results for the feeds are given; the first and last feeds are used."""
+    """Check an engine of a model with the results of its first and last feeds."""
     whole = list(feeds)
     chosen = sorted({*range(len(whole))[:_MAX_FEEDS], *range(len(whole))[-_MAX_FEEDS:]})
     used = [whole[i] for i in chosen]
@@ -238,7 +238,7 @@ def _precision(model: Model, build: BuildConfig) -> Rounding:
 
 
 def batch_bounds(profiles: Sequence[OptimizationProfile], feeds: Iterable[Feed]) -> tuple[int, int]:
-    """Smallest and largest batch of the profile that the smallest feed is for."""
+    """Smallest and largest batch of the smallest feed's profile."""
     smallest = min(feeds, key=_size)
     number = getattr(smallest, "profile", None)
     number = profile_of(smallest, profiles) if number is None else number
@@ -254,7 +254,7 @@ def batch_bounds(profiles: Sequence[OptimizationProfile], feeds: Iterable[Feed])
 
 
 class _Side(NamedTuple):
-    """One side of a comparison: results for a feed, and the rows that are compared, or else all elements."""
+    """One side of a comparison: results for a feed, and the compared rows (default: all elements)."""
 
     feed: Feed
     outputs: Outputs
@@ -262,7 +262,7 @@ class _Side(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """The batch axes of a model's inputs, those of its outputs that are known, and whether batches may differ."""
+    """The batch axes of a model's inputs and of its known outputs; ``dynamic`` if batches may differ."""
 
     inputs: Mapping[str, int]
     outputs: dict[str, int]
@@ -273,7 +273,7 @@ class _Batch(NamedTuple):
         return int(feed[name].shape[axis])
 
     def alike(self, sides: Iterable[_Side], like: _Side) -> list[_Side]:
-        """The sides whose rows fit into one batch with those of another side."""
+        """The sides with rows of the same shapes as those of another side."""
 
         def row(feed: Feed) -> Any:  # inputs without batch axis must be equal
             return {
@@ -295,7 +295,7 @@ class _Batch(NamedTuple):
         return _like(feeds[0], joined)
 
     def learn(self, base: _Side, variant: _Side) -> None:
-        """Find the axis of each output whose sizes are in the ratio of the batches of two results."""
+        """Find the batch axis of each output from the sizes of two results."""
         sizes = self.size(base.feed), self.size(variant.feed)
         for name, array in base.outputs.items():
             shapes = array.shape, np.shape(variant.outputs.get(name, ()))
@@ -323,7 +323,7 @@ class _Check:
         self._skipped: dict[RelationName, str] = {}
 
     def result(self) -> SelfCheck:
-        """The worst finding of each relation. It is skipped only if that is so for each output."""
+        """The worst finding of each relation; skipped only if skipped for each output."""
         counts = {"inferences": self.inferences, "reference_inferences": self.reference_inferences}
         return SelfCheck(relations=tuple(map(self._worst, RELATIONS)), **counts)
 
@@ -348,7 +348,7 @@ class _Check:
         return _copied(self._model.infer(feed))
 
     def _model_outputs(self, feed: Feed, step: float = 0.0) -> Outputs:
-        """The model's results for a feed whose floating-point values are moved at random by up to a relative step."""
+        """The model's results for a feed; floating-point values move at random by up to a relative step."""
         if (id(feed), step) not in self._kept:
             random = np.random.default_rng(1)
             moved = {
@@ -362,7 +362,7 @@ class _Check:
         self._skipped.setdefault(name, reason)
 
     def attempt(self, name: RelationName, feed: Feed) -> _Side | None:
-        """Infer on a feed of our own; None if it fails, which breaks the relation if the model runs on it."""
+        """Infer on a feed of our own; None on failure, a broken relation if the model runs on it."""
         try:
             return _Side(feed, self.infer(feed))
         except errors.InputError as exc:
@@ -415,7 +415,7 @@ class _Check:
             self._skipped = dict.fromkeys(RELATIONS, "the model's own results change from inference to inference")
 
     def _other_side(self, small: _Side, large: _Side, others: Sequence[_Side], joined: _Side | None) -> _Side:
-        """Known results that the second context must reproduce: of reversed rows, another feed, or rows of a batch."""
+        """A feed with known outputs for the second context: reversed rows, another feed, or rows of a batch."""
         batch = self._batch
         if batch is not None and joined is not None and not small.outputs.keys() - batch.outputs.keys():
             size = batch.size(small.feed)
@@ -489,7 +489,7 @@ class _Check:
         return joined
 
     def _check_lost_rows(self, batch: _Batch, small: _Side, joined: _Side) -> None:
-        """Check the shapes of outputs whose size is not in the ratio of the batches."""
+        """Check the shapes of outputs not proportional to the batch."""
         unknown = joined.outputs.keys() - batch.outputs.keys()
         if not unknown:
             return
@@ -518,7 +518,7 @@ class _Check:
         self.compare(cause, first, repeated)
 
     def _check_contexts(self, small: _Side, other: _Side, larger: _Side | None, disturbing: Feed | None) -> None:
-        """Infer a feed after ``larger``, and at once another one in a second context whose buffers held other contents.
+        """Infer a feed after ``larger``, and at once another one in a second context with used buffers.
 
         If results differ, or there is no second context, the small feed is inferred alone after both.
         """
@@ -594,7 +594,7 @@ class _Check:
             second.deactivate()
 
     def _check_other_inputs(self, base: _Side, variant: _Side) -> None:
-        """Check that floating-point outputs which are equal for different inputs are so in the model."""
+        """Check equal floating-point outputs for different inputs against the model."""
         name: RelationName = "other inputs"
         for output, first, second in self._pairs(base, variant):
             if not _is_floating(first) or not np.array_equal(first, second, equal_nan=True):
@@ -618,7 +618,7 @@ class _Check:
         return all(largest <= allowed for largest, allowed in differences)
 
     def compare(self, name: RelationName, expected: _Side, actual: _Side) -> None:
-        """Compare results; where they differ by too much, the model decides."""
+        """Compare results; the model decides on large differences."""
         for output, first, second in self._pairs(expected, actual):
             largest, allowed = _difference(first, second, self._units(expected, actual))
             relation = Relation(name=name, outcome="held", output=output, largest=largest, allowed=allowed)
@@ -689,12 +689,10 @@ def _rank(relation: Relation, order: str) -> tuple[int, float]:
 
 def _batch_of(inputs: TensorMetadata, feed: Feed) -> _Batch | str:
     """The batch axes of the inputs, or why there is no batch."""
-    dims = [
-        (name, axis, dim)
-        for name, spec in inputs.items()
-        if spec.shape and name in feed and feed[name].ndim
-        for axis, dim in enumerate(spec.shape)
-    ]
+    dims = []
+    for name, spec in inputs.items():
+        if spec.shape and name in feed and feed[name].ndim:
+            dims += [(name, axis, dim) for axis, dim in enumerate(spec.shape)]
     named = [entry for entry in dims if isinstance(entry[2], str) and "batch" in entry[2].lower()]
     batch_dims = named or [(name, axis, dim) for name, axis, dim in dims if axis == 0 and is_dynamic(dim)]
     if not batch_dims:
@@ -714,7 +712,7 @@ def _batch_of(inputs: TensorMetadata, feed: Feed) -> _Batch | str:
 
 
 def _rows_of_batch(sizes: Sequence[int], small: int) -> int:
-    """The size of the larger batch, for which all inferences of a check cost less than three comparisons.
+    """The size of the larger batch: all inferences of a check cost less than three comparisons.
 
     A comparison infers each row twice, by the model and by the engine. Apart from the batch, the smallest feed is
     inferred three times, another of its size or the largest one once, and one row alone. Comparing takes time as well.
@@ -727,7 +725,7 @@ def _rows_of_batch(sizes: Sequence[int], small: int) -> int:
 
 
 def _rows(array: Array, axis: int, batch: int, rows: Rows | None) -> Array | None:
-    """Some rows of an output whose axis holds one block for each row of the batch."""
+    """Some rows of an output with one block for each row of the batch."""
     if array.ndim <= axis or array.shape[axis] % batch:
         return None
     blocks = array.reshape(*array.shape[:axis], batch, array.shape[axis] // batch, *array.shape[axis + 1 :])
@@ -763,7 +761,7 @@ def _moved(array: Array, factor: Any) -> Array:
 
 
 def _scaled(feed: Feed, factor: float) -> Feed | None:
-    """A feed whose floating-point values are multiplied; None without any that would change."""
+    """A feed with multiplied floating-point values; None without any."""
     changed = _like(feed, {name: _moved(array, factor) for name, array in feed.items()})
     return changed if any(changed[name].tobytes() != np.asarray(a).tobytes() for name, a in feed.items()) else None
 
@@ -771,7 +769,7 @@ def _scaled(feed: Feed, factor: float) -> Feed | None:
 def _difference(
     expected: Array, actual: Array, units: float, noise: tuple[Array, Array] | None = None
 ) -> tuple[float, float]:
-    """The difference and the allowed one, of the element where the first is the largest relative to the second.
+    """The difference and the allowed one, of the element with the largest ratio.
 
     ``units`` are relative to the expected values' scale; ``noise`` are two results of the model whose difference, some
     times, is allowed as well.
@@ -799,7 +797,7 @@ def _difference(
 
 
 def _scale(values: Array, *, infinite: bool = False) -> Array:
-    """The largest absolute value, but at most some times that of each channel, along the second or the last axis."""
+    """The largest absolute value, at most some multiple of that of each channel, along the second or last axis."""
     size = np.abs(values)
     if not infinite:
         size = np.where(np.isfinite(size), size, 0.0)

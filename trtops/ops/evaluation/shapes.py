@@ -1,4 +1,4 @@
-"""The shapes that an evaluation covers: given ones, those of profiles, or sizes that the model suggests."""
+"""The shapes of an evaluation: requested, of profiles, or suggested by the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IS_BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ShapePoint:
-    """Shapes of all inputs, and where they come from."""
+    """Shapes of all inputs, and their origin."""
 
     shapes: Mapping[str, tuple[int, ...]]
     profile: int | None = None
@@ -87,7 +87,7 @@ def points(
 def profile_points(
     inputs: TensorMetadata, profiles: Sequence[OptimizationProfile], accepted: AcceptedInputs | None = None
 ) -> Iterator[ShapePoint]:
-    """Yield the shapes of each profile that differ: opt, min, max, and between."""
+    """Yield the different shapes of each profile: opt, min, max, and between."""
     for number, profile in enumerate(profiles):
         seen: list[Mapping[str, tuple[int, ...]]] = []
         for point in ("opt", "min", "max", "between"):
@@ -113,7 +113,7 @@ def _completed(
     accepted: AcceptedInputs | None,
     other: int = OTHER,
 ) -> ShapePoint:
-    """Shapes of all inputs; dynamic dimensions that are not given get the sizes that the model suggests."""
+    """Shapes of all inputs; missing dynamic dimensions get the model's suggestions."""
     shapes: dict[str, tuple[int, ...]] = {}
     assumed: list[str] = []
     sizes: dict[str, int] = {}
@@ -177,7 +177,7 @@ def _check_fits(spec: TensorSpec, shape: Sequence[int]) -> None:
 
 
 def profile_of(feed: Feed, profiles: Sequence[OptimizationProfile]) -> int | None:
-    """The first profile that accepts the shapes of a feed; None if no profile does."""
+    """The first profile for the shapes of a feed; None without one."""
     for number, profile in enumerate(profiles):
         if all(
             bounds.name not in feed
@@ -209,7 +209,7 @@ def spanning(feeds: Iterable[Feed], inputs: TensorMetadata) -> tuple[Optimizatio
 def with_profiles(
     feeds: Iterable[Feed], inputs: TensorMetadata, profiles: Sequence[OptimizationProfile], *, added: bool = True
 ) -> Iterator[Feed]:
-    """Yield given data, and then, if ``added``, data for the shapes of each profile that it does not have.
+    """Yield the source's data, and then, if ``added``, data for the missing shapes of each profile.
 
     That is the first feed, repeated or cropped along each axis, so that its values stay real.
     """

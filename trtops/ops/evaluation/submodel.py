@@ -28,7 +28,7 @@ Failure: TypeAlias = Literal["accuracy", "build", "inference"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOutcome(Record):
-    """The outcome of a check: ``fail`` is the failure that is searched for, ``error`` any other; and why."""
+    """The outcome of a check: ``fail`` is the searched failure, ``error`` any other; and the reason."""
 
     verdict: CheckVerdict
     detail: str = ""
@@ -88,7 +88,7 @@ class ComparisonCheck:
         return CheckOutcome(verdict="fail" if stage in self.failures else "error", detail=f"{stage}: {reason}")
 
     def describe(self) -> str:
-        """Everything that decides the outcome, as text."""
+        """The deciding parts of the outcome, as text."""
         runner = self.name or _qualified_name(self.runner)
         return f"comparison:{runner}:{self.tolerances.digest}:{','.join(sorted(self.failures))}"
 
@@ -109,11 +109,11 @@ class EngineRunner:
     timing_feed: "Feed | None" = None  # to time tactics on
 
     def build(self, model: onnx.ModelProto) -> Build:
-        """Build an engine; a BackendError if that fails."""
+        """Build an engine; a BackendError on failure."""
         return built_safely(Model.from_proto(model), self.config, self.caches, self.timing_feed)
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
-        """A runner whose engine is built when it is activated."""
+        """A runner for an engine built on activation."""
         return engine_backend(self.config.backend).runner(lambda: self.build(model).engine, self.config.backend)
 
 

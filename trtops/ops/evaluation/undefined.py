@@ -1,4 +1,4 @@
-"""What no comparison of a model's outputs can verify: outputs that are random, and rows that are computed from NaN."""
+"""Parts of outputs beyond any comparison: random outputs, and rows computed from NaN."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMBINE = _PASS_ON | {"And", "Not", "Or", "Xor"}
 
 @dataclass(frozen=True)
 class NanRows:
-    """Rows of feeds with NaN that the model computes with; false if there are none.
+    """Rows of feeds with NaN used by the model; false if there are none.
 
     Attributes:
         rows: By the number of the feed: its rows with NaN, and its number of rows; all rows are meant if the inputs
@@ -52,7 +52,7 @@ class NanRows:
 
     @classmethod
     def of(cls, model: Model, feeds: Iterable[Feed]) -> NanRows:
-        """Find the rows; NaN that the model replaces itself, or that none of its results depends on, does not count."""
+        """Find the rows; NaN without effect on any result does not count."""
         readers: dict[str, str] = {}
         rows: dict[int, tuple[tuple[int, ...], int]] = {}
         read: list[Feed] = []
@@ -66,7 +66,7 @@ class NanRows:
                 continue
             name, where = next(iter(places.items()))
             sizes = {len(np.atleast_1d(feed[input_name])) for input_name in places}
-            union = sorted({int(row) for nan_rows in places.values() for row in nan_rows})
+            union = np.unique(np.concatenate([*places.values()])).tolist()
             rows[number] = (tuple(union), sizes.pop()) if len(sizes) == 1 else ((), 0)
             read.append(feed)
             first_input = first_input or name
@@ -106,7 +106,7 @@ class NanRows:
 
 @dataclass(frozen=True)
 class Undefined:
-    """The parts of a model's outputs that nothing can be compared with, and why."""
+    """The incomparable parts of a model's outputs, with reasons."""
 
     random: tuple[str, ...] = ()  # outputs that depend on random numbers
     nan: NanRows = field(default_factory=NanRows)
@@ -130,7 +130,7 @@ class Undefined:
 
 
 def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, requested: Tolerances | None) -> Undefined:
-    """Find the outputs that random numbers change by more than the given limits, or at all, and the nodes that draw.
+    """Find the random outputs, by more than the requested limits or at all, and the drawing nodes.
 
     The model runs with several seeds, so that nodes that have one, and repeat their numbers in each session, count too.
 
@@ -170,7 +170,7 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, requested:
 
 
 def without_own_nan(rounded: Outputs, plain: Outputs) -> tuple[Outputs, Outputs]:
-    """Both runs with zeros where the second has NaN, which the model returns in any precision."""
+    """Both runs with zeros in place of the second one's NaN, as the model returns them in any precision."""
     ours, theirs = ([dict(i) for i in iterations_of(side, "compared")] for side in (rounded, plain))
     for mine, right in zip(ours, theirs):
         for name in mine.keys() & right.keys():
@@ -182,7 +182,7 @@ def without_own_nan(rounded: Outputs, plain: Outputs) -> tuple[Outputs, Outputs]
 
 
 def _random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes that draw random numbers, at any depth and in functions, without Dropouts that are known not to."""
+    """The nodes drawing random numbers, at any depth and in functions, without inactive Dropouts."""
     from onnx import numpy_helper
 
     constants: dict[str, onnx.TensorProto] = {}
@@ -231,7 +231,7 @@ def computes_with_nan(model: Model, name: str) -> str:
 
 
 def _ignores_nan(model: Model, feeds: list[Feed]) -> bool:
-    """Whether results are the same with other values in place of NaN, such as of rows that the model masks."""
+    """True if results do not depend on the values of NaN, for example in masked rows."""
     from trtops.backend.onnxrt.runner import reference_outputs
 
     with_nan, *others = (
@@ -252,7 +252,7 @@ def _floating(array: Array) -> bool:
 
 
 def _rows_with_nan(array: Array) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """The rows of an array that hold NaN; a scalar is one row."""
+    """The rows of an array with NaN; a scalar is one row."""
     if not array.size or not _floating(array):
         return np.empty(0, np.intp)
     return np.flatnonzero(np.isnan(np.atleast_1d(array)).reshape(len(np.atleast_1d(array)), -1).any(1))

@@ -1,4 +1,4 @@
-"""Gate accepted engines with later releases: what broke, since when, in which part of the model, and what helps."""
+"""Gate accepted engines with later releases: failures, first bad release, smallest model, workaround."""
 
 import contextlib
 import tempfile
@@ -40,7 +40,7 @@ _NOT_OF_THE_RELEASE = {"accepted", "device", "release"}  # what could not be ope
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(Record):
-    """An accepted engine that the newest release does not build as well."""
+    """A regression of the newest release in an accepted engine."""
 
     engine: str
     what_broke: str
@@ -78,7 +78,7 @@ def accepted_candidates(
 def explain(
     engine: str, path: Path, config: GateConfig, refused: GateResult, releases: Sequence[str], where: Mapping[str, Any]
 ) -> Regression | None:
-    """Since when a refused engine is bad, the smallest model that shows it, and a workaround, in another budget.
+    """Find the first bad release of a refused engine, its smallest failing model, and a workaround.
 
     The releases are ordered from the oldest to the newest, which refused. None if it could not be opened or installed.
     """
@@ -138,7 +138,7 @@ def explain(
 def _smallest(
     path: Path, config: GateConfig, calibration: bytes | None, fails: bool, end: float, where: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...]]:
-    """The smallest part that a release does not build or run, or whose outputs are wrong: a text, and its nodes."""
+    """The smallest part with a failing build, failing inference or wrong outputs: a text, and its nodes."""
     model = Model.load(path)
     feeds = list(config.check.open_for(model, profiles=config.build.profiles))
     build = replace(config.build, calibration_fit="partial", profiles=())
@@ -177,7 +177,7 @@ def _smallest(
 def _changes(
     subjects: set[str], config: GateConfig, nodes: tuple[str, ...]
 ) -> Iterator[tuple[str, BuildConfig, Policy]]:
-    """Changes of the build that may help, with the policy that their gate must meet."""
+    """Changes of the build as possible workarounds, with the policy of their gate."""
     build, policy = config.build, config.policy
     if subjects & _IN_OUTPUTS and build.precision != "fp32":
         # The price of right outputs is speed, size, and kernels in the precision.

@@ -1,4 +1,4 @@
-"""The gate on builds: which share of a candidate's builds is within the limits, not whether one engine of it is."""
+"""The gate on builds: a decision on the share of a candidate's builds within the limits."""
 
 import math
 import time
@@ -31,7 +31,7 @@ _ACCEPTED_BUILDS = 5
 # Findings that would stop every other build of this gate as well.
 _STOPS = {(EVIDENCE, "open"), ("accepted", "refuse"), ("device", "refuse"), ("release", "refuse")}
 
-_COLUMNS = {
+_BUILD_COLUMNS = {
     "number": "build", "of": "of", "decision": "decision", "outside": "outside for", "ratio": "latency ratio",
     "latency_ms": "latency (ms)", "kernels": "kernels", "tactics_sha256": "tactics", "run_id": "run",
 }  # fmt: skip
@@ -70,17 +70,17 @@ class DistributionResult(GateResult):
         """Rows of the table, one for each build."""
         for build in self.builds:
             row = {**vars(build), "number": str(build.number), "tactics_sha256": build.tactics_sha256[:12]}
-            yield tuple(row[name] for name in _COLUMNS)
+            yield tuple(row[name] for name in _BUILD_COLUMNS)
 
     def sections(self) -> Iterable[Section]:
-        """The decision, all builds, and the tactics that differ between builds within the limits and outside."""
+        """The decision, all builds, and the tactics specific to builds outside the limits."""
         yield from super().sections()
-        yield Section(title="Builds", table=Table(columns=tuple(_COLUMNS.values()), rows=tuple(self.rows())))
+        yield Section(title="Builds", table=Table(columns=tuple(_BUILD_COLUMNS.values()), rows=tuple(self.rows())))
         if self.outside:
             yield Section(title="Tactics of builds outside the limits", text="\n".join(diff_body(self.tactics)))
 
     def metrics(self) -> dict[MetricName, float]:
-        """The number of builds, of those outside and unclear, and the share that is shown."""
+        """The number of builds, of those outside and unclear, and the proven share."""
         numbers = {"outside": self.outside, "unclear": self.unclear, "share": self.share}
         return schema.family(schema.Metric.GATE, builds=self.candidate_builds, **numbers)
 
@@ -205,7 +205,7 @@ def gate_builds(
         ).kept_in(run, experiment)
         if not is_stopped:
             result = replace(result, findings=tuple(_findings(result, decision)))
-        run.log_table(schema.Artifact.GATE_TABLE, tuple(_COLUMNS.values()), (list(row) for row in result.rows()))
+        run.log_table(schema.Artifact.GATE_TABLE, tuple(_BUILD_COLUMNS.values()), (list(row) for row in result.rows()))
         log_diff(run, result.tactics)
         run.set_tags({schema.Tag.EVIDENCE: holder} if holder else {})
         end_gate(run, result, tracker)
@@ -213,7 +213,7 @@ def gate_builds(
 
 
 def _with_larger_size(config: GateConfig, factor: float) -> Policy:
-    """The policy of a gate, whose size limit for the candidate's precision is multiplied by a factor."""
+    """The policy of a gate, with the candidate's size limit multiplied by a factor."""
     limits = config.policy.of(config.build.precision)
     if limits.size is None:
         return config.policy
@@ -222,7 +222,7 @@ def _with_larger_size(config: GateConfig, factor: float) -> Policy:
 
 
 def _gated(number: int, of: str, gate_result: GateResult, tracker: Tracker, table: CampaignTable) -> GatedBuild:
-    """The record of a build, which is appended to a table of tactics."""
+    """The record of a build; also appends the build to a table of tactics."""
     stored, measured = tracker.load(gate_result.run_id), gate_result.measured
     campaigns.append(table, stored)
     tactics = campaigns.load_record(stored)
@@ -244,7 +244,7 @@ def _gated(number: int, of: str, gate_result: GateResult, tracker: Tracker, tabl
 
 
 def _findings(result: DistributionResult, decision: ShareDecision) -> Iterator[Finding]:
-    """The decision on the share; then what refused builds, with an example of each."""
+    """The decision on the share; then the reasons of refused builds, with an example of each."""
     build_share = result.build_share
     text = (
         f"{result.outside} of {result.candidate_builds} are outside the limits: at least {_percent(result.share)} "

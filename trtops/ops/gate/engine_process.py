@@ -84,7 +84,7 @@ class EngineProcess:
         return self._run()
 
     def infer(self, feed: Feed) -> dict[str, Any]:
-        """Run the engine on another feed; after an inference that ends the process, the engine is open again.
+        """Run the engine on another feed; reopen it after a fatal inference.
 
         TimeoutError if it ended because the time of all calls is over, which is no fault of the engine.
         """
@@ -117,12 +117,12 @@ class ProcessRunner(BaseRunner):
     """Runs the engine of a process."""
 
     def __init__(self, process: EngineProcess) -> None:
-        """Wrap an open process, which stays the caller's."""
+        """Wrap an open process, owned by the caller."""
         super().__init__("engine")
         self._process = process
 
     def infer(self, feed_dict: Feed, check_inputs: bool = True, *args: Any, **options: Any) -> dict[str, Any]:
-        """Run one inference; the process checks the feed, and converts types that its release lacks."""
+        """Run one inference; the process checks the feed, and converts types missing from its release."""
         return super().infer(feed_dict, False)
 
     def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
@@ -225,7 +225,7 @@ _clocks: list[Callable[[], float]] = []
 
 
 def close_engine() -> None:
-    """Close the engine that is open in this process, if any."""
+    """Close the open engine of this process, if any."""
     while _open:
         _open.pop()[0].deactivate()
 

@@ -20,7 +20,17 @@ from trtops.spec import Precision
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 
-_COLUMNS = ("model", "precision", "release", "decision", "latency ratio", "widths", "size ratio", "seconds", "run")
+_MATRIX_COLUMNS = (
+    "model",
+    "precision",
+    "release",
+    "decision",
+    "latency ratio",
+    "widths",
+    "size ratio",
+    "seconds",
+    "run",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +55,7 @@ class MatrixResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The number of candidates by decision, and those that are not accepted."""
+        """The number of candidates by decision, and the names of those not accepted."""
         counts = Counter(cell.decision for cell in self.cells)
         text = ", ".join(f"{counts[decision]} {words}" for decision, words in DECIDED.items() if counts[decision])
         names = dict.fromkeys(Path(cell.subject).stem for cell in self.cells if cell.decision != "accept")
@@ -53,7 +63,7 @@ class MatrixResult(OpResult):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Each candidate that is not accepted, with its reasons."""
+        """Each candidate not accepted, with its reasons."""
         return tuple(
             f"**{Path(cell.subject).stem} {cell.precision} {cell.release}**: {cell.decision}. {'; '.join(cell.reasons)}"
             for cell in self.cells
@@ -78,7 +88,7 @@ class MatrixResult(OpResult):
                 f"- {name.replace('_', ' ')}: {text}" for name, text in vars(regression).items() if name != "engine"
             ]
             yield Section(title=regression.engine, text="\n".join(answers))
-        yield Section(table=Table(columns=_COLUMNS, rows=tuple(self.rows())))
+        yield Section(table=Table(columns=_MATRIX_COLUMNS, rows=tuple(self.rows())))
 
 
 def gate_all(
@@ -153,7 +163,7 @@ def gate_all(
                 progress(len(results), len(candidates))
         cells = tuple(registered(result, replace(config, register=is_registering), tracker) for result in results)
         matrix = MatrixResult(cells=cells, regressions=tuple(regressions)).kept_in(run, experiment)
-        run.log_table(schema.Artifact.GATE_TABLE, _COLUMNS, (list(row) for row in matrix.rows()))
+        run.log_table(schema.Artifact.GATE_TABLE, _MATRIX_COLUMNS, (list(row) for row in matrix.rows()))
         counts = Counter(result.decision for result in cells)
         run.log_metrics({(schema.Metric.GATE, decision): float(count) for decision, count in counts.items()})
         finish_with(run, matrix, tracker, artifact=schema.Artifact.GATE)

@@ -68,7 +68,7 @@ Timed: TypeAlias = dict[tuple[str, str], Rounds]  # those that decided, by the d
 
 
 class GateSession(contextlib.ExitStack):
-    """What the gates of one run share: child processes, which take seconds to start on a GPU, and what was measured."""
+    """Shared state of the gates of one run: child processes, slow to start on a GPU, and measurements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class GateSession(contextlib.ExitStack):
 
 
 class NotMeasuredError(Exception):
-    """A step that failed or did not finish; caught by the gate, which reports the ``finding``."""
+    """A failed or unfinished step; caught by the gate, which reports the ``finding``."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.text)
@@ -235,7 +235,7 @@ class Measurement:
         return right
 
     def _reference(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function that runs the model itself, in a child process, which ends with the budget."""
+        """Call a function on the model itself in a child process, ended with the budget."""
         return self._session.worker("reference", HERE, "", until=self._until).run(function, *args)
 
     def _reference_outputs(self, source: Feeds, feeds: list[Feed]) -> RunResults:
@@ -244,11 +244,11 @@ class Measurement:
 
     @property
     def _until(self) -> float:
-        """The time at which calls of child processes end."""
+        """The end time of calls of child processes."""
         return self._end + _GRACE * 60 * self._config.minutes
 
     def _turn_on_cpu(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other gates on this machine's processor waiting, which would be measured as well. GPUs are held."""
+        """Keep other gates on this machine's processor waiting, as they would be measured as well. GPUs are held."""
         return locked(machine_folder() / "gate_on_cpu", max(0.0, self._end - time.monotonic()))
 
     @contextlib.contextmanager
@@ -353,7 +353,7 @@ class Measurement:
         return max(ranked_runs, key=lambda ranked: ranked[0])[1] if ranked_runs else None
 
     def _open_accepted(self, info: RunInfo, device: str) -> tuple[Build, IsolatedBackend]:
-        """The accepted engine, and a child process of the release that built it."""
+        """The accepted engine, and a child process of its release."""
         with self._ending("accepted", errors.IncompleteRunError, errors.RunNotFoundError):
             build = builds.load_build(self._tracker.load(info.id))
             origin = build.engine.environment
@@ -382,7 +382,7 @@ class Measurement:
 
 def differing_choices(candidate: TacticRecord, accepted: TacticRecord) -> tuple[str, ...]:
     """What the builder chose in other ways for the candidate than for the accepted engine, in phrases."""
-    names = {name for record in (candidate, accepted) for name, _ in record.settings if name in BY_NAME}
+    names = {name for name, _ in (*candidate.settings, *accepted.settings) if name in BY_NAME}
     mine, theirs = (dict(_toggled(record).settings(names)) for record in (candidate, accepted))
     differing = [f"{n} is {mine[n]}, {theirs[n]} in the accepted engine" for n in sorted(names) if mine[n] != theirs[n]]
     if layers := candidate.differing_layers(accepted):
@@ -391,12 +391,12 @@ def differing_choices(candidate: TacticRecord, accepted: TacticRecord) -> tuple[
 
 
 def _toggled(record: TacticRecord) -> Candidate:
-    """The settings of ONNX Runtime in a record that are not at their defaults."""
+    """The settings of ONNX Runtime in a record, without defaults."""
     return Candidate.from_settings(pair for pair in record.settings if pair[0] in BY_NAME)
 
 
 def _metrics(metric: Metric | Literal["auto"], engine: Engine) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
-    """What to measure of an engine, and what of it may decide."""
+    """The metrics to measure of an engine, and the deciding ones."""
     # On a GPU, its own clock measures. The CPU time of a process then says nothing about the latency.
     on_cpu = engine.options.get("providers") in (["CPUExecutionProvider"], ("CPUExecutionProvider",))
     if metric == "auto":

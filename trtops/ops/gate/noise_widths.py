@@ -40,7 +40,7 @@ def measure_widths(
     *,
     same_model: bool,
 ) -> tuple[OutputWidth, ...]:
-    """Noise widths of all numeric outputs that have the same shape in all results.
+    """Noise widths of all numeric outputs with one shape in all results.
 
     ``accepted`` has the outputs of two runs, and ``noise`` what rounding does to the candidate's model.
     """

@@ -29,7 +29,7 @@ R = TypeVar("R", bound=GateResult)
 
 @dataclass(frozen=True, kw_only=True)
 class GateConfig(EngineConfig, uses={"check": "data input_shapes iterations seed golden labels power self_check"}):
-    """One candidate, and the policy it must meet, which has the tolerances.
+    """One candidate, and its policy, with the tolerances.
 
     Attributes:
         candidate: Run id of a candidate that exists; built now if None.
@@ -157,7 +157,7 @@ def approve(
     tracker: Tracker,
     tags: Tags | None = None,
 ) -> GateResult:
-    """Decide an undecided gate as a person did, in a run of its own, and register an engine that is accepted.
+    """Decide an undecided gate as a person did, in a run of its own, and register an accepted engine.
 
     Raises ConfigError if the gate is not undecided, or has no engine.
     """

@@ -72,7 +72,7 @@ class AccuracyLimit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Record):
-    """All limits; a part that is None is not checked.
+    """All limits; None is not checked.
 
     Attributes:
         latency: Latency of an undisturbed inference: the fastest tenth, since other work on the machine slows down the

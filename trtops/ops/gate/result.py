@@ -30,7 +30,7 @@ Decision: TypeAlias = Literal["accept", "refuse", "undecided", "error"]
 EVIDENCE = "evidence"
 """The subject of the finding on data that cannot support a verdict."""
 
-_SHOWN = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
+_OUTCOME_LABELS = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
 _MAX_OUTPUTS = 50
 CLAIMS: dict[Metric, str] = {"wall": "Latency", "cpu-time": "CPU time", "instructions": "Instructions"}
 _ENGINE_COLUMNS = ("engine", "release", "precision", "size", "build", "run")
@@ -43,7 +43,7 @@ EXIT_CODES: dict[Decision, int] = {"accept": 0, "refuse": 1, "error": 3, "undeci
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts(Record):
-    """Facts about one engine, and the run that holds it."""
+    """Facts about one engine, and its run."""
 
     run_id: str
     environment: Environment
@@ -59,7 +59,7 @@ class EngineFacts(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Record):
-    """All that was measured of one candidate. What needs an accepted engine is None or empty without one."""
+    """All measurements of one candidate; without an accepted engine, its parts are None or empty."""
 
     candidate: EngineFacts
     accepted: EngineFacts | None = None
@@ -92,7 +92,7 @@ class Finding(Record):
 
 
 def decide(findings: Iterable[Finding]) -> Decision:
-    """The decision that follows from all checks."""
+    """The decision from all checks."""
     # A refusal needs no further measurement, so it comes before open questions.
     outcomes = {finding.outcome for finding in findings}
     if "refuse" in outcomes:
@@ -101,7 +101,7 @@ def decide(findings: Iterable[Finding]) -> Decision:
 
 
 def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bool = False) -> tuple[Finding, ...]:
-    """Compare measured numbers with a policy. Data that proves nothing leaves it open, unless it is accepted."""
+    """Compare measured numbers with a policy. Data without proof leaves it open, unless accepted."""
     limits = policy.of(measured.candidate.precision)
     candidate, accepted = measured.candidate, measured.accepted
     findings: list[Finding] = []
@@ -206,7 +206,7 @@ def _interface_finding(candidate: dict[str, str], accepted: dict[str, str]) -> F
 
 
 def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
-    """What decided, with the interval and the limit; without a decision, what would decide."""
+    """The deciding ratio, with the interval and the limit; without a decision, the missing effort."""
     if rounds is None or not any(rounds.starts.values()):
         return Finding("latency", "open", "not measured before the budget ended; raise --minutes")
     ratio = decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, known=rounds.earlier_noise)
@@ -278,7 +278,7 @@ class GateResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The decision, and the checks that refused or are open."""
+        """The decision, and the checks not passed."""
         outcome = "open" if self.decision == "undecided" else "refuse"
         subjects = dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == outcome)
         return DECIDED[self.decision] + (f" because of {', '.join(subjects)}" if subjects else "")
@@ -290,7 +290,7 @@ class GateResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Find the first tensor that goes wrong in a candidate with wrong outputs."""
+        """Find the first wrong tensor of a candidate with wrong outputs."""
         if self.measured is None or not any(f.subject == "reference" and f.outcome == "refuse" for f in self.findings):
             return super().next_step
         limit = self.policy.of(self.precision).accuracy
@@ -307,7 +307,7 @@ class GateResult(OpResult):
 
     @property
     def ratio(self) -> RatioEstimate | None:
-        """The ratio that decides about the latency; None if not measured or not checked."""
+        """The deciding ratio of the latency; None if not measured or not checked."""
         limit = self.policy.of(self.precision).latency
         rounds = None if self.measured is None else self.measured.rounds
         if limit is None or rounds is None or not any(rounds.starts.values()):
@@ -316,8 +316,8 @@ class GateResult(OpResult):
 
     def sections(self) -> Iterable[Section]:
         """The checks, both engines side by side with the latencies by round, and the outputs."""
-        findings = sorted(self.findings, key=lambda finding: [*_SHOWN].index(finding.outcome))
-        lines = [f"- {_SHOWN[finding.outcome]}: {finding.line}" for finding in findings]
+        findings = sorted(self.findings, key=lambda finding: [*_OUTCOME_LABELS].index(finding.outcome))
+        lines = [f"- {_OUTCOME_LABELS[finding.outcome]}: {finding.line}" for finding in findings]
         if self.version:
             lines += ["", f"Accepted as version {self.version}, alias `{self.alias}`."]
         yield Section(text="\n".join(lines))

@@ -96,7 +96,7 @@ def shown_share(build_share: BuildShare, builds: int, outside: int) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _bounds(build_share: BuildShare) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """By the number of builds: the most outside that accept, and the fewest that refuse.
+    """By the number of builds: the most outside for acceptance, and the fewest for refusal.
 
     Both tests spend their error probability over all looks (Lan and DeMets, Biometrika 70, 1983), with the exact
     distribution of the builds that are left at each look. Acceptance spends it at the first look that it suffices for,

@@ -31,7 +31,7 @@ def _show(result: Any, store: str | None) -> None:
 
 
 def end_search(result: Any, iterations: Iterations, store: str | None, *, recorded: bool, exit_on_bad: bool) -> int:
-    """Print what a search found, and its run if it was recorded; return the exit code."""
+    """Print the result of a search, and its run if recorded; return the exit code."""
     iterations.log_summary()
     say(result.text())
     if recorded:
@@ -129,7 +129,7 @@ def repeat(args: Options) -> Job:
 
 
 def check_of(args: Options, artifact: str) -> CommandCheck | None:
-    """Return the command that checks, if there is one; it reads the artifact."""
+    """Return the check command, if there is one; it reads the artifact."""
     if not args.check:
         return None
     check = configs.command_check(args, artifact, "{engine}")
@@ -138,7 +138,7 @@ def check_of(args: Options, artifact: str) -> CommandCheck | None:
 
 
 def repeat_config(args: Options, intermediate: str | None) -> RepeatConfig:
-    """Return when to stop, and what to keep."""
+    """Return the conditions for stopping, and the files to keep."""
     if args.until is None:
         raise UsageError("say when to stop: --until good, --until bad, or --until N")
     return ops.RepeatConfig(
@@ -156,7 +156,7 @@ def repeat_config(args: Options, intermediate: str | None) -> RepeatConfig:
 def repeat_job(
     check: CommandCheck | None, config: RepeatConfig, make: Callable[[int], None] | None = None, *, exit_on_bad: bool
 ) -> Job:
-    """Return the job that repeats, and prints each step. Without a command, a person at the terminal is asked.
+    """Return the repeating job, which prints each step. Without a command, a person at the terminal is asked.
 
     ``make`` makes what is checked in each iteration, given its number.
     """
@@ -214,7 +214,7 @@ def has_piped_answers() -> bool:
 
 
 def ask(question: str) -> bool:
-    """Ask the person at the terminal whether it passed or failed."""
+    """Ask the person at the terminal for the verdict."""
     prompt = f">>> {question} [p]ass or [f]ail? "
     while True:
         answer = input(prompt).strip().lower()

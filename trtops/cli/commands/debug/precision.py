@@ -155,7 +155,7 @@ def precision(args: Options) -> Job:
 
 
 def _candidate_writer(args: Options, artifact: str, engines: bool) -> Late:
-    """Return what writes a candidate."""
+    """Return the writer of a candidate."""
     if not engines:
         return late("trtops.ops.ModelWriter", path=artifact)
     args = args.but(

@@ -138,7 +138,7 @@ def reduce(args: Options) -> Job:
 
 
 def _ask_about(part: SubModel) -> CheckOutcome:
-    """Write a part to the file that checks read, and ask the person at the terminal about it."""
+    """Write a part to the checked file, and ask the person at the terminal about it."""
     # These import numpy and onnx, which help does not need.
     from trtops.backend.onnx.save import save_model
     from trtops.ops.evaluation.submodel import CheckOutcome
