@@ -341,7 +341,7 @@ def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, st
 
 
 def _outcome_of(build: ListedBuild, outcome: Outcome, *reasons: str, **values: Any) -> BuildOutcome:
-    same = {name: getattr(build, name) for name in ("model", "precision", "backend", "place")}
+    same = {name: getattr(build, name) for name in ("model", "precision", "backend", "location")}
     failed = outcome == "error" or (outcome == "bad" and build.entry.policy.bad == "fail")
     return BuildOutcome(outcome=outcome, reasons=tuple(filter(None, reasons)), failed=failed, **same, **values)
 
