@@ -1,4 +1,4 @@
-"""Optional packages: which extra of trtops installs each of them, and one error for all that are missing."""
+"""Optional packages: the extra of each, and one error for all missing ones."""
 
 import sys
 from importlib.metadata import packages_distributions
@@ -35,25 +35,25 @@ def installed(*modules: str) -> bool:
 
 
 def require(*modules: str, error: type[errors.TrtopsError] = errors.BackendUnavailableError) -> None:
-    """Raise an error with the command that installs them, unless all of these top-level modules can be imported."""
+    """Raise an error with the install command, unless all of these top-level modules can be imported."""
     missing = [module for module in modules if not installed(module)]
     if missing:
         raise error(sentence(*missing))
 
 
 def hidden_onnxruntime() -> tuple[str, str]:
-    """Return a sentence about several distributions of ONNX Runtime, and the commands that mend it; empty without."""
+    """Return a sentence about several distributions of ONNX Runtime, and the repair commands; empty without."""
     # All of them install the folder `onnxruntime`, so the files of the last one replaced those of the others.
     names = sorted(set(packages_distributions().get("onnxruntime", ())))
     if len(names) < 2:
         return "", ""
-    wanted = next(name for name in reversed(names) if name != "onnxruntime")
+    remaining = next(name for name in reversed(names) if name != "onnxruntime")
     text = f"{' and '.join(names)} are both installed and share a folder, so one hides the providers of the other"
-    return text, f"pip uninstall -y {' '.join(names)} && pip install {wanted}"
+    return text, f"pip uninstall -y {' '.join(names)} && pip install {remaining}"
 
 
 def sentence(*missing: str) -> str:
-    """Return the sentence about missing modules, with the command that installs them."""
+    """Return the sentence about missing modules, with the install command."""
     extras = sorted({EXTRAS.get(module, "") for module in missing} - {""})
     packages = [module for module in missing if module not in EXTRAS]
     names = [*([f'"trtops[{",".join(extras)}]"'] if extras else []), *packages]

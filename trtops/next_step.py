@@ -1,4 +1,4 @@
-"""The command that usually follows a result, and the one place that spells commands of trtops for a shell."""
+"""The usual command after a result; the only module with the shell spelling of trtops commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIELDS_ONLY = frozenset((
 
 OF_8_BITS = frozenset(("calibration_data", "calibration_cache", "keep", "qdq_op_types", "qdq_rules"))
 _BUILDS = (BuildConfig, OnnxRuntimeOptions, TensorRTOptions)
-_BUILD = frozenset(("backend", *(each.name for config in _BUILDS for each in fields(config))))
+_BUILD = frozenset(("backend", *(field.name for config in _BUILDS for field in fields(config))))
 _DATA = frozenset(("data", "input_shapes", "iterations", "seed"))
 # Options that a command shares with others.
 _TAKEN: Mapping[str, frozenset[str]] = {
@@ -63,7 +63,7 @@ class NextStep(Record):
 
     @classmethod
     def after(cls, options: Mapping[str, Any], verb: str, arguments: Mapping[str, Any]) -> NextStep:
-        """The step with those of a command's options that its verb has as well, unless ``arguments`` replace them."""
+        """The step with a command's options known to its verb, replaced by ``arguments``."""
         taken = _TAKEN[f"{verb} --emulate" if "emulate" in arguments else verb]
         return cls(verb, {**{name: value for name, value in options.items() if name in taken}, **arguments})
 
@@ -80,14 +80,14 @@ class NextStep(Record):
         return words
 
     def in_store(self, store: str | None) -> NextStep:
-        """The step for a store that was named on the command line; unchanged if the step uses none."""
+        """The step for the store of the command line; unchanged if the step uses none."""
         reads = any(isinstance(value, str) and value.startswith("run:") for value in self.arguments.values())
         used = reads or not {"run", "resume", "experiment"}.isdisjoint(self.arguments)
         return replace(self, arguments={**self.arguments, "store": store}) if store and used else self
 
 
 def arguments_of(config: Record) -> dict[str, Any]:
-    """The options of a config that differ from their defaults, by name, as JSON, with the back end and its options.
+    """The changed options of a config by name, as JSON, with the back end and its options.
 
     Files in temporary folders of this process are left out, since they will be gone.
     """
@@ -134,7 +134,7 @@ def _values(value: Any) -> Iterable[str]:
         return (f"{name}:{_dims(shape)}" for name, shape in value.items())
     if not isinstance(value, (tuple, list)):
         return (str(value),)
-    return (":".join(each) if isinstance(each, list) else str(each) for each in value)
+    return (":".join(entry) if isinstance(entry, list) else str(entry) for entry in value)
 
 
 def _profiles(profiles: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Records: frozen values with JSON both ways and a digest, which depends on the values alone."""
+"""Records: frozen values with JSON both ways and a digest of the values."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def sha256_file(path: str | Path) -> str:
     """The SHA-256 of a file's content, as 64 hexadecimal digits."""
     import hashlib
 
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(1 << 18):
-            found.update(block)
-    return found.hexdigest()
+            hasher.update(block)
+    return hasher.hexdigest()
 
 
 def to_jsonable(value: object) -> JSONValue:
-    """Reduce a value to what JSON holds; TypeError if it has no JSON form.
+    """Reduce a value to JSON types; TypeError if it has no JSON form.
 
     Dataclasses become objects, enums their value, sets sorted lists, tuples lists and paths strings. NaN and infinities
     become ``"nan"``, ``"inf"`` and ``"-inf"``, which strict JSON cannot spell.
@@ -78,13 +78,13 @@ def digest(value: object) -> str:
 
 
 class Record:
-    """Mixin for frozen dataclasses, which are declared ``@dataclass(frozen=True, kw_only=True)``."""
+    """Mixin for dataclasses declared ``@dataclass(frozen=True, kw_only=True)``."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, which wants a plain dict
     uses: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, uses: Mapping[str, str] | None = None, **options: Any) -> None:
-        """Declare which fields an op uses of a record that it shares with other ops.
+        """Declare the fields of shared records used by an op.
 
         ``uses`` has their names by the field that holds the record, or by ``""`` for inherited fields. Others are no
         options of the op (:func:`option_fields`), and a config with one is refused (:func:`refuse_unused`).
@@ -110,7 +110,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_dict` wrote; FormatError if a key is unknown or missing, or of the wrong type."""
+        """Read the result of :meth:`to_dict`; FormatError for unknown or missing keys, and wrong types."""
         import pydantic  # 30 ms, and only needed for reading
 
         try:
@@ -127,13 +127,15 @@ class Record:
             raise errors.FormatError(f"{cls.__name__}: " + "; ".join(lines)) from None
         # pydantic would take "64" for 64 and "yes" for true; its strict mode would refuse the lists of JSON.
         if (changed := _first_change(to_jsonable(data), to_jsonable(record))) is not None:
-            where, found, read = changed
-            raise errors.FormatError(f"{cls.__name__}: {where}: expected {type(read).__name__} (found {found!r:.80})")
+            where, original, read = changed
+            raise errors.FormatError(
+                f"{cls.__name__}: {where}: expected {type(read).__name__} (found {original!r:.80})"
+            )
         return record
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what :meth:`to_json` wrote; FormatError if it is not JSON, or :meth:`from_dict` refuses its content."""
+        """Read the result of :meth:`to_json`; FormatError if it is not JSON, or refused by :meth:`from_dict`."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as exc:
@@ -143,7 +145,7 @@ class Record:
         return cls.from_dict(data)
 
     def deciding(self) -> JSONValue:
-        """The part of the record that its digest covers; all of it, unless a subclass says otherwise."""
+        """The part of the record for its digest (default: all)."""
         return self.to_dict()
 
     @functools.cached_property
@@ -172,15 +174,15 @@ def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[Opt
     """
     # Command line flags, flow parameters and help texts are derived from these, so that an option is written once.
     hints, texts = typing.get_type_hints(cls), _attribute_texts(cls)
-    used = {place: names.split() for place, names in cls.uses.items()}
-    for each in fields(cls):  # type: ignore[arg-type]
-        kind, default = hints[each.name], _default_of(each, base)
+    used = {owner: names.split() for owner, names in cls.uses.items()}
+    for member in fields(cls):  # type: ignore[arg-type]
+        kind, default = hints[member.name], _default_of(member, base)
         if isinstance(kind, type) and issubclass(kind, Record):
             for inner in option_fields(kind, default if isinstance(default, kind) else None):
-                if inner.path[0] in used.get(each.name, inner.path):
-                    yield replace(inner, path=(each.name, *inner.path))
-        elif each.init and each.name in used.get("", (each.name,)):
-            yield OptionField(each.name, (each.name,), kind, default, texts.get(each.name, ""), each.metadata)
+                if inner.path[0] in used.get(member.name, inner.path):
+                    yield replace(inner, path=(member.name, *inner.path))
+        elif member.init and member.name in used.get("", (member.name,)):
+            yield OptionField(member.name, (member.name,), kind, default, texts.get(member.name, ""), member.metadata)
 
 
 def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
@@ -188,19 +190,19 @@ def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
 
     A path may also name a whole nested record, whose own options are then applied to it.
     """
-    cls, given = (base, None) if isinstance(base, type) else (type(base), base)
+    cls, base_config = (base, None) if isinstance(base, type) else (type(base), base)
     changed = {}
-    for each in fields(cls):  # type: ignore[arg-type]
-        inner = {path[1:]: value for path, value in values.items() if path[0] == each.name}
+    for member in fields(cls):  # type: ignore[arg-type]
+        inner = {path[1:]: value for path, value in values.items() if path[0] == member.name}
         if inner:
-            whole = inner.pop((), _default_of(each, given))
-            whole = typing.get_type_hints(cls)[each.name] if whole is MISSING else whole
-            changed[each.name] = with_options(whole, inner) if inner else whole
-    return cls(**changed) if given is None else replace(given, **changed)  # type: ignore[type-var]
+            whole = inner.pop((), _default_of(member, base_config))
+            whole = typing.get_type_hints(cls)[member.name] if whole is MISSING else whole
+            changed[member.name] = with_options(whole, inner) if inner else whole
+    return cls(**changed) if base_config is None else replace(base_config, **changed)  # type: ignore[type-var]
 
 
 def refuse_unused(config: Record, uses: Mapping[str, str] | None = None, *, op: str = "") -> None:
-    """Raise ConfigError for a field that an op does not use and that is not the default.
+    """Raise ConfigError for a changed field without use in an op.
 
     Args:
         config: The op's config.
@@ -208,19 +210,19 @@ def refuse_unused(config: Record, uses: Mapping[str, str] | None = None, *, op: 
         op: The op's name in the message (default: from the config's class).
     """
     op = op or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(config).__name__.removesuffix("Config")).lower()
-    for place, names in (config.uses if uses is None else uses).items():
-        shared = getattr(config, place) if place else config
+    for part, names in (config.uses if uses is None else uses).items():
+        shared = getattr(config, part) if part else config
         if shared is None:
             continue
-        preset = next((_default_of(f, None) for f in fields(config) if f.name == place), None)  # type: ignore[arg-type]
-        for each in fields(shared):  # type: ignore[arg-type]
-            value = getattr(shared, each.name)
-            usual = _default_of(each, None), getattr(preset, each.name, None)
+        preset = next((_default_of(f, None) for f in fields(config) if f.name == part), None)  # type: ignore[arg-type]
+        for member in fields(shared):  # type: ignore[arg-type]
+            value = getattr(shared, member.name)
+            usual = _default_of(member, None), getattr(preset, member.name, None)
             # A value that switches something off, such as no plots, is respected by an op that does not have it.
-            if each.name in names.split() or not value or value == "never" or value in usual:
+            if member.name in names.split() or not value or value == "never" or value in usual:
                 continue
             raise errors.ConfigError(
-                f"{op} does not use {f'{place}.' * bool(place)}{each.name}={value!r:.60}. Leave it out; used are: "
+                f"{op} does not use {f'{part}.' * bool(part)}{member.name}={value!r:.60}. Leave it out; used are: "
                 f"{', '.join(names.split())}."
             )
 
@@ -233,28 +235,28 @@ def _default_of(field: dataclasses.Field[Any], base: Record | None) -> Any:
 
 def _attribute_texts(cls: type) -> dict[str, str]:
     """Return the sentence on each attribute from the docstrings of a class and its bases."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         section = inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:\n")[2]
         entries = re.split(r"^    (\w+):", section, flags=re.MULTILINE)[1:]
         for name, text in zip(entries[::2], entries[1::2]):
             # In one line, with names instead of references to them (:class:`x.Name`).
             plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", " ".join(text.split()))
-            found[name] = plain.replace("``", "'")
-    return found
+            texts[name] = plain.replace("``", "'")
+    return texts
 
 
-def _first_change(given: JSONValue, read: JSONValue, where: str = "") -> tuple[str, JSONValue, JSONValue] | None:
+def _first_change(before: JSONValue, after: JSONValue, where: str = "") -> tuple[str, JSONValue, JSONValue] | None:
     """The first value of another type after reading: its place, the value before, and the value after."""
-    if isinstance(given, dict) and isinstance(read, dict):
-        pairs = [(f"{where}.{key}", value, read.get(key)) for key, value in given.items()]
-    elif isinstance(given, list) and isinstance(read, list):
-        pairs = [(f"{where}.{i}", g, r) for i, (g, r) in enumerate(zip(given, read))]
-    elif type(given) is type(read) or {type(given), type(read)} == {int, float}:
+    if isinstance(before, dict) and isinstance(after, dict):
+        pairs = [(f"{where}.{key}", value, after.get(key)) for key, value in before.items()]
+    elif isinstance(before, list) and isinstance(after, list):
+        pairs = [(f"{where}.{i}", g, r) for i, (g, r) in enumerate(zip(before, after))]
+    elif type(before) is type(after) or {type(before), type(after)} == {int, float}:
         return None
     else:
-        return where.removeprefix("."), given, read
-    return next(filter(None, (_first_change(g, r, place) for place, g, r in pairs)), None)
+        return where.removeprefix("."), before, after
+    return next(filter(None, (_first_change(g, r, path) for path, g, r in pairs)), None)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Everything that decides an engine: the model's digest, the build config, the caches, and the environment.
+"""The inputs of a build: the model's digest, the build config, the caches, and the environment.
 
 Two builds with equal spec digests were given the same inputs. If :meth:`Environment.build_digest` is equal as well, one
 engine can replace the other. Names, paths, labels and times are not part of either.
@@ -31,7 +31,7 @@ CAMPAIGN_SEEDS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeRange(Record):
-    """The shapes that one input may take in one optimization profile; ``opt`` is what to optimize for."""
+    """The shapes of one input in one optimization profile; ``opt`` is optimized for."""
 
     name: str
     min: tuple[int, ...]
@@ -49,7 +49,7 @@ class ShapeRange(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationProfile(Record):
-    """The shapes that an engine is built for: one range per input, in any order."""
+    """The shapes of an engine: one range per input, in any order."""
 
     shapes: tuple[ShapeRange, ...]
 
@@ -174,7 +174,7 @@ class BuildConfig(Record):
 
     @property
     def rounding(self) -> Rounding:
-        """The precision; TF32 where ONNX Runtime's FP32 products on a GPU may round their inputs to it."""
+        """The precision; TF32 if ONNX Runtime's FP32 products on a GPU may round their inputs to it."""
         options = self.options
         tf32 = isinstance(options, OnnxRuntimeOptions) and options.on_gpu and options.tf32
         return "tf32" if tf32 and self.precision == "fp32" else self.precision
@@ -205,22 +205,22 @@ class BuildConfig(Record):
 
     def deciding(self) -> JSONValue:
         """All options; those of calibration for 8 bits only, and ``keep`` for precisions below FP32."""
-        found: dict[str, Any] = self.to_dict()
-        for place in (found, found["options"]):
-            for name in _SETS & place.keys():
-                place[name] = place[name] and sorted(set(place[name]))
-        for profile in found["profiles"]:
+        options: dict[str, Any] = self.to_dict()
+        for part in (options, options["options"]):
+            for name in _SETS & part.keys():
+                part[name] = part[name] and sorted(set(part[name]))
+        for profile in options["profiles"]:
             profile["shapes"].sort(key=lambda shape: shape["name"])
         if not self.calibrates:
-            found.update(calibration_samples=None, calibration_fit=None, qdq_op_types=[], qdq_rules=None)
+            options.update(calibration_samples=None, calibration_fit=None, qdq_op_types=[], qdq_rules=None)
         if self.precision == "fp32":
-            found["keep"] = []
-        return found
+            options["keep"] = []
+        return options
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSpec(Record):
-    """Everything that decides an engine, apart from the environment: SHA-256 digests, and the config."""
+    """The inputs of a build, apart from the environment: SHA-256 digests, and the config."""
 
     model_sha256: str  # of the content, external data included
     config: BuildConfig
@@ -257,7 +257,7 @@ class Environment(Record):
     packages: tuple[tuple[str, str], ...] = ()  # releases of the libraries that rewrite models
 
     def build_digest(self) -> str:
-        """SHA-256 of the values that make engines of one spec interchangeable."""
+        """SHA-256 of the deciding values of the environment."""
         releases = [self.backend_version, self.device_sha256, self.driver, self.cuda, self.os]
         if self.cudnn is not None:
             releases.append(self.cudnn)
@@ -265,7 +265,7 @@ class Environment(Record):
 
     @property
     def device_key(self) -> str:
-        """A file name for the device and back end release that timings are valid for."""
+        """A file name of timings, for a device and back end release."""
         plain = "".join(c if c.isalnum() else "-" for c in self.device.lower()).strip("-")
         cuda = f"_cuda-{self.cuda}" if self.cuda else ""  # it changes the keys of TensorRT's timing cache
         cudnn = f"_cudnn-{self.cudnn}" if self.cudnn else ""
@@ -274,7 +274,7 @@ class Environment(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(Record):
-    """One layer of a built engine, as the back end reports it; what is not known is empty."""
+    """One layer of a built engine, reported by the back end; unknown values are empty."""
 
     name: str
     op: str

@@ -27,15 +27,15 @@ def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
     """Run the command of a path with the words after it, or print its help, and return the exit code."""
     command = load(path)
     # What follows belongs to the command that checks.
-    own = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), rest))
-    if "-h" in own and "--help" not in own:
+    own_words = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), rest))
+    if "-h" in own_words and "--help" not in own_words:
         brief, left = usual_options((*command.groups, LOGGING))
         make_parser(" ".join(("trtops", *path)), command.about, brief, command.examples).print_help()
         if left:
             print(f"\n{left} more options: trtops {' '.join(path)} --help")
         return 0
     parser = parser_of(path, command)
-    if "--help" in own:
+    if "--help" in own_words:
         if parser.extend is not None:
             parser.extend(parser)
         parser.print_help()
@@ -49,12 +49,12 @@ def load(path: registry.Path) -> Command:
     name = "list_" if word == "list" else word.replace("-", "_")
     home = ".".join(folder) if folder else name if name in _MODULES else "op_commands"
     module = importlib.import_module(f"trtops.cli.commands.{home}")
-    found = getattr(module, name, None)
+    command = getattr(module, name, None)
     # `precision` and `reduce` are modules below `debug`, since they are as long as all its other commands.
-    if not isinstance(found, Command):
-        found = getattr(importlib.import_module(f"{module.__name__}.{name}"), name)
-        assert isinstance(found, Command)
-    return found
+    if not isinstance(command, Command):
+        command = getattr(importlib.import_module(f"{module.__name__}.{name}"), name)
+        assert isinstance(command, Command)
+    return command
 
 
 def parser_of(path: registry.Path, command: Command) -> Parser:
@@ -123,13 +123,13 @@ def error_text(exc: Exception) -> str:
 
 
 def _script_error(exc: Exception, words: list[str]) -> str:
-    """Return the traceback of an error in a script that the line names, otherwise an empty string."""
+    """Return the traceback of an error in a script named on the line, otherwise an empty string."""
     named = {os.path.abspath(word.partition(".py")[0] + ".py") for word in words if ".py" in word}
     if isinstance(exc, SyntaxError) and exc.filename in named:
         return "".join(traceback.format_exception_only(exc)).rstrip()
     frames = traceback.extract_tb(exc.__traceback__)
-    own = next((place for place, frame in enumerate(frames) if frame.filename in named), None)
-    if own is None:
+    first_frame = next((index for index, frame in enumerate(frames) if frame.filename in named), None)
+    if first_frame is None:
         return ""
-    lines = [f"{frames[own].filename} failed:\n", *traceback.format_list(frames[own:])]
+    lines = [f"{frames[first_frame].filename} failed:\n", *traceback.format_list(frames[first_frame:])]
     return "".join([*lines, *traceback.format_exception_only(exc)]).rstrip()

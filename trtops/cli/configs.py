@@ -59,18 +59,18 @@ _SPELLED = {"timeout_seconds": "--build-timeout", "use_deny_list": "--deny-list"
 
 
 def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Flag]:
-    """Yield the option of a field; two for a yes or no that may stay open, none for a type that a line cannot give."""
+    """Yield the option of a field; two for an optional yes or no, none for a type without words."""
     is_union = get_origin(option.type) in (Union, UnionType)
     kinds = [kind for kind in (get_args(option.type) if is_union else (option.type,)) if kind is not NoneType]
-    more: dict[str, Any] = {"to": f"{config}.{'.'.join(option.path)}", "derived": True}
+    settings: dict[str, Any] = {"to": f"{config}.{'.'.join(option.path)}", "derived": True}
     text, default, suffix = _phrase(option.help), option.default, ""
     if kinds == [bool]:
         # Where neither is the default (None), a line can say either.
         if default is not True:
-            yield flag(names, text, **more)
+            yield flag(names, text, **settings)
         if default is not False:
             negative = " ".join(f"--no-{name.removeprefix('--')}" for name in names.split())
-            yield flag(negative, f"do not: {text}", value=False, **more)
+            yield flag(negative, f"do not: {text}", value=False, **settings)
         return
     if len(kinds) == 1 and get_origin(kinds[0]) is tuple and get_args(kinds[0])[1:] == (...,):
         suffix, kinds = "*", [get_args(kinds[0])[0]]
@@ -81,20 +81,20 @@ def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Fl
     # A union such as `int | Literal["auto"]` takes a number or one of the words.
     words = tuple(word for kind in literals for word in get_args(kind))
     if default not in (None, (), dataclasses.MISSING) and "default" not in text:
-        more["usual"] = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        settings["usual"] = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
     elif default is None and readers != [str] and not re.search("default|unless", text):
         if re.search("default|unless", option.help):
             text = "; ".join(map(_phrase, re.split(r"(?<=\.) ", option.help)))
         else:
-            more["usual"] = "none"
+            settings["usual"] = "none"
     if words and readers:
         read = readers[0]
-        more |= {"convert": lambda text: text if text in words else read(text), "shown": f"N|{'|'.join(words)}"}
+        settings |= {"convert": lambda text: text if text in words else read(text), "shown": f"N|{'|'.join(words)}"}
     else:
-        more |= {"choices": words, "shown": None} if words else {"convert": readers[0]}
+        settings |= {"choices": words, "shown": None} if words else {"convert": readers[0]}
     word = {int: "N", float: "X"}.get(kinds[0], option.name.upper())
     word += "|@FILE" * bool(suffix and kinds == [str])
-    yield flag(f"{names} {word}{suffix}", text, **more)
+    yield flag(f"{names} {word}{suffix}", text, **settings)
 
 
 def _phrase(text: str) -> str:
@@ -103,20 +103,20 @@ def _phrase(text: str) -> str:
     return first[:1].lower() + first[1:] if first[1:2].islower() or first[1:2] == " " else first
 
 
-def make(args: Options, config: str, values: Mapping[str, Any] | None = None, **more: Any) -> Any:
-    """Return a config from the options that :func:`config_flags` made, and further values.
+def make(args: Options, config: str, values: Mapping[str, Any] | None = None, **further: Any) -> Any:
+    """Return a config from the options of :func:`config_flags`, and further values.
 
     Values by field (``{"check.seed": 3}``) count before options; None stands for the default.
     """
-    prefix, found = f"{config}.", {}
+    prefix, options = f"{config}.", {}
     for name in [name for name in args.__dict__ if name.startswith(prefix)]:
         value = getattr(args, name)
         if value is not None:
             path = tuple(name.removeprefix(prefix).split("."))
-            found[path] = tuple(_words_of(value)) if isinstance(value, list) else value
-    explicit = {**(values or {}), **more}
-    found |= {tuple(name.split(".")): value for name, value in explicit.items() if value is not None}
-    return with_options(getattr(ops, config), found)
+            options[path] = tuple(_words_of(value)) if isinstance(value, list) else value
+    explicit = {**(values or {}), **further}
+    options |= {tuple(name.split(".")): value for name, value in explicit.items() if value is not None}
+    return with_options(getattr(ops, config), options)
 
 
 def _words_of(values: list[Any]) -> Iterator[Any]:
@@ -145,13 +145,13 @@ _FILES = (
 
 
 def build_config(args: Options, backend: str) -> BuildConfig:
-    """Return how to build, for ops; a UsageError if an option is given that a recorded build could not repeat."""
+    """Return the build config, for ops; a UsageError for an option without effect on recorded builds."""
     # A spec identifies a build. An option outside of it would make two builds look alike.
-    recorded = {*(each.dest for each in groups.SPEC.flags), *_FILES}
-    for each in Group("", *groups.TRT_BUILD, groups.TRT_LOAD).flags:
-        if each.dest not in recorded and args.peek(each.dest) not in (None, each.default):
-            raise UsageError(f"{each.names[0]} cannot be recorded; leave it out, or --experiment")
-    asked = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
+    recorded = {*(build_flag.dest for build_flag in groups.SPEC.flags), *_FILES}
+    for build_flag in Group("", *groups.TRT_BUILD, groups.TRT_LOAD).flags:
+        if build_flag.dest not in recorded and args.peek(build_flag.dest) not in (None, build_flag.default):
+            raise UsageError(f"{build_flag.names[0]} cannot be recorded; leave it out, or --experiment")
+    precisions = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
     options: Any
     if backend == "tensorrt":
         mode, layers = loading.constraints(args)
@@ -161,7 +161,7 @@ def build_config(args: Options, backend: str) -> BuildConfig:
             raise UsageError(f"--pool-limit {next(iter(limits))} cannot be recorded, only workspace")
         same = ("sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback", "tf32")
         options = TensorRTOptions(
-            also=tuple(asked[1:]),  # type: ignore[arg-type]
+            also=tuple(precisions[1:]),  # type: ignore[arg-type]
             strongly_typed=bool(args.strongly_typed),
             precision_constraints=mode or "none",  # type: ignore[arg-type]
             workspace_bytes=workspace,
@@ -182,27 +182,30 @@ def build_config(args: Options, backend: str) -> BuildConfig:
             cpu_fallback=getattr(args, "cpu_fallback", None) is not False,
             tf32=bool(args.tf32),
         )
-    precision = asked[0] if asked else "fp32"
+    precision = precisions[0] if precisions else "fp32"
     config: BuildConfig = make(args, "BuildConfig", precision=precision, profiles=profiles(args), options=options)
     return config
 
 
 def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
-    """Return the optimization profiles that are given."""
-    given = any(getattr(args, f"trt_{bound}_shapes", None) for bound in ("min", "opt", "max"))
-    found = []
-    for shapes in (loading.profiles(args) if given else None) or ():
-        bounds = ((name, tuple(each.min), tuple(each.opt), tuple(each.max)) for name, each in shapes.items())
+    """Return the requested optimization profiles."""
+    has_profile_shapes = any(getattr(args, f"trt_{bound}_shapes", None) for bound in ("min", "opt", "max"))
+    optimization_profiles = []
+    for shapes in (loading.profiles(args) if has_profile_shapes else None) or ():
+        bounds = (
+            (name, tuple(bounds_of_input.min), tuple(bounds_of_input.opt), tuple(bounds_of_input.max))
+            for name, bounds_of_input in shapes.items()
+        )
         ranges = (ShapeRange(name=name, min=low, opt=usual, max=high) for name, low, usual, high in bounds)
-        found.append(OptimizationProfile(shapes=tuple(ranges)))
-    return tuple(found)
+        optimization_profiles.append(OptimizationProfile(shapes=tuple(ranges)))
+    return tuple(optimization_profiles)
 
 
-def refuse(args: Options, group: Group, why: str) -> None:
-    """Reject options that would have no effect, if one is given."""
-    for each in group.flags:
-        if getattr(args, each.dest, None) not in (None, ()):
-            raise UsageError(f"{each.names[0]} {why}")
+def refuse(args: Options, group: Group, reason: str) -> None:
+    """Reject options without effect."""
+    for option in group.flags:
+        if getattr(args, option.dest, None) not in (None, ()):
+            raise UsageError(f"{option.names[0]} {reason}")
 
 
 def check_values(args: Options, prefix: str = "check.") -> dict[str, Any]:
@@ -214,10 +217,10 @@ RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "dat
 
 
 def random_data(args: Options) -> Late | None:
-    """Return a loader of random data, where options describe it beyond seed and iterations."""
+    """Return a loader of random data, if options describe it beyond seed and iterations."""
     # A config holds seed, iterations and shapes, but no ranges of random data.
-    given = any(args.peek(name) is not None for name in RANDOM_DATA)
-    return loading.data_loader(args) if given and not (args.load_inputs or args.data_loader_script) else None
+    is_described = any(args.peek(name) is not None for name in RANDOM_DATA)
+    return loading.data_loader(args) if is_described and not (args.load_inputs or args.data_loader_script) else None
 
 
 def data_values(args: Options, prefix: str = "", *, random: bool = False) -> dict[str, Any]:
@@ -232,7 +235,7 @@ def data_values(args: Options, prefix: str = "", *, random: bool = False) -> dic
 
 
 def data_source(args: Options) -> str | None:
-    """Return where inputs come from, as ops take it; a UsageError if one path cannot describe it."""
+    """Return the data source for ops; a UsageError if one path cannot describe it."""
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs and len(args.load_inputs) > 1:
@@ -263,12 +266,12 @@ def tolerances(args: Options) -> Tolerances | None:
     equal = bool(getattr(args, "infinities_compare_equal", False))
     if not common and not single and not equal:
         return None
-    per_output = {output: OutputTolerances(**found) for output, found in single.items()}
+    per_output = {output: OutputTolerances(**limits) for output, limits in single.items()}
     return Tolerances(**common, infinities_equal=equal, per_output=per_output)
 
 
 def command_check(args: Options, default_artifact: str, placeholder: str = "{model}") -> CommandCheck:
-    """Return the external check; a command without ``{model}`` reads the file that the iterations write."""
+    """Return the external check; a command without ``{model}`` reads the iterations' file."""
     command = tuple(args.check)
     named = any(mark in word for word in command for mark in ("{model}", placeholder))
     return ops.CommandCheck(

@@ -20,7 +20,7 @@ Takes = Literal["one", "many", "any", "optional", "switch", "count", "repeat", "
 
 
 class UsageError(Exception):
-    """Options that contradict each other, or need one another."""
+    """Contradictory or incomplete options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Flag:
 _TAKES: Mapping[str, Takes] = {"+": "many", "*": "any", "?": "optional"}
 
 
-def flag(usage: str, help: str, *, to: str = "", **more: Any) -> Flag:
+def flag(usage: str, help: str, *, to: str = "", **settings: Any) -> Flag:
     """Return an option from how it is used.
 
     Args:
@@ -66,7 +66,7 @@ def flag(usage: str, help: str, *, to: str = "", **more: Any) -> Flag:
             its function. Nothing after the spellings makes a switch.
         help: What it does, as a phrase.
         to: The attribute that it sets; its first long spelling by default.
-        more: Further fields of :class:`Flag`.
+        settings: Further fields of :class:`Flag`.
     """
     words = usage.split()
     names = [word for word in words if word.startswith("-")]
@@ -74,26 +74,26 @@ def flag(usage: str, help: str, *, to: str = "", **more: Any) -> Flag:
         names, words = [words[0].rstrip("+*?")], words[1:] if len(words) > 1 else words
     shown = words[-1] if words[-1] != names[-1] else None
     if shown is None and names[0].startswith("-"):
-        more.setdefault("takes", "switch")
+        settings.setdefault("takes", "switch")
     elif shown is not None and shown[-1] in _TAKES:
-        more.setdefault("takes", _TAKES[shown[-1]])
+        settings.setdefault("takes", _TAKES[shown[-1]])
         shown = shown[:-1]
     if shown is not None and (script := re.fullmatch(r"FILE\[:(\w*)\]", shown)):
-        more["convert"], shown = values.script(script[1]), "FILE[:FUNCTION]"
+        settings["convert"], shown = values.script(script[1]), "FILE[:FUNCTION]"
     if shown is not None and shown.startswith("{"):
-        more["choices"] = tuple(shown[1:-1].split(","))
+        settings["choices"] = tuple(shown[1:-1].split(","))
     elif names[0].startswith("-"):
-        more.setdefault("shown", shown)
-    more.setdefault("convert", values.READERS.get(str(shown), str))
+        settings.setdefault("shown", shown)
+    settings.setdefault("convert", values.READERS.get(str(shown), str))
     first = next((name for name in names if not re.fullmatch("-[a-z]", name)), names[0])
-    return Flag(names=tuple(names), help=help, dest=to or first.lstrip("-").replace("-", "_"), **more)
+    return Flag(names=tuple(names), help=help, dest=to or first.lstrip("-").replace("-", "_"), **settings)
 
 
 class Group:
-    """Options that belong together, with a title for help."""
+    """Related options, with a title for help."""
 
     def __init__(self, title: str, *members: Flag | Group | Callable[[], Iterable[Flag]]) -> None:
-        """Take options; of a group, all its options; and functions that make options when they are needed first."""
+        """Take options, groups for all their options, and functions for options on demand."""
         self.title = title
         # Not yet as options: making those of a config imports its module, which most commands do not need.
         self._members = members
@@ -101,32 +101,34 @@ class Group:
     @functools.cached_property
     def flags(self) -> tuple[Flag, ...]:
         """The options."""
-        found: list[Flag] = []
-        for each in self._members:
-            found += (each,) if isinstance(each, Flag) else each.flags if isinstance(each, Group) else each()
-        return tuple(found)
+        collected: list[Flag] = []
+        for member in self._members:
+            collected += (
+                (member,) if isinstance(member, Flag) else member.flags if isinstance(member, Group) else member()
+            )
+        return tuple(collected)
 
     def without(self, *names: str) -> Group:
         """Return the group without the options of these spellings."""
         return Group(self.title, lambda: (f for f in self.flags if not set(names) & set(f.names)))
 
     def only(self, *dests: str) -> Group:
-        """Return the group with only the options that set these attributes."""
+        """Return the group with only the options of these attributes."""
         return Group(self.title, lambda: (f for f in self.flags if f.dest in dests))
 
-    def idle(self, why: str) -> Group:
-        """Return the group with options that have no effect, for this reason."""
-        without: dict[str, Any] = {"idle": why, "convert": str, "choices": None, "usual": ""}
+    def idle(self, reason: str) -> Group:
+        """Return the group with all options marked as without effect, for this reason."""
+        without: dict[str, Any] = {"idle": reason, "convert": str, "choices": None, "usual": ""}
         return Group(self.title, lambda: (replace(f, **without) for f in self.flags))
 
 
 class Options(argparse.Namespace):
-    """The options of a command line. Records which of them are read, so that the others can be warned about."""
+    """The options of a command line. Records reads, as unread options produce a warning."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **initial: Any) -> None:
         """Start with these values, none read."""
         self.__dict__["_seen"] = set()
-        super().__init__(**given)
+        super().__init__(**initial)
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -155,7 +157,7 @@ class Options(argparse.Namespace):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that suggests the nearest option for a wrong one. Exits with 2 on wrong usage."""
+    """An argument parser with suggestions for wrong options. Exits with 2 on wrong usage."""
 
     extend: Callable[[Parser], None] | None = None  # adds the options of installed extensions
 
@@ -202,17 +204,17 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str]) -> list[str]:
-    """Return a sentence for each option on a line that has no effect, once the command has read those it uses."""
+    """Return a sentence for each unread option of a line, once the command has read its own."""
     flags = {name: flag for _, flag in flags_of(groups) for name in flag.names if name.startswith("-")}
-    found = {}
+    sentences = {}
     # What follows is the command that checks, with options of its own.
     before_check = itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
     for name in (word.partition("=")[0] for word in before_check):
         flag = flags.get(name)
         if flag is not None and (flag.idle or flag.dest not in args._seen):
-            why = flag.idle or "nothing on this command line uses it"
-            found[flag.names[0]] = f"{name} has no effect here: {why}"
-    return list(found.values())
+            reason = flag.idle or "nothing on this command line uses it"
+            sentences[flag.names[0]] = f"{name} has no effect here: {reason}"
+    return list(sentences.values())
 
 
 def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequence[str]) -> Parser:
@@ -241,12 +243,12 @@ def flags_of(groups: Iterable[Group]) -> list[tuple[str, Flag]]:
     listed = [(group.title, flag) for group in groups for flag in group.flags]
     taken = {name for _, flag in listed if not flag.derived for name in flag.names}
     added: set[str] = set()
-    found = []
+    titled_flags = []
     for title, flag in listed:
         if flag.names[0] not in added and not (flag.derived and taken & set(flag.names)):
-            found.append((title, flag))
+            titled_flags.append((title, flag))
             added.update(flag.names)
-    return found
+    return titled_flags
 
 
 # Options that `-h` shows of a command with many. `--help` shows all.
@@ -261,18 +263,22 @@ _MANY = 40
 
 
 def usual_options(groups: Sequence[Group]) -> tuple[tuple[Group, ...], int]:
-    """The groups with the options that are used most, if there are many, and the number of those left out."""
-    known = flags_of(groups)
-    shown = [(title, flag) for title, flag in known if len(known) <= _MANY or flag.positional or _USUAL & {*flag.names}]
-    return tuple(Group(title, flag) for title, flag in shown), len(known) - len(shown)
+    """The groups with the usual options, if there are many options, and the number of those left out."""
+    titled_flags = flags_of(groups)
+    shown = [
+        (title, flag)
+        for title, flag in titled_flags
+        if len(titled_flags) <= _MANY or flag.positional or _USUAL & {*flag.names}
+    ]
+    return tuple(Group(title, flag) for title, flag in shown), len(titled_flags) - len(shown)
 
 
 class _Runner(argparse.Action):
-    """Records a runner at its position: its kind, and the word that came with it."""
+    """Records a runner at its position: its kind, and its word."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        known = getattr(namespace, self.dest) or ()
-        setattr(namespace, self.dest, (*known, (self.const, values if isinstance(values, str) else None)))
+        earlier = getattr(namespace, self.dest) or ()
+        setattr(namespace, self.dest, (*earlier, (self.const, values if isinstance(values, str) else None)))
 
 
 class _Refused(argparse.Action):
@@ -316,7 +322,7 @@ def add_flag(section: argparse._ArgumentGroup, flag: Flag) -> None:
 
 
 def _word_converter(flag: Flag) -> Callable[[str], Any]:
-    """Return a converter whose ``ValueError`` becomes a usage message, with near choices."""
+    """Return a converter with usage messages and near choices for a ``ValueError``."""
 
     def convert(word: str) -> Any:
         try:

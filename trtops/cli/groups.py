@@ -1,4 +1,4 @@
-"""The options that commands share, in groups."""
+"""The shared options of commands, in groups."""
 
 from trtops.cli import values
 from trtops.cli.flags import Group, flag
@@ -188,7 +188,9 @@ THRESHOLDS = Group(
     flag(
         "--compare --compare-func FUNCTION+",
         "how to compare: simple (default), indices, or one of "
-        + ", ".join(f"{each.name}{' (both)' if len(each.limits) > 1 else ''}" for each in COMPARISONS),
+        + ", ".join(
+            f"{comparison.name}{' (both)' if len(comparison.limits) > 1 else ''}" for comparison in COMPARISONS
+        ),
         choices=("simple", "indices", *(comparison.name for comparison in COMPARISONS)),
     ),
     flag("--check-average", "compare means over all iterations"),

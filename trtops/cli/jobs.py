@@ -1,4 +1,4 @@
-"""Commands, and the jobs that they make of their options: one call of an op, and how its result is shown."""
+"""Commands and their jobs: one call of an op, and the display of its result."""
 
 import contextlib
 import dataclasses
@@ -37,12 +37,12 @@ class Command:
 
     @property
     def about(self) -> str:
-        """What it does: the docstring of the function that plans it, on one line."""
+        """The help: the docstring of the planning function, on one line."""
         return " ".join(str(self.plan.__doc__).split())
 
 
 def command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Options], Job]], Command]:
-    """Return a decorator that makes a command of the function that plans it.
+    """Decorate a planning function as a command.
 
     The function reads every option that the job uses, since unread options produce a warning before the job
     runs. Its docstring is the command's help.
@@ -51,7 +51,7 @@ def command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Op
 
 
 def direct_command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Options], int]], Command]:
-    """Return a decorator that makes a command of the function that does its work, and uses every option."""
+    """Decorate a working function as a command with every option in use."""
 
     def decorate(work: Callable[[Options], int]) -> Command:
         @functools.wraps(work)
@@ -75,7 +75,7 @@ def op_job(
     progress: tuple[str, str] | Callable[..., None] | None = None,
     **options: Any,
 ) -> Job:
-    """Return the job that calls an op.
+    """Return the job for calling an op.
 
     Args:
         args: The options, for the store, ``--json``, and the op's ``experiment`` if the command has that option.
@@ -93,7 +93,7 @@ def op_job(
         options["experiment"] = args.experiment
     # Not read where no store is used, so that --store produces a warning there.
     used = store not in ("none", "optional") or (store == "optional" and options.get("experiment") is not None)
-    place = args.store if used else None
+    store_address = args.store if used else None
     as_json, profiled = (bool(getattr(args, name, False)) for name in ("json", "profile"))
 
     def run() -> int:
@@ -103,21 +103,21 @@ def op_job(
         with contextlib.ExitStack() as stack:
             stack.enter_context(steps_run_by(_announced))
             if store != "none":
-                kwargs["tracker"] = tracker(store, place, kwargs.get("experiment"))
+                kwargs["tracker"] = tracker(store, store_address, kwargs.get("experiment"))
             if isinstance(progress, tuple):
                 kwargs["progress"] = stack.enter_context(terminal.progress(*progress))
             elif progress is not None:
                 kwargs["progress"] = progress
             result = getattr(ops, op)(*resolve(inputs), **kwargs)
-        is_kept = place is not None or kwargs.get("experiment") is not None
+        is_kept = store_address is not None or kwargs.get("experiment") is not None
         if store in ("temporary", "optional") and not is_kept and hasattr(result, "run_id"):
             result = dataclasses.replace(result, run_id="", url="")  # its run ends with this process
         if as_json:
             logs.say_json(json_of(result))
         elif show is not None:
-            show(result, place)
+            show(result, store_address)
         elif hasattr(result, "page"):
-            logs.say_result(result, place)
+            logs.say_result(result, store_address)
         else:
             logs.say(result.text())
         if profiled:
@@ -132,7 +132,7 @@ def op_job(
 
 @contextlib.contextmanager
 def announcing(work: str) -> Iterator[None]:
-    """Log during the block what takes long: the work, or the step of it that runs.
+    """Log long work during the block: the work itself, or its running step.
 
     In a file or a pipe, lines become rarer: the next comes after a tenth of the time so far.
     """
@@ -141,10 +141,10 @@ def announcing(work: str) -> Iterator[None]:
     def announce() -> None:
         pause, is_file = _SILENT, not sys.stderr.isatty()
         while not ended.wait(pause):
-            now = time.monotonic()
-            step = "".join(f"; step {name!r}: {now - since:.0f} s" for name, since in _steps[-1:])
-            log.info("%s has taken %.0f s so far%s", work, now - start, step)
-            pause = max(_SILENT, is_file * (now - start) / 10)
+            current = time.monotonic()
+            step = "".join(f"; step {name!r}: {current - since:.0f} s" for name, since in _steps[-1:])
+            log.info("%s has taken %.0f s so far%s", work, current - start, step)
+            pause = max(_SILENT, is_file * (current - start) / 10)
 
     threading.Thread(target=announce, daemon=True).start()
     try:
@@ -161,28 +161,28 @@ def _announced(name: str, step: Callable[[], Any]) -> Any:
         _steps.pop()
 
 
-def tracker(store: Store, place: str | None, experiment: str | None = None) -> Any:
+def tracker(store: Store, address: str | None, experiment: str | None = None) -> Any:
     """Open a tracking store; see :func:`op_job` for the kinds. None if an ``optional`` one is not used."""
     if store == "none" or (store == "optional" and experiment is None):
         return None
     # No record is requested, and the op needs a tracker.
-    if store == "temporary" and experiment is None and place is None:
+    if store == "temporary" and experiment is None and address is None:
         from trtops.tracking.memory import MemoryTracker
 
         return MemoryTracker()
     # Imports MLflow, which takes longer than most commands.
     from trtops.tracking.store import existing_tracker, open_tracker
 
-    return existing_tracker(place) if store == "reads" else open_tracker(place)
+    return existing_tracker(address) if store == "reads" else open_tracker(address)
 
 
 def no_verdict(result: Any) -> int:
-    """Return exit code 0 for a result whose verdict is not the command's."""
+    """Return exit code 0 for a result without a verdict of the command."""
     return 0
 
 
 def json_of(result: Any) -> Any:
     """Return a result as JSON values; lists of results as lists."""
     if isinstance(result, (list, tuple)):
-        return [json_of(each) for each in result]
+        return [json_of(entry) for entry in result]
     return result.to_dict() if hasattr(result, "to_dict") else result.to_json()

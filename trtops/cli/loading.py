@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TYPES = {
+_MODEL_TYPE_BY_SUFFIX = {
     ".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".py": "trt-network-script", ".hdf5": "keras",
     ".h5": "keras", ".keras": "keras", ".graphdef": "frozen", ".pb": "frozen", ".uff": "uff", ".prototxt": "caffe",
     ".ort": "ort",
@@ -33,22 +33,22 @@ _TYPES = {
 
 
 def model_type(args: Options) -> str:
-    """Return what the model is: as the options say, or by its file name."""
+    """Return the type of the model: from the options, or from its file name."""
     if args.model_file is None:
         raise UsageError("no model is given. Options that take several words consume it as well: name it first")
     # A script may name its function: network.py:load_network.
     path = Path(re.sub(r"\.py:\w+$", ".py", args.model_file))
-    found = args.model_type or _TYPES.get(path.suffix.lower())
-    if found is None and path.is_dir():
-        found = "ckpt"
-    if found is None:
+    kind = args.model_type or _MODEL_TYPE_BY_SUFFIX.get(path.suffix.lower())
+    if kind is None and path.is_dir():
+        kind = "ckpt"
+    if kind is None:
         raise UsageError(f"{args.model_file}: its suffix does not say what it is; use --model-type, such as onnx")
-    if found in ("keras", "frozen", "ckpt"):
+    if kind in ("keras", "frozen", "ckpt"):
         raise UsageError(f"{args.model_file} is a TensorFlow model; convert it to ONNX: python -m tf2onnx.convert")
     # Parsers that TensorRT 10 no longer has.
-    if found in ("uff", "caffe"):
-        raise UsageError(f"{args.model_file}: TensorRT no longer reads {found} models; export the model to ONNX")
-    return str(found)
+    if kind in ("uff", "caffe"):
+        raise UsageError(f"{args.model_file}: TensorRT no longer reads {kind} models; export the model to ONNX")
+    return str(kind)
 
 
 def wants_onnx_changes(args: Options) -> bool:
@@ -62,7 +62,7 @@ def wants_onnx_changes(args: Options) -> bool:
 
 
 def onnx_model(args: Options) -> Any:
-    """Return the loader of the ONNX model, with the changes that the options ask for."""
+    """Return the loader of the ONNX model, with the requested changes."""
     kind = model_type(args)
     model: Any
     if kind == "onnx":
@@ -88,7 +88,7 @@ def onnx_model(args: Options) -> Any:
 
 
 def changed_model(args: Options) -> Any:
-    """Return the ONNX model: its path where it is used unchanged, otherwise a loader."""
+    """Return the ONNX model: its path if it is used unchanged, otherwise a loader."""
     model: Any = args.model_file
     if wants_onnx_changes(args):
         model = onnx_model(args.but(model_type="onnx"))
@@ -100,7 +100,7 @@ def changed_model(args: Options) -> Any:
 
 
 def save_config(args: Options) -> SaveConfig:
-    """Return where weights are saved."""
+    """Return the location of saved weights."""
     threshold = args.external_data_size_threshold
     return ops.SaveConfig(
         external_data=args.save_external_data,
@@ -110,7 +110,7 @@ def save_config(args: Options) -> SaveConfig:
 
 
 def saved_onnx(model: Any, path: str, args: Options) -> onnx.SaveOnnx:
-    """Return the loader of a model that also writes it to a file."""
+    """Return the loader of a model with a copy in a file."""
     options = given(external_data_path=args.save_external_data, size_threshold=args.external_data_size_threshold)
     one_file: dict[str, Any] = {"all_tensors_to_one_file": False} if args.no_save_all_tensors_to_one_file else {}
     return onnx.SaveOnnx(model, path, **options, **one_file)
@@ -132,7 +132,7 @@ def list_or_none(words: Iterable[Any] | None) -> list[Any] | None:
 
 
 def data_loader(args: Options) -> Late | None:
-    """Return where inputs come from; None is random data of the model's own shapes."""
+    """Return the data loader; None is random data of the model's own shapes."""
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs:
@@ -165,7 +165,7 @@ def data_loader(args: Options) -> Late | None:
 
 
 def input_shapes(args: Options) -> dict[str, tuple[int | str, ...]] | None:
-    """Return the shapes of inputs that were given; of several for one input the last."""
+    """Return the requested shapes of inputs; of several for one input the last."""
     return dict(getattr(args, "input_shapes", None) or ()) or None
 
 
@@ -173,14 +173,14 @@ def input_shapes(args: Options) -> dict[str, tuple[int | str, ...]] | None:
 
 
 def profiles(args: Options) -> list[Profile] | None:
-    """Return optimization profiles: one for each time that the shape options were given, or the shapes of the data.
+    """Return optimization profiles: one for each set of shape options, or the shapes of the data.
 
     Where one of min, opt and max is missing, the nearest given one is used.
     """
     rounds = [args.trt_min_shapes or [], args.trt_opt_shapes or [], args.trt_max_shapes or []]
     common = input_shapes(args) or {}
     count = max(map(len, rounds)) or (1 if common else 0)
-    made = []
+    trt_profiles = []
     for index in range(count):
         low, usual, high = (dict(shapes[index]) if index < len(shapes) else {} for shapes in rounds)
         profile = trt.Profile()
@@ -189,8 +189,8 @@ def profiles(args: Options) -> list[Profile] | None:
                 raise UsageError(f"profile {index}: input {name!r} has min and max, but no --trt-opt-shapes")
             opt = usual.get(name) or common.get(name) or high.get(name) or low.get(name)
             profile.add(name, fixed(low.get(name, opt)), fixed(opt), fixed(high.get(name, opt)))
-        made.append(profile)
-    return made or None
+        trt_profiles.append(profile)
+    return trt_profiles or None
 
 
 def fixed(shape: Any) -> tuple[int, ...]:
@@ -212,10 +212,10 @@ _TYPES_OF_TRT = {"float8e4m3fn": "fp8", "float4": "fp4"}
 def _trt_type(word: str) -> Name | str:
     """Return TensorRT's data type; an unknown word is left for TensorRT to reject."""
     try:
-        found = DataType.of(word).name
+        dtype_name = DataType.of(word).name
     except ConfigError:
         return word
-    return Name("trt", _TYPES_OF_TRT.get(found, found))
+    return Name("trt", _TYPES_OF_TRT.get(dtype_name, dtype_name))
 
 
 def builder_config(args: Options) -> Any:
@@ -303,37 +303,37 @@ def _int8_calibrator(args: Options) -> Late | None:
 
 
 def network(args: Options, *, outputs: bool = True) -> Any:
-    """Return the loader of the network: parsed or from a script, with the changes that the options ask for."""
+    """Return the loader of the network: parsed or from a script, with the requested changes."""
     kind = model_type(args)
     if kind == "engine":
         raise UsageError(f"{args.model_file} is an engine already; a network is made from an ONNX model or a script")
-    made = _parsed_network(args, kind)
+    loader = _parsed_network(args, kind)
     # Around the parser, which finds plugins in TensorRT's registry.
     if args.plugins:
-        made = trt.LoadPlugins(list(args.plugins), made)
+        loader = trt.LoadPlugins(list(args.plugins), loader)
     for path, function in args.trt_network_postprocess_script or ():
-        made = trt.PostprocessNetwork(made, common.InvokeFromScript(path, function))
+        loader = trt.PostprocessNetwork(loader, common.InvokeFromScript(path, function))
     if outputs and (args.trt_outputs or args.trt_exclude_outputs or args.trt_outputs_by_type):
         changes = {
             "outputs": names_or_all(args.trt_outputs),
             "exclude_outputs": list_or_none(args.trt_exclude_outputs),
             "mark_layer_types": list_or_none(args.trt_outputs_by_type),
         }
-        made = trt.ModifyNetworkOutputs(made, **given(**changes))
+        loader = trt.ModifyNetworkOutputs(loader, **given(**changes))
     if layers := dict(args.layer_precisions or ()) | constraints(args)[1]:
-        made = trt.SetLayerPrecisions(made, {name: _trt_type(word) for name, word in layers.items()})
+        loader = trt.SetLayerPrecisions(loader, {name: _trt_type(word) for name, word in layers.items()})
     if args.all_tensor_dtypes or args.tensor_dtypes:
         every = args.all_tensor_dtypes
         types = _trt_type(every) if every else {name: _trt_type(word) for name, word in args.tensor_dtypes}
-        made = trt.SetTensorDatatypes(made, types)
+        loader = trt.SetTensorDatatypes(loader, types)
     if args.all_tensor_formats or args.tensor_formats:
-        each: Any = {
+        formats: Any = {
             name: _member("TensorFormat", words.strip("[]").split(",")) for name, words in args.tensor_formats or ()
         }
-        made = trt.SetTensorFormats(made, _member("TensorFormat", args.all_tensor_formats or None) or each)
+        loader = trt.SetTensorFormats(loader, _member("TensorFormat", args.all_tensor_formats or None) or formats)
     if args.decomposable_attentions:
-        made = trt.SetDecomposableAttentions(made)
-    return trt.MarkDebug(made, list(args.mark_debug)) if args.mark_debug else made
+        loader = trt.SetDecomposableAttentions(loader)
+    return trt.MarkDebug(loader, list(args.mark_debug)) if args.mark_debug else loader
 
 
 def _parsed_network(args: Options, kind: str) -> Any:
@@ -358,17 +358,17 @@ def engine(args: Options, path: str | None = None) -> Any:
     strategy = _member("DLAWorkspaceAllocationStrategy", getattr(args, "dla_workspace_allocation_strategy", None))
     runtime = trt.LoadRuntime(args.load_runtime) if getattr(args, "load_runtime", None) else None
     load = given(runtime=runtime, dla_workspace_allocation_strategy=strategy)
-    made: Any
+    loader: Any
     if path is not None or model_type(args) == "engine":
         plan = path or args.model_file
         if getattr(args, "gen_script", None):
             # Scripts also run with Polygraphy, whose EngineFromPath needs a stream reader that TensorRT 8.6 lacks.
-            made = trt.EngineFromBytes(common.BytesFromPath(plan), **load)
+            loader = trt.EngineFromBytes(common.BytesFromPath(plan), **load)
         else:
-            made = trt.EngineFromPath(plan, **load)
-        return trt.LoadPlugins(list(args.plugins), made) if args.plugins else made
-    made = trt.EngineFromNetwork(network(args), **_build_options(args), **load)
-    return trt.SaveEngine(made, args.save_engine) if getattr(args, "save_engine", None) else made
+            loader = trt.EngineFromPath(plan, **load)
+        return trt.LoadPlugins(list(args.plugins), loader) if args.plugins else loader
+    loader = trt.EngineFromNetwork(network(args), **_build_options(args), **load)
+    return trt.SaveEngine(loader, args.save_engine) if getattr(args, "save_engine", None) else loader
 
 
 def engine_bytes(args: Options) -> Any:
@@ -391,27 +391,32 @@ def compare_functions(args: Options) -> list[Any]:
         return [common.InvokeFromScript(*args.compare_func_script)]
     from trtops import comparator
 
-    made: list[Any] = []
-    asked = (_SEPARATELY.get(name, (name,)) for name in args.compare or ("simple",))
+    functions: list[Any] = []
+    names = (_SEPARATELY.get(name, (name,)) for name in args.compare or ("simple",))
     options = given(fail_fast=args.fail_fast)
     shapes: dict[str, Any] = {"check_shapes": False} if args.no_shape_check else {}
-    for name in dict.fromkeys(itertools.chain.from_iterable(asked)):
+    for name in dict.fromkeys(itertools.chain.from_iterable(names)):
         if name == "simple":
-            made += (comparator.SimpleCompareFunc(**shapes, **options, **each) for each in _simple_options(args))
+            functions += (
+                comparator.SimpleCompareFunc(**shapes, **options, **simple_options)
+                for simple_options in _simple_options(args)
+            )
         elif name == "indices":
             tolerance = given(index_tolerance=per_name(args.index_tolerance))
-            made.append(comparator.IndicesCompareFunc(**options, **tolerance))
+            functions.append(comparator.IndicesCompareFunc(**options, **tolerance))
         else:
             comparison = next(comparison for comparison in COMPARISONS if comparison.name == name)
             limits = {option: per_name(getattr(args, metric.option)) for option, metric in comparison.limits.items()}
             function = getattr(comparator, comparison.compare_func)
-            made.append(function(**shapes, **options, **given(**limits)))
-    return made
+            functions.append(function(**shapes, **options, **given(**limits)))
+    return functions
 
 
 # Comparisons by several metrics, with the functions they stand for. As in Polygraphy, each has its own verdict.
 _SEPARATELY = {
-    each.name: tuple(metric.function for metric in each.limits.values()) for each in COMPARISONS if len(each.limits) > 1
+    comparison.name: tuple(metric.function for metric in comparison.limits.values())
+    for comparison in COMPARISONS
+    if len(comparison.limits) > 1
 }
 
 
@@ -432,9 +437,9 @@ def _simple_options(args: Options) -> Iterable[dict[str, Any]]:
     if plots:
         require("matplotlib")
     pairs = args.check_error_stat or ()
-    own = {name: stat for name, stat in pairs if name}
+    stat_of_output = {name: stat for name, stat in pairs if name}
     for stat in [stat for name, stat in pairs if not name] or [None]:
-        chosen = {**({"": stat} if stat else {}), **own} if own else stat
+        chosen = {**({"": stat} if stat else {}), **stat_of_output} if stat_of_output else stat
         yield {**numbers, **plots, **given(check_error_stat=chosen)}
         # The plots show errors, which are the same for every statistic.
         plots = {}

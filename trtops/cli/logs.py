@@ -1,4 +1,4 @@
-"""The log of a command, and what commands print."""
+"""The log and the output of commands."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ _silent = False
 def logging_as(args: Options) -> Iterator[logging.Logger]:
     """Log as the options say during the block."""
     global _silent
-    more = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
-    level = _OFF if args.silent else _LESS[min(-more, 5)] if more < 0 else _MORE[min(more, 4)]
+    loudness = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
+    level = _OFF if args.silent else _LESS[min(-loudness, 5)] if loudness < 0 else _MORE[min(loudness, 4)]
     severities = {"": level, **{path: getattr(G_LOGGER, name) for path, name in args.verbosity or ()}}
     before = G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent
     G_LOGGER.timestamp = "timestamp" in (args.log_format or ())
@@ -128,7 +128,7 @@ def say_page(page: str) -> None:
 
 
 def say_report(result: Any, store: str | None = None) -> None:
-    """Print a result's text as Polygraphy logs it. The log itself would hide that it cannot be written."""
+    """Print a result's text as Polygraphy logs it. The log itself would hide failing writes."""
     say(f"[I] {result.text()}")
 
 
@@ -148,7 +148,7 @@ def say_ending(result: OpResult, store: str | None = None) -> None:
 
 
 def with_lists_in_files(step: NextStep) -> NextStep:
-    """Return the step with each long list of names in a file of the working folder, where one can be written."""
+    """Return the step with each long list of names in a file of the working folder, if it is writable."""
     arguments = dict(step.arguments)
     for name, value in step.arguments.items():
         is_list = isinstance(value, (tuple, list)) and all(isinstance(word, str) for word in value)

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed.
+    """Open the null device for each closed standard stream.
 
     Otherwise a file of the store might get its number, and whatever native code prints.
     """
@@ -65,7 +65,7 @@ def _open_closed_streams() -> None:
 
 
 def _run_line(words: list[str], own_process: bool) -> int:
-    """Run a command line in this process, which is the command's own or gets its signal handlers back."""
+    """Run a command line in this process; a shared process gets its signal handlers back."""
     if own_process:
         # Imports make half a million objects, none of them garbage: searching them takes a quarter of a short command.
         gc.set_threshold(1_000_000)
@@ -129,12 +129,12 @@ def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
     if path not in registry.COMMANDS:
         return path, after
     # Before the first option, since one that takes the rest of the line would consume them.
-    place = next((place for place, word in enumerate(after) if word.startswith("-")), len(after))
-    return path, [*after[:place], *moved, *after[place:]]
+    position = next((position for position, word in enumerate(after) if word.startswith("-")), len(after))
+    return path, [*after[:position], *moved, *after[position:]]
 
 
 def _words_of_log_option(words: list[str], commands: Container[str]) -> int:
-    """Return the number of words of the log option that a line starts with, itself included; 0 without one."""
+    """Return the number of words of a line's leading log option, itself included; 0 without one."""
     if not words or words[0] in ("-h", "--help"):
         return 0
     from trtops.cli.logs import LOGGING
@@ -151,7 +151,7 @@ def _words_of_log_option(words: list[str], commands: Container[str]) -> int:
 
 
 def _help_on_words(path: registry.Path, rest: list[str]) -> int:
-    """Print help on, or wrong usage of, words that need more words."""
+    """Print help on incomplete words, or their wrong usage."""
     prog = " ".join(("trtops", *path))
     if not path and rest[:1] in (["--version"], ["-v"]):
         print(f"trtops | Version: {trtops.__version__} | Path: {list(map(os.path.realpath, trtops.__path__))}")
@@ -163,8 +163,8 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
     if words in registry.NOT_SUPPORTED:
         problem = f"trtops {' '.join(words)} is not supported: {registry.NOT_SUPPORTED[words]}."
     else:
-        known = dict.fromkeys((*registry.COMMANDS, *registry.OTHER_WORDS))
-        deeper = [" ".join(each) for each in known if each[-1] == rest[0]]
+        paths = dict.fromkeys((*registry.COMMANDS, *registry.OTHER_WORDS))
+        deeper = [" ".join(command_path) for command_path in paths if command_path[-1] == rest[0]]
         hint = f"Did you mean {' or '.join(map(repr, deeper))}?" if deeper else near(rest[0], registry.below(path))
         problem = f"{prog}: unknown command {rest[0]!r}. {hint}\nTry: {prog} -h"
     terminal.print_line(problem, sys.stderr)
@@ -172,7 +172,7 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
 
 
 def folder_help(path: registry.Path) -> str:
-    """Return what can follow these words, with an example."""
+    """Return the possible words after these, with an example."""
     prog = " ".join(("trtops", *path))
     words = registry.below(path)
     width = max(map(len, words)) + 2

@@ -137,7 +137,7 @@ VARIABLES = {
 
 
 def below(folder: Path) -> dict[str, str]:
-    """Return the words that can follow these, with a line about each."""
+    """Return the possible words after these, with a line about each."""
     size = len(folder)
     words = {path[size]: COMMANDS[path] for path in COMMANDS if path[:size] == folder and len(path) == size + 1}
     folders = {path[size]: FOLDERS[path] for path in FOLDERS if path[:size] == folder and len(path) == size + 1}
@@ -145,7 +145,7 @@ def below(folder: Path) -> dict[str, str]:
 
 
 def find(words: list[str]) -> tuple[Path, list[str]]:
-    """Return the longest command or folder that a line starts with, and the words after it."""
+    """Return the longest command or folder at the start of a line, and the words after it."""
     path: Path = ()
     for word in words:
         if (*path, word) not in COMMANDS and (*path, word) not in FOLDERS:

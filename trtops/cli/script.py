@@ -1,4 +1,4 @@
-"""Loaders that a command makes from its options: run here, or written as a Python script by ``--gen-script``.
+"""Loaders of a command's options: run here, or written as a Python script by ``--gen-script``.
 
 Both start from the loaders themselves, which are dataclasses.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from trtops import errors
 
 # Scripts import from these packages, as Polygraphy's do, not from the modules in them.
-_PACKAGES = ("trtops.backend.onnxrt", "trtops.backend.onnx", "trtops.backend.trt", "trtops.comparator")
+_PUBLIC_PACKAGES = ("trtops.backend.onnxrt", "trtops.backend.onnx", "trtops.backend.trt", "trtops.comparator")
 
 # Mappings that are written as calls of their `add`, with the arguments of each call.
 _ADDED = {"Profile": ("min", "opt", "max"), "TensorMetadata": ("dtype", "shape")}
@@ -26,7 +26,7 @@ _ADDED = {"Profile": ("min", "opt", "max"), "TensorMetadata": ("dtype", "shape")
 
 @dataclass(frozen=True)
 class Late:
-    """A call that is made when the work starts, of a function such as ``trtops.backend.trt.Calibrator``."""
+    """A call deferred until the work starts, of a function such as ``trtops.backend.trt.Calibrator``."""
 
     function: str
     args: tuple[Any, ...] = ()
@@ -45,7 +45,7 @@ class Name:
 
 
 class Unresolved:
-    """Holds a loader that :func:`resolve` leaves as it is, for a child process: TensorRT's objects cannot be sent.
+    """Holds a loader for a child process, unresolved: TensorRT's objects cannot be sent.
 
     Calling it resolves the loader and calls that.
     """
@@ -59,17 +59,17 @@ class Unresolved:
 
 
 class Shared:
-    """Holds a loader whose product a number of runners use: it is made for the first, and released with the last."""
+    """Holds a loader for a number of runners: loaded for the first, and released with the last."""
 
     def __init__(self, loader: Any, uses: int) -> None:
         self.loader, self.uses, self.made = loader, uses, None
 
     def __call__(self) -> Any:
         """Return the product."""
-        made = load(self.loader) if self.made is None else self.made
+        product = load(self.loader) if self.made is None else self.made
         self.uses -= 1
-        self.made = made if self.uses > 0 else None
-        return made
+        self.made = product if self.uses > 0 else None
+        return product
 
     def __eq__(self, other: object) -> bool:
         """Jobs of the same options are equal."""
@@ -79,17 +79,17 @@ class Shared:
 
 
 def late(function: str, /, *args: Any, **kwargs: Any) -> Late:
-    """Return a call to be made later, without the keyword arguments that are None or False."""
+    """Return a deferred call, without the keyword arguments set to None or False."""
     return Late(function, args, given(**kwargs))
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given: neither None nor False."""
+    """Return the specified options: neither None nor False."""
     return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
 def resolve(value: Any) -> Any:
-    """Return a value with all its :class:`Late` and :class:`Name` parts replaced by what they stand for."""
+    """Return a value with all its :class:`Late` and :class:`Name` parts resolved."""
     if isinstance(value, Late):
         module, _, name = value.function.rpartition(".")
         return getattr(importlib.import_module(module), name)(*resolve(value.args), **resolve(value.kwargs))
@@ -100,7 +100,7 @@ def resolve(value: Any) -> Any:
     if type(value) is dict:
         return {resolve(key): resolve(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        old = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
+        old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         new = {name: resolve(item) for name, item in old.items()}
         # `replace` loses what `__init__` does not take, so it is called only where something changes.
         return dataclasses.replace(value, **new) if any(new[name] is not old[name] for name in old) else value
@@ -108,14 +108,14 @@ def resolve(value: Any) -> Any:
 
 
 def load(loader: Any) -> Any:
-    """Call a loader after resolving it; child processes do it with loaders that hold nothing of TensorRT's."""
+    """Call a loader after resolving it; child processes call loaders without TensorRT objects."""
     return resolve(loader)()
 
 
 def loaded(model: Any) -> Any:
-    """Return a model as ops take it: its path, or what a loader returns."""
-    found = resolve(model)
-    return found() if callable(found) else found
+    """Return a model for an op: its path, or the product of a loader."""
+    resolved = resolve(model)
+    return resolved() if callable(resolved) else resolved
 
 
 def _find_name(name: Name) -> Any:
@@ -123,15 +123,15 @@ def _find_name(name: Name) -> Any:
         # Most command lines do not need TensorRT.
         from trtops.backend.trt import library
 
-        found, parts = library.load(), name.path.split(".")
+        value, parts = library.load(), name.path.split(".")
     else:
-        found, parts = importlib.import_module(name.module), name.path.split(".")
-    for place, part in enumerate(parts):
-        if not hasattr(found, part):
-            near = errors.near(part, getattr(found, "__members__", None) or dir(found))
-            raise errors.ConfigError(f"{'.'.join(parts[:place]) or 'TensorRT'} has no {part!r} in this release. {near}")
-        found = getattr(found, part)
-    return found
+        value, parts = importlib.import_module(name.module), name.path.split(".")
+    for depth, part in enumerate(parts):
+        if not hasattr(value, part):
+            near = errors.near(part, getattr(value, "__members__", None) or dir(value))
+            raise errors.ConfigError(f"{'.'.join(parts[:depth]) or 'TensorRT'} has no {part!r} in this release. {near}")
+        value = getattr(value, part)
+    return value
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Source:
         return names[-1] if names else module
 
     def expression(self, value: Any) -> str:
-        """Return a value as Python writes it. Loaders become variables, which are written before."""
+        """Return a value as a Python expression. Loaders become variables."""
         if isinstance(value, Name):
             return self._name(value)
         if isinstance(value, Late):
@@ -182,17 +182,17 @@ class Source:
         return self.use(name.module, name.path)
 
     def _loader(self, value: Any) -> str:
-        """Write a dataclass as a call with the fields that differ from their defaults."""
+        """Write a dataclass as a call, without fields at their defaults."""
         cls = type(value)
         args, kwargs = [], {}
-        for each in dataclasses.fields(cls):
-            item = getattr(value, each.name)
-            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+        for member in dataclasses.fields(cls):
+            item = getattr(value, member.name)
+            if member.default is dataclasses.MISSING and member.default_factory is dataclasses.MISSING:
                 args.append(item)
-            elif item != each.default:
-                kwargs[each.name] = item
+            elif item != member.default:
+                kwargs[member.name] = item
         # Polygraphy's names are in the packages; those that only trtops has are in modules.
-        module = next((p for p in _PACKAGES if cls.__module__.startswith(f"{p}.")), cls.__module__)
+        module = next((p for p in _PUBLIC_PACKAGES if cls.__module__.startswith(f"{p}.")), cls.__module__)
         if not hasattr(importlib.import_module(module), cls.__name__):
             module = cls.__module__
         if cls.__name__.endswith("Func") or cls.__name__ in ("InvokeFromScript", "BytesFromPath", "LoadRuntime"):
@@ -209,7 +209,7 @@ class Source:
         text = f"{self.use(module, called)}({self._arguments(args, kwargs)})"
         taken = {variable for _, variable in self._variables}
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-        variable = next(each for each in names if each not in taken)
+        variable = next(candidate for candidate in names if candidate not in taken)
         self._variables.append((value, variable))
         self.lines.append(f"{variable} = {text}")
         return variable
@@ -219,8 +219,8 @@ class Source:
         module = "trtops.common" if name == "TensorMetadata" else "trtops.backend.trt"
         text = f"{self.use(module, name)}()"
         for key, item in value.items():
-            values = {each: getattr(item, each) for each in _ADDED[name]}
-            plain = {each: tuple(v) if isinstance(v, (list, tuple)) else v for each, v in values.items()}
+            values = {attribute: getattr(item, attribute) for attribute in _ADDED[name]}
+            plain = {attribute: tuple(v) if isinstance(v, (list, tuple)) else v for attribute, v in values.items()}
             text += f".add({self._arguments([key], plain)})"
         return text
 

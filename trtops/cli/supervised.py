@@ -50,7 +50,7 @@ def supervise(command: Callable[[], int], words: Sequence[str]) -> int:
 
 
 def _print_culprits(model: str, seconds: float) -> None:
-    """Print the nodes of a model that fail by themselves within a time limit, and end this process."""
+    """Print the nodes of a model with failures of their own within a time limit, and end this process."""
     from trtops.backend.onnx.lint import failing_nodes
 
     try:

@@ -13,10 +13,10 @@ _SIZE = re.compile(r"(-?\d+(?:\.\d*)?(?:e\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNOREC
 
 def size(text: str) -> int:
     """Return a number of bytes: ``1G``, ``512M``, ``1.5GiB``, ``1e9``, ``4096``; units are binary."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a size; expected something like 1G, 512M or 4096")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def number(text: str) -> float:
@@ -45,8 +45,8 @@ def dimensions(text: str) -> Shape:
 
 def split_named(text: str, begins: str) -> tuple[str, str]:
     """Split at the last colon before ``begins``; names may contain colons."""
-    name, found, rest = text.rpartition(f":{begins}")
-    if not found or not name:
+    name, separator, rest = text.rpartition(f":{begins}")
+    if not separator or not name:
         raise ValueError(f"{text!r} has no name; expected name:{begins}...")
     return name, begins + rest
 
@@ -77,10 +77,10 @@ def named_whole(text: str) -> tuple[str, int]:
 
 def statistic(text: str) -> tuple[str, str]:
     """Read ``max``, or ``output:max`` for one output."""
-    known = ("elemwise", "max", "mean", "median", "quantile")
+    statistics = ("elemwise", "max", "mean", "median", "quantile")
     name, value = named(text)
-    if value not in known:
-        raise ValueError(f"{value!r} is not an error statistic; expected one of {', '.join(known)}")
+    if value not in statistics:
+        raise ValueError(f"{value!r} is not an error statistic; expected one of {', '.join(statistics)}")
     return name, value
 
 
@@ -89,8 +89,8 @@ def value_range(text: str) -> tuple[str, tuple[float, float]]:
     name, bounds = ("", text) if text.startswith("[") else split_named(text, "[")
     words = bounds.strip("[]").split(",")
     if len(words) != 2 or not bounds.endswith("]"):
-        found = f"expected to receive exactly 2 values, but received {len(words)}"
-        raise ValueError(f"{text!r}: {found}, in brackets as in [0,1] or name:[-1,1]")
+        problem = f"expected to receive exactly 2 values, but received {len(words)}"
+        raise ValueError(f"{text!r}: {problem}, in brackets as in [0,1] or name:[-1,1]")
     return name, (number(words[0].strip()), number(words[1].strip()))
 
 
@@ -111,8 +111,8 @@ def script(default: str) -> Callable[[str], tuple[str, str]]:
     """Return a reader of ``file.py`` or ``file.py:function``, with a default function."""
 
     def convert(text: str) -> tuple[str, str]:
-        path, found, function = text.rpartition(":")
-        if found and path.endswith(".py"):
+        path, separator, function = text.rpartition(":")
+        if separator and path.endswith(".py"):
             return path, function
         return text, default
 
@@ -122,16 +122,16 @@ def script(default: str) -> Callable[[str], tuple[str, str]]:
 def top_k(text: str) -> tuple[str, tuple[int, int]]:
     """Read ``top-5``, ``top-5,axis=1`` or ``output:top-5``."""
     name, function = named(text)
-    found = re.fullmatch(r"top-(\d+)(?:,axis=(-?\d+))?", function.replace(" ", ""))
-    if found is None:
+    match = re.fullmatch(r"top-(\d+)(?:,axis=(-?\d+))?", function.replace(" ", ""))
+    if match is None:
         raise ValueError(f"{function!r} is not a postprocessing function; expected top-<k> or top-<k>,axis=<axis>")
-    return name, (int(found[1]), int(found[2] or -1))
+    return name, (int(match[1]), int(match[2] or -1))
 
 
 def attribute(text: str) -> tuple[str, object]:
     """Read a node's attribute: ``axis=1``, ``name="text"`` or ``perm=[0,2,1]``."""
-    name, found, value = text.partition("=")
-    if not found:
+    name, separator, value = text.partition("=")
+    if not separator:
         raise ValueError(f"{text!r} is not an attribute; expected name=value")
     if value.startswith("["):
         return name, tuple(_attribute_value(word.strip()) for word in value.strip("[]").split(",") if word.strip())
@@ -147,11 +147,11 @@ def _attribute_value(text: str) -> int | float | str:
 
 def tensor(text: str) -> tuple[str, str, Shape | None]:
     """Read a tensor as name, dtype and shape: ``name:[1,3]:float32``. Shape and dtype may be left out, or ``auto``."""
-    found = re.fullmatch(r"(.+?)(?::(\[[^\]]*\]|auto))?(?::([a-z]+\d*\w*))?", text)
-    if found is None:
+    match = re.fullmatch(r"(.+?)(?::(\[[^\]]*\]|auto))?(?::([a-z]+\d*\w*))?", text)
+    if match is None:
         raise ValueError(f"{text!r} is not a tensor; expected name, name:shape:dtype or name:dtype")
-    dims = None if found[2] in (None, "auto") else dimensions(found[2])
-    return found[1], "" if found[3] in (None, "auto") else found[3], dims
+    dims = None if match[2] in (None, "auto") else dimensions(match[2])
+    return match[1], "" if match[3] in (None, "auto") else match[3], dims
 
 
 def per_name(pairs: Iterable[tuple[str, object]] | None) -> object:
@@ -180,13 +180,13 @@ def until(text: str) -> int | str:
 
 
 # Polygraphy's names of types next to numpy's.
-_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
+_DTYPE_BY_ALIAS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 
 
 def layer_type(text: str) -> tuple[str, str]:
     """Read a layer's or tensor's data type: ``conv1:float16``, or ``conv1:fp16``."""
     name, value = split_named(text, "")
-    return name, _TYPES.get(value.lower(), value)
+    return name, _DTYPE_BY_ALIAS.get(value.lower(), value)
 
 
 def constraint(text: str) -> tuple[str, str]:
@@ -194,7 +194,7 @@ def constraint(text: str) -> tuple[str, str]:
     name, value = named(text)
     if not name and value not in ("prefer", "obey", "none"):
         raise ValueError(f"{text!r}: expected prefer, obey or none, or a layer's precision such as conv1:fp16")
-    return name, _TYPES.get(value.lower(), value) if name else value
+    return name, _DTYPE_BY_ALIAS.get(value.lower(), value) if name else value
 
 
 # How the value of an option is read, by what help calls it; other values are text.

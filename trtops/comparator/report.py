@@ -6,6 +6,7 @@ Only :func:`compare_outputs` reads arrays. A stored report can be re-evaluated u
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResul
 @dataclass(frozen=True, kw_only=True)
 @with_fields({str(metric.tolerance): "" for metric in LIMITED})
 class OutputTolerances(Record):
-    """Tolerances of one output, as in :class:`Tolerances`, whose values count for those that are None."""
+    """Tolerances of one output (default: the values of :class:`Tolerances`)."""
 
     atol: float | None = None
     rtol: float | None = None
@@ -111,21 +112,25 @@ class Tolerances(Record):
 
     def of(self, output: str) -> Tolerances:
         """The tolerances of one output."""
-        own = self.per_output.get(output)
-        if own is None:
+        output_tolerances = self.per_output.get(output)
+        if output_tolerances is None:
             return dataclasses.replace(self, per_output={}) if self.per_output else self
-        changes = {f.name: v for f in dataclasses.fields(own) if (v := getattr(own, f.name)) is not None}
+        changes = {
+            f.name: v
+            for f in dataclasses.fields(output_tolerances)
+            if (v := getattr(output_tolerances, f.name)) is not None
+        }
         return dataclasses.replace(self, per_output={}, **changes)
 
     def implies(self, other: Tolerances) -> bool:
-        """Whether every run that meets these tolerances meets the others; False where that cannot be told."""
+        """True if every run within these tolerances is within the others; False if unknown."""
         # By limit: whether lower values are tighter.
         limits = {str(m.tolerance): m.better == "lower" for m in LIMITED}
         limits |= dict.fromkeys(("atol", "rtol", "atol_of_scale"), True)
         for output in ("", *self.per_output, *other.per_output):
-            own, theirs = self.of(output), other.of(output)
-            for name in (each.name for each in dataclasses.fields(own)):
-                limit, bound = getattr(own, name), getattr(theirs, name)
+            ours, theirs = self.of(output), other.of(output)
+            for name in (limit_field.name for limit_field in dataclasses.fields(ours)):
+                limit, bound = getattr(ours, name), getattr(theirs, name)
                 if name == "atol_of_scale":  # no share is a share of 0
                     limit, bound = limit or 0.0, bound or 0.0
                 if limit == bound or (bound is None and name in limits):
@@ -141,7 +146,7 @@ class Tolerances(Record):
 
 @dataclass(frozen=True)
 class Margin:
-    """An error of an output and its limit; ``used`` is the share of the limit that it takes, above 1 if it is bad."""
+    """An error of an output and its limit; ``used`` is its share of the limit, above 1 if bad."""
 
     label: str
     value: float
@@ -170,16 +175,16 @@ class OutputComparison(Record):
         return cast("float | None", getattr(self.statistics, metric.name))
 
     def margin(self, tolerances: Tolerances) -> Margin | None:
-        """The error that takes the largest share of its limit; None if nothing is limited or could be measured."""
+        """The error with the largest share of its limit; None without limits or measurements."""
         if self.statistics is None:
             return None
-        found = [margin for margin, _ in _checks(self.statistics, tolerances.of(self.name))]
+        margins = [margin for margin, _ in _checks(self.statistics, tolerances.of(self.name))]
         # An error says more than a correlation or an agreement that is close to 1.
-        errors_ = [margin for margin in found if margin.is_error or margin.used > 1]
-        return max(errors_ or found, key=lambda margin: margin.used, default=None)
+        errors_ = [margin for margin in margins if margin.is_error or margin.used > 1]
+        return max(errors_ or margins, key=lambda margin: margin.used, default=None)
 
     def decided(self, tolerances: Tolerances) -> str:
-        """What decided the verdict: an error and its limit, or the first reason if that is not an error."""
+        """The deciding error and its limit, or the first reason if it is not an error."""
         margin = self.margin(tolerances)
         if self.verdict == "bad" and self.reasons and (margin is None or not margin.used > 1):
             return self.reasons[0]
@@ -204,14 +209,14 @@ class ComparisonReport(Record):
         return tuple(f"{o.name}: {reason}" for o in self.outputs if o.verdict == "bad" for reason in o.reasons)
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
-        """Columns and rows: each output with its verdict, what decided it, and the metrics that have a column."""
+        """Columns and rows: each output with its verdict, the deciding error, and the metrics with a column."""
         shown = [metric for metric in RECORDED if metric.column]
         rows = ((o.name, o.verdict, o.decided(self.tolerances), *map(o.value, shown)) for o in self.outputs)
         return ("output", "verdict", "decided by", *(metric.column for metric in shown)), tuple(rows)
 
     @property
     def decisive(self) -> OutputComparison | None:
-        """The output that decides the verdict: of the bad ones, or else of all, the nearest to or beyond a limit."""
+        """The deciding output: of the bad ones, or else of all, the nearest to or beyond a limit."""
 
         def order(output: OutputComparison) -> tuple[bool, float]:
             margin = output.margin(self.tolerances)
@@ -222,12 +227,12 @@ class ComparisonReport(Record):
 
     @property
     def decided_by(self) -> str:
-        """The output that decides the verdict, and how, such as "`y`: max abs 4.8e-05 of 0.001"."""
+        """The deciding output, and its error, such as "`y`: max abs 4.8e-05 of 0.001"."""
         output = self.decisive
         return "-" if output is None else f"`{output.name}`: {output.decided(self.tolerances)}"
 
     def output(self, name: str) -> OutputComparison:
-        """The entry of one output; KeyError if no output has that name."""
+        """The entry of one output; KeyError without one."""
         return {output.name: output for output in self.outputs}[name]
 
     def evaluate(self, tolerances: Tolerances) -> ComparisonReport:
@@ -263,14 +268,15 @@ def compare_outputs(
         )
     if not ours:
         raise errors.ComparisonError("Both runs are empty: there is nothing to compare.")
-    own = (o.error_quantile for o in tolerances.per_output.values() if o.error_quantile is not None)
-    levels = sorted({*metrics.QUANTILES, tolerances.error_quantile, *own})
+    output_quantiles = (o.error_quantile for o in tolerances.per_output.values() if o.error_quantile is not None)
+    levels = sorted({*metrics.QUANTILES, tolerances.error_quantile, *output_quantiles})
     every: tuple[Any, ...] = (tolerances, *tolerances.per_output.values())
-    limited = {m.name for each in every for m in LIMITED if getattr(each, str(m.tolerance)) is not None}
-    if any(each.check_error_stat in ("median", "quantile") for each in every):
-        limited.add("median_abs")
+    limited = set[str]()
+    for limits in every:
+        limited |= {metric.name for metric in LIMITED if getattr(limits, str(metric.tolerance)) is not None}
+        limited |= {"median_abs"} if limits.check_error_stat in ("median", "quantile") else set()
     outputs = []
-    for name in dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration):
+    for name in dict.fromkeys(itertools.chain.from_iterable((*theirs, *ours))):
         arrays = [i.get(name) for i in ours], [i.get(name) for i in theirs]
         measured = _measure_output(name, *arrays, tolerances, levels, limited if only_limited else None)
         outputs.append(_evaluate_output(measured, tolerances))
@@ -284,7 +290,7 @@ def _overall_verdict(outputs: Iterable[OutputComparison]) -> Verdict:
 
 
 def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
-    """The iterations of a value that :func:`compare_outputs` accepts; ComparisonError for several runners."""
+    """The iterations of an argument of :func:`compare_outputs`; ComparisonError for several runners."""
     from trtops.comparator.results import RunResults
 
     if isinstance(outputs, RunResults):
@@ -305,8 +311,8 @@ def _measure_output(
     levels: Sequence[float],
     measured: set[str] | None,
 ) -> OutputComparison:
-    """Everything about one output that needs its arrays. If there can be no statistics, the reason says why."""
-    problem, found, own = None, None, tolerances.of(name)
+    """All measurements of one output's arrays; without statistics, with a reason."""
+    problem, statistics, output_tolerances = None, None, tolerances.of(name)
     extra = all(golden is None for golden in theirs)
     pairs: list[tuple[Array, Array]] = []
     try:
@@ -322,23 +328,23 @@ def _measure_output(
             if mine.shape != golden.shape:
                 raise errors.ComparisonError(f"shape is {mine.shape}{where}, the golden one {golden.shape}")
             pairs.append((mine, golden))
-        found, _ = metrics.measure(
+        statistics, _ = metrics.measure(
             pairs,
             quantiles=levels,
-            atol=own.atol,
-            rtol=own.rtol,
-            infinities_equal=own.infinities_equal,
-            nans_equal=own.nans_equal,
-            clamped_equal=bool(own.clamped_equal),
-            atol_of_scale=own.atol_of_scale or 0.0,
-            class_axis=own.class_axis,
-            channel_axis=None if own.channels is None else own.channels.axis,
+            atol=output_tolerances.atol,
+            rtol=output_tolerances.rtol,
+            infinities_equal=output_tolerances.infinities_equal,
+            nans_equal=output_tolerances.nans_equal,
+            clamped_equal=bool(output_tolerances.clamped_equal),
+            atol_of_scale=output_tolerances.atol_of_scale or 0.0,
+            class_axis=output_tolerances.class_axis,
+            channel_axis=None if output_tolerances.channels is None else output_tolerances.channels.axis,
             metrics=measured,
         )
     except errors.ComparisonError as exc:
         problem = str(exc)
     reasons = () if problem is None else (problem,)
-    return OutputComparison(name=name, verdict="bad", reasons=reasons, statistics=found, extra=extra)
+    return OutputComparison(name=name, verdict="bad", reasons=reasons, statistics=statistics, extra=extra)
 
 
 def _evaluate_output(output: OutputComparison, tolerances: Tolerances) -> OutputComparison:
@@ -349,28 +355,28 @@ def _evaluate_output(output: OutputComparison, tolerances: Tolerances) -> Output
     return dataclasses.replace(output, verdict="bad" if reasons else "good", reasons=reasons)
 
 
-def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
+def _objections(name: str, stats: OutputStatistics, tolerances: Tolerances) -> Iterable[str]:
     """Why an output does not meet its tolerances, one sentence each.
 
     Raises ComparisonError if the errors depend on how infinities, NaNs or clamped values were treated, and the
     tolerances differ in that, or if errors of channels were not recorded.
     """
-    if own.channels is not None and (stats.channels is None or stats.channels.axis != own.channels.axis):
+    if tolerances.channels is not None and (stats.channels is None or stats.channels.axis != tolerances.channels.axis):
         raise errors.ComparisonError(
-            f"Output {name!r} was compared without errors of channels along axis {own.channels.axis}. Compare the "
-            "arrays again."
-        )
-    infinite = stats.inf_count and stats.reference_inf_count and stats.infinities_equal != own.infinities_equal
-    nan = stats.nan_count and stats.reference_nan_count and stats.nans_equal != own.nans_equal
-    if infinite or nan or (stats.clamped and not own.clamped_equal):
-        what = "infinities_equal" if infinite else "nans_equal" if nan else "clamped_equal"
-        raise errors.ComparisonError(
-            f"Output {name!r} was compared with {what}={getattr(stats, what, True)} and its errors depend on that. "
+            f"Output {name!r} was compared without errors of channels along axis {tolerances.channels.axis}. "
             "Compare the arrays again."
+        )
+    infinite = stats.inf_count and stats.reference_inf_count and stats.infinities_equal != tolerances.infinities_equal
+    nan = stats.nan_count and stats.reference_nan_count and stats.nans_equal != tolerances.nans_equal
+    if infinite or nan or (stats.clamped and not tolerances.clamped_equal):
+        setting = "infinities_equal" if infinite else "nans_equal" if nan else "clamped_equal"
+        raise errors.ComparisonError(
+            f"Output {name!r} was compared with {setting}={getattr(stats, setting, True)} and its errors depend on "
+            "that. Compare the arrays again."
         )
     # TensorRT before 10 has no INT64 and returns INT32.
     narrowed = (stats.dtype, stats.reference_dtype) == ("int32", "int64")
-    if own.check_dtypes and stats.dtype != stats.reference_dtype and not narrowed:
+    if tolerances.check_dtypes and stats.dtype != stats.reference_dtype and not narrowed:
         yield f"dtype is {stats.dtype}, the golden one {stats.reference_dtype}"
     if stats.nan_errors and stats.nan_count:
         yield f"{stats.nan_count} of {stats.elements} elements are NaN (golden: {stats.reference_nan_count})"
@@ -382,19 +388,19 @@ def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable
     if stats.dtype == "str" and stats.max_abs > 0:
         yield f"{round(stats.mean_abs * stats.elements)} of {stats.elements} strings differ"
         return
-    yield from (text for _, text in _checks(stats, own) if text)
+    yield from (text for _, text in _checks(stats, tolerances) if text)
 
 
-def _checks(stats: OutputStatistics, own: Tolerances) -> Iterable[tuple[Margin, str]]:
-    """Each error of an output that is limited, and a sentence on it if it is too large."""
+def _checks(stats: OutputStatistics, tolerances: Tolerances) -> Iterable[tuple[Margin, str]]:
+    """Each limited error of an output, and a sentence on it if it is too large."""
     if stats.dtype == "str":
         return
     # Integers may be labels or tokens, which have no distance: only the share of equal ones counts.
-    counted = own.min_agreement is not None and stats.agreement is not None
+    counted = tolerances.min_agreement is not None and stats.agreement is not None
     if not counted:
-        yield from _check_errors(stats, own)
+        yield from _check_errors(stats, tolerances)
     for metric in LIMITED:
-        limit, value = getattr(own, str(metric.tolerance)), getattr(stats, metric.name)
+        limit, value = getattr(tolerances, str(metric.tolerance)), getattr(stats, metric.name)
         if limit is not None:
             stats.require(metric.name)
         if limit is None or value is None or (counted and metric.name != "agreement"):
@@ -407,44 +413,44 @@ def _checks(stats: OutputStatistics, own: Tolerances) -> Iterable[tuple[Margin, 
             rule = f"at least {bound} is required"
         text = "" if metric.passes(value, limit) else f"{metric.label} is {value:.5g}{metric.suffix}, {rule}"
         yield Margin(metric.column or metric.label, value, limit, used, metric.better == "lower"), text
-    if not counted and stats.channels is not None and own.channels is not None:
-        yield from _check_channels(stats.channels, own.channels)
+    if not counted and stats.channels is not None and tolerances.channels is not None:
+        yield from _check_channels(stats.channels, tolerances.channels)
 
 
-def _check_errors(stats: OutputStatistics, own: Tolerances) -> Iterable[tuple[Margin, str]]:
-    """The error that is closest to or beyond both tolerances, with the tolerance that it exceeds less."""
-    stat, atol = own.check_error_stat, own.largest_abs(stats)
+def _check_errors(stats: OutputStatistics, tolerances: Tolerances) -> Iterable[tuple[Margin, str]]:
+    """The error closest to or beyond both tolerances, compared with the less exceeded one."""
+    stat, atol = tolerances.check_error_stat, tolerances.largest_abs(stats)
     points: Iterable[tuple[float, float]] = stats.frontier or [(stats.max_abs, stats.max_rel)]
     names = "max abs", "max rel"
     if stat == "elemwise":
-        counted = (stats.atol, stats.rtol) == (atol, own.rtol)
+        counted = (stats.atol, stats.rtol) == (atol, tolerances.rtol)
         how_many = f"{stats.violations} of {stats.elements}" if counted else "some"
         largest = f"the largest errors are {stats.max_abs:.3g} absolute, {stats.max_rel:.3g} relative"
         text = f"{how_many} elements exceed {{}}; {largest}"
     else:
-        found = stats.error(stat, own.error_quantile)
-        label = f"{own.error_quantile:g} quantile" if stat == "quantile" else stat
-        points, names = [(found.abs, found.rel)], (f"{label} abs", f"{label} rel")
+        error = stats.error(stat, tolerances.error_quantile)
+        label = f"{tolerances.error_quantile:g} quantile" if stat == "quantile" else stat
+        points, names = [(error.abs, error.rel)], (f"{label} abs", f"{label} rel")
         of_the = " of the" if stat == "quantile" else ""
-        text = f"{label}{of_the} error is {found.abs:.3g} absolute, {found.rel:.3g} relative; exceeds {{}}"
-    limits = f"atol {atol:g} and rtol {own.rtol:g}"
-    if atol > own.atol:
-        limits = f"atol {atol:.3g} ({own.atol_of_scale:.3g} of the scale {stats.scale:.3g}) and rtol {own.rtol:.3g}"
+        text = f"{label}{of_the} error is {error.abs:.3g} absolute, {error.rel:.3g} relative; exceeds {{}}"
+    limits = f"atol {atol:g} and rtol {tolerances.rtol:g}"
+    if atol > tolerances.atol:
+        limits = f"atol {atol:.3g} ({tolerances.atol_of_scale:.3g} of the scale {stats.scale:.3g}) "
+        limits += f"and rtol {tolerances.rtol:.3g}"
     shares = []
     for point in points:
-        both = [Margin(*parts, _share(*parts[1:])) for parts in zip(names, point, (atol, own.rtol))]
-        shares.append(min(both, key=lambda margin: margin.used))
-    exceeds = stats.exceeds(stat, atol, own.rtol, own.error_quantile)
+        margins = [Margin(*parts, _share(*parts[1:])) for parts in zip(names, point, (atol, tolerances.rtol))]
+        shares.append(min(margins, key=lambda margin: margin.used))
+    exceeds = stats.exceeds(stat, atol, tolerances.rtol, tolerances.error_quantile)
     yield max(shares, key=lambda margin: margin.used), text.format(limits) if exceeds else ""
 
 
 def _check_channels(measured: ChannelErrors, limits: ChannelErrors) -> Iterable[tuple[Margin, str]]:
     """The largest error of a channel relative to its limit, of channels along the same axis."""
-    margins = [
-        Margin(f"channel {number}: {label}", value, limit, _share(value, limit))
-        for label, values, allowed in (("max abs", measured.max_abs, limits.max_abs), ("RMS", measured.rms, limits.rms))
-        for number, (value, limit) in enumerate(zip(values, allowed))
-    ]
+    margins = []
+    for label, values, allowed in (("max abs", measured.max_abs, limits.max_abs), ("RMS", measured.rms, limits.rms)):
+        for number, (value, limit) in enumerate(zip(values, allowed)):
+            margins.append(Margin(f"channel {number}: {label}", value, limit, _share(value, limit)))
     count = len({margin.label.rpartition(":")[0] for margin in margins if margin.used > 1})
     worst = max(margins, key=lambda margin: margin.used, default=None)
     if worst is not None:
@@ -452,7 +458,7 @@ def _check_channels(measured: ChannelErrors, limits: ChannelErrors) -> Iterable[
 
 
 def _share(value: float, limit: float) -> float:
-    """The share of a limit that an error takes; infinite for NaN, and 0 without a limit."""
+    """An error as a share of its limit; infinite for NaN, and 0 without a limit."""
     if math.isnan(value):
         return math.inf
     if limit == math.inf:

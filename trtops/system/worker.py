@@ -1,4 +1,4 @@
-"""Run work that may crash the process in a child process: builds, the first inference with an engine, foreign runners.
+"""Run crash-prone work in a child process: builds, the first inference with an engine, foreign runners.
 
 A :class:`Worker` keeps its child from call to call. If the child crashes, hangs or is killed, the call raises
 :class:`~trtops.errors.WorkerError` with the reason and the last lines of output; the next call starts a new child.
@@ -84,7 +84,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def run(self, function: Callable[..., T], *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
-        """Call a function in the child, which is killed after ``timeout`` seconds.
+        """Call a function in the child; kill it after ``timeout`` seconds.
 
         Raises what the function raises; WorkerError if the child crashed, was killed, or did not finish in time;
         ConfigError if the call cannot be pickled.
@@ -116,7 +116,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         return cast("T", answer)
 
     def close(self, seconds: float = 5.0) -> None:
-        """Close the pipe, which ends the child; kill it if it has not ended after some seconds."""
+        """Close the pipe to end the child; kill it if it has not ended after some seconds."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -168,8 +168,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         output = "".join(f"\n  {line}" for line in lines[-20:]) or " nothing"
         who = f"{self._name}'s child process" if self._name else "The child process"
         doing = self._page.read()[1]
-        how = describe_death(code, doing, late)
-        raise errors.WorkerError(f"{who} {how}. Its last output:{output}", timed_out=late is not None, doing=doing)
+        death = describe_death(code, doing, late)
+        raise errors.WorkerError(f"{who} {death}. Its last output:{output}", timed_out=late is not None, doing=doing)
 
     def _start_child(self) -> None:
         preparation = None
@@ -181,7 +181,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._pipe, theirs = Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         self._page = Page()
-        path = [place or os.getcwd() for place in sys.path] if self._python is None else [_own_code().name]
+        path = [entry or os.getcwd() for entry in sys.path] if self._python is None else [_own_code().name]
         variables = {"PYTHONPATH": os.pathsep.join(path), **self._environment}
         with theirs:
             self._process = subprocess.Popen(
@@ -200,7 +200,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
 @functools.cache
 def _own_code() -> tempfile.TemporaryDirectory[str]:
-    """A folder that contains only this package, without the other packages of this environment."""
+    """A folder with only this package, without the other packages of this environment."""
     folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("code"))
     Path(folder.name, "trtops").symlink_to(Path(__file__).resolve().parents[1], target_is_directory=True)
     return folder

@@ -80,7 +80,7 @@ def test_quantized_models_are_valid_and_accurate(make, style) -> None:
     onnx.checker.check_model(quantized, full_check=True)
     assert list(quantized.graph.input) == list(case.proto.graph.input)
     assert [v.name for v in quantized.graph.output] == [v.name for v in case.proto.graph.output]
-    assert done.layers and not done.kept and not done.missing
+    assert done.layers and not done.kept_layers and not done.missing
     read = {name for node in quantized.graph.node for name in node.input}
     assert {t.name for t in quantized.graph.initializer} <= read  # the FP32 weights are gone
     for actual, golden in zip(run(quantized, case.feed, optimize=False), run(case.proto, case.feed)):
@@ -147,7 +147,7 @@ def test_layers_are_kept_by_name_pattern_or_output(pattern, kept, style) -> None
 
     done = insert_qdq(case.proto, calibrated(models.transformer()), config(style, keep=(pattern,)))
 
-    assert list(done.kept) == kept
+    assert list(done.kept_layers) == kept
     assert done.layers == tuple(name for name in everything if name not in kept)
     for node in case.proto.graph.node:
         if node_name(node) in kept:

@@ -429,7 +429,7 @@ def test_int8_keeps_products_fused_with_their_bias(backend):
     data = [{"x": models.random(4, 8, seed=seed)} for seed in range(3)]
     every = backend.build(model, config("int8"), calibration_data=data).quantization
     kept = backend.build(model, replace(config("int8"), keep=("mm",)), calibration_data=data).quantization
-    assert {"mm", "last"} <= set(every.layers) and "mm" not in kept.layers and kept.kept == ("mm",)
+    assert {"mm", "last"} <= set(every.layers) and "mm" not in kept.layers and kept.kept_layers == ("mm",)
 
 
 def test_int8_repeats_from_its_calibration_cache(backend, conv_model):

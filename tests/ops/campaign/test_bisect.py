@@ -40,7 +40,7 @@ from trtops.tracking.mlflow.tracker import MlflowRun
 from trtops.tracking.schema import Artifact, Tag
 
 # Of an engine that does not compute in the requested precision.
-NARROW = PrecisionCheck(asked="int8", kernels=(("fp32", 4),))
+NARROW = PrecisionCheck(requested="int8", kernels=(("fp32", 4),))
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ def test_later_builds_avoid_the_culprit(model, data):
 @pytest.fixture(scope="module")
 def at_times_narrow(model: Path, data: Path) -> tuple[MemoryTracker, str]:
     """A campaign, where half of the builds does not compute in the requested precision."""
-    fine = PrecisionCheck(asked="fp32", kernels=())
+    fine = PrecisionCheck(requested="fp32", kernels=())
     tracker, drawn = MemoryTracker(), itertools.cycle([fine, NARROW, NARROW, fine])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(iteration, "check_precision", lambda *args: next(drawn))

@@ -132,7 +132,7 @@ def test_patterns_expand_to_files_and_builds(tmp_path: Path):
         for backend in ("onnxruntime", "tensorrt")
         for precision in ("fp32", "fp16")
     ]
-    assert builds[0].place.endswith("models.yaml:2")
+    assert builds[0].location.endswith("models.yaml:2")
 
 
 def test_missing_files_are_reported_with_lines(tmp_path: Path):

@@ -61,7 +61,7 @@ def test_fp32_limits_catch_faults_of_every_kind(case: Callable[[], Case]) -> Non
     assert list(counts) == list(ALL_KINDS)
     assert all(caught for caught, _ in counts.values())
     assert all(counts[kind][0] == counts[kind][1] for kind in ALL_KINDS if kind != "shifted crop")
-    shifts = {"input" in fault.place for fault in found.of("shifted crop") if fault.caught}
+    shifts = {"input" in fault.location for fault in found.of("shifted crop") if fault.caught}
     assert shifts == {True, False}
 
 
@@ -72,7 +72,7 @@ def test_positive_single_feed_sees_less() -> None:
 
     assert less.share is not None and more.share is not None and less.share < 0.8 < more.share
     missed = [fault for fault in less.planted if not fault.caught]
-    assert any("`wn`" in fault.place for fault in missed) and not any(fault.changed for fault in missed)
+    assert any("`wn`" in fault.location for fault in missed) and not any(fault.changed for fault in missed)
     hidden = blind(poor, [{"y": np.ones((1, 5))}])
     assert hidden[0] == "blind to negative values of `x`" and hidden[-1] == "batch 1 only"
     assert less.sentence(hidden).startswith(f"This check sees {less.caught} of {len(less.planted)} planted faults (")
@@ -108,7 +108,7 @@ def test_seed_repeats_the_faults() -> None:
     first, again = (measured(case.proto, both_signs(case), seed=3) for _ in range(2))
     other = measured(case.proto, both_signs(case), seed=4)
     assert first == again == Power.from_json(first.to_json())
-    assert {fault.place for fault in first.planted} != {fault.place for fault in other.planted}
+    assert {fault.location for fault in first.planted} != {fault.location for fault in other.planted}
     assert len(measured(case.proto, both_signs(case), faults=9).planted) == 9
 
 
@@ -116,7 +116,7 @@ def test_loose_limits_see_less() -> None:
     case = zoo.classifier()
     strict = measured(case.proto, both_signs(case))
     loose = measured(case.proto, both_signs(case), default_tolerances("int8"))
-    assert [fault.place for fault in strict.planted] == [fault.place for fault in loose.planted]
+    assert [fault.location for fault in strict.planted] == [fault.location for fault in loose.planted]
     assert loose.caught < strict.caught
 
 
@@ -136,8 +136,8 @@ def test_branches_not_taken_are_missed() -> None:
     both = measured(proto, [{"x": x, "flag": np.array(flag)} for flag in (True, False)])
     for power, seen in ((one_way, {"`yes`"}), (both, {"`yes`", "`no`"})):
         faults = power.of("zeroed channel")
-        assert {fault.place.split()[-1] for fault in faults} == {"`yes`", "`no`"}
-        assert {fault.place.split()[-1] for fault in faults if fault.caught} == seen
+        assert {fault.location.split()[-1] for fault in faults} == {"`yes`", "`no`"}
+        assert {fault.location.split()[-1] for fault in faults if fault.caught} == seen
 
 
 def test_failing_reference_counts_as_caught() -> None:

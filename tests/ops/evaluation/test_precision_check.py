@@ -259,7 +259,7 @@ def test_old_and_new_operator_sets_are_good(opset: int, precision: Precision, tm
 def test_builds_are_named_after_their_kernels(
     asked: Precision, kernels: dict[Any, int], name: str, sentence: str
 ) -> None:
-    check = PrecisionCheck(asked=asked, kernels=tuple(kernels.items()))
+    check = PrecisionCheck(requested=asked, kernels=tuple(kernels.items()))
     assert check.name == name and sentence in check.sentence()
     # 16 bit is emulated unless all kernels compute in it.
     assert (check.low_precision is not None) == (asked in ("fp16", "bf16"))

@@ -330,7 +330,7 @@ def test_accepted_engine_of_missing_release_is_reported(heads, tracker) -> None:
     result = gate(heads, trial(accepted=gone), tracker=tracker)
 
     several = gate_all((heads,), trial(accepted=gone, distribution=BuildShare(builds=2), minutes=60.0), tracker=tracker)
-    assert refused_for(result) == refused_for(several) == {"accepted"} and several.made == 0
+    assert refused_for(result) == refused_for(several) == {"accepted"} and several.candidate_builds == 0
     assert "0.9.9" in result.reasons[0] and "Name that release" in result.reasons[0]
 
 
@@ -441,7 +441,7 @@ def test_one_bad_build_in_ten_is_refused(heads, planted_builds, tracker) -> None
     result = gate_all((heads,), planted_builds({4, 14}), tracker=tracker)
 
     assert result.verdict == "bad" and result.headline == "refused because of builds"
-    assert (result.outside, result.made) == (2, 14)
+    assert (result.outside, result.candidate_builds) == (2, 14)
     [note] = [finding.text for finding in result.findings if finding.subject == "candidate builds"]
     assert note.startswith("2 of 14 refused for precision: 100% of the kernels compute in fp32")
     assert [build.number for build in result.builds if build.decision == "refuse"] == [5, 15]
@@ -454,7 +454,7 @@ def test_one_bad_build_in_ten_is_refused(heads, planted_builds, tracker) -> None
 def test_builds_without_fault_are_accepted(heads, planted_builds, tracker) -> None:
     result = gate_all((heads,), replace(planted_builds(()), register=True), tracker=tracker)
 
-    assert result.decision == "accept" and result.made == 20 and result.version
+    assert result.decision == "accept" and result.candidate_builds == 20 and result.version
     assert "0 of 20 are outside the limits: at least 86 % of all builds are within, confidence 95 %" in result.page()
     assert len({build.tactics_sha256 for build in result.builds}) == 1
     assert resolve(heads, tracker=tracker, name="quantized heads").run_id == result.holder
@@ -487,7 +487,7 @@ def test_size_limit_counts_from_largest_accepted_build(
 def test_share_stays_open_without_time(heads, accepted, tracker) -> None:
     result = gate_all((heads,), trial(distribution=BuildShare(builds=2), minutes=0.001), tracker=tracker)
 
-    assert result.decision not in ("accept", "refuse") and result.made == 0
+    assert result.decision not in ("accept", "refuse") and result.candidate_builds == 0
     assert "22.3 % are required. Raise --builds or --minutes" in result.reasons[0]
     with pytest.raises(errors.ConfigError, match="candidate is one engine"):
         gate_all((heads,), trial(distribution=BuildShare(builds=2), candidate=result.run_id), tracker=tracker)
@@ -540,7 +540,7 @@ def test_gate_may_require_an_accepted_engine(folder, tracker, monkeypatch) -> No
         (path,), trial(require_accepted=True, distribution=BuildShare(builds=2), minutes=60.0), tracker=tracker
     )
 
-    assert refused_for(refused) == refused_for(several) == {"accepted"} and several.made == 0
+    assert refused_for(refused) == refused_for(several) == {"accepted"} and several.candidate_builds == 0
     assert "no accepted FP32 engine of 'new model'" in refused.reasons[0] and not refused.holder
     assert gate(path, trial(), tracker=tracker).decision == "accept"
 

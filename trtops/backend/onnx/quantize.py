@@ -52,7 +52,7 @@ _FLOAT_OUTPUTS = frozenset({"Gemm", "MatMul"})
 _ACTIVATIONS = frozenset({"Relu", "Clip"})  # which ONNX Runtime fuses into the integer kernel before them
 _NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
 # Their outputs are values of their input, so both have the same scale, and integers pass unchanged.
-_MOVING = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
+_VALUE_MOVING_OPS = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Quantization(Record):
     """The result of quantizing a model. Layers are named by their node, or its first output where that has no name."""
 
     layers: tuple[str, ...]  # those that read 8 bits
-    kept: tuple[str, ...]  # requested in higher precision
+    kept_layers: tuple[str, ...]  # requested in higher precision
     excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()  # by placement rule, those that it excludes
     missing: tuple[str, ...] = ()  # tensors that the cache lacks, whose layers were not changed
     in_bodies: tuple[str, ...] = ()  # layers in If, Loop and Scan, which stay: calibration has no values there
@@ -81,9 +81,9 @@ class Quantization(Record):
         return f"{len(self.layers)} layers read 8 bits; {self._left_out()}"
 
     def _left_out(self) -> str:
-        """The products that do not read 8 bits, by reason, in part of a line."""
+        """The products without 8-bit inputs, by reason, in part of a line."""
         rules = [f"{rule} ({', '.join(names)})" for rule, names in self.excluded]
-        text = f"kept: {', '.join(self.kept) or 'none'}; excluded by rule: {'; '.join(rules) or 'none'}"
+        text = f"kept: {', '.join(self.kept_layers) or 'none'}; excluded by rule: {'; '.join(rules) or 'none'}"
         text += f"; no ranges for {', '.join(self.missing)}" if self.missing else ""
         text += f"; in bodies of If, Loop or Scan: {', '.join(self.in_bodies)}" if self.in_bodies else ""
         if self.by_type:
@@ -94,7 +94,7 @@ class Quantization(Record):
 
 @dataclass(frozen=True)
 class _Layer:
-    """A node to quantize: the indices of its inputs that are activations, and of those that are weights."""
+    """A node to quantize: the indices of its activations and of its weights among the inputs."""
 
     node: onnx.NodeProto
     activations: tuple[int, ...]
@@ -106,12 +106,12 @@ class _Layer:
 
 
 def is_quantized(model: onnx.ModelProto) -> bool:
-    """Whether a model has Q/DQ nodes already, or operators that compute in 8 bits."""
+    """True for a model with Q/DQ nodes, or operators with 8-bit results."""
     return any(node.op_type == "DequantizeLinear" or _rounds(node) for node in walk.nodes(model))
 
 
 def rounds_to_steps(model: onnx.ModelProto) -> bool:
-    """Whether a model rounds tensors to 8 bits or fewer when it runs, where a small change moves a value by a step."""
+    """True for a model with tensors rounded to 8 bits or fewer: small changes move values by a step."""
     return any(map(_rounds, walk.nodes(model)))
 
 
@@ -120,7 +120,7 @@ def _rounds(node: onnx.NodeProto) -> bool:
 
 
 def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Store 4-bit weights that only DequantizeLinear reads in 8 bits, in place, and return their names."""
+    """Store 4-bit weights of DequantizeLinear in 8 bits, in place, and return their names."""
     wider = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
     weights = {tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type in wider}
     if not weights:
@@ -135,18 +135,18 @@ def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def quantizable_layers(model: onnx.ModelProto, config: BuildConfig) -> tuple[str, ...]:
-    """Names of the products that :func:`insert_qdq` would quantize; what reads their results follows them."""
+    """Names of the products quantized by :func:`insert_qdq`; readers of their results follow them."""
     return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, config)[0] if layer.is_product)
 
 
 def tensors_to_calibrate(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Names of the tensors that enter products: a calibrator needs their ranges."""
+    """Names of the inputs of products; a calibrator needs their ranges."""
     everything = BuildConfig(qdq_rules=(), options=TensorRTOptions())
     return _activation_names(_plan_layers(model, everything)[0])
 
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
-    """Names and outputs of the nodes that the patterns of :func:`insert_qdq` select; each must select something."""
+    """Names and outputs of the nodes selected by patterns; each pattern must select something."""
     chosen = walk.select_nodes(model, keep)
     return frozenset(name for node in chosen for name in (node.name, *node.output) if name)
 
@@ -159,7 +159,7 @@ def insert_qdq(
     *,
     jitter: np.random.Generator | None = None,
 ) -> Quantization:
-    """Quantize a model's layers to INT8, or to FP8 (E4M3) if that is the config's precision, in place.
+    """Quantize a model's layers to INT8 or FP8 (E4M3), in place.
 
     Inputs, outputs and all tensor names stay, and functions are inlined. Only FP32 layers of the main graph are
     quantized, not those of bodies. A model of an older operator set than Q/DQ nodes need is converted to theirs.
@@ -182,34 +182,36 @@ def insert_qdq(
             "The model already has QuantizeLinear nodes; build it as it is, or start from the model without them."
         )
     raise_opset(model, OPSET_OF_FP16_SCALES if config.precision == "fp8" else _MIN_OPSET, "Q/DQ nodes")
-    planned, kept, placed = _plan_layers(model, config)
+    planned, kept_layers, placed = _plan_layers(model, config)
     # Rewriting after the calibration may have added nodes that only move values. Ranges move along.
-    known = cache.by_name()
+    ranges = cache.by_name()
     for index in walk.execution_order(model.graph.node):
         node = model.graph.node[index]
-        source = known.get(node.input[0]) if node.op_type in _MOVING and node.input and node.output else None
-        if source is not None and node.output[0] not in known:
-            known[node.output[0]] = replace(source, name=node.output[0])
-    cache = replace(cache, ranges=tuple(known.values()))
+        source = ranges.get(node.input[0]) if node.op_type in _VALUE_MOVING_OPS and node.input and node.output else None
+        if source is not None and node.output[0] not in ranges:
+            ranges[node.output[0]] = replace(source, name=node.output[0])
+    cache = replace(cache, ranges=tuple(ranges.values()))
     missing = fit(
-        cache, _activation_names(each for each in planned if each.is_product), policy or config.calibration_fit
+        cache, _activation_names(layer for layer in planned if layer.is_product), policy or config.calibration_fit
     )
-    layers = [layer for layer in planned if known.keys() >= set(_activation_names([layer]))]
+    layers = [layer for layer in planned if ranges.keys() >= set(_activation_names([layer]))]
     for group in placed.one_scale:
         joined = group.intersection(_activation_names(layers))
-        known.update({n: replace(known[n], amax=max(known[each].amax for each in joined)) for n in joined})
+        ranges.update({n: replace(ranges[n], amax=max(ranges[tensor].amax for tensor in joined)) for n in joined})
     if jitter is not None:
-        known = {name: known[name].scaled(jitter.uniform(1, _MOST_JITTER)) for name in sorted(known)}
-    _Writer(model, known, config, frozenset(kept), jitter).write(layers)
-    _, *bodies = walk.graphs(model.graph)
+        ranges = {name: ranges[name].scaled(jitter.uniform(1, _MOST_JITTER)) for name in sorted(ranges)}
+    _Writer(model, ranges, config, frozenset(kept_layers), jitter).write(layers)
+    in_bodies, (_, *bodies) = list[str](), walk.graphs(model.graph)
+    for body in bodies:
+        in_bodies += [walk.node_name(node) for node in body.node if walk.is_onnx_op(node, *_op_types(config))]
     by_default = config.precision == "int8" and not config.qdq_op_types
     left_out = set(OP_TYPES).difference(_op_types(config)) if by_default else ()
     return Quantization(
         layers=tuple(walk.node_name(layer.node) for layer in layers),
-        kept=tuple(kept),
+        kept_layers=tuple(kept_layers),
         excluded=tuple((rule, tuple(names)) for rule, names in placed.excluded.items()),
         missing=tuple(sorted(missing)),
-        in_bodies=tuple(walk.node_name(n) for b in bodies for n in b.node if walk.is_onnx_op(n, *_op_types(config))),
+        in_bodies=tuple(in_bodies),
         by_type=tuple(walk.node_name(n) for n in model.graph.node if n.op_type in left_out and walk.is_onnx_op(n)),
     )
 
@@ -217,24 +219,30 @@ def insert_qdq(
 def _op_types(config: BuildConfig) -> tuple[str, ...]:
     """Types of products to quantize."""
     no_transposed = tuple(op for op in OP_TYPES if op != "ConvTranspose")
-    known = no_transposed if config.precision == "fp8" else OP_TYPES
+    supported = no_transposed if config.precision == "fp8" else OP_TYPES
     for op in config.qdq_op_types:
-        if op not in known:
-            raise errors.ConfigError(f"Layers of type {op!r} cannot be quantized here. {errors.near(op, known)}")
-    return config.qdq_op_types or (no_transposed if config.backend == "onnxruntime" else known)
+        if op not in supported:
+            raise errors.ConfigError(f"Layers of type {op!r} cannot be quantized here. {errors.near(op, supported)}")
+    return config.qdq_op_types or (no_transposed if config.backend == "onnxruntime" else supported)
 
 
 def _plan_layers(
     model: onnx.ModelProto, config: BuildConfig
 ) -> tuple[list[_Layer], dict[str, None], placement.Placement]:
-    """The layers to quantize, in order of execution, the names of those that are kept, and the rules' placement."""
+    """Return the layers to quantize.
+
+    Returns:
+        The layers, in order of execution.
+        The names of the layers kept in higher precision.
+        The placement of the rules.
+    """
     op_types = _op_types(config)
     names = kept_names(model, config.keep)
     shapes.infer_shapes(model)
     types = shapes.element_types(model.graph)
     constants = walk.constant_tensors(model.graph)
     products: dict[str, tuple[int, ...]] = {}
-    kept: dict[str, None] = {}
+    kept_layers: dict[str, None] = {}
     for node in model.graph.node:
         if node.op_type not in op_types or not walk.is_onnx_op(node):
             continue
@@ -243,7 +251,7 @@ def _plan_layers(
         if not activations or any(types.get(node.input[i]) != TensorProto.FLOAT for i in operands):
             continue
         if names & {node.name, *node.output}:
-            kept[walk.node_name(node)] = None
+            kept_layers[walk.node_name(node)] = None
         else:
             products[node.output[0]] = activations
     rules = tuple(placement.RULES) if config.qdq_rules is None else config.qdq_rules
@@ -266,31 +274,35 @@ def _plan_layers(
         if all(types.get(node.input[i]) == TensorProto.FLOAT for i in activations):
             weights = range(2) if node.op_type in OP_TYPES else ()
             layers.append(_Layer(node, activations, tuple(i for i in weights if i not in activations)))
-    return layers, kept, placed
+    return layers, kept_layers, placed
 
 
 def _sizes(model: onnx.ModelProto, config: BuildConfig) -> dict[str, list[int]]:
-    """Shapes of a model's tensors at the shapes that its engine is optimized for; 0 is an unknown dimension."""
+    """Shapes of a model's tensors in its first profile; 0 is an unknown dimension."""
     sized = walk.copy_model(model, walk.put_small(4096))
     del sized.graph.value_info[:]
-    wanted = {each.name: each.opt for profile in config.profiles[:1] for each in profile.shapes}
+    profile_shapes = {shape.name: shape.opt for profile in config.profiles[:1] for shape in profile.shapes}
     for value in sized.graph.input:
         tensor = value.type.tensor_type
-        if value.name in wanted:
-            walk.set_shape(tensor, wanted[value.name])
+        if value.name in profile_shapes:
+            walk.set_shape(tensor, profile_shapes[value.name])
         elif config.backend == "tensorrt" and tensor.HasField("shape"):  # which builds for 1 without a profile
             walk.set_shape(tensor, [dim.dim_value or 1 for dim in tensor.shape.dim])
     try:
         shapes.infer_shapes(sized)
     except errors.InvalidModelError:  # of shapes that do not fit, which the builder reports
         sized = model
-    found = {name: value.type.tensor_type for name, value in shapes.values(sized.graph).items()}
-    known = {name: [dim.dim_value for dim in each.shape.dim] for name, each in found.items() if each.HasField("shape")}
-    return known | {name: list(tensor.dims) for name, tensor in walk.constant_tensors(sized.graph).items()}
+    tensor_types = {name: value.type.tensor_type for name, value in shapes.values(sized.graph).items()}
+    sizes = {
+        name: [dim.dim_value for dim in tensor_type.shape.dim]
+        for name, tensor_type in tensor_types.items()
+        if tensor_type.HasField("shape")
+    }
+    return sizes | {name: list(tensor.dims) for name, tensor in walk.constant_tensors(sized.graph).items()}
 
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
-    """The axis of a weight's output channels, where each channel gets its own scale; None for one scale."""
+    """The axis of a weight's output channels, for a scale per channel; None for one scale."""
     if index != 1:
         return None
     if node.op_type == "Conv":
@@ -323,7 +335,7 @@ class _Writer:
         model: onnx.ModelProto,
         ranges: Mapping[str, TensorRange],
         config: BuildConfig,
-        kept: frozenset[str],
+        kept_layers: frozenset[str],
         jitter: np.random.Generator | None = None,
     ) -> None:
         self.graph = model.graph
@@ -332,7 +344,7 @@ class _Writer:
         self.symmetric = config.backend == "tensorrt" or config.precision == "fp8"
         self.levels = _LARGEST_FP8 if config.precision == "fp8" else LEVELS
         self.zero = TensorProto.FLOAT8E4M3FN if config.precision == "fp8" else TensorProto.INT8
-        self.kept = kept
+        self.kept_layers = kept_layers
         self.maker = walk.makers(self.graph.node)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.graph.node:
@@ -364,13 +376,13 @@ class _Writer:
                 # ONNX Runtime rewrites the integers that a kernel reads, and refuses to do so twice: a shared weight is
                 # stored for each layer.
                 if key not in weights or not self.symmetric:
-                    least = 0.0 if self.symmetric or index != 1 else self._least_scale(layer.node, params)
-                    weights[key] = self._quantize_weight(*key, least)
+                    min_scale = 0.0 if self.symmetric or index != 1 else self._least_scale(layer.node, params)
+                    weights[key] = self._quantize_weight(*key, min_scale)
                 layer.node.input[index], weight_params = weights[key]
                 if index == 1 and not self.symmetric:
                     self._quantize_bias(layer.node, params[layer.node.input[0]], weight_params)
         # ONNX Runtime uses its integer kernels only where these tensors exist in integers alone.
-        around = [] if self.symmetric else [each.node for each in layers if each.node.op_type not in _FLOAT_OUTPUTS]
+        around = [] if self.symmetric else [layer.node for layer in layers if layer.node.op_type not in _FLOAT_OUTPUTS]
         integer = {name for node in around for name in (*node.input, self._after_activation(node.output[0]))}
         for layer in layers if self.symmetric else ():
             for index in layer.activations:
@@ -381,19 +393,28 @@ class _Writer:
                 # move values to a tensor with the same scale.
                 if (
                     tuple(node.output) in quantized
-                    or (name in integer and walk.node_name(node) not in self.kept and not any(walk.subgraphs(node)))
-                    or (node.op_type in _MOVING and tensors.get(node.output[0]) == tensors[name] != node.output[0])
+                    or (
+                        name in integer
+                        and walk.node_name(node) not in self.kept_layers
+                        and not any(walk.subgraphs(node))
+                    )
+                    or (
+                        node.op_type in _VALUE_MOVING_OPS
+                        and tensors.get(node.output[0]) == tensors[name] != node.output[0]
+                    )
                 ):
                     walk.rename(node.input, name, pairs[name])
         nodes = [*self.graph.node, *self.added]
         walk.replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
-        graphs = list(walk.graphs(self.graph))
-        used = {name for graph in graphs for node in graph.node for name in node.input}
-        used |= {value.name for graph in graphs for value in (*graph.input, *graph.output)}
+        used = set[str]()
+        for graph in walk.graphs(self.graph):
+            used.update(value.name for value in (*graph.input, *graph.output))
+            for node in graph.node:
+                used.update(node.input)
         walk.keep_only(self.graph.initializer, lambda tensor: tensor.name in used)
 
     def _scale_roots(self, layers: Sequence[_Layer]) -> dict[str, str]:
-        """Names of the tensors to quantize, each with the tensor that defines its scale: itself, or its source."""
+        """Names of the tensors to quantize, each with the tensor of its scale: itself, or its source."""
         names = dict.fromkeys(_activation_names(layers))
         if self.symmetric:
             return {name: name for name in names}
@@ -404,7 +425,7 @@ class _Writer:
         # All tensors of a chain of nodes that only move values have the scale of its first.
         for name in names:
             chain = [name]
-            while (node := self.maker.get(chain[-1])) is not None and node.op_type in _MOVING:
+            while (node := self.maker.get(chain[-1])) is not None and node.op_type in _VALUE_MOVING_OPS:
                 if not node.input or node.input[0] not in self.ranges:
                     break
                 chain.append(str(node.input[0]))
@@ -413,7 +434,7 @@ class _Writer:
         return {n: root for n, root in roots.items() if n in needed or (n in self.ranges and n not in self.outputs)}
 
     def _after_activation(self, name: str) -> str:
-        """The output of the activation function that is a tensor's only reader, or the tensor itself."""
+        """The output of a tensor's only reader if that is an activation function, or the tensor itself."""
         readers = self.readers.get(name, [])
         if len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS or name in self.outputs:
             return name
@@ -439,11 +460,11 @@ class _Writer:
         return self._add_node("DequantizeLinear", [rounded, scale, zero_point], f"{name}_dequantized", params)
 
     def _add_node(self, op: str, inputs: list[str], output: str, params: _Params) -> str:
-        """Add a node whose output has this name, or one made of it, and return that."""
-        made = self.fresh(output)
+        """Add a node with an output of this or a similar name, and return the name."""
+        unique_name = self.fresh(output)
         axis: dict[str, Any] = {} if params.axis is None else {"axis": params.axis}
-        self.added.append(helper.make_node(op, inputs, [made], made, **axis))
-        return made
+        self.added.append(helper.make_node(op, inputs, [unique_name], unique_name, **axis))
+        return unique_name
 
     def _quantize_bias(self, node: onnx.NodeProto, data: _Params, weight: _Params) -> None:
         """Store a layer's bias in INT32 with the scale of its products, as ONNX Runtime's integer kernels expect."""
@@ -460,27 +481,27 @@ class _Writer:
         node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)
 
     def _least_scale(self, node: onnx.NodeProto, params: Mapping[str, _Params]) -> Any:
-        """The smallest scales of a layer's weights, one or per channel, with which its bias fits into INT32."""
+        """The smallest scales of a layer's weights, one or per channel, for a bias in INT32."""
         # If activations are tiny, a bias is billions of products. It may not stay in FP32: ONNX Runtime (seen in
         # 1.31.1) quantizes it by itself, and overflows become zeros.
         if len(node.input) < 3 or node.input[2] not in self.constants:
             return 0.0
         bias = np.abs(tensor_array(self.constants[node.input[2]]).astype(np.float64))
-        least = bias / (float(params[node.input[0]].scale) * _LARGEST_BIAS)
-        return least if bias.ndim == 1 else least.max(initial=0)
+        min_scales = bias / (float(params[node.input[0]].scale) * _LARGEST_BIAS)
+        return min_scales if bias.ndim == 1 else min_scales.max(initial=0)
 
-    def _quantize_weight(self, name: str, axis: int | None, least: Any = 0.0) -> tuple[str, _Params]:
+    def _quantize_weight(self, name: str, axis: int | None, min_scale: Any = 0.0) -> tuple[str, _Params]:
         """Quantize a constant with a Q/DQ pair, or to INT8 with DQ; returns the output's name, and the quantization.
 
-        With a channel axis each channel has its own scale. ``least`` are the smallest allowed scales.
+        With a channel axis each channel has its own scale. ``min_scale`` are the smallest allowed scales.
         """
         weight = tensor_array(self.constants[name]).astype(np.float32)
         others = tuple(i for i in range(weight.ndim) if i != axis)
         amax = np.abs(weight).max(axis=others if axis is not None else None, initial=0)
         scale = np.where(amax > 0, np.maximum(amax / self.levels, _SMALLEST), 1)
-        least = np.max(least, initial=0) if scale.ndim == 0 else least
-        if np.shape(least) in ((), scale.shape):
-            scale = np.maximum(scale, least)
+        min_scale = np.max(min_scale, initial=0) if scale.ndim == 0 else min_scale
+        if np.shape(min_scale) in ((), scale.shape):
+            scale = np.maximum(scale, min_scale)
         if self.jitter is not None:
             scale = scale * self.jitter.uniform(1, _MOST_JITTER, scale.shape)
         scale = scale.astype(np.float32)

@@ -1,1 +1,1 @@
-"""Commands: functions that read options and return the work, imported only when one is needed."""
+"""Commands: functions from options to work, imported only when needed."""

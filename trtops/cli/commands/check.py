@@ -40,7 +40,7 @@ def compatibility(args: Options) -> Job:
     examples=("trtops check lint model.onnx", "trtops check lint model.onnx --input-shapes x:[4,3,8,8] -o report.json"),
 )
 def lint(args: Options) -> Job:
-    """Find everything that is wrong with an ONNX model, node by node, in one pass.
+    """Find all defects of an ONNX model, node by node, in one pass.
 
     Exits with 1 if something is.
     """
@@ -98,7 +98,7 @@ _OPTIONS = {
     Group(
         "options of comparing itself",
         *(flag(name, "", refuse=_NO_ARRAYS) for name in _NEED_ARRAYS),
-        *(replace(each, idle=_DECIDED) for each in groups.COMPARING.flags if set(each.names) & set(_EARLIER)),
+        *(replace(flag, idle=_DECIDED) for flag in groups.COMPARING.flags if set(flag.names) & set(_EARLIER)),
     ),
     groups.JSON,
     examples=("trtops check accuracy accuracy.json --check-error-stat max --atol 1e-3 --rtol 1e-2",),
@@ -126,26 +126,20 @@ def accuracy(args: Options) -> Job:
                 result.aggregation = "average"
         if save is not None:
             results.save(save)
-        lines = [
-            {
-                "runners": f"{pair[0]} vs {pair[1]}",
-                "iteration": "average" if result.aggregation == "average" else index,
-                "output": name,
-                "passed": bool(match),
-                "text": str(match) if isinstance(match, bool) else match.summary(),
-            }
-            for result in results
-            for pair in result
-            for index, matches in enumerate(
-                [result.average_results(pair)] if result.aggregation == "average" else result[pair]
-            )
-            for name, match in matches.items()
-        ]
+        lines: list[dict[str, Any]] = []
+        for result in results:
+            averaged = result.aggregation == "average"
+            for pair in result:
+                for index, matches in enumerate([result.average_results(pair)] if averaged else result[pair]):
+                    iteration = {"runners": f"{pair[0]} vs {pair[1]}", "iteration": "average" if averaged else index}
+                    for name, match in matches.items():
+                        text = str(match) if isinstance(match, bool) else match.summary()
+                        lines.append({**iteration, "output": name, "passed": bool(match), "text": text})
         if as_json:
             say_json({"passed": bool(results), "outputs": lines})
             return 0 if results else 1
-        for each in lines:
-            say(f"{'PASSED' if each['passed'] else 'FAILED'} {each['runners']} {each['output']}: {each['text']}")
+        for line in lines:
+            say(f"{'PASSED' if line['passed'] else 'FAILED'} {line['runners']} {line['output']}: {line['text']}")
         # Imports numpy, which help does not need.
         from trtops.comparator.comparator import log_summary
 

@@ -31,7 +31,7 @@ EVALUATION = configs.config_flags(
 )
 
 
-_SUFFIXES = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", ".trt": "trt"}
+_TARGET_BY_SUFFIX = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", ".trt": "trt"}
 
 
 @command(
@@ -61,7 +61,9 @@ def convert(args: Options) -> Job:
     """
     kind = loading.model_type(args)
     chosen = {"onnxruntime": "ort", "tensorrt": "trt"}.get(args.backend or "")
-    target = args.convert_to or _SUFFIXES.get(Path(args.output or f"x.{chosen or 'engine'}").suffix.lower(), chosen)
+    target = args.convert_to or _TARGET_BY_SUFFIX.get(
+        Path(args.output or f"x.{chosen or 'engine'}").suffix.lower(), chosen
+    )
     if chosen not in (None, target):
         raise UsageError(f"--{'trt' if chosen == 'trt' else 'onnxrt'} contradicts the output, which is {target}")
     if target is None:
@@ -79,8 +81,8 @@ def convert(args: Options) -> Job:
     if target == "trt":
         loader = SaveBytes(loading.engine_bytes(args), output)
     else:
-        made = loading.onnx_model(args) if target == "onnx" else trt.OnnxLikeFromNetwork(loading.network(args))
-        loader = loading.saved_onnx(made, output, args)
+        onnx_loader = loading.onnx_model(args) if target == "onnx" else trt.OnnxLikeFromNetwork(loading.network(args))
+        loader = loading.saved_onnx(onnx_loader, output, args)
 
     def write() -> int:
         load(loader)
@@ -91,7 +93,7 @@ def convert(args: Options) -> Job:
 
 
 def _evaluated(args: Options, target: str, output: str | None) -> Job:
-    """Return the job of an engine that is evaluated; it also writes the engine and parts of the build."""
+    """Return the job of an evaluated engine; it also writes the engine and parts of the build."""
     # A cache that exists is read, as by TensorRT's calibrators; otherwise it is written.
     cache = args.calibration_cache
     calibrated = cache is not None and Path(cache).exists()
@@ -117,9 +119,9 @@ def _evaluated(args: Options, target: str, output: str | None) -> Job:
             if output is not None:
                 save_bytes(build.engine.plan, output)
             for name, path in parts.items():
-                found = getattr(build, name)
-                if path is not None and found is not None:
-                    save_bytes(found if isinstance(found, bytes) else found.to_json().encode(), path)
+                part = getattr(build, name)
+                if path is not None and part is not None:
+                    save_bytes(part if isinstance(part, bytes) else part.to_json().encode(), path)
                 elif path is not None:
                     log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))
         except (OSError, errors.TrtopsError) as exc:

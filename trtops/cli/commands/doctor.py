@@ -16,7 +16,7 @@ from trtops.errors import TrtopsError
 from trtops.extras import hidden_onnxruntime
 from trtops.tracking.check import HealthFinding, store_findings
 
-_PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch")
+_REPORTED_PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch")
 
 
 SELF_TEST = Group(
@@ -31,7 +31,7 @@ SELF_TEST = Group(
     examples=("trtops doctor", "trtops doctor --store /data/mlruns --json", "trtops doctor --self-test -o report.json"),
 )  # fmt: skip
 def doctor(args: Options) -> int:
-    """Report what is installed, whether it works, and how to fix what does not.
+    """Report installed packages, devices and stores, with a fix for each problem.
 
     Exits with 1 if there is a problem. Checks packages, back ends and GPU, the store, servers and workers. Nothing is
     started, made or changed. With --self-test, the back ends are tried on small models instead.
@@ -41,14 +41,14 @@ def doctor(args: Options) -> int:
     # Brings what starts servers, which help does not need.
     from trtops.team.servers import team_findings
 
-    found = [*_backend_findings(), *store_findings(args.store), *team_findings()]
-    problems = sum(finding.state == "problem" for finding in found)
+    findings = [*_backend_findings(), *store_findings(args.store), *team_findings()]
+    problems = sum(finding.state == "problem" for finding in findings)
     if args.json:
-        say_json(json_of(found))
+        say_json(json_of(findings))
         return int(problems > 0)
     say(f"trtops {__version__}, Python {sys.version.split()[0]}")
-    say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES))
-    for finding in found:
+    say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _REPORTED_PACKAGES))
+    for finding in findings:
         say(finding.line())
     say(f"\n{problems} {'problem' if problems == 1 else 'problems'} found." if problems else "\nNothing is wrong.")
     return int(problems > 0)

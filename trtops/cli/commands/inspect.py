@@ -109,7 +109,9 @@ def data(args: Options) -> Job:
 )
 def run(args: Options) -> Job:
     """Show what the store holds of a run: params, numbers, tags and files. Exits with 1 if the run is incomplete."""
-    return op_job(args, "inspect_run", args.run, store="reads", code=lambda found: int(not found.to_json()["whole"]))
+    return op_job(
+        args, "inspect_run", args.run, store="reads", code=lambda inspection: int(not inspection.to_json()["whole"])
+    )
 
 
 @command(
@@ -134,12 +136,12 @@ def tactics(args: Options) -> Job:
 )
 def diff_tactics(args: Options) -> Job:
     """Find the tactic that makes builds bad, from good and bad tactic records, or from runs of the store."""
-    given: dict[str, str | None] = {"experiment": args.of_experiment, "folder": args.dir}
+    sources: dict[str, str | None] = {"experiment": args.of_experiment, "folder": args.dir}
     if args.records:
         if len(args.records) != 2 or args.peek("DiffTacticsConfig.good") or args.peek("DiffTacticsConfig.bad"):
             raise UsageError("two records are compared: the good one, then the bad one")
-        given |= dict(zip(("good", "bad"), args.records))
-    config = configs.make(args, "DiffTacticsConfig", given)
+        sources |= dict(zip(("good", "bad"), args.records))
+    config = configs.make(args, "DiffTacticsConfig", sources)
     return op_job(
         args,
         "diff_tactics",
@@ -226,12 +228,16 @@ def model(args: Options) -> Job:
     def run() -> int:
         if not as_json:
             log_line(f"Loading model: {path}")
-        made = loaded(source)
-        if describe == "describe_network" and (not isinstance(made, tuple) or len(made) < 2):
-            raise ConfigError(f"{path} returned a {type(made).__name__}; expected a builder and a network")
+        loaded_model = loaded(source)
+        if describe == "describe_network" and (not isinstance(loaded_model, tuple) or len(loaded_model) < 2):
+            raise ConfigError(f"{path} returned a {type(loaded_model).__name__}; expected a builder and a network")
         described: Any = None
         if describe:
-            described = trt.describe_engine(made) if describe == "describe_engine" else trt.describe_network(made[1])
+            described = (
+                trt.describe_engine(loaded_model)
+                if describe == "describe_engine"
+                else trt.describe_network(loaded_model[1])
+            )
         if describe:
             if as_json:
                 say_json(described.to_dict())
@@ -240,12 +246,12 @@ def model(args: Options) -> Job:
             if tensors is not None:
                 say(ops.tensors_text(described, tensors))
         else:
-            found = ops.inspect_model(made, show=show, infer_shapes=infer)
-            names = list(ops.unbounded_tensors(made)) if unbounded else []
+            inspection = ops.inspect_model(loaded_model, show=show, infer_shapes=infer)
+            names = list(ops.unbounded_tensors(loaded_model)) if unbounded else []
             if as_json:
-                say_json({"model": found.to_json(), "unbounded": names} if unbounded else found.to_json())
+                say_json({"model": inspection.to_json(), "unbounded": names} if unbounded else inspection.to_json())
             else:
-                say(f"[I] {found.text().rstrip()}")
+                say(f"[I] {inspection.text().rstrip()}")
                 if unbounded:
                     say(f"[I] Found tensors with unbounded DDS: {names}")
         return 0

@@ -1,4 +1,4 @@
-"""The commands of one word that call one op."""
+"""The commands of one word with one op each."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def compare(args: Options) -> Job:
     """
     sides = (args.actual, args.golden)
     if args.html:
-        runs, output, place = (*sides, *(args.more or ())), args.html, args.store
+        runs, output, store_address = (*sides, *(args.more or ())), args.html, args.store
 
         def write() -> int:
-            say(ops.compare_page(runs, output=output, tracker=tracker("reads", place)).path)
+            say(ops.compare_page(runs, output=output, tracker=tracker("reads", store_address)).path)
             return 0
 
         return write

@@ -32,7 +32,7 @@ _EXAMPLES = (
 
 
 def _model(args: Options) -> Any:
-    """Return the model: its path, or the loader that changes it."""
+    """Return the model: its path, or the loader of the changed one."""
     if args.model_type not in (None, "onnx"):
         raise UsageError(f"--model-type {args.model_type}: patterns are searched in ONNX models; convert it first")
     return loading.changed_model(args)
@@ -47,8 +47,8 @@ def _match(args: Options, output: str | None) -> Job:
     def run() -> int:
         matches = ops.match_plugins(loaded(model), folder, **plugins)
         say(table(("plugin", "node", "places"), ((m.name, m.op, str(len(m.places))) for m in matches)))
-        found = {m.name: len(m.places) for m in matches}
-        say(f"[I] the following plugins matched:\n[I] {found}")  # Polygraphy's lines, which scripts search for
+        match_counts = {m.name: len(m.places) for m in matches}
+        say(f"[I] the following plugins matched:\n[I] {match_counts}")  # Polygraphy's lines, which scripts search for
         if output is not None:
             ops.write_matches(matches, output)
             say(f"Wrote {output}")

@@ -102,7 +102,9 @@ def run(args: Options) -> Job:
             raise UsageError("--gen-script writes what is run, not what is recorded; leave out --experiment")
         # The script may be moved, or run in another folder.
         args.model_file = args.model_file and os.path.abspath(args.model_file)
-    runners = [each for kind, word in args.runners or () for each in _runners(args, kind, word)]
+    runners = []
+    for kind, word in args.runners or ():
+        runners += _runners(args, kind, word)
     compared = len(runners) > 1 or bool(args.load_outputs)
     config = ops.RunConfig(
         warm_up=args.warm_up or 0,
@@ -150,7 +152,7 @@ def run(args: Options) -> Job:
         return write
     model, experiment = args.model_file or "", args.experiment
     shaped = list(loading.input_shapes(args) or ()) if runners and loading.model_type(args) == "onnx" else []
-    place = args.store if experiment else None
+    store_address = args.store if experiment else None
 
     def run() -> int:
         if loaders["onnx_loader"] is not None:
@@ -172,18 +174,21 @@ def run(args: Options) -> Job:
 
             names = [value.name for value in read_proto(model).graph.input]
             expand(shaped, names, of="The model", kind="input")
-        made = runners
+        runners_to_run = runners
         # Each child resolves its loader, since TensorRT's objects cannot be sent to it.
         if config.use_subprocess:
-            made = [Late(each.function, tuple(map(Unresolved, each.args)), each.kwargs) for each in runners]
+            runners_to_run = [
+                Late(late_runner.function, tuple(map(Unresolved, late_runner.args)), late_runner.kwargs)
+                for late_runner in runners
+            ]
         result = ops.run_models(
-            resolve(made),
+            resolve(runners_to_run),
             config,
             data_loader=resolve(loaders["data_loader"]),
             compare=resolve(loaders["compare"]) or None,
             postprocess=resolve(loaders["postprocess"]),
             model=model,
-            tracker=tracker("optional", place, experiment),
+            tracker=tracker("optional", store_address, experiment),
             experiment=experiment,
             params={"command": line},
         )
@@ -193,7 +198,7 @@ def run(args: Options) -> Job:
         if result.reasons:
             say("\n".join(result.reasons))
         if experiment is not None:
-            say_ending(result, place)
+            say_ending(result, store_address)
         return 0 if result.verdict == "good" else 1
 
     return run
@@ -201,7 +206,7 @@ def run(args: Options) -> Job:
 
 def _runners(args: Options, kind: str, word: str | None) -> list[Late]:
     """Return the runner of an option, or the runners of an extension's option."""
-    if f"--{kind}" in (name for each in RUNNERS.flags for name in each.names):
+    if f"--{kind}" in (name for runner_flag in RUNNERS.flags for name in runner_flag.names):
         return [_runner(args, kind, word)]
     from trtops import tools  # which imports this package
 
@@ -219,8 +224,8 @@ def _runner(args: Options, kind: str, word: str | None) -> Late:
             weight_streaming_budget=budget if unit == "bytes" else None,
             weight_streaming_percent=budget if unit == "percent" else None,
         )
-    found = loading.model_type(args)
-    if found in ("engine", "trt-network-script"):
+    kind_of_model = loading.model_type(args)
+    if kind_of_model in ("engine", "trt-network-script"):
         raise UsageError(f"{args.model_file} is not an ONNX model, so --{kind} cannot run it; use --trt")
     if kind in ("onnx", "pluginref"):
         name = None if kind == "pluginref" else "onnx-reference"
@@ -231,7 +236,7 @@ def _runner(args: Options, kind: str, word: str | None) -> Late:
     level = args.graph_optimization_level
     level = level and ("ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}")
     source: Any = args.model_file
-    if found != "onnx" or loading.wants_onnx_changes(args):
+    if kind_of_model != "onnx" or loading.wants_onnx_changes(args):
         source = onnx.BytesFromOnnx(loading.onnx_model(args))
         if not args.gen_script and not args.use_subprocess:
             args.serialized = source = args.peek("serialized") or Shared(
@@ -248,7 +253,7 @@ def _runner(args: Options, kind: str, word: str | None) -> Late:
 
 
 def script(config: RunConfig, command: str, loaders: dict[str, Any]) -> str:
-    """Return a Python script that does what the command line does."""
+    """Return a Python script equivalent to the command line."""
     source = Source()
     logger = source.use("trtops.logger", "G_LOGGER")
     lines = [f"{logger}.module_severity = {logger}.INFO"]
@@ -263,7 +268,7 @@ def script(config: RunConfig, command: str, loaders: dict[str, Any]) -> str:
 
 
 def _script_lines(config: RunConfig, loaders: dict[str, Any], source: Source) -> Iterator[str]:
-    """Yield the lines that run the runners, read saved outputs, and compare."""
+    """Yield the lines for running, reading saved outputs, and comparing."""
     options = given(
         data_loader=loaders["data_loader"],
         warm_up=config.warm_up or None,
@@ -285,12 +290,12 @@ def _script_lines(config: RunConfig, loaders: dict[str, Any], source: Source) ->
         one_file = f"{results}.load({quoted(path)})"
         folder = f"{results}.concat({results}.load_streaming({quoted(path)}))"
         yield f"results.extend({one_file if Path(path).suffix else folder})"
-    for each in loaders["postprocess"]:
-        yield f"Comparator.postprocess(results, {source.expression(each)})"
+    for function in loaders["postprocess"]:
+        yield f"Comparator.postprocess(results, {source.expression(function)})"
     if len(loaders["runners"]) + len(config.load_outputs) > 1:
-        more = "".join(f", {n}=True" for n in ("fail_fast", "check_average") if getattr(config, n))
+        flags = "".join(f", {n}=True" for n in ("fail_fast", "check_average") if getattr(config, n))
         compare = source.expression(loaders["compare"])
-        yield f"accuracy = Comparator.compare_accuracy(results, compare_func={compare}{more})"
+        yield f"accuracy = Comparator.compare_accuracy(results, compare_func={compare}{flags})"
         yield "passed = passed and bool(accuracy)"
         if config.save_accuracy:
             yield f"accuracy.save({quoted(config.save_accuracy)})"

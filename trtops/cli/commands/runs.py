@@ -18,8 +18,8 @@ from trtops.tracking.schema import KINDS, Tag
 
 def tag(text: str) -> tuple[str, str]:
     """Return name and value of ``NAME=VALUE``. The value stays text: ``007`` is not a number."""
-    name, found, value = text.partition("=")
-    if not found or not name:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
         raise ValueError(f"{text!r} is not a tag with its value; expected NAME=VALUE")
     return name, value
 
@@ -153,10 +153,10 @@ def evaluate(args: Options) -> Job:
         raise UsageError("give tolerances, such as --atol 1e-3 --rtol 1e-2")
 
     def show(evaluated: Any, store: str | None) -> None:
-        for each in evaluated:
-            reasons = (f"\n    {reason}" for reason in each.reasons)
-            name = one_line(each.name)
-            say(f"{each.id} {name}: {each.verdict} (was {each.before or '-'}){''.join(reasons)}")
+        for reevaluated in evaluated:
+            reasons = (f"\n    {reason}" for reason in reevaluated.reasons)
+            name = one_line(reevaluated.name)
+            say(f"{reevaluated.id} {name}: {reevaluated.verdict} (was {reevaluated.before or '-'}){''.join(reasons)}")
 
     return op_job(
         args,
@@ -165,7 +165,7 @@ def evaluate(args: Options) -> Job:
         tolerances,
         store="reads",
         show=show,
-        code=lambda evaluated: int(any(each.verdict != "good" for each in evaluated)),
+        code=lambda evaluated: int(any(run.verdict != "good" for run in evaluated)),
     )
 
 
@@ -190,7 +190,7 @@ def audit(args: Options) -> Job:
         "AuditConfig",
         runs=tuple(args.runs or ()),
         experiment=args.of_experiment,
-        tags=(*(args.tag or ()), *(each for each in named if each[1])),
+        tags=(*(args.tag or ()), *(tag_filter for tag_filter in named if tag_filter[1])),
         ways=tuple(way.replace("-", " ") for way in args.by) if args.by else None,
     )
     if not (config.runs or config.experiment or config.tags or config.accepted or config.sample or config.log):
@@ -264,17 +264,19 @@ def resolve(args: Options) -> int:
     store = tracker("reads", args.store)
     backend = args.backend or "onnxruntime"
     keys, providers = tuple(args.key or ()), tuple(args.providers or ())
-    found = ops.resolve(args.model_file, backend=backend, providers=providers, name=args.name, keys=keys, tracker=store)
-    if found.run_id and found.path and args.output:
-        save_bytes(found.engine(store).plan, args.output)
+    resolution = ops.resolve(
+        args.model_file, backend=backend, providers=providers, name=args.name, keys=keys, tracker=store
+    )
+    if resolution.run_id and resolution.path and args.output:
+        save_bytes(resolution.engine(store).plan, args.output)
     if args.json:
-        say_json(found.to_dict())
-    elif found.run_id:
-        by = f", accepted by {found.accepted_by}" if found.accepted_by else ""
-        say(f"Version {found.version} of {found.name!r}: run {found.run_id}, {found.path}{by}")
+        say_json(resolution.to_dict())
+    elif resolution.run_id:
+        by = f", accepted by {resolution.accepted_by}" if resolution.accepted_by else ""
+        say(f"Version {resolution.version} of {resolution.name!r}: run {resolution.run_id}, {resolution.path}{by}")
     else:
-        say(found.reason)
-    return 0 if found.run_id else 1
+        say(resolution.reason)
+    return 0 if resolution.run_id else 1
 
 
 @command(

@@ -19,11 +19,11 @@ def check(args: Options) -> int:
     from trtops.tracking.store import existing_tracker
 
     tracker = existing_tracker(args.root)
-    found = check_store(tracker)
-    say(f"{tracker.shown}: {len(found)} problem{'' if len(found) == 1 else 's'}.")
-    for subject, text in found:
+    problems = check_store(tracker)
+    say(f"{tracker.shown}: {len(problems)} problem{'' if len(problems) == 1 else 's'}.")
+    for subject, text in problems:
         say(f"{subject}: {text}")
-    return int(bool(found))
+    return int(bool(problems))
 
 
 @direct_command(Group("store", groups.ROOT), examples=("trtops store reap --root mlruns",))
@@ -67,8 +67,12 @@ def upload(args: Options) -> int:
 
     tracker = open_tracker(args.root)
     results = spool.upload(tracker.inner, tracker.spool, moved=bool(args.moved))
-    left = sum(bool(each.reason) for each in results)
+    left = sum(bool(uploaded.reason) for uploaded in results)
     say(f"{len(results) - left} runs uploaded, {left} left.")
-    for each in results:
-        say(f"Left in {each.folder}: {each.reason}" if each.reason else f"{each.run_id} {one_line(each.name)}")
+    for uploaded in results:
+        say(
+            f"Left in {uploaded.folder}: {uploaded.reason}"
+            if uploaded.reason
+            else f"{uploaded.run_id} {one_line(uploaded.name)}"
+        )
     return int(left > 0)

@@ -19,10 +19,10 @@ OBSERVING = Group(
 )
 
 
-def _job(args: Options, op: str, *more: Any, model: Any = None, **kwargs: Any) -> Job:
-    """Return the job of an op on the model that the options describe, unless another one is given."""
+def _job(args: Options, op: str, *further: Any, model: Any = None, **kwargs: Any) -> Job:
+    """Return the job of an op on a model (default: the one of the options)."""
     source = late("trtops.cli.script.loaded", loading.changed_model(args) if model is None else model)
-    return op_job(args, op, source, args.output, *more, save_as=loading.save_config(args), **kwargs)
+    return op_job(args, op, source, args.output, *further, save_as=loading.save_config(args), **kwargs)
 
 
 def reshaped(source: Any, shapes: Any) -> Any:
@@ -36,7 +36,7 @@ def _tensor_specs(tensors: Iterable[tuple[str, str, values.Shape | None]] | None
 
 
 def names_in(path: str) -> tuple[str, ...]:
-    """Return the lines of a file that are not empty."""
+    """Return the nonempty lines of a file."""
     return tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
 
 
@@ -168,8 +168,8 @@ def prune(args: Options) -> Job:
 )
 def weight_strip(args: Options) -> Job:
     """Remove the weights from an ONNX model, so that its structure can be shared."""
-    kept = late("trtops.cli.commands.surgeon.names_in", args.exclude_list) if args.exclude_list else ()
-    return _job(args, "strip_weights", exclude=kept)
+    excluded = late("trtops.cli.commands.surgeon.names_in", args.exclude_list) if args.exclude_list else ()
+    return _job(args, "strip_weights", exclude=excluded)
 
 
 @command(

@@ -39,11 +39,11 @@ def up(args: Options) -> Job:
         folder = team_folder(root)
         status = servers.up(folder, **changes)
         option = f" --root {folder.parent}" if root is not None else ""
-        text = "\n".join(each.text for each in status)
+        text = "\n".join(server.text for server in status)
         say(f"\n{text}\n\n`trtops team password` prints the passwords. To use the servers from this shell:\n")
         say(f'  eval "$(trtops team env{option})"\n')
         say("`make deploy` registers the deployments, `trtops team down` ends the servers.")
-        return 0 if all(each.state == "up" for each in status) else 1
+        return 0 if all(server.state == "up" for server in status) else 1
 
     return run
 
@@ -55,7 +55,7 @@ def down(args: Options) -> int:
 
     folder = team_folder(args.root)
     status = servers.down(folder)
-    say("\n".join(each.text for each in status) or f"No servers were started for {folder.parent}.")
+    say("\n".join(server.text for server in status) or f"No servers were started for {folder.parent}.")
     return 0
 
 
@@ -67,11 +67,11 @@ def status(args: Options) -> int:
     folder = team_folder(args.root)
     status = servers.status(folder)
     if args.json:
-        say_json([each.to_dict() for each in status])
+        say_json([server.to_dict() for server in status])
     else:
         nothing = f"No servers were started for {folder.parent}. Start them: trtops team up"
-        say("\n".join(each.text for each in status) or nothing)
-    return 0 if status and all(each.state == "up" for each in status) else 1
+        say("\n".join(server.text for server in status) or nothing)
+    return 0 if status and all(server.state == "up" for server in status) else 1
 
 
 @direct_command(_ROOT, examples=("trtops team env", 'eval "$(trtops team env)"'))

@@ -1,4 +1,4 @@
-"""The commands of ``trtops template``: each writes a script that does what the options request, to be edited."""
+"""The commands of ``trtops template``: each writes an editable script for the options."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ _SHAPES = "the script gets the unchanged model; change shapes with `trtops surge
 
 
 def _job(text: str, output: str) -> Job:
-    """Return the job that writes a script."""
+    """Return the job for writing a script."""
 
     def run() -> int:
         save_bytes(text.encode(), output)

@@ -1,1 +1,1 @@
-"""Ops that build engines: convert, calibrate, sensitivity, model lists, deny-list."""
+"""Ops for building engines: convert, calibrate, sensitivity, model lists, deny-list."""

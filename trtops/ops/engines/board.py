@@ -30,14 +30,14 @@ class BoardRow(Record):
 
     @property
     def last(self) -> BuildOutcome:
-        """The last outcome that was not skipped; a bad one counts as failed, whatever the policy of its list."""
-        *_, found = sorted(self.nights.values(), key=lambda outcome: outcome.outcome != "skipped")
-        return replace(found, failed=found.outcome in ("bad", "error"))
+        """The last outcome not skipped; a bad one counts as failed, whatever the policy of its list."""
+        *_, latest = sorted(self.nights.values(), key=lambda outcome: outcome.outcome != "skipped")
+        return replace(latest, failed=latest.outcome in ("bad", "error"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoardResult(OpResult):
-    """All rows, broken ones first; ``unfinished`` are lists whose last night did not end, with how it ended."""
+    """All rows, broken ones first; ``unfinished`` are lists without an end of the last night, with the reason."""
 
     rows: tuple[BoardRow, ...]
     unfinished: tuple[str, ...] = ()
@@ -58,20 +58,20 @@ class BoardResult(OpResult):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Each list that did not finish, and each row that is not good, with its reasons."""
+        """Each unfinished list, and each row not good, with its reasons."""
         return (*self.unfinished, *self._last.reasons)
 
     def sections(self) -> Iterable[Section]:
         """The table of all rows."""
         table = []
         for row in self.rows:
-            last, times = row.last, [each.p50_ms for each in row.nights.values() if each.p50_ms]
+            last, times = row.last, [night.p50_ms for night in row.nights.values() if night.p50_ms]
             model = Path(last.model).name
             precision = last.called or last.precision.upper()
             table.append((
                 model, last.backend, last.device or None, row.host, precision, last.outcome, last.of_limit, last.p50_ms,
                 f"{times[-1] / times[0] - 1:+.0%}" if len(times) > 1 else None,
-                "".join("·" if each.outcome == "skipped" else MARKS[each.outcome] for each in row.nights.values()),
+                "".join("·" if night.outcome == "skipped" else MARKS[night.outcome] for night in row.nights.values()),
                 max(row.nights), last.run_id[:8] or None,
             ))  # fmt: skip
         build = ("model", "back end", "device", "machine", "precision")
@@ -98,12 +98,12 @@ def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Pat
         raise errors.ConfigError("The store has no run of a list. Make one: trtops build-list models.yaml")
     rows, unfinished = list[BoardRow](), list[str]()
     for name, host in dict.fromkeys((info.experiment, host_of(info)) for info in runs):
-        own = [info for info in runs if (info.experiment, host_of(info)) == (name, host)]
-        shown = sorted({_night(info) for info in own})[-nights:]
+        list_runs = [info for info in runs if (info.experiment, host_of(info)) == (name, host)]
+        shown = sorted({_night(info) for info in list_runs})[-nights:]
         # Nights by device, the newest last, of each build; entries of a list may differ in options only.
         by_build: dict[tuple[str, str, str, int], dict[str, dict[str, BuildOutcome]]] = {}
         result = None
-        for info in reversed(own):
+        for info in reversed(list_runs):
             data = tracker.peek(info.id, Artifact.BUILD_LIST) if _night(info) in shown else None
             entries, result = Counter[tuple[str, str, str]](), None
             with contextlib.suppress(errors.FormatError):  # the run is damaged
@@ -119,18 +119,19 @@ def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Pat
                     row[_night(info)] = replace(outcome, device=device, outcome="good" if good else outcome.outcome)
                 else:
                     row.setdefault(_night(info), outcome)
-        rows += [BoardRow(host=host, nights=row) for devices in by_build.values() for row in devices.values()]
-        if result is None and own[0].status != "running":
+        for devices in by_build.values():
+            rows += [BoardRow(host=host, nights=row) for row in devices.values()]
+        if result is None and list_runs[0].status != "running":
             unfinished.append(
-                f"The last run of {name} on {host} is {own[0].status}, without a result: {own[0].id[:8]}."
+                f"The last run of {name} on {host} is {list_runs[0].status}, without a result: {list_runs[0].id[:8]}."
             )
     order = {"bad": 0, "error": 0, "unproven": 1}
     rows.sort(key=lambda row: (order.get(row.last.outcome, 2), row.last.model))
-    found = BoardResult(title="board", rows=tuple(rows), unfinished=tuple(unfinished))
+    board_result = BoardResult(title="board", rows=tuple(rows), unfinished=tuple(unfinished))
     if output is not None:
         with open_atomically(output) as file:
-            file.write(page(found.document(), runs[0], (), {}).encode())
-    return found
+            file.write(page(board_result.document(), runs[0], (), {}).encode())
+    return board_result
 
 
 def _night(info: RunInfo) -> str:

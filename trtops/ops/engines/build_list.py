@@ -1,4 +1,4 @@
-"""Build every model of a list with the convert op; a build that fails does not stop the others."""
+"""Build every model of a list with the convert op; failing builds do not stop the others."""
 
 import contextlib
 import itertools
@@ -72,7 +72,7 @@ class BuildOutcome(Record):
     model: str
     precision: Precision
     backend: BackendName
-    place: str
+    location: str
     outcome: Outcome
     failed: bool = False
     transient: bool = False
@@ -107,7 +107,7 @@ class BuildListResult(OpResult):
 
     @property
     def failed(self) -> tuple[BuildOutcome, ...]:
-        """The builds that make the list fail."""
+        """The failed builds of the list."""
         return tuple(build for build in self.builds if build.failed)
 
     @property
@@ -129,17 +129,17 @@ class BuildListResult(OpResult):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Each build that is not good, with its reasons."""
+        """Each build not good, with its reasons."""
         return tuple(
-            f"**{_title_of(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.place})"
+            f"**{_title_of(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.location})"
             for build in self.builds
             if build.outcome not in ("good", "skipped")
         )
 
     def body(self) -> Iterable[str]:
-        """A table of all builds that were not skipped, and why the others were."""
-        made = [build for build in self.builds if build.outcome != "skipped"]
-        if made:
+        """A table of all builds not skipped, and the reasons of those skipped."""
+        attempted = [build for build in self.builds if build.outcome != "skipped"]
+        if attempted:
             header = ("model", "back end", "precision", "verdict", "p50", "engine", "time", "run")
             rows = (
                 (
@@ -152,13 +152,15 @@ class BuildListResult(OpResult):
                     "reused" if build.reused else f"{build.seconds:.1f} s",
                     f"[{build.run_id[:8]}]({build.url})" if build.url.startswith("http") else build.run_id[:8] or "-",
                 )
-                for build in made
+                for build in attempted
             )
             yield markdown_table(header, rows)
-        why = Counter(reason for build in self.builds if build.outcome == "skipped" for reason in build.reasons)
-        if why:
+        skip_reasons = Counter[str]()
+        for build in self.builds:
+            skip_reasons.update(build.reasons if build.outcome == "skipped" else ())
+        if skip_reasons:
             yield ""
-            yield from (f"- {count} skipped: {reason}" for reason, count in why.items())
+            yield from (f"- {count} skipped: {reason}" for reason, count in skip_reasons.items())
 
 
 def build_list(
@@ -177,22 +179,22 @@ def build_list(
     """
     tracker = tracker_or_default(tracker)
     listed = models if isinstance(models, ModelList) else read_model_list(models)
-    wanted = [build for build in listed.builds() if config.backends is None or build.backend in config.backends]
-    plans = [_plan_build(build, config, tracker) for build in wanted]
+    selected = [build for build in listed.builds() if config.backends is None or build.backend in config.backends]
+    plans = [_plan_build(build, config, tracker) for build in selected]
     title = f"build list {Path(listed.path).name}"
     experiment = experiment or Path(listed.path).stem
     # A folder may be watched every minute: a visit that builds nothing leaves no run, unless it finds other failures.
     if config.only_new and all(isinstance(plan, BuildOutcome) for plan in plans):
         result = BuildListResult(title=title, builds=tuple(plan for plan in plans if isinstance(plan, BuildOutcome)))
-        visits, here = tracker.find(experiment, tags={schema.Tag.KIND: "build_list"}, limit=100), owner.current().host
-        last = next((info for info in visits if owner.host_of(info) == here), None)
-        known = "" if last is None else last.tags.get(schema.Tag.HEADLINE, "")  # may be shortened
+        visits, host = tracker.find(experiment, tags={schema.Tag.KIND: "build_list"}, limit=100), owner.current().host
+        last = next((info for info in visits if owner.host_of(info) == host), None)
+        last_headline = "" if last is None else last.tags.get(schema.Tag.HEADLINE, "")  # may be shortened
         still_good = result.verdict == "good" and (last is None or last.verdict == "good")
-        if still_good or (known and result.headline.startswith(known)):
+        if still_good or (last_headline and result.headline.startswith(last_headline)):
             return result
     with op_run(tracker, experiment, title, kind="build_list", tags=tags) as run:
         outcomes = []
-        for build, plan in zip(wanted, plans):
+        for build, plan in zip(selected, plans):
             if not isinstance(plan, BuildOutcome):
                 plan = _make_build(build, tracker, convert_one, tags or {}, plan)
             outcomes.append(plan)
@@ -205,15 +207,15 @@ def build_list(
 
 
 def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> BuildOutcome | dict[str, str]:
-    """The outcome of a build that need not be made, or the tags to build it with."""
-    how = build.entry.config(build.precision, build.backend)
-    options = how.digest
+    """The outcome of an unnecessary build, or the tags of a necessary one."""
+    convert_config = build.entry.config(build.precision, build.backend)
+    options = convert_config.digest
     # On another machine, the same path is another file, and another release would change back and forth.
     named = {schema.Tag.KIND: "build", schema.Tag.LISTED_AS: digest([platform.node(), build.model, options])}
     try:
         if build.missing:
             raise errors.BackendError(build.missing)
-        environment = engine_backend(build.backend).environment(how.build)
+        environment = engine_backend(build.backend).environment(convert_config.build)
     except errors.BackendError as exc:
         return _with_history(_outcome_of(build, "error", str(exc)), tracker, named)
     try:
@@ -227,70 +229,74 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     key = {**named, **of_model, schema.Tag.LISTED: listed}
     if not config.only_new:
         return key
-    own = tracker.find(tags=named)
-    last = next((info for info in own if _verdict_of(info)), None)
+    named_runs = tracker.find(tags=named)
+    last = next((info for info in named_runs if _verdict_of(info)), None)
     broken = last if last is not None and _verdict_of(last) != "good" else None
     # The same content may be known by another name. A repair of this name is built, so that the store shows it.
-    same = [info for info in own if info.fact(schema.Tag.LISTED) == listed]
+    same = [info for info in named_runs if info.fact(schema.Tag.LISTED) == listed]
     same += [] if broken else [info for info in tracker.find(tags=of_model) if info.fact(schema.Tag.LISTED) == listed]
     # Attempts since this name had other content. Those that the machine spoiled do not count.
     latest = itertools.takewhile(
-        lambda info: info.fact(schema.Tag.LISTED) == listed and schema.Tag.TRANSIENT not in info.tags, own
+        lambda info: info.fact(schema.Tag.LISTED) == listed and schema.Tag.TRANSIENT not in info.tags, named_runs
     )
     tries = [info for info in latest if time.time() - info.start_time < _AGAIN_SECONDS]
-    why = ""
+    reason = ""
     if time.time() - Path(build.model).stat().st_mtime < config.settle_seconds:
-        why = "The file was changed just now; it may still be being copied."
+        reason = "The file was changed just now; it may still be being copied."
     # A run whose process died stays "running", and would keep the model from being built for ever.
     elif any(info.status == "running" and not owner.is_abandoned(info) for info in same):
-        why = "It is being built."
+        reason = "It is being built."
     elif not broken and (good := next(filter(_verdict_of, same), None)) is not None and good.verdict == "good":
         return _outcome_of(build, "skipped", "The tracking store has it.").of_run(good)
     elif len(tries) >= config.attempts or any(info.status == "finished" for info in tries):
-        why = f"It was tried {counted(len(tries), 'time')}, and is tried again a day after the last time."
+        reason = f"It was tried {counted(len(tries), 'time')}, and is tried again a day after the last time."
         if not broken:
-            return _outcome_of(build, "error", "Its process was killed.", why, transient=True, run_id=tries[0].id)
-    if broken and why:
-        said = broken.tags.get(schema.Tag.ERROR) or broken.tags.get(schema.Tag.HEADLINE, "")
-        outcome = _outcome_of(build, _verdict_of(broken) or "error", said, why).of_run(broken)
+            return _outcome_of(build, "error", "Its process was killed.", reason, transient=True, run_id=tries[0].id)
+    if broken and reason:
+        failure = broken.tags.get(schema.Tag.ERROR) or broken.tags.get(schema.Tag.HEADLINE, "")
+        outcome = _outcome_of(build, _verdict_of(broken) or "error", failure, reason).of_run(broken)
         return _with_history(outcome, tracker, named)
-    return _outcome_of(build, "skipped", why) if why else key
+    return _outcome_of(build, "skipped", reason) if reason else key
 
 
 def _make_build(
-    build: ListedBuild, tracker: Tracker, convert_one: Convert | None, tags: Mapping[str, str], own: Mapping[str, str]
+    build: ListedBuild,
+    tracker: Tracker,
+    convert_one: Convert | None,
+    tags: Mapping[str, str],
+    build_tags: Mapping[str, str],
 ) -> BuildOutcome:
-    """Make one build. Any error in it is its outcome; its runs are found by their ``own`` tags."""
+    """Make one build. Any error in it is its outcome; its runs are found by their ``build_tags`` tags."""
     start = time.monotonic()
     config, experiment = build.entry.config(build.precision, build.backend), build.entry.experiment
-    experiment, tags = experiment or Path(build.model).stem, {**tags, **own}
-    own = {name: value for name, value in own.items() if name in (schema.Tag.KIND, schema.Tag.LISTED_AS)}
+    experiment, tags = experiment or Path(build.model).stem, {**tags, **build_tags}
+    build_tags = {name: value for name, value in build_tags.items() if name in (schema.Tag.KIND, schema.Tag.LISTED_AS)}
     before = list[RunInfo]()
     with contextlib.suppress(errors.TrackingError):  # the build is kept on disk until the store is back
-        before = tracker.find(tags=own, limit=1)
+        before = tracker.find(tags=build_tags, limit=1)
     try:
         if convert_one is None:
             result = convert(build.model, config, tracker=tracker, experiment=experiment, tags=tags)
         else:
             result = convert_one(build.model, config, experiment, tags)
     except Exception as exc:  # a defect of ours or of a library must not stop the other builds either
-        known = isinstance(exc, errors.TrtopsError)
-        if not known:
+        is_expected = isinstance(exc, errors.TrtopsError)
+        if not is_expected:
             log.exception("%s failed", _title_of(build))
-        why, transient = str(exc) if known else f"{type(exc).__name__}: {exc}", errors.is_transient(exc)
-        outcome = _outcome_of(build, "error", why, transient=transient, seconds=time.monotonic() - start)
+        reason, transient = str(exc) if is_expected else f"{type(exc).__name__}: {exc}", errors.is_transient(exc)
+        outcome = _outcome_of(build, "error", reason, transient=transient, seconds=time.monotonic() - start)
         with contextlib.suppress(errors.TrackingError):
-            if not transient and tracker.find(tags=own, limit=1) == before:
+            if not transient and tracker.find(tags=build_tags, limit=1) == before:
                 # A model that cannot be read leaves no run. Without one, a watched folder would try it again each time.
                 with (
                     contextlib.suppress(Exception),
                     op_run(tracker, experiment, Path(build.model).stem, kind="build", model=build.model, tags=tags),
                 ):
                     raise
-            for info in tracker.find(tags=own, limit=1):
+            for info in tracker.find(tags=build_tags, limit=1):
                 if info not in before:
                     outcome = outcome.of_run(info)
-        return _with_history(outcome, tracker, own)
+        return _with_history(outcome, tracker, build_tags)
     outcome = _outcome_of(
         build,
         result.verdict,
@@ -304,7 +310,7 @@ def _make_build(
     )
     with contextlib.suppress(errors.TrackingError):  # the run may be in the spool
         outcome = outcome.of_run(tracker.info(result.run_id))
-    return outcome if result.verdict == "good" else _with_history(outcome, tracker, own)
+    return outcome if result.verdict == "good" else _with_history(outcome, tracker, build_tags)
 
 
 def _verdict_of(info: RunInfo) -> Verdict | None:
@@ -313,11 +319,11 @@ def _verdict_of(info: RunInfo) -> Verdict | None:
 
 
 def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, str]) -> BuildOutcome:
-    """Add since when a build is broken, its last good run, and what changed, from all runs of its name."""
-    found: list[RunInfo] = []
+    """Add the start of a broken build's failures, its last good run, and the changes, from all runs of its name."""
+    build_runs: list[RunInfo] = []
     with contextlib.suppress(errors.TrackingError):
-        found = tracker.find(tags=tags)
-    runs = [info for info in found if _verdict_of(info)]
+        build_runs = tracker.find(tags=tags)
+    runs = [info for info in build_runs if _verdict_of(info)]
     broken = [*itertools.takewhile(lambda info: _verdict_of(info) != "good", runs)]
     good = next(iter(runs[len(broken) :]), None)
     lines = [f"Broken since {_moment(broken[-1])}."] if broken else []
@@ -326,7 +332,7 @@ def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, st
     )
     if broken and good is not None:
         first = broken[-1]
-        old, new = (dict(p.split(" ", 1) for p in each.fact(schema.Tag.LISTED).split("; ")) for each in (good, first))
+        old, new = (dict(p.split(" ", 1) for p in info.fact(schema.Tag.LISTED).split("; ")) for info in (good, first))
         changes = [text.format(old[name], new[name]) for name, text in _CHANGES.items() if old[name] != new[name]]
         if first.tags.get(schema.Tag.ENGINE_SHA256) not in (None, good.tags.get(schema.Tag.ENGINE_SHA256)):
             changes.append("the engine")
@@ -335,7 +341,7 @@ def _with_history(outcome: BuildOutcome, tracker: Tracker, tags: Mapping[str, st
 
 
 def _outcome_of(build: ListedBuild, outcome: Outcome, *reasons: str, **values: Any) -> BuildOutcome:
-    same = {name: getattr(build, name) for name in ("model", "precision", "backend", "place")}
+    same = {name: getattr(build, name) for name in ("model", "precision", "backend", "location")}
     failed = outcome == "error" or (outcome == "bad" and build.entry.policy.bad == "fail")
     return BuildOutcome(outcome=outcome, reasons=tuple(filter(None, reasons)), failed=failed, **same, **values)
 

@@ -96,12 +96,13 @@ class CalibrateResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """If INT8 is not good enough, measure which layers cost the most."""
+        """Measure the cost of each layer if INT8 is not good enough."""
         if not (self.run_id and self.verdict == "bad" and self.subject and self.options.get("data")):
             return super().next_step
-        own = {"model": self.subject, "calibration_cache": f"run:{self.run_id}", "experiment": self.experiment}
+        arguments = {"model": self.subject, "calibration_cache": f"run:{self.run_id}", "experiment": self.experiment}
         style = self.engines[-1].backend
-        return NextStep.after(self.options, "sensitivity", own | ({"style": style} if style == "tensorrt" else {}))
+        arguments |= {"style": style} if style == "tensorrt" else {}
+        return NextStep.after(self.options, "sensitivity", arguments)
 
     def body(self) -> Iterable[str]:
         """A summary of the ranges, and a row for each engine."""
@@ -174,8 +175,8 @@ def calibrate(
         if algorithm == "best":
             held_out = None
             if has_check_data:
-                own = check.open_for(None, inputs=inputs).first(_EVALUATED_FEEDS)
-                held_out = list(zip(own, iterations_of(golden, "golden")))
+                check_feeds = check.open_for(None, inputs=inputs).first(_EVALUATED_FEEDS)
+                held_out = list(zip(check_feeds, iterations_of(golden, "golden")))
             comparison = run_step("compare algorithms", _compare, loaded, config, collected, held_out)
             algorithm = comparison.chosen
         cache = collected.cache(algorithm, config.percentile)
@@ -183,14 +184,15 @@ def calibrate(
         if comparison is not None:
             run.log_table(schema.Artifact.CALIBRATION_ALGORITHMS, Comparison.COLUMNS, comparison.rows())
             run.log_params({"chosen_algorithm": algorithm})
-            found = comparison.errors
-            run.log_metrics({(schema.Metric.CALIBRATION, "error", each.algorithm): each.error for each in found})
+            run.log_metrics(
+                {(schema.Metric.CALIBRATION, "error", entry.algorithm): entry.error for entry in comparison.errors}
+            )
 
         cache_file = Path(folder, "calibration.json")
         cache_file.write_bytes(cache.to_bytes())
         engines = []
         # INT8 comes last, since its engine gives the verdict.
-        precisions: list[Precision] = [*(each for each in dict.fromkeys(config.compare_with) if each != "int8"), "int8"]
+        precisions: list[Precision] = [*(name for name in dict.fromkeys(config.compare_with) if name != "int8"), "int8"]
         for precision in precisions:
             convert_config = ConvertConfig(
                 build=replace(build, precision=precision),
@@ -238,12 +240,12 @@ def calibrate(
 
 
 def _inputs(model: Model, config: CalibrateConfig) -> TensorMetadata:
-    """The model's inputs, with the shapes that are given; ConfigError if these do not fit the model."""
-    inputs, given = TensorMetadata.of(model.info.inputs), config.check.input_shapes
-    shapes = points(inputs, given)[0].shapes if given else {}
-    for name, wanted in given.items():
-        own = inputs[name].shape or wanted
-        shape = tuple(size if dim >= 0 else old for dim, size, old in zip(wanted, shapes[name], own))
+    """The model's inputs, with the requested shapes; ConfigError if these do not fit the model."""
+    inputs, input_shapes = TensorMetadata.of(model.info.inputs), config.check.input_shapes
+    shapes = points(inputs, input_shapes)[0].shapes if input_shapes else {}
+    for name, requested in input_shapes.items():
+        declared = inputs[name].shape or requested
+        shape = tuple(size if dim >= 0 else old for dim, size, old in zip(requested, shapes[name], declared))
         inputs.add(name, inputs[name].dtype, shape)
     return inputs
 

@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig(EngineConfig):
-    """What to build, from what, and how to evaluate it.
+    """The build, its inputs, and its evaluation.
 
     Attributes:
         timing_cache: Timing cache to build with: a file, or ``run:ID`` for the cache of a run.
@@ -133,27 +133,27 @@ class ConvertResult(OpResult):
 
     def body(self) -> Iterable[str]:
         """The engine's origin, and the numbers."""
-        made = f"reused from run `{self.reused_from}`" if self.reused_from else f"built in {self.build_seconds:.2f} s"
-        yield from (f"{self.called} engine, {size(self.engine_bytes)}, {made}.", "")
+        origin = f"reused from run `{self.reused_from}`" if self.reused_from else f"built in {self.build_seconds:.2f} s"
+        yield from (f"{self.called} engine, {size(self.engine_bytes)}, {origin}.", "")
         yield from (*self._left_out(), *describe(self.evaluation))
 
     def sections(self) -> Iterable[Section]:
-        """The engine's origin, and the numbers that the report's table of outputs does not have."""
+        """The engine's origin, and the numbers missing from the report's table of outputs."""
         reused = (f"The engine is that of run `{self.reused_from}`.", "") if self.reused_from else ()
         return (Section(text="\n".join((*reused, *self._left_out(), *describe_measurements(self.evaluation)))),)
 
     def _left_out(self) -> Iterable[str]:
         if self.crashed:
             yield from (f"The builder crashed with {', '.join(self.crashed)}; the engine is built without.", "")
-        said = (self.carried, self.ranges, self.quantization, self.speed, self.tuning, self.left_out, self.fallback)
-        for note in filter(None, said):
+        notes = (self.carried, self.ranges, self.quantization, self.speed, self.tuning, self.left_out, self.fallback)
+        for note in filter(None, notes):
             yield from (f"{note}.", "")
         if self.skipped:
             yield from (f"No time to try {', '.join(self.skipped)}; `--tune` tries all.", "")
 
     @property
     def needed(self) -> str:
-        """Data, if the verdict or the calibration rests on random data that proves nothing."""
+        """Data, if the verdict or the calibration rests on random data without proof."""
         data, evidence = ("data", "calibration_data", "calibration_cache"), self.evaluation.evidence
         at_random = self.precision in ("int8", "fp8") and self.quantization and not set(data) & self.options.keys()
         if self.verdict not in PASSED or not (at_random or self.verdict == "unproven"):
@@ -187,35 +187,37 @@ class ConvertResult(OpResult):
                 options = {name: value for name, value in options.items() if name not in OF_8_BITS}
             again = {"model": self.subject, **options, **(self.faster or {}), "experiment": self.experiment}
             return NextStep("convert", again)
-        own: dict[str, Any] = {"model": self.subject, "experiment": experiment}
+        arguments: dict[str, Any] = {"model": self.subject, "experiment": experiment}
         if emulated is not None and emulated.verdict == "bad":
             # The precision is the cause, whatever the engine is: the tensor where it begins is what helps.
-            own |= {"emulate": emulated.precision}
+            arguments |= {"emulate": emulated.precision}
             if "profiles" in self.options and not {"data", "input_shapes"} & self.options.keys():
-                own["input_shapes"] = {each["name"]: each["opt"] for each in self.options["profiles"][0]["shapes"]}
-            return NextStep.after(self.options, "debug accuracy", own)
-        return NextStep.after(self.options, "triage", own)
+                arguments["input_shapes"] = {
+                    bounds["name"]: bounds["opt"] for bounds in self.options["profiles"][0]["shapes"]
+                }
+            return NextStep.after(self.options, "debug accuracy", arguments)
+        return NextStep.after(self.options, "triage", arguments)
 
     @property
     def called(self) -> str:
-        """The engine's precision: the requested one, or what it computes in instead."""
-        found = self.evaluation.computed
-        return self.precision.upper() if found is None else found.name
+        """The engine's precision: the requested one, or the one of its kernels."""
+        computed = self.evaluation.computed
+        return self.precision.upper() if computed is None else computed.name
 
 
 _TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
 
 
 def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = table) -> str:
-    """One line per engine, in plain text unless another function writes the table, and which 8-bit ones are slower."""
+    """One line per engine, in plain text unless another function writes the table, and notes on slow 8-bit ones."""
     rows, slower = [], []
     for result in results:
-        evaluation, found = result.evaluation, result.evaluation.computed
+        evaluation, computed = result.evaluation, result.evaluation.computed
         outputs = evaluation.report.outputs
         agreements = [share for output in outputs if (share := output.value(_TOP1)) is not None]
         row = {
             "build": result.called,
-            "kernels in it": "-" if found is None or found.share is None else f"{found.share:.0%}",
+            "kernels in it": "-" if computed is None or computed.share is None else f"{computed.share:.0%}",
             "verdict": result.verdict,
             "decided by": evaluation.report.decided_by,
             "top-1 agreement": f"{min(agreements):.2%}" if agreements else "-",
@@ -320,17 +322,17 @@ def _build_and_evaluate(
     key = builds.build_key(job.spec, environment)
     builds.log_spec(run, job.spec, environment)
     # Spec and check have params of their own names, so only the rest of the config is added.
-    own = {name: value for name, value in config.to_dict().items() if name not in ("build", "check")}
-    run.log_params(own)
+    convert_params = {name: value for name, value in config.to_dict().items() if name not in ("build", "check")}
+    run.log_params(convert_params)
     log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
 
-    found = None if config.rebuild else builds.find_build(tracker, key)
+    stored_build = None if config.rebuild else builds.find_build(tracker, key)
     crashed: tuple[str, ...] = ()
-    if found is not None:
-        holder, build = found
-        log.info("Reusing the engine of run %s: same spec, same environment.", holder.info.id)
+    if stored_build is not None:
+        source_run, build = stored_build
+        log.info("Reusing the engine of run %s: same spec, same environment.", source_run.info.id)
     else:
-        holder = None
+        source_run = None
         try:
             # Builds would blame each of their settings for a crash of the model, or for shapes that it does not accept.
             if golden is None and (needs_child() or feeds.assumed):
@@ -345,17 +347,17 @@ def _build_and_evaluate(
             raise
     if built is not None:
         built(build)
-    if holder is None:
+    if source_run is None:
         with step_time("record build"):
             builds.log_build(run, build, backend.engine_suffix, key)
             _log_model(run, model, config)
     else:
-        builds.log_reuse(run, build, holder)
+        builds.log_reuse(run, build, source_run)
 
     if golden is None:
         golden = run_step("run reference", golden_outputs, model, feeds, check.golden)
     evaluation, outputs = _evaluate(model, build, backend, feeds, config, golden)
-    log_evaluation(run, evaluation, engine="" if holder is None else holder.info.id)
+    log_evaluation(run, evaluation, engine="" if source_run is None else source_run.info.id)
     log_kernels(run, build)
     if check.plots == "always" or (check.plots == "bad" and evaluation.verdict == "bad"):
         from trtops.comparator.plot import error_figures
@@ -368,18 +370,18 @@ def _build_and_evaluate(
         reasons += (f"The engine has {len(build.engine.plan)} bytes; at most {allowed} are allowed.",)
     speed, faster = "", None
     if config.build.calibrates and evaluation.latency:
-        said = [_against_fp16(tracker, run)]
+        speed_notes = [_against_fp16(tracker, run)]
         # Times of kernels are known on the CPU.
-        on_cpu = build.tactics.mechanism == "onnxruntime" and all(each.replayable for each in build.tactics.choices)
+        on_cpu = build.tactics.mechanism == "onnxruntime" and all(choice.replayable for choice in build.tactics.choices)
         if on_cpu and build.quantization is not None:
             against, faster = _against_fp32(model, config.build, build, next(iter(feeds)), backend)
-            said.append(against)
-        speed = "; ".join(filter(None, said)) or _NOT_COMPARED
+            speed_notes.append(against)
+        speed = "; ".join(filter(None, speed_notes)) or _NOT_COMPARED
     return ConvertResult(
         verdict=verdict,
         backend=config.build.backend,
         reasons=reasons,
-        reused_from=None if holder is None else holder.info.id,
+        reused_from=None if source_run is None else source_run.info.id,
         precision=config.build.precision,
         spec_sha256=job.spec.digest,
         engine_sha256=build.engine.sha256,
@@ -402,7 +404,7 @@ def _build_and_evaluate(
 
 
 def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, str]:
-    """The config that keeps layers in FP32 whose values FP16 or BF16 cannot hold, and what the data shows, in a line.
+    """Keep layers in FP32 if FP16 or BF16 cannot hold their values; return the config, and a line on the ranges.
 
     Ranges are those of a calibration cache, or are measured on the data of calibration or of the check. A quantized
     model has the precisions of its author: its layers are named, and not kept.
@@ -413,39 +415,49 @@ def _fit_precision(model: Model, config: ConvertConfig) -> tuple[ConvertConfig, 
     from trtops.backend.onnxrt.calibration import collect
 
     build, inputs = config.build, TensorMetadata.of(model.info.inputs)
-    also = build.options.also if isinstance(build.options, TensorRTOptions) else ()
-    low: LowPrecision | None = next((each for each in ("fp16", "bf16") if each in (build.precision, *also)), None)
+    further = build.options.also if isinstance(build.options, TensorRTOptions) else ()
+    low: LowPrecision | None = next((name for name in ("fp16", "bf16") if name in (build.precision, *further)), None)
     if low is None or not config.measure_ranges:
         return config, ""
     called, proto = low.upper(), without_functions(model.proto(lean=True))
     if config.calibration_cache is not None:
-        found = read_cache(read_cache_file(config.calibration_cache, "calibration_cache") or b"")
+        cache = read_cache(read_cache_file(config.calibration_cache, "calibration_cache") or b"")
     elif config.calibration_data is None and config.check.data is None:
         return config, f"Without data or a calibration cache, no ranges show whether all values fit {called}"
     else:
-        given = config.calibration_data
-        feeds = config.check.open_for(model) if given is None else open_feeds(given, inputs)
+        source = config.calibration_data
+        feeds = config.check.open_for(model) if source is None else open_feeds(source, inputs)
         try:
-            most = build.calibration_samples
-            found = run_step(
-                "measure ranges", collect, proto, feeds, inputs=inputs, max_feeds=most, min_samples=1, counted=False
+            max_feeds = build.calibration_samples
+            cache = run_step(
+                "measure ranges",
+                collect,
+                proto,
+                feeds,
+                inputs=inputs,
+                max_feeds=max_feeds,
+                min_samples=1,
+                counted=False,
             ).cache()
         except errors.TrtopsError as exc:
             return config, f"Ranges were not measured, so that values may not fit {called}: {exc}"
-    nodes = beyond_range(proto, found, low)
+    nodes = beyond_range(proto, cache, low)
     if isinstance(build.options, TensorRTOptions):  # a precision that was asked for by layer stays
-        nodes = {name: why for name, why in nodes.items() if name not in dict(build.options.layer_precisions)}
-    each = ", ".join(f"{node} ({tensor}: {size:.3g})" for node, (tensor, size) in nodes.items())
-    measured = f"{len(found.ranges)} tensors have ranges, of {found.feeds} feeds"
+        nodes = {name: peak for name, peak in nodes.items() if name not in dict(build.options.layer_precisions)}
+    overflowing = ", ".join(f"{node} ({tensor}: {size:.3g})" for node, (tensor, size) in nodes.items())
+    measured = f"{len(cache.ranges)} tensors have ranges, of {cache.feeds} feeds"
     if nodes and is_quantized(proto):
         option = option_text("keep", tuple(dict.fromkeys((*build.keep, *nodes))))
-        return config, f"{measured}; values do not fit {called}, but the model sets its precisions: {each} ({option})"
-    kept = f"kept in FP32, since their values do not fit {called}: {each or 'none'}"
+        return (
+            config,
+            f"{measured}; values do not fit {called}, but the model sets its precisions: {overflowing} ({option})",
+        )
+    kept_note = f"kept in FP32, since their values do not fit {called}: {overflowing or 'none'}"
     build = replace(build, keep=tuple(dict.fromkeys((*build.keep, *nodes))))
     if build.calibrates and isinstance(build.options, TensorRTOptions):  # what 8 bits leave alone may be in 16
-        own = dict.fromkeys(nodes, "float32") | dict(build.options.layer_precisions)
-        build = replace(build, options=replace(build.options, layer_precisions=tuple(own.items())))
-    return replace(config, build=build), f"{measured}; {kept}"
+        layer_precisions = dict.fromkeys(nodes, "float32") | dict(build.options.layer_precisions)
+        build = replace(build, options=replace(build.options, layer_precisions=tuple(layer_precisions.items())))
+    return replace(config, build=build), f"{measured}; {kept_note}"
 
 
 _WORTH_A_BUILD = 1.05
@@ -457,19 +469,19 @@ _NOT_COMPARED = (
 def _against_fp16(tracker: Tracker, run: Run) -> str:
     """Whether an engine in 8 bits is faster than the newest one in FP16 of its model and environment, in a line."""
     try:
-        own = tracker.info(run.id)
-        same_model = {schema.Tag.MODEL_SHA256: own.tags[schema.Tag.MODEL_SHA256], schema.Tag.KIND: "build"}
-        found = tracker.find(tags=same_model, status="finished")
+        current = tracker.info(run.id)
+        same_model = {schema.Tag.MODEL_SHA256: current.tags[schema.Tag.MODEL_SHA256], schema.Tag.KIND: "build"}
+        candidates = tracker.find(tags=same_model, status="finished")
     except errors.TrackingError:
         return ""
     compared = ("profiles", "options.kind", "evidence.shapes", "env.sha256")
-    for other in found:
-        same = all(other.params.get(name) == own.params.get(name) for name in compared)
+    for other in candidates:
+        same = all(other.params.get(name) == current.params.get(name) for name in compared)
         if not same or other.params.get("precision") != "fp16":
             continue
         for metric in ((schema.Metric.LATENCY, name) for name in ("device_p50_ms", "p50_ms")):
-            if metric in own.metrics and metric in other.metrics:
-                ours, theirs = own.metrics[metric], other.metrics[metric]
+            if metric in current.metrics and metric in other.metrics:
+                ours, theirs = current.metrics[metric], other.metrics[metric]
                 verdict = "slower than" if ours > theirs else "as fast as" if ours == theirs else "faster than"
                 name = other.params.get("computes_in", "FP16")
                 return f"In 8 bits {ours:.3f} ms, {verdict} {name} with {theirs:.3f} ms (run {other.id})"
@@ -479,7 +491,7 @@ def _against_fp16(tracker: Tracker, run: Run) -> str:
 def _against_fp32(
     model: Model, config: BuildConfig, build: Build, feed: Feed, backend: EngineBackend
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Whether INT8 is faster than FP32 in ONNX Runtime, and which layers are not; the options of a faster build.
+    """Compare INT8 with FP32 in ONNX Runtime; return a sentence, and the options of a faster build.
 
     It is slower if its fastest inference takes more than FP32's median, and by more than 5 % longer than the fastest:
     smaller differences are noise, or not worth another build.
@@ -501,21 +513,21 @@ def _against_fp32(
     losing, saved = losing_in_8_bits(*sides, quantized)
     share = (sum(eight_ms.values()) - saved) / (sum(low_ms.values()) or 1e-3)  # less than the profiler's unit
     verdict = "slower than" if slower else "no longer than" if ours <= theirs else "within the noise of"
-    said = f"INT8 takes {ours:.3f} ms, {verdict} FP32 with {theirs:.3f} ms"
+    sentence = f"INT8 takes {ours:.3f} ms, {verdict} FP32 with {theirs:.3f} ms"
     if losing:
-        said += (
+        sentence += (
             f"; it does not speed up {listed(losing, 8)}, and is predicted to take {share:.2f} of FP32's time without"
         )
     if not slower:
-        return said, None
+        return sentence, None
     partly = share < 1 and 0 < len(losing) < len(quantized)
-    return said, {"keep": (*config.keep, *losing)} if partly else {"precision": "fp32"}
+    return sentence, {"keep": (*config.keep, *losing)} if partly else {"precision": "fp32"}
 
 
 def _build(
     job: BuildJob, backend: EngineBackend, tracker: Tracker, run: Run, feed: Feed
 ) -> tuple[Build, tuple[str, ...]]:
-    """The build, and the settings that are left out because they crash the builder."""
+    """The build, and the settings left out because they crash the builder."""
     if not isinstance(backend, IsolatedBackend):
         return replace(job.build(backend), spec=job.spec), ()
     avoid = builds.crashed_settings(tracker, job.spec.model_sha256, job.environment)
@@ -625,7 +637,7 @@ class BuildJob:
 
 
 def read_cache_file(path: str | None, field_name: str) -> bytes | None:
-    """The content of a file that an option names; None if the option is not given, ConfigError if it is unreadable."""
+    """The content of an option's file; None without the option, ConfigError if it is unreadable."""
     if path is None:
         return None
     try:
@@ -634,22 +646,24 @@ def read_cache_file(path: str | None, field_name: str) -> bytes | None:
         raise errors.ConfigError(f"{field_name}={path!r} cannot be read: {exc.strerror}.") from None
 
 
-def read_timing_cache(asked: str | None, tracker: Tracker, environment: Environment) -> bytes | None:
+def read_timing_cache(source: str | None, tracker: Tracker, environment: Environment) -> bytes | None:
     """A timing cache from a file, or from a run (``run:ID``); None if the option is not given.
 
     TimingCacheError if the run's cache is of another device or release.
     """
-    if asked is None or not asked.startswith("run:"):
-        return read_cache_file(asked, "timing_cache")
-    run_id = run_id_of(asked, tracker)
+    if source is None or not source.startswith("run:"):
+        return read_cache_file(source, "timing_cache")
+    run_id = run_id_of(source, tracker)
     stored = tracker.load(run_id)
-    there = Environment.from_json(stored.read_bytes(schema.Artifact.ENVIRONMENT))
-    if there.device_key != environment.device_key:
+    origin = Environment.from_json(stored.read_bytes(schema.Artifact.ENVIRONMENT))
+    if origin.device_key != environment.device_key:
         raise errors.TimingCacheError(
-            f"The timing cache of run {run_id} is for {there.device_key}; this is {environment.device_key}. "
+            f"The timing cache of run {run_id} is for {origin.device_key}; this is {environment.device_key}. "
             "Timings of another device or release choose wrong tactics. Use a cache of this device, or none."
         )
     cache = stored.get(schema.Artifact.TIMING_CACHE)
     if cache is None:
-        raise errors.ConfigError(f"Run {run_id} has no timing cache (timing_cache={asked!r}). Name a run with a build.")
+        raise errors.ConfigError(
+            f"Run {run_id} has no timing cache (timing_cache={source!r}). Name a run with a build."
+        )
     return cache

@@ -1,4 +1,4 @@
-"""The deny-list: tactics that a proof confirmed as culprits; later builds on the same device and release avoid them."""
+"""The deny-list: proven culprits, avoided by later builds on the same device and release."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DenyResult(OpResult):
-    """A new entry of the deny-list, or the removal of one, which has a reason instead."""
+    """A new entry of the deny-list, or the removal of one, with its reason."""
 
     verdict: Verdict = "good"  # always: an entry that cannot be added or removed is an error
     entry: DeniedTactic | None = None
-    why: str = ""
+    reason: str = ""
 
     @property
     def headline(self) -> str:
@@ -36,7 +36,7 @@ class DenyResult(OpResult):
     def body(self) -> Iterable[str]:
         """The layers and settings of the entry, or the reason for its removal."""
         if self.entry is None:
-            yield f"Pardoned: {self.why}"
+            yield f"Pardoned: {self.reason}"
             return
         yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
         yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
@@ -44,7 +44,7 @@ class DenyResult(OpResult):
 
 
 def builds_in(entry: DeniedTactic) -> str:
-    """The builds that an entry is for, in words."""
+    """The builds concerned by an entry, in words."""
     if entry.always or not entry.scope:
         return "all builds"
     tighter = "" if entry.command else " or tighter limits"
@@ -59,7 +59,7 @@ def deny(
     tracker: Tracker | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> DenyResult:
-    """Add the tactics that a proof confirmed to the deny-list of its device and release.
+    """Add the culprits confirmed by a proof to the deny-list of its device and release.
 
     A proof at limits or by a check that only its user asked for denies builds that are checked in that way; ``always``
     denies all builds. ConfigError if the run is not a proof, or it confirmed nothing.
@@ -81,14 +81,16 @@ def deny(
     entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
     if always:
         entry = replace(entry, always=True)
-    own = {
+    entry_tags = {
         schema.Tag.EVIDENCE: proof_run,
         schema.Tag.BACKEND_VERSION: entry.backend_version,
         schema.Tag.DEVICE_SHA256: entry.device_sha256,
     }
     result = DenyResult(title="deny", entry=entry)
     experiment = stored.info.experiment
-    with op_run(tracker, experiment, f"deny {result.headline}", kind="deny", tags={**(tags or {}), **own}) as run:
+    with op_run(
+        tracker, experiment, f"deny {result.headline}", kind="deny", tags={**(tags or {}), **entry_tags}
+    ) as run:
         run.log_json(entry, schema.Artifact.DENIED)
         finish_with(run, result, tracker, title=f"deny {result.headline}", evaluated=False)
     return result.kept_in(run, experiment)
@@ -101,9 +103,9 @@ def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyRe
     info = tracker.info(deny_run)
     if info.kind != "deny" or schema.Tag.PARDONED in info.tags:
         raise errors.ConfigError(f"Run {deny_run} is not an entry of the deny-list.")
-    own = {name: info.tags.get(name, "") for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
-    result = DenyResult(title="pardon", why=why)
-    tags = own | {schema.Tag.PARDONED: deny_run}
+    entry_tags = {name: info.tags.get(name, "") for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
+    result = DenyResult(title="pardon", reason=why)
+    tags = entry_tags | {schema.Tag.PARDONED: deny_run}
     with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as run:
         finish_with(run, result, tracker, evaluated=False)
     return result.kept_in(run, info.experiment)
@@ -112,25 +114,27 @@ def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyRe
 def deny_list(
     tracker: Tracker, environment: Environment, tolerances: Tolerances | None = None, command: str = ""
 ) -> DenyList:
-    """The tactics that builds in an environment must not use, which are checked at given limits or by a command.
+    """The denied tactics of an environment, for builds with these limits or this check command.
 
     Entries that were confirmed at limits of a user's own count only for builds with these limits or tighter ones.
 
     Damaged entries are left out with a warning, and so is the whole list if the store cannot be read: a build does not
     depend on the store.
     """
-    place = {
+    environment_tags = {
         schema.Tag.KIND: "deny",
         schema.Tag.BACKEND_VERSION: environment.backend_version,
         schema.Tag.DEVICE_SHA256: environment.device_sha256,
     }
     try:
-        found = tracker.find(tags=place, status="finished")
+        entry_runs = tracker.find(tags=environment_tags, status="finished")
     except errors.TrackingError as exc:
         log.warning("The deny-list cannot be read, so that the build may use a tactic on it: %s", exc)
         return DenyList()
-    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
-    runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
+    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in entry_runs}
+    runs = [
+        info.id for info in reversed(entry_runs) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags
+    ]
     entries = []
     for run_id in runs:
         try:
@@ -144,7 +148,7 @@ def deny_list(
 
 
 def _applies(entry: DeniedTactic, tolerances: Tolerances | None, command: str) -> bool:
-    """Whether builds with these limits, or this check, are checked as strictly as those that confirmed an entry."""
+    """True for builds with limits, or a check, at least as strict as at the confirmation of an entry."""
     if entry.always or not entry.scope:
         return True
     if entry.command:

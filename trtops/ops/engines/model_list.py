@@ -133,7 +133,7 @@ class ListedBuild(Record):
     precision: Precision
     backend: BackendName
     entry: ListedModel
-    place: str  # file and line of the entry
+    location: str  # file and line of the entry
     missing: str = ""  # why it cannot be built
 
 
@@ -147,7 +147,7 @@ class ModelList(Record):
 
     def builds(self) -> tuple[ListedBuild, ...]:
         """Every engine of the list, in its order."""
-        found = []
+        listed_builds = []
         # Expanded here and not when the list is read: an entry may name files that a job writes later.
         for entry, line in zip(self.models, self.lines):
             # The pattern without the escapes of glob.escape()
@@ -160,14 +160,14 @@ class ModelList(Record):
                 if path and not Path(path).exists():
                     missing.append(f"{key}: {path} does not exist.")
             for file, backend, precision in itertools.product(files or [str(plain)], entry.backends, entry.precisions):
-                place = f"{self.path}:{line}" if line else self.path
-                own: dict[str, Any] = {"entry": entry, "place": place, "missing": " ".join(missing)}
-                found.append(ListedBuild(model=file, precision=precision, backend=backend, **own))
-        return tuple(found)
+                location = f"{self.path}:{line}" if line else self.path
+                shared: dict[str, Any] = {"entry": entry, "location": location, "missing": " ".join(missing)}
+                listed_builds.append(ListedBuild(model=file, precision=precision, backend=backend, **shared))
+        return tuple(listed_builds)
 
     def problems(self) -> tuple[str, ...]:
         """Missing files, with file and line."""
-        return tuple(dict.fromkeys(f"{build.place}: {build.missing}" for build in self.builds() if build.missing))
+        return tuple(dict.fromkeys(f"{build.location}: {build.missing}" for build in self.builds() if build.missing))
 
 
 def read_model_list(path: str | Path) -> ModelList:
@@ -191,23 +191,23 @@ def read_model_list(path: str | Path) -> ModelList:
     folder, models, lines = Path(path).resolve().parent, [], []
     # Every entry is read before errors are raised, so that a list is corrected in one go.
     for number, entry in enumerate(top.get("models") or []):
-        place = ("models", number)
+        key_path = ("models", number)
         if not isinstance(entry, dict):
-            document.complain(place, f"expected keys and values, such as 'model: a.onnx' (found {entry!r:.60}).")
+            document.complain(key_path, f"expected keys and values, such as 'model: a.onnx' (found {entry!r:.60}).")
             continue
-        model = document.record(ListedModel, place, merge(defaults, entry))
+        model = document.record(ListedModel, key_path, merge(defaults, entry))
         if model is not None:
             models.append(_with_absolute_paths(model, folder))
-            lines.append(document.line(place))
+            lines.append(document.line(key_path))
     document.raise_problems()
     return ModelList(path=str(path), models=tuple(models), lines=tuple(lines))
 
 
 def folder_list(folder: str | Path, pattern: str, entry: ListedModel) -> ModelList:
-    """A list of the models in a folder that match a pattern; ``entry`` says how to build each."""
+    """A list of a folder's models matching a pattern; ``entry`` has the options of each build."""
     absolute = Path(folder).resolve()
-    own = _with_absolute_paths(replace(entry, model=f"{glob.escape(str(absolute))}/{pattern}"), Path.cwd())
-    return ModelList(path=str(absolute), models=(own,), lines=(0,))
+    absolute_entry = _with_absolute_paths(replace(entry, model=f"{glob.escape(str(absolute))}/{pattern}"), Path.cwd())
+    return ModelList(path=str(absolute), models=(absolute_entry,), lines=(0,))
 
 
 def _with_absolute_paths(entry: ListedModel, folder: Path) -> ListedModel:

@@ -26,13 +26,13 @@ from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.builds import load_cache
 
 _PRUNED = 32  # kept layers that are tried without, one by one
-_SHOWN = 30  # layers on a page
-_COLUMNS = ("layer", "op", "error", "share", "keep")
+_MAX_LISTED_LAYERS = 30  # layers on a page
+_LAYER_COLUMNS = ("layer", "op", "error", "share", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityConfig(DataConfig):
-    """How layers are measured, on what data, and the error budget.
+    """The measurement of layers, its data, and the error budget.
 
     Attributes:
         samples: Number of samples to use.
@@ -59,7 +59,7 @@ class LayerSensitivity(Record):
     op: str
     error: float
     share: float
-    kept: bool
+    keep: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class SensitivityResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Calibrate again and keep the proposed layers, if that meets the budget."""
+        """Calibrate again with the proposed layers kept, if these meet the budget."""
         if not (self.run_id and "data" in self.options and self.keep and self.verdict == "good"):
             return super().next_step
         arguments = {"model": self.subject, "keep": self.keep, "experiment": self.experiment}
@@ -89,19 +89,19 @@ class SensitivityResult(OpResult):
         return "good" if self.error_kept <= self.budget else "bad"
 
     def body(self) -> Iterable[str]:
-        """The error, the proposal, and the layers that cost most."""
+        """The error, the proposal, and the most expensive layers."""
         yield f"Relative error with every layer in INT8: {self.error:.4g}; the budget is {self.budget:g}."
         yield ""
         if self.keep:
-            kept = ", ".join(f"`{name}`" for name in self.keep)
-            yield f"Kept in higher precision: {kept}. Relative error then: {self.error_kept:.4g}."
+            kept_layers = ", ".join(f"`{name}`" for name in self.keep)
+            yield f"Kept in higher precision: {kept_layers}. Relative error then: {self.error_kept:.4g}."
         else:
             yield "No layer need be kept in higher precision."
         rows = (
-            (f"`{each.layer}`", each.op, f"{each.error:.4g}", f"{each.share:.1%}", "yes" if each.kept else "")
-            for each in self.layers[:_SHOWN]
+            (f"`{layer.layer}`", layer.op, f"{layer.error:.4g}", f"{layer.share:.1%}", "yes" if layer.keep else "")
+            for layer in self.layers[:_MAX_LISTED_LAYERS]
         )
-        yield from ("", markdown_table(_COLUMNS, rows))
+        yield from ("", markdown_table(_LAYER_COLUMNS, rows))
 
 
 def sensitivity(
@@ -135,8 +135,8 @@ def sensitivity(
         result = named.kept_in(run, experiment)
         run.log_table(
             schema.Artifact.SENSITIVITY,
-            _COLUMNS,
-            ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),
+            _LAYER_COLUMNS,
+            ((layer.layer, layer.op, layer.error, layer.share, layer.keep) for layer in result.layers),
         )
         numbers = {"error": result.error, "error_kept": result.error_kept}
         counts = {"kept": len(result.keep), "layers": len(result.layers)}
@@ -200,9 +200,9 @@ def _measure(
         low, high, error_kept = 0, len(ranked), 0.0
         while high - low > 1:
             middle = (low + high) // 2
-            found = error(ranked[:middle])
-            if found <= config.budget:
-                high, error_kept = middle, found
+            measured_error = error(ranked[:middle])
+            if measured_error <= config.budget:
+                high, error_kept = middle, measured_error
             else:
                 low = middle
         # The worst layers are kept until the budget is met.
@@ -210,8 +210,8 @@ def _measure(
         # Errors were measured one layer at a time. Together with the other layers, some may not be needed.
         for name in reversed(keep[-_PRUNED:]):
             fewer = [other for other in keep if other != name]
-            if (found := error(fewer)) <= config.budget:
-                keep, error_kept = fewer, found
+            if (measured_error := error(fewer)) <= config.budget:
+                keep, error_kept = fewer, measured_error
     # Errors of different layers are taken as independent, so their squares add up to the whole.
     total = sum(value**2 for value in measured.values()) or 1.0
     return SensitivityResult(
@@ -220,7 +220,7 @@ def _measure(
         keep=tuple(keep),
         error_kept=error_kept,
         layers=tuple(
-            LayerSensitivity(layer=n, op=op_by_name[n], error=e, share=e**2 / total, kept=n in keep)
+            LayerSensitivity(layer=n, op=op_by_name[n], error=e, share=e**2 / total, keep=n in keep)
             for n, e in sorted(measured.items(), key=lambda item: -item[1])
         ),
     )

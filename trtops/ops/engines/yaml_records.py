@@ -24,15 +24,15 @@ class Document:
     lines: Mapping[Place, int]
     problems: list[str] = field(default_factory=list)
 
-    def line(self, place: Place) -> int:
+    def line(self, key_path: Place) -> int:
         """The line of a value, or of the innermost value around it."""
-        while place and place not in self.lines:
-            place = place[:-1]
-        return self.lines.get(place, 1)
+        while key_path and key_path not in self.lines:
+            key_path = key_path[:-1]
+        return self.lines.get(key_path, 1)
 
-    def complain(self, place: Place, text: str) -> None:
+    def complain(self, key_path: Place, text: str) -> None:
         """Add a problem with a value."""
-        self.problems.append(f"{self.path}:{self.line(place)}: {text}")
+        self.problems.append(f"{self.path}:{self.line(key_path)}: {text}")
 
     def raise_problems(self) -> None:
         """Raise FormatError with all problems, by line, if there are any."""
@@ -41,8 +41,8 @@ class Document:
             by_line = sorted(dict.fromkeys(self.problems), key=lambda text: int(text[start:].split(":")[0]))
             raise errors.FormatError("\n".join(by_line))
 
-    def record(self, kind: type[R], place: Place, value: Any) -> R | None:
-        """Read a value, possibly merged with defaults, as a record; None, after adding problems, if that fails."""
+    def record(self, kind: type[R], key_path: Place, value: Any) -> R | None:
+        """Read a value, possibly merged with defaults, as a record; on failure add problems and return None."""
         import pydantic
 
         try:
@@ -50,18 +50,18 @@ class Document:
             return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
         except pydantic.ValidationError as exc:
             for problem in exc.errors(include_url=False):
-                where = place
+                where = key_path
                 for part in problem["loc"]:  # parts that are not in the file name the alternative of a union
                     where = (*where, part) if (*where, part) in self.lines else where
-                name = ".".join(map(str, where[len(place) :]))
+                name = ".".join(map(str, where[len(key_path) :]))
                 if problem["type"] == "missing":
                     name = str(problem["loc"][-1])
                 if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
                     self.complain(where, f"unknown key {name!r}.")
                     continue
                 text = str(problem["msg"]).removeprefix("Value error, ")
-                found = "" if problem["type"] in ("missing", "value_error") else f" (found {problem['input']!r:.60})"
-                self.complain(where, f"{name}: {text}{found}" if name else f"{text}{found}")
+                excerpt = "" if problem["type"] in ("missing", "value_error") else f" (found {problem['input']!r:.60})"
+                self.complain(where, f"{name}: {text}{excerpt}" if name else f"{text}{excerpt}")
             return None
 
 
@@ -91,29 +91,29 @@ def merge(below: Any, above: Any) -> Any:
     return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
 
 
-def _plain_value(node: Any, place: Place, document: Document, lines: dict[Place, int]) -> Any:
+def _plain_value(node: Any, key_path: Place, document: Document, lines: dict[Place, int]) -> Any:
     """The value of a node; the lines of all values in it are added to ``lines``."""
     import yaml
 
-    if len(lines) > _MOST_VALUES or len(place) > 50:
+    if len(lines) > _MOST_VALUES or len(key_path) > 50:
         raise errors.FormatError(f"{document.path}: its aliases stand for more values than a file of this kind has.")
-    lines[place] = node.start_mark.line + 1
+    lines[key_path] = node.start_mark.line + 1
     if isinstance(node, yaml.SequenceNode):
-        return [_plain_value(item, (*place, i), document, lines) for i, item in enumerate(node.value)]
+        return [_plain_value(item, (*key_path, i), document, lines) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode):
         if node.tag.rpartition(":")[2] not in ("str", "int", "float", "bool", "null"):
-            document.complain(place, f"{node.value!r} is read as a {node.tag.rpartition(':')[2]}. Put it in quotes.")
+            document.complain(key_path, f"{node.value!r} is read as a {node.tag.rpartition(':')[2]}. Put it in quotes.")
             return None
         return yaml.SafeLoader("").construct_object(node)
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            document.complain(place, "a key is not text.")
+            document.complain(key_path, "a key is not text.")
             continue
-        inner = (*place, key.value)
-        if key.value in found:
-            document.complain(place, f"{key.value!r} is here twice, again in line {key.start_mark.line + 1}.")
+        inner = (*key_path, key.value)
+        if key.value in mapping:
+            document.complain(key_path, f"{key.value!r} is here twice, again in line {key.start_mark.line + 1}.")
             continue
-        found[key.value] = _plain_value(value, inner, document, lines)
+        mapping[key.value] = _plain_value(value, inner, document, lines)
         lines[inner] = key.start_mark.line + 1  # of the key, because a long value begins later
-    return found
+    return mapping

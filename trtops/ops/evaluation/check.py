@@ -50,7 +50,7 @@ _WARM_UP_SECONDS, _LATENCY_SECONDS, _MIN_LATENCY_RUNS = 0.5, 1.0, 5
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig(DataConfig):
-    """How an engine is evaluated, and on what data.
+    """The evaluation of an engine, and its data.
 
     Attributes:
         golden: Saved outputs to compare with (``.json`` or ``.npz``), of the given data or, without data, of a plain
@@ -119,7 +119,7 @@ class Latency(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Record):
-    """Share of samples whose best class is the labelled one."""
+    """Share of samples with the labelled class on top."""
 
     actual: float
     golden: float
@@ -128,7 +128,7 @@ class Accuracy(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
-    """The evaluation of one engine or runner, with the parts that were measured."""
+    """The evaluation of one engine or runner, with all measured parts."""
 
     report: ComparisonReport  # the comparison with the golden outputs
     latency: Latency | None = None
@@ -143,7 +143,7 @@ class Evaluation(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if the outputs are good at all shapes, in the requested precision, on data that can show it.
+        """``good`` for good outputs at all shapes, in the requested precision, on sufficient data.
 
         ``unproven`` also if rounding alone explains every fault, on random data: of assumed shapes, or in FP32.
         """
@@ -166,7 +166,7 @@ class Evaluation(Record):
 
     @property
     def _rounding_explains(self) -> bool:
-        """Whether rounding alone explains all faults, on data that does not show that the precision is to blame.
+        """True if rounding explains all faults, on data insufficient for blaming the precision.
 
         That is random data of assumed shapes, and any random data in FP32.
         """
@@ -181,22 +181,23 @@ class Evaluation(Record):
     @property
     def _faults(self) -> tuple[str, ...]:
         # First what explains the errors that follow: other golden outputs, or that the precision does not suffice.
-        found = () if self.noise is None or self._rounding_explains else self.noise.reasons(self.report)
-        found = (self.foreign_golden,) if self.foreign_golden else found
-        found += self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
+        faults = () if self.noise is None or self._rounding_explains else self.noise.reasons(self.report)
+        faults = (self.foreign_golden,) if self.foreign_golden else faults
+        faults += self.report.reasons + (() if self.emulated is None else self.emulated.reasons)
         # All feeds together may hide an error that only some of them have.
         if self.report and self.evidence is not None:
-            bad = (entry for entry in self.evidence.shapes if entry.verdict == "bad")
-            found += tuple(f"{reason}, at {entry.text()}" for entry in bad for reason in entry.reasons)
+            for entry in self.evidence.shapes:
+                if entry.verdict == "bad":
+                    faults += tuple(f"{reason}, at {entry.text()}" for reason in entry.reasons)
         if self.self_check is not None:
-            found += self.self_check.reasons
+            faults += self.self_check.reasons
         if self.computed is not None and self._lacks_precision:
-            rounded = f" The model does not run rounded to {self.computed.asked.upper()} either."
-            found += (self.computed.reason() + (rounded if self.computed.emulation_counts else ""),)
-        return found
+            rounded = f" The model does not run rounded to {self.computed.requested.upper()} either."
+            faults += (self.computed.reason() + (rounded if self.computed.emulation_counts else ""),)
+        return faults
 
     def leaving_out(self, denied: tuple[str, ...]) -> Evaluation:
-        """The evaluation of a build from which the deny-list excluded choices, each with its reason."""
+        """The evaluation of a build without denied choices, each with its reason."""
         return self if self.evidence is None else replace(self, evidence=replace(self.evidence, denied=denied))
 
     @property
@@ -276,17 +277,17 @@ def assess(
         aligned_outputs, aligned_golden = right.aligned(outputs), right.aligned(golden)
     ours, theirs = undefined.comparable(aligned_outputs, aligned_golden)
     report = compare_outputs(ours, theirs, tolerances)
-    evidence, given, foreign = None, report.iterations, ""
+    evidence, data_iterations, foreign = None, report.iterations, ""
     elements = sum(o.statistics.elements for o in report.outputs if o.statistics is not None)
     if right is not None and config.golden is not None and not report:
-        own = compare_outputs(*undefined.comparable(right.plain, aligned_golden), tolerances)
-        if not own:
+        model_report = compare_outputs(*undefined.comparable(right.plain, aligned_golden), tolerances)
+        if not model_report:
             foreign = (
-                f"the golden outputs are not this model's: its own outputs differ as well ({own.decided_by}), so they "
-                "are of other data or another model, or it was exported wrongly"
+                f"the golden outputs are not this model's: its own outputs differ as well ({model_report.decided_by}), "
+                "so they are of other data or another model, or it was exported wrongly"
             )
     if feeds is not None and seen is not None:
-        given = seen.given
+        data_iterations = seen.given
         evidence = Evidence(
             source=feeds.source,
             random=feeds.random,
@@ -310,7 +311,7 @@ def assess(
             constant=seen.covered.constant_outputs(theirs),
         )
     # Labels are for the given data, not for its copies at other shapes.
-    accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, given)
+    accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, data_iterations)
     return Evaluation(
         report=report,
         latency=latency,
@@ -331,7 +332,7 @@ def with_power(
     *,
     call: Callable[..., Power] = lambda function, *args: function(*args),
 ) -> Evaluation:
-    """The evaluation with its power, if ``config`` requests it; ``model`` is the one that golden outputs are from.
+    """The evaluation with its power, if ``config`` requests it; ``model`` is the source of golden outputs.
 
     ``call`` calls the function that measures, for example in a child process.
     """
@@ -366,16 +367,16 @@ def measure_latency(
             break
     start = time.perf_counter()
     while len(seconds) < config.latency_runs:
-        found = runner.infer(feed, check_inputs=False)
+        outputs = runner.infer(feed, check_inputs=False)
         seconds.append(runner.last_inference_time())
         if (device := runner.last_device_time()) is not None:
             on_device.append(device)
         if len(seconds) >= _MIN_LATENCY_RUNS and time.perf_counter() - start > _LATENCY_SECONDS:
             break
     if last is not None:
-        last |= {name: np.array(array) for name, array in found.items()}
+        last |= {name: np.array(array) for name, array in outputs.items()}
     # The host's time includes copies; the median on the device does not, and shows what the kernels need.
-    p50, p99 = (float(each) for each in np.percentile(seconds, [50, 99]) * 1e3)
+    p50, p99 = (float(milliseconds) for milliseconds in np.percentile(seconds, [50, 99]) * 1e3)
     device = float(np.median(on_device)) * 1e3 if on_device else None
     mean = float(np.mean(seconds)) * 1e3
     return Latency(p50_ms=p50, p99_ms=p99, mean_ms=mean, runs=len(seconds), device_p50_ms=device)
@@ -384,7 +385,7 @@ def measure_latency(
 def measure_accuracy(
     actual: RunResults, golden: RunResults, labels: str | None, tolerances: Tolerances, iterations: int | None = None
 ) -> Accuracy | None:
-    """Accuracy of outputs, and of the golden ones, on data whose classes are in an ``.npy`` file; None without labels.
+    """Accuracy of outputs, and of the golden ones, for labels in an ``.npy`` file; None without labels.
 
     Only the first ``iterations`` count, by default all.
 
@@ -396,16 +397,16 @@ def measure_accuracy(
         raise errors.ConfigError(f"Labels {labels!r} do not exist; expected an .npy file of class indices.")
     array = load_numpy(Path(labels))
     if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, np.integer):
-        found = getattr(array, "dtype", "several arrays")
-        raise errors.FormatError(f"{labels}: expected one array of integers, found {found}.")
+        content = getattr(array, "dtype", "several arrays")
+        raise errors.FormatError(f"{labels}: expected one array of integers, found {content}.")
     right = array.reshape(-1)
-    runs = [iterations_of(each, "labelled")[:iterations] for each in (actual, golden)]
+    runs = [iterations_of(results, "labelled")[:iterations] for results in (actual, golden)]
     shares = [float(np.mean(_best_classes(run, right.size, tolerances) == right)) for run in runs]
     return Accuracy(actual=shares[0], golden=shares[1], samples=right.size)
 
 
 def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, tolerances: Tolerances) -> NDArray[Any]:
-    """The best class of every sample, from the first output that holds scores.
+    """The best class of every sample, from the first output of scores.
 
     That is an output whose axis of classes is known, or else a floating-point output that has as many rows as there are
     labels, along its last axis or its second.
@@ -415,12 +416,12 @@ def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, toleran
         for name, array in iterations[0].items()
         if np.ndim(array) >= 2 and np.issubdtype(np.asarray(array).dtype, np.floating)
     }
-    known = [(name, axis) for name in floating if (axis := tolerances.of(name).class_axis) is not None]
+    declared = [(name, axis) for name in floating if (axis := tolerances.of(name).class_axis) is not None]
     likely = [(name, axis) for name in floating for axis in (-1, 1) if floating[name][0].shape[axis] > 1]
-    for name, axis in (*known, *likely):
-        found = np.concatenate([np.argmax(array, axis=axis).reshape(-1) for array in floating[name]])
-        if found.size == samples:
-            return found
+    for name, axis in (*declared, *likely):
+        classes = np.concatenate([np.argmax(array, axis=axis).reshape(-1) for array in floating[name]])
+        if classes.size == samples:
+            return classes
     raise errors.ComparisonError(
         f"No output holds scores of {samples} samples, as many as there are labels; expected a floating-point output "
         f"of shape (..., classes). Outputs with scores: {', '.join(floating) or 'none'}."
@@ -428,42 +429,44 @@ def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, toleran
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
-    """The numbers of an evaluation that runs are sorted by, as metrics; all others are in its artifact.
+    """The metrics of an evaluation for sorting runs; all other numbers are in its artifact.
 
     ``("error", name)`` is the worst value of all outputs, and ``("error", "of_limit")`` the largest share of a limit
     that an error takes, also in emulated 16 bit, above 1 if it exceeds the limit. A model with several outputs, but not
     more than 8, has ``("error", output, "max_abs")`` for each.
     """
-    found: dict[MetricName, float] = {}
+    recorded: dict[MetricName, float] = {}
     report = evaluation.report
     measured = {output.name: output.statistics for output in report.outputs if output.statistics is not None}
-    for metric in (each for each in RECORDED if each.logged):
+    for metric in (metric for metric in RECORDED if metric.logged):
         values = (getattr(statistics, metric.name) for statistics in measured.values())
-        known = [float(value) for value in values if value is not None]
-        if known:
-            worst = max(known) if metric.better == "lower" else min(known)
+        numbers = [float(value) for value in values if value is not None]
+        if numbers:
+            worst = max(numbers) if metric.better == "lower" else min(numbers)
             # max() and min() keep or drop NaN depending on the order.
-            found[schema.Metric.ERROR, metric.name] = math.nan if any(map(math.isnan, known)) else worst
+            recorded[schema.Metric.ERROR, metric.name] = math.nan if any(map(math.isnan, numbers)) else worst
     if 1 < len(measured) <= _MAX_LOGGED_OUTPUTS:
-        found |= {(schema.Metric.ERROR, name, "max_abs"): float(each.max_abs) for name, each in measured.items()}
+        recorded |= {
+            (schema.Metric.ERROR, name, "max_abs"): float(statistics.max_abs) for name, statistics in measured.items()
+        }
     # A model that is bad in 16 bit as a GPU rounds it is above its limit, although ONNX Runtime computes in FP32.
     reports = (report,) if evaluation.emulated is None else (report, evaluation.emulated.report)
-    margins = (each.decisive.margin(each.tolerances) for each in reports if each.decisive is not None)
+    margins = (compared.decisive.margin(compared.tolerances) for compared in reports if compared.decisive is not None)
     if shares := [margin.used for margin in margins if margin is not None]:
-        found[schema.Metric.ERROR, "of_limit"] = max(shares)
+        recorded[schema.Metric.ERROR, "of_limit"] = max(shares)
     for name in ("p50_ms", "p99_ms", "device_p50_ms"):
         if (value := getattr(evaluation.latency, name, None)) is not None:
-            found[schema.Metric.LATENCY, name] = value
+            recorded[schema.Metric.LATENCY, name] = value
     if evaluation.accuracy is not None:
-        found[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
-        found[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
+        recorded[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
+        recorded[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
     if evaluation.computed is not None and evaluation.computed.share is not None:
-        found[schema.Metric.KERNELS_LOWERED] = evaluation.computed.share
+        recorded[schema.Metric.KERNELS_LOWERED] = evaluation.computed.share
     if (power := evaluation.power) is not None and power.share is not None:
-        found[schema.Metric.POWER_SEEN] = power.share
+        recorded[schema.Metric.POWER_SEEN] = power.share
     if (checked := evaluation.self_check) is not None:
-        found[schema.Metric.SELF_CHECK_BROKEN] = float(len(checked.named("broken")))
-    return found
+        recorded[schema.Metric.SELF_CHECK_BROKEN] = float(len(checked.named("broken")))
+    return recorded
 
 
 def describe(evaluation: Evaluation) -> list[str]:

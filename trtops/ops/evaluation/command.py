@@ -43,7 +43,7 @@ _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 @dataclass(frozen=True, kw_only=True)
 class CommandCheck(Record):
-    """Runs a command on each sub-model, in a process group of its own, which ends with the check."""
+    """Runs a command on each sub-model, in a process group of its own, ended with the check."""
 
     # By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in `ignore_fail_codes` passes,
     # whatever was printed. With `fail_codes` only these are the failure, and with `fail_regex` as well only if an
@@ -80,7 +80,7 @@ class CommandCheck(Record):
                 raise errors.ConfigError(f"{expression!r} is not a regular expression: {exc}.") from None
 
     def deciding(self) -> JSONValue:
-        """All fields that decide the verdict."""
+        """All deciding fields of the verdict."""
         return {name: value for name, value in self.to_dict().items() if name != "tell_passing"}
 
     def __call__(self, part: SubModel) -> CheckOutcome:
@@ -139,8 +139,8 @@ def run_group(arguments: Sequence[str], timeout_seconds: float | None) -> tuple[
     """
     check_command(list(arguments))
     with tempfile.NamedTemporaryFile(prefix=temporary_prefix("output")) as output:
-        own = Path(sys.executable).with_name("trtops")
-        if hasattr(os, "fork") and own.exists() and shutil.which(arguments[0]) == str(own):
+        trtops_program = Path(sys.executable).with_name("trtops")
+        if hasattr(os, "fork") and trtops_program.exists() and shutil.which(arguments[0]) == str(trtops_program):
             with warm_worker(_importers) as worker:
                 code = worker.run(
                     _run_fork, list(arguments), os.getcwd(), dict(os.environ), output.name, timeout_seconds
@@ -155,8 +155,8 @@ def _run_program(arguments: Sequence[str], output: Any, timeout_seconds: float |
     try:
         process = subprocess.Popen(arguments, start_new_session=True, **streams)
     except OSError as exc:
-        said = f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}."
-        raise errors.ConfigError(said) from exc
+        message = f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}."
+        raise errors.ConfigError(message) from exc
     code = None
     try:
         code = process.wait(timeout_seconds)

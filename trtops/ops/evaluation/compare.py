@@ -39,7 +39,7 @@ class CompareConfig(
     CheckConfig,
     uses={"": "data input_shapes iterations seed labels tolerances warm_up latency_runs power self_check"},
 ):
-    """How two sides are compared, and on what data."""
+    """The comparison of two sides, and its data."""
 
 
 _OF_SAVED_OUTPUTS = {"": "labels tolerances"}
@@ -60,7 +60,7 @@ class CompareResult(OpResult):
         return describe(self.evaluation)
 
     def sections(self) -> Iterable[Section]:
-        """The numbers that the report's table of outputs does not have."""
+        """The numbers missing from the report's table of outputs."""
         return (Section(text="\n".join(describe_measurements(self.evaluation))),)
 
 
@@ -85,7 +85,7 @@ def compare(
     that these sides do not use. Outputs that differ are a result.
     """
     refuse_unused(config, CompareConfig.uses, op="compare")
-    check = CheckConfig(**{each.name: getattr(config, each.name) for each in fields(CheckConfig)})
+    check = CheckConfig(**{option.name: getattr(config, option.name) for option in fields(CheckConfig)})
     tracker = tracker_or_default(tracker)
     actual, golden = str(actual), str(golden)
     if experiment is None:
@@ -97,8 +97,8 @@ def compare(
         evaluation = _evaluate_sides(actual, golden, check, tracker)
         engine = run_id_of(actual, tracker) if actual.startswith(RUN_PREFIX) else ""
         log_evaluation(run, evaluation, engine=engine)
-        found = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
-        result = found.kept_in(run, experiment)
+        comparison = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
+        result = comparison.kept_in(run, experiment)
         finish_with(run, result, tracker, title=f"compare {name}")
         return result
 
@@ -109,7 +109,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
     runs = [tracker.info(run_id_of(side, tracker)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
     precisions = {info.params.get("precision") for info in runs}
     # Both sides may differ from the truth; the lowest precision bounds what can be expected of the comparison.
-    precision: Precision = next((each for each in _LOWEST_FIRST if each in precisions), "fp32")
+    precision: Precision = next((candidate for candidate in _LOWEST_FIRST if candidate in precisions), "fp32")
     if isinstance(under_test, RunResults):
         if not isinstance(right, RunResults):
             raise errors.ConfigError(
@@ -157,7 +157,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
 
 
 def _model_of(actual: str, golden: str, model: Model | None, tracker: Tracker) -> Model:
-    """The model whose relations an engine is checked for: a side, or that of a run; ConfigError without one."""
+    """The model for the relations of an engine: a side, or that of a run; ConfigError without one."""
     for side in (actual, golden) if model is None else ():
         if side.startswith(RUN_PREFIX):
             return Model.load(builds.find_model(tracker, tracker.info(run_id_of(side, tracker))))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Share of values at the ends of an output's range above which it counts as saturated, and the fewest values for that.
 _SATURATED, _MIN_VALUES = 0.99, 16
-_SHOWN = 4  # names in a phrase
+_MAX_LISTED_NAMES = 4  # names in a phrase
 _MOST_ROWS = 1 << 14  # of a feed, up to which equal ones are counted once
 
 
@@ -73,7 +73,7 @@ class _Values:
 
 
 class Covered:
-    """Collects what feeds exercise, one after the other."""
+    """Collects the coverage of feeds, one after the other."""
 
     def __init__(self) -> None:
         self.feeds = 0
@@ -107,7 +107,7 @@ class Covered:
 
     @property
     def samples(self) -> int:
-        """The number of rows that differ."""
+        """The number of different rows."""
         return len(self._different) + self._uncounted
 
     def constant_outputs(self, golden: Outputs) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class Covered:
         floating = {name: v for name, v in self._inputs.items() if v.kind == "f" and v.low <= v.high}
         varied = {name: v for name, v in floating.items() if v.low < v.high}
         whole = {name: v for name, v in self._inputs.items() if v.kind in "iub" and v.constant}
-        found = [
+        phrases = [
             *_phrase("blind to negative values of {}", (name for name, v in varied.items() if v.low >= 0)),
             *_phrase("blind to positive values of {}", (name for name, v in varied.items() if v.high <= 0)),
             *_phrase("{} constant", (name for name in floating if name not in varied)),
@@ -163,10 +163,10 @@ class Covered:
             *_phrase("output{} not finite everywhere", (name for name, v in outputs.items() if v.not_finite)),
         ]
         if self.feeds == 1:
-            found.append("one feed: a stale output cannot be seen")
+            phrases.append("one feed: a stale output cannot be seen")
         if max((size or 0 for size in self._sizes), default=0) == 1:
-            found.append("batch 1 only")
-        return tuple(found)
+            phrases.append("batch 1 only")
+        return tuple(phrases)
 
 
 def _digest(array: Array) -> bytes:
@@ -177,8 +177,8 @@ def _digest(array: Array) -> bytes:
 
 def _phrase(phrase: str, names: Iterable[str]) -> Iterable[str]:
     """The phrase with the names, if there are any; behind "output" also the verb."""
-    known = list(names)
-    shown = listed((f"`{name}`" for name in known), _SHOWN)
+    quoted = list(names)
+    shown = listed((f"`{name}`" for name in quoted), _MAX_LISTED_NAMES)
     if phrase.startswith("output"):
-        shown = f" {shown} is" if len(known) == 1 else f"s {shown} are"
-    return [phrase.format(shown)] if known else []
+        shown = f" {shown} is" if len(quoted) == 1 else f"s {shown} are"
+    return [phrase.format(shown)] if quoted else []

@@ -1,4 +1,4 @@
-"""The data of an evaluation: its inputs, and what the model gives for them.
+"""The data of an evaluation: its inputs, and the model's outputs for them.
 
 Inputs are random numbers, saved inputs, folders of arrays, a script, or an iterable.
 """
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEPT_BYTES = 1 << 28  # of feeds in memory
-_SUFFIXES = (".json", ".npz", ".npy")
+_DATA_SUFFIXES = (".json", ".npz", ".npy")
 _KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these, or a .py script"
 
 
 @dataclass(frozen=True)
 class Feeds:
-    """Feeds that can be read any number of times, in the same order, one at a time.
+    """Feeds for any number of readings, in the same order, one at a time.
 
     Up to 256 MiB of them stay in memory after the first time: a script may take minutes to make them.
     """
@@ -125,7 +125,7 @@ def open_feeds(
     if source is None and golden is not None:
         return _data_of_saved_outputs(golden, inputs, seed, input_shapes or {}, profiles)
     if source is None:
-        known = None if accepted is None else accepted()
+        accepted_inputs = None if accepted is None else accepted()
         # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
         # many models, where values out of range crash or read garbage.
         signed = {
@@ -133,33 +133,35 @@ def open_feeds(
             for name, spec in inputs.items()
             if spec.dtype is None or (spec.dtype.is_floating and spec.dtype is not DataType.FLOAT8E8M0)
         }
-        ranges = {"": (0.0, 1.0), **signed, **(known.ranges if known else {})}
-        words = known.words if known else {}
+        ranges = {"": (0.0, 1.0), **signed, **(accepted_inputs.ranges if accepted_inputs else {})}
+        words = accepted_inputs.words if accepted_inputs else {}
 
         def random(planned: Sequence[ShapePoint]) -> Iterator[Feed]:
             first = seed
             for number, point in enumerate(planned):
-                wanted = TensorMetadata()
+                metadata = TensorMetadata()
                 for name, shape in point.shapes.items():
-                    wanted.add(name, inputs[name].dtype, shape)
+                    metadata.add(name, inputs[name].dtype, shape)
                 count = 1 if number else iterations
-                loader = DataLoader(first, count, wanted, ranges, words=words)
+                loader = DataLoader(first, count, metadata, ranges, words=words)
                 loader.input_metadata = inputs
                 first += count
                 yield from (ProfiledFeed(feed, point.profile, point.point) for feed in loader)
 
         other = OTHER
         # A profile of one shape may have been made of assumed sizes (DataConfig.profiled).
-        if runs is not None and all(each.min == each.max for profile in profiles for each in profile.shapes):
-            other = _size_that_runs(lambda size: points(inputs, input_shapes or {}, (), known, size), random, runs)
-        planned = points(inputs, input_shapes or {}, profiles, known, other)
+        if runs is not None and all(bounds.min == bounds.max for profile in profiles for bounds in profile.shapes):
+            other = _size_that_runs(
+                lambda size: points(inputs, input_shapes or {}, (), accepted_inputs, size), random, runs
+            )
+        planned = points(inputs, input_shapes or {}, profiles, accepted_inputs, other)
         assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
         return Feeds(f"random data (seed {seed})", lambda: random(planned), random=True, assumed=assumed)
     if isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
-        kept = list(source)  # an iterator can be read only once
-        feeds = Feeds("the given iterator", lambda: kept)
+        stored_feeds = list(source)  # an iterator can be read only once
+        feeds = Feeds("the given iterator", lambda: stored_feeds)
     else:
         feeds = Feeds(f"the given {type(source).__name__}", lambda: source)
 
@@ -168,11 +170,11 @@ def open_feeds(
             source.input_metadata = inputs
         for feed in feeds._open():
             if isinstance(feed, Mapping):
-                for name, wanted in () if profiles or not input_shapes else input_shapes.items():
+                for name, dims in () if profiles or not input_shapes else input_shapes.items():
                     shape = np.shape(feed[name]) if name in feed else ()
-                    if not shape_accepts(wanted, shape):
+                    if not shape_accepts(dims, shape):
                         raise errors.InputError(
-                            f"{feeds.source}: input {name!r} has shape {shape}, and {tuple(wanted)} is asked for in "
+                            f"{feeds.source}: input {name!r} has shape {shape}, and {tuple(dims)} is asked for in "
                             "input_shapes. Leave input_shapes out: given data has its own shapes."
                         )
             yield cast_feed(feed, inputs) if isinstance(feed, Mapping) else feed
@@ -187,7 +189,7 @@ def _size_that_runs(
     feeds_of: Callable[[list[ShapePoint]], Iterator[Feed]],
     runs: Callable[[Feed], bool],
 ) -> int:
-    """Return the largest size for dimensions that nothing determines at which the model runs, and that halves 64.
+    """Return the largest working size, 64 or a half of it and so on, for undetermined dimensions.
 
     64 if there is no such dimension, or the model runs at no size.
     """
@@ -229,7 +231,7 @@ def _data_of_saved_outputs(
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Record):
-    """Input data: the base of all configs of ops that read data.
+    """Input data: the base of all configs with data.
 
     Attributes:
         data: Where inputs come from (:func:`open_feeds`); random data by default.
@@ -263,7 +265,7 @@ class DataConfig(Record):
         inputs: TensorMetadata | None = None,
         profiles: Sequence[OptimizationProfile] = (),
     ) -> Feeds:
-        """The feeds of a model, from ``instead`` if it is given; random data has values that the model accepts.
+        """The feeds of a model (default: from the config); random data has values accepted by the model.
 
         Data for every shape of the ``profiles`` follows. An engine without a model needs ``inputs``. Errors as in
         :func:`open_feeds`.
@@ -291,7 +293,7 @@ _ran: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], bool] = {}  # by
 
 
 def _runs(model: Model, feed: Feed) -> bool:
-    """Whether a model runs on a feed, as far as its shapes decide; True for a model that does not even load."""
+    """True if a model runs on a feed, as far as its shapes decide, or does not even load."""
     key = model.info.sha256, tuple((name, np.shape(array)) for name, array in feed.items())
     if key not in _ran:
         _ran[key] = True
@@ -306,7 +308,7 @@ def _runs(model: Model, feed: Feed) -> bool:
 
 
 def check_source(source: str | None) -> None:
-    """Raise ConfigError for a script that may not be run (:mod:`trtops.system.allowed`)."""
+    """Raise ConfigError for a forbidden script (:mod:`trtops.system.allowed`)."""
     for script in scripts_of(source):
         check_file(script)
 
@@ -339,10 +341,10 @@ def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
         return Feeds(text, called)
     files = [path]
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        files = sorted(file for file in path.iterdir() if file.suffix in _DATA_SUFFIXES)
         if not files:
             raise errors.InputError(f"{path} has no .npz, .npy or .json file.")
-    elif path.suffix not in _SUFFIXES:
+    elif path.suffix not in _DATA_SUFFIXES:
         raise errors.ConfigError(f"Data source {text!r} has an unknown suffix. Give a path to {_KINDS}.")
     return Feeds(text, lambda: itertools.chain.from_iterable(_read_file(file, inputs) for file in files))
 
@@ -364,7 +366,7 @@ UNITS: dict[Rounding, float] = {
     "fp32": 2.0**-23, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4, "int8": 1 / 254,
 }  # fmt: skip
 
-_SHOWN = 3  # overflowing tensors in messages
+_MAX_LISTED_OVERFLOWS = 3  # overflowing tensors in messages
 
 
 def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
@@ -387,7 +389,7 @@ def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> R
 
 @contextlib.contextmanager
 def naming_assumed(model: Model, feeds: Iterable[Feed]) -> Iterator[None]:
-    """Turn the error of an inference on random data of assumed shapes into an InputError that asks for shapes."""
+    """Turn an inference error on random data of assumed shapes into an InputError asking for shapes."""
     try:
         yield
     except errors.InferenceError as exc:
@@ -426,9 +428,11 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Rounding, *,
     proto, random = model.proto(), np.random.default_rng(seed)
     floating = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
     first = {"Resize": 1, "Upsample": 1, "Range": 0}
-    kept = {name for node in walk.nodes(proto) if node.op_type in first for name in node.input[first[node.op_type] :]}
+    unmoved = set[str]()
+    for node in walk.nodes(proto):
+        unmoved.update(node.input[first[node.op_type] :] if node.op_type in first else ())
     for tensor in proto.graph.initializer:
-        if tensor.name not in kept and tensor.data_type in floating:
+        if tensor.name not in unmoved and tensor.data_type in floating:
             array = moved(onnx.numpy_helper.to_array(tensor))
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     inputs = [{name: moved(np.asarray(array)) for name, array in feed.items()} for feed in feeds]
@@ -460,11 +464,14 @@ class Emulation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each."""
-        found = [f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_SHOWN]]
-        if len(self.overflows) > _SHOWN:
-            found.append(f"{len(self.overflows) - _SHOWN} more tensors overflow")
+        overflowing = [
+            f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]
+        ]
+        if len(self.overflows) > _MAX_LISTED_OVERFLOWS:
+            overflowing.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
         return tuple(
-            f"in {self.precision.upper()} as a GPU rounds it: {reason}" for reason in (*found, *self.report.reasons)
+            f"in {self.precision.upper()} as a GPU rounds it: {reason}"
+            for reason in (*overflowing, *self.report.reasons)
         )
 
     def sentence(self) -> str:
@@ -481,7 +488,7 @@ class Emulation(Record):
 def run_in_16_bit(
     model: Model, precision: Literal["fp16", "bf16"], feeds: Iterable[Feed], keep: Sequence[str] = ()
 ) -> tuple[list[dict[str, Any]], Overflows]:
-    """The outputs of a model in 16 bit for each feed, and the tensors that overflow, in order of execution.
+    """The outputs of a model in 16 bit for each feed, and the overflowing tensors, in order of execution.
 
     Raises BackendError if the rewritten model does not run.
     """
@@ -494,10 +501,10 @@ def run_in_16_bit(
         outputs = [value.name for value in low.graph.output]
         peaks = watch_peaks(low) if precision == "fp16" else {}
         # Without optimizations, which could remove the rounding, and crash on some models in 16 bit.
-        found = reference_outputs(low, list(feeds))
-    largest = {tensor: max(float(arrays[peak]) for arrays in found) for tensor, peak in peaks.items()}
+        results = reference_outputs(low, list(feeds))
+    largest = {tensor: max(float(arrays[peak]) for arrays in results) for tensor, peak in peaks.items()}
     return (
-        [{name: arrays[name] for name in outputs} for arrays in found],
+        [{name: arrays[name] for name in outputs} for arrays in results],
         # A value rounds to infinity from half a step (16) above the largest float16.
         tuple((tensor, peak) for tensor, peak in largest.items() if peak >= LARGEST_FLOAT16 + 16),
     )

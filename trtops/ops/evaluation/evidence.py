@@ -15,7 +15,7 @@ from trtops.record import Record
 from trtops.tables import counted, listed
 from trtops.verdict import Verdict
 
-_SHOWN = 6  # shapes in a line
+_MAX_LISTED_SHAPES = 6  # shapes in a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class ShapeEntry(Record):
     def text(self) -> str:
         """The shapes, and their place in a profile."""
         shown = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items())
-        place = "" if self.profile is None else f" (profile {self.profile}{' ' * bool(self.point)}{self.point})"
-        place = " (outside of all profiles)" if self.point == OUTSIDE else place
-        return f"{shown}{place}"
+        location = "" if self.profile is None else f" (profile {self.profile}{' ' * bool(self.point)}{self.point})"
+        location = " (outside of all profiles)" if self.point == OUTSIDE else location
+        return f"{shown}{location}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Evidence(Record):
         return ""
 
     def coverage(self) -> str:
-        """The amount of data, followed by what it is blind to."""
+        """The amount of data, followed by its blind spots."""
         return "; ".join((f"Coverage: {counted(self.feeds, 'feed')}, {self._amount}", *self.blind)) + "."
 
     @property
@@ -90,7 +90,7 @@ class Evidence(Record):
 
     def sentence(self) -> str:
         """Everything but the blind spots in one line."""
-        shapes = listed(dict.fromkeys(entry.text() for entry in self.shapes), _SHOWN, "; ") or "no inputs"
+        shapes = listed(dict.fromkeys(entry.text() for entry in self.shapes), _MAX_LISTED_SHAPES, "; ") or "no inputs"
         assumed = ", assumed" if self.assumed else ""
         denied = f"; {counted(len(self.denied), 'choice')} left out, since denied" if self.denied else ""
         return (
@@ -101,7 +101,7 @@ class Evidence(Record):
 
 
 class SeenFeeds:
-    """Feeds, passed on one by one; their shapes, places in profiles and what they cover are kept."""
+    """Feeds, passed on one by one, with a record of shapes, places in profiles and coverage."""
 
     def __init__(self, feeds: Iterable[Feed]) -> None:
         """Nothing is read before iteration."""
@@ -121,7 +121,7 @@ class SeenFeeds:
 
     @property
     def given(self) -> int:
-        """The number of feeds, without those that were made of given data for the shapes of profiles."""
+        """The number of feeds, without those added for the shapes of profiles."""
         return sum(point in ("", OUTSIDE) for _, point, _ in self.places) or len(self.places)
 
     def entries(
@@ -138,13 +138,13 @@ class SeenFeeds:
         groups: dict[tuple[Any, ...], list[int]] = {}
         for number, (profile, _, shapes) in enumerate(self.places):
             groups.setdefault((profile, tuple(shapes.items())), []).append(number)
-        found = []
+        shape_entries = []
         for numbers in groups.values():
             profile, point, shapes = self.places[numbers[0]]
-            own = tolerances if tolerances_of is None or len(groups) == 1 else tolerances_of(numbers)
-            report = compare_outputs([actual[n] for n in numbers], [golden[n] for n in numbers], own)
+            group_tolerances = tolerances if tolerances_of is None or len(groups) == 1 else tolerances_of(numbers)
+            report = compare_outputs([actual[n] for n in numbers], [golden[n] for n in numbers], group_tolerances)
             measured = [o.statistics.max_abs for o in report.outputs if o.statistics is not None]
-            found.append(
+            shape_entries.append(
                 ShapeEntry(
                     shapes=shapes,
                     profile=profile,
@@ -155,4 +155,4 @@ class SeenFeeds:
                     reasons=report.reasons,
                 )
             )
-        return tuple(found)
+        return tuple(shape_entries)

@@ -1,4 +1,4 @@
-"""Limits from the model's own noise: what rounding to a precision does to the right model on the evaluation's data.
+"""Limits from the model's own noise: the effect of rounding on the right model and the evaluation's data.
 
 The right model runs once more, without an engine: in 16 bit with every result rounded, in INT8 with Q/DQ pairs, and in
 FP32 with weights and inputs moved by up to one rounding unit. The limits of an output are multiples of its root mean
@@ -108,7 +108,7 @@ _NOT_SIMILAR = {"min_cosine": -1.0, "min_correlation": -1.0, "min_top1_agreement
 
 
 def default_tolerances(precision: Rounding) -> Tolerances:
-    """The fixed tolerances of a precision, for outputs whose noise is not known.
+    """The fixed tolerances of a precision, for outputs of unknown noise.
 
     All are relative to the output's own scale. In every precision the output must vary as the golden one does (a
     constant or shuffled one never passes), and nearly all integers and booleans must be equal.
@@ -132,7 +132,7 @@ def default_tolerances(precision: Rounding) -> Tolerances:
 
 
 def useful_tolerances(precision: Rounding) -> Tolerances:
-    """The largest errors with which an engine of a precision is of use.
+    """The largest useful errors of an engine of a precision.
 
     They are the fixed tolerances, with more for FP32 and for single elements: a steep function, such as the sigmoid at
     the end of a sharp map, multiplies rounding by hundreds.
@@ -145,15 +145,15 @@ def useful_tolerances(precision: Rounding) -> Tolerances:
     return replace(fixed, **bounds)
 
 
-def tolerances_for(precision: Rounding, given: Tolerances | None, model: Model | None = None) -> Tolerances:
+def tolerances_for(precision: Rounding, requested: Tolerances | None, model: Model | None = None) -> Tolerances:
     """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of each output of scores.
 
     Use :class:`RightModel` where the model and its data are at hand.
     """
     if model is None:
-        return default_tolerances(precision) if given is None else given
-    if given is not None:
-        return with_classes(given, model)
+        return default_tolerances(precision) if requested is None else requested
+    if requested is not None:
+        return with_classes(requested, model)
     from trtops.backend.onnx.quantize import is_quantized
 
     if is_quantized(model.structure()):
@@ -165,14 +165,14 @@ def with_classes(tolerances: Tolerances, model: Model, *, top1: bool = False) ->
     """Tolerances with the axis of classes of each output of scores; with ``top1`` the best ones must agree."""
     from trtops.backend.onnx.model import class_axes
 
-    asked: dict[str, Any] = {"min_top1_agreement": 0.95} if top1 else {}
+    top1_limit: dict[str, Any] = {"min_top1_agreement": 0.95} if top1 else {}
     per_output = {
-        name: OutputTolerances(class_axis=axis, **asked) for name, axis in class_axes(model.structure()).items()
+        name: OutputTolerances(class_axis=axis, **top1_limit) for name, axis in class_axes(model.structure()).items()
     }
-    for name, own in tolerances.per_output.items():
-        if own.class_axis is None and name in per_output:
-            own = replace(own, class_axis=per_output[name].class_axis)
-        per_output[name] = own
+    for name, output_tolerances in tolerances.per_output.items():
+        if output_tolerances.class_axis is None and name in per_output:
+            output_tolerances = replace(output_tolerances, class_axis=per_output[name].class_axis)
+        per_output[name] = output_tolerances
     return replace(tolerances, per_output=per_output)
 
 
@@ -192,7 +192,7 @@ class Noise(Record):
     )
 
     def unit_of_range(self, precision: Rounding) -> float:
-        """The error of an output that is rounded to a precision relative to its range, but at least that of FP32."""
+        """The error of an output rounded to a precision relative to its range, at least that of FP32."""
         return max(UNITS[precision], _UNITS_ALLOWED["fp32"]) * self.range
 
     def is_lost(self, precision: Rounding) -> bool:
@@ -203,7 +203,7 @@ class Noise(Record):
         return 0 < self.size <= MULTIPLES["int8"] * self.rms and self.rms > self.unit_of_range(precision)
 
     def rms_limit(self, precision: Rounding, times: float = 1.0) -> float:
-        """The largest root mean square error that rounding explains; more where few elements determine it.
+        """The largest root mean square error from rounding; more if few elements determine it.
 
         ``times`` multiplies the noise.
         """
@@ -218,9 +218,9 @@ class Noise(Record):
         return max(times * noise, _UNITS_ALLOWED[precision] * self.size, self.unit_of_range("fp32")) or _ZERO
 
     def largest_limit(self, precision: Rounding, times: float = 1.0) -> float:
-        """The largest error of an element that rounding explains."""
-        found = max(times * _LARGEST_MULTIPLES[precision] * self.largest, 2 * self.rms_limit(precision, times))
-        return max(found, _UNITS_ALLOWED[precision] * self.scale) or _ZERO
+        """The largest error of an element from rounding."""
+        limit = max(times * _LARGEST_MULTIPLES[precision] * self.largest, 2 * self.rms_limit(precision, times))
+        return max(limit, _UNITS_ALLOWED[precision] * self.scale) or _ZERO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +254,8 @@ class NoiseLimits(Record):
         too_noisy = {name for name, _ in self.insufficient}
         for noise in self.outputs:
             if noise.name not in too_noisy:
-                own = per_output.get(noise.name, OutputTolerances())
-                per_output[noise.name] = replace(own, **self._limits(noise, base))
+                output_tolerances = per_output.get(noise.name, OutputTolerances())
+                per_output[noise.name] = replace(output_tolerances, **self._limits(noise, base))
         return replace(base, per_output=per_output)
 
     def _limits(self, noise: OutputNoise, base: Tolerances) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class NoiseLimits(Record):
             "atol": min(whole.largest_limit(*scaled), _ABOVE_USEFUL * max(useful, in_range)),
             "rtol": 0.0,
             "atol_of_scale": 0.0,
-            **{name: least for name, least in _SIMILAR.items() if getattr(base, name) is not None},
+            **{name: lower_bound for name, lower_bound in _SIMILAR.items() if getattr(base, name) is not None},
         }
         if whole.size > 0:
             useful = _ABOVE_USEFUL * max(base.max_nrmse or math.inf, in_range / whole.size)
@@ -282,19 +282,19 @@ class NoiseLimits(Record):
         if noise.channel_axis is not None:
             # Functions are computed to a unit of FP32 of what they may return, not of saturated values of a channel.
             # A channel of zeros has no scale of its own.
-            least, most = UNITS["fp32"] * whole.scale, whole.largest_limit(*scaled)
-            own = []
+            lower_bound, whole_limit = UNITS["fp32"] * whole.scale, whole.largest_limit(*scaled)
+            channel_limits = []
             for channel in noise.channels:
-                limit = channel.rms_limit(*scaled) if channel.size else most
+                limit = channel.rms_limit(*scaled) if channel.size else whole_limit
                 # An engine that is better than rounding may still be good.
                 limit = channel.size / MULTIPLES["int8"] if channel.is_lost(self.precision) else limit
-                own.append((channel.largest_limit(*scaled) if channel.size else most, limit))
-            largest, rms = (tuple(max(limit, least) for limit in each) for each in zip(*own))
+                channel_limits.append((channel.largest_limit(*scaled) if channel.size else whole_limit, limit))
+            largest, rms = (tuple(max(limit, lower_bound) for limit in column) for column in zip(*channel_limits))
             limits["channels"] = ChannelErrors(axis=noise.channel_axis, max_abs=largest, rms=rms)
         return limits
 
     def _origin(self, report: ComparisonReport) -> str:
-        """How the limit of the error that decides was derived."""
+        """The origin of the deciding error's limit."""
         name, output = self.precision.upper(), report.decisive
         useful = f"what is useful in {(self.useful_in or self.precision).upper()}"
         margin = None if output is None else output.margin(report.tolerances)
@@ -334,14 +334,14 @@ class NoiseLimits(Record):
         bad = {output.name for output in report.outputs if output.verdict == "bad"}
         name = self.precision.upper()
         return tuple(
-            f"{output}: {name} does not suffice for this model on this data; of rounding alone, {how}"
-            for output, how in (*self.insufficient, *self.lost)
+            f"{output}: {name} does not suffice for this model on this data; of rounding alone, {explanation}"
+            for output, explanation in (*self.insufficient, *self.lost)
             if output in bad
         )
 
     @property
     def lost(self) -> tuple[tuple[str, str], ...]:
-        """By output with channels of which rounding alone leaves nothing: how."""
+        """By output with channels lost to rounding alone: the explanation."""
         described = []
         for output in self.outputs:
             numbers = [str(n) for n, channel in enumerate(output.channels) if channel.is_lost(self.precision)]
@@ -350,7 +350,7 @@ class NoiseLimits(Record):
         return tuple(described)
 
     def sentence(self, report: ComparisonReport) -> str:
-        """Where the limit that decides comes from, in part of a line."""
+        """The origin of the deciding limit, in part of a line."""
         name = self.precision.upper()
         if self.why_not:
             return f"fixed ones of {name}, since its noise was not measured ({self.why_not})"
@@ -363,7 +363,7 @@ class NoiseLimits(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RightModel:
-    """The right model on the data of an evaluation, and what rounding to a precision does to it.
+    """The right model on the data of an evaluation, and the effect of rounding on it.
 
     The rounded model runs when it is first needed, once for limits and emulation.
 
@@ -390,7 +390,7 @@ class RightModel:
     _drawn_keys: list[RunResults] = field(default_factory=list, repr=False)  # of the rounded selections
 
     def __post_init__(self) -> None:
-        """Replace rows of NaN in the data, which would be taken for the effect of rounding, and their outputs."""
+        """Replace rows of NaN in the data, and their outputs, so as not to count as an effect of rounding."""
         if self.nan:  # a copy, whose feeds are replaced already
             return
         object.__setattr__(self, "nan", NanRows.of(self.model, self.feeds))
@@ -399,16 +399,16 @@ class RightModel:
             object.__setattr__(self, "golden", golden_outputs(self.model, self.feeds, None))
             object.__setattr__(self, "golden_given", False)
 
-    def undefined(self, given: Tolerances | None) -> Undefined:
-        """What cannot be compared: outputs that are random beyond the given limits, and rows that are made of NaN."""
-        key = "" if given is None else given.digest
+    def undefined(self, requested: Tolerances | None) -> Undefined:
+        """The incomparable outputs: random beyond the requested limits, or in rows of NaN."""
+        key = "" if requested is None else requested.digest
         if key not in self._undefined:
-            self._undefined[key] = find_undefined(self.model, self.feeds, self.nan, given)
+            self._undefined[key] = find_undefined(self.model, self.feeds, self.nan, requested)
         return self._undefined[key]
 
     @property
     def precision(self) -> Rounding:
-        """The precision of the engines; TF32 where FP32 products round their inputs to it.
+        """The precision of the engines; TF32 if FP32 products round their inputs to it.
 
         For a model that is quantized already it is that of the rest: 16 bit if TensorRT may use it in addition.
         """
@@ -425,14 +425,14 @@ class RightModel:
 
     @cached_property
     def _useful_in(self) -> Rounding:
-        """The precision whose useful errors bound the limits: rounding moves quantized values to the next step."""
+        """The precision of the useful errors as bounds: rounding moves quantized values to the next step."""
         from trtops.backend.onnx.quantize import rounds_to_steps
 
         return "int8" if rounds_to_steps(self.model.structure()) else self.precision
 
     @property
     def times(self) -> float:
-        """The factor on the noise that the back end needs."""
+        """The back end's factor on the noise."""
         if isinstance(self.build.options, OnnxRuntimeOptions):
             return _TENSORRT if self.build.options.on_gpu and self.precision == "fp16" else 1.0
         if self.precision == "fp16":
@@ -448,7 +448,7 @@ class RightModel:
 
     @cached_property
     def rounded(self) -> tuple[RunResults, Overflows]:
-        """The outputs in the precision, every result rounded and nothing fused, and the tensors that overflow.
+        """The outputs in the precision, every result rounded and nothing fused, and the overflowing tensors.
 
         Those of the model itself in FP32, and in 8 bits for a model that is quantized already. Raises TrtopsError if
         the precision cannot be emulated, or the rewritten model does not run.
@@ -463,10 +463,10 @@ class RightModel:
         elif self.precision == "tf32":
             from trtops.backend.onnx.precision import round_to_tf32
 
-            found = reference_outputs(round_to_tf32(self._watched.proto(lean=True)), list(self.feeds))
+            outputs = reference_outputs(round_to_tf32(self._watched.proto(lean=True)), list(self.feeds))
         else:
-            found, overflows = run_in_16_bit(self._watched, self.precision, self.feeds, self.build.keep)
-        return self._results(found), overflows
+            outputs, overflows = run_in_16_bit(self._watched, self.precision, self.feeds, self.build.keep)
+        return self._results(outputs), overflows
 
     @cached_property
     def _selections(self) -> Selections | None:
@@ -477,7 +477,7 @@ class RightModel:
         return self.model if self._selections is None else self._selections.model
 
     def _results(self, iterations: Sequence[Mapping[str, Any]]) -> RunResults:
-        """The outputs of the rounded model, which determine what ties, with the golden selection where they tie."""
+        """The outputs of the rounded model, with the golden selection for ties; they determine the ties."""
         if self._selections is not None:
             keys = [{name: arrays[name] for name in self._selections.keys} for arrays in iterations]
             self._drawn_keys.append(_results_of(keys))
@@ -486,7 +486,7 @@ class RightModel:
 
     @property
     def _tied_widths(self) -> dict[str, float]:
-        """The largest difference of candidates that rounding may exchange, by the keys that rank them."""
+        """The largest difference of candidates exchangeable by rounding, by the keys of their ranking."""
         assert self._selections is not None
         if not self._drawn_keys or not self._selections.keys:
             return {}
@@ -497,7 +497,7 @@ class RightModel:
         }
 
     def aligned(self, outputs: Outputs) -> list[Mapping[str, Any]]:
-        """The outputs of an engine for each feed, with the golden selection where ties explain another one."""
+        """The outputs of an engine for each feed, with the golden selection for ties."""
         iterations = iterations_of(outputs, "actual")
         if self._selections is None:
             return iterations
@@ -543,9 +543,11 @@ class RightModel:
             self._draws.append(rounded)
             outputs = self._noise_of(self.plain, self._draws)
             groups = [noise for output in outputs for noise in (output.whole, *output.channels) if noise is not None]
-            least = min((noise.independent for noise in groups if noise.rms > 0 and noise.size > 0), default=_FEW)
-            if least < _FEW:
-                self._draws.extend(self._further_draws(math.ceil(_FEW / least) - 1))
+            min_independent = min(
+                (noise.independent for noise in groups if noise.rms > 0 and noise.size > 0), default=_FEW
+            )
+            if min_independent < _FEW:
+                self._draws.extend(self._further_draws(math.ceil(_FEW / min_independent) - 1))
                 outputs = self._noise_of(self.plain, self._draws)
         except errors.TrtopsError as exc:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
@@ -591,7 +593,7 @@ class RightModel:
         return with_classes(useful_tolerances(self._useful_in), self.model, top1=self._useful_in in _EIGHT_BITS)
 
     def _useful_in_range(self, outputs: Iterable[OutputNoise]) -> Tolerances:
-        """The largest useful errors, which may be units of an output's range."""
+        """The largest useful errors, possibly units of an output's range."""
         useful = self.useful
         per_output = dict(useful.per_output)
         for name, whole in ((output.name, output.whole) for output in outputs):
@@ -601,54 +603,54 @@ class RightModel:
                 per_output[name] = replace(per_output.get(name, OutputTolerances()), **bounds)
         return replace(useful, per_output=per_output)
 
-    def tolerances(self, given: Tolerances | None) -> Tolerances:
+    def tolerances(self, requested: Tolerances | None) -> Tolerances:
         """The given tolerances, else limits from noise, else the fixed ones of the precision."""
-        if given is None and self.noise.outputs:
-            found = self.noise.tolerances(self.useful)
+        if requested is None and self.noise.outputs:
+            limits = self.noise.tolerances(self.useful)
         else:
-            found = tolerances_for(self.precision, given, self.model)
+            limits = tolerances_for(self.precision, requested, self.model)
         # Marked tensors become outputs of the engine that the model itself does not have.
-        return replace(found, allow_extra_outputs=found.allow_extra_outputs or bool(self.build.mark))
+        return replace(limits, allow_extra_outputs=limits.allow_extra_outputs or bool(self.build.mark))
 
     def tolerances_of(self, numbers: Sequence[int]) -> Tolerances:
-        """The limits for some of the feeds, by number: what rounding does to these, if that is more than to all.
+        """The limits for some of the feeds, by number: the effect of rounding on these if larger than on all.
 
         An output of few elements needs no correlation: whether it varies as it should shows in all feeds together.
         """
-        found = self.tolerances(None)
+        overall = self.tolerances(None)
         if not self.noise.outputs:
-            return found
-        per_output = dict(found.per_output)
+            return overall
+        per_output = dict(overall.per_output)
         unlimited = Tolerances(atol=math.inf, rtol=math.inf)
         runs = [run[0][1] for run in (self.plain, *self._draws)]
         some = [RunResults([("some feeds", [iterations[number] for number in numbers])]) for iterations in runs]
         for noise in self._noise_of(some[0], some[1:]):
             if noise.name in dict(self.noise.insufficient):
                 continue
-            own = per_output[noise.name]
+            output_tolerances = per_output[noise.name]
             some_limits = replace(self.noise, outputs=(noise,)).tolerances(unlimited).of(noise.name)
             looser: dict[str, Any] = {"min_correlation": -1.0, "min_cosine": -1.0, "min_top1_agreement": 0.0}
             for name, choose in (("atol", max), ("max_nrmse", max), ("min_agreement", min)):
-                if getattr(own, name) is not None and getattr(some_limits, name) is not None:
-                    looser[name] = choose(getattr(own, name), getattr(some_limits, name))
-            per_output[noise.name] = replace(own, channels=None, **looser)
-        return replace(found, per_output=per_output)
+                if getattr(output_tolerances, name) is not None and getattr(some_limits, name) is not None:
+                    looser[name] = choose(getattr(output_tolerances, name), getattr(some_limits, name))
+            per_output[noise.name] = replace(output_tolerances, channels=None, **looser)
+        return replace(overall, per_output=per_output)
 
-    def emulation(self, given: Tolerances | None) -> Emulation | None:
-        """The model in 16 bit, evaluated by the given tolerances or what is useful; None if it does not run so."""
+    def emulation(self, requested: Tolerances | None) -> Emulation | None:
+        """The model in 16 bit, evaluated by the requested tolerances or useful ones; None if it does not run."""
         try:
             outputs, overflows = self.rounded
         except errors.TrtopsError as exc:
             log.warning("The model was not emulated in %s: %s", self.precision.upper(), exc)
             return None
         assert self.precision in ("fp16", "bf16")
-        allowed = self._useful_in_range(self.noise.outputs) if given is None else self.tolerances(given)
-        report = compare_outputs(*self.undefined(given).comparable(outputs, self.aligned(self.golden)), allowed)
+        allowed = self._useful_in_range(self.noise.outputs) if requested is None else self.tolerances(requested)
+        report = compare_outputs(*self.undefined(requested).comparable(outputs, self.aligned(self.golden)), allowed)
         return Emulation(precision=self.precision, report=report, overflows=overflows)
 
 
 def noise_and_draws(right: RightModel) -> tuple[NoiseLimits, list[RunResults], list[RunResults]]:
-    """Measure the noise of a right model; it and the runs that show it are all that a copy needs."""
+    """Measure the noise of a right model; return the noise and its runs, for copies."""
     return right.noise, right._draws, right._drawn_keys
 
 
@@ -665,11 +667,11 @@ def _noise_of(
     ranges: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
     channel_elements: int = _CHANNEL_ELEMENTS,
 ) -> tuple[OutputNoise, ...]:
-    """The noise of each output whose shape rounding does not change, joined from that in each draw.
+    """The noise of each output of fixed shape, joined from that in each draw.
 
     ``ranges`` are those of :func:`output_ranges`. Channels with fewer elements have no noise of their own.
     """
-    found = []
+    noises = []
     for name in plain[0][1][0]:
         try:
             right, *moved = ([to_numpy(a[name], "The output") for a in run[0][1]] for run in (plain, *draws))
@@ -679,15 +681,15 @@ def _noise_of(
             continue
         if right[0].dtype.kind in "iubOSU":
             shares = [balanced_agreement(list(zip(draw, right))) for draw in moved]
-            known = [share for share in shares if share is not None]
-            if known:
-                found.append(OutputNoise(name=name, equal=min(known), counted=_counted(right)))
+            agreements = [share for share in shares if share is not None]
+            if agreements:
+                noises.append(OutputNoise(name=name, equal=min(agreements), counted=_counted(right)))
         elif right[0].dtype.kind == "f" or "float" in right[0].dtype.name:
             axis = _channel_axis(right, channel_elements)
             [whole] = _join_draws(right, moved, None, ranges.get(name), join)
             channels = () if axis is None else _join_draws(right, moved, axis, ranges.get(name), join)
-            found.append(OutputNoise(name=name, whole=whole, channel_axis=axis, channels=channels))
-    return tuple(found)
+            noises.append(OutputNoise(name=name, whole=whole, channel_axis=axis, channels=channels))
+    return tuple(noises)
 
 
 def _join_draws(
@@ -716,11 +718,11 @@ def _pieces(arrays: Sequence[npt.NDArray[Any]], axis: int | None) -> Iterator[np
 
 
 def _counted(right: Sequence[npt.NDArray[Any]]) -> int:
-    """The number of values in the smaller part that :func:`balanced_agreement` counts."""
+    """The number of values in the smaller part of :func:`balanced_agreement`."""
     values = np.concatenate([array.ravel() for array in right])
     _, counts = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_counts=True)
-    most = int(counts.max())
-    return values.size if 2 * most < values.size or most == values.size else values.size - most
+    largest = int(counts.max())
+    return values.size if 2 * largest < values.size or largest == values.size else values.size - largest
 
 
 def _channel_axis(right: Sequence[npt.NDArray[Any]], elements: int) -> int | None:

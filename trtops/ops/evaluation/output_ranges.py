@@ -1,4 +1,4 @@
-"""The ranges that a model's graph states of its outputs: a sigmoid ends in [0, 1], whatever the data."""
+"""Ranges of outputs from a model's graph: a sigmoid ends in [0, 1], whatever the data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SUMS = (
 
 
 def output_ranges(model: Model, feed: Feed) -> dict[str, npt.NDArray[np.float64]]:
-    """The width of the range of each element of an output, by output; 0 where the graph states no range.
+    """The width of the range of each element of an output, by output; 0 without a range in the graph.
 
     The model runs twice on NaN instead of numbers. The results of bounded functions are replaced by their least and by
     their largest values, and sums by NaN: what is not NaN then is determined by bounded functions alone. Outputs
@@ -47,9 +47,9 @@ def output_ranges(model: Model, feed: Feed) -> dict[str, npt.NDArray[np.float64]
     except errors.TrtopsError:
         return {}
     ranges = {}
-    for name, least in low.items():
-        if isinstance(least, np.ndarray) and least.dtype.kind == "f" and least.shape == high[name].shape:
-            width = np.nan_to_num(np.abs(high[name].astype(np.float64) - least), posinf=0.0)
+    for name, lower in low.items():
+        if isinstance(lower, np.ndarray) and lower.dtype.kind == "f" and lower.shape == high[name].shape:
+            width = np.nan_to_num(np.abs(high[name].astype(np.float64) - lower), posinf=0.0)
             if width.any():
                 ranges[name] = width
     return ranges

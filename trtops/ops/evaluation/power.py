@@ -43,17 +43,17 @@ _LACKS: dict[FaultKind, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedFault(Record):
-    """One fault, and whether the comparison reports it."""
+    """One fault, and its detection by the comparison."""
 
     kind: FaultKind
-    place: str  # the tensor, with the channel, axis, rows or feed
+    location: str  # the tensor, with the channel, axis, rows or feed
     caught: bool
     changed: bool  # whether the outputs differ in any bit from those without the fault
 
 
 @dataclass(frozen=True, kw_only=True)
 class Power(Record):
-    """The share of planted faults that a comparison on its data and under its limits reports."""
+    """The share of planted faults detected by a comparison on its data and under its limits."""
 
     planted: tuple[PlantedFault, ...] = ()
     left_out: tuple[tuple[FaultKind, str], ...] = ()  # kinds that the model or the data cannot have, and why
@@ -62,12 +62,12 @@ class Power(Record):
 
     @property
     def caught(self) -> int:
-        """The number of faults that the comparison reports."""
+        """The number of detected faults."""
         return sum(fault.caught for fault in self.planted)
 
     @property
     def share(self) -> float | None:
-        """The share of faults that the comparison reports, between 0 and 1; None without faults."""
+        """The share of detected faults, between 0 and 1; None without faults."""
         return self.caught / len(self.planted) if self.planted else None
 
     def of(self, kind: FaultKind) -> tuple[PlantedFault, ...]:
@@ -75,7 +75,7 @@ class Power(Record):
         return tuple(fault for fault in self.planted if fault.kind == kind)
 
     def sentence(self, blind: Sequence[str] = ()) -> str:
-        """The share, followed by what the data is blind to (:attr:`trtops.ops.evaluation.evidence.Evidence.blind`)."""
+        """The share, followed by the data's blind spots (:attr:`trtops.ops.evaluation.evidence.Evidence.blind`)."""
         if self.share is None:
             return f"The power of this check is unknown: {self.why_not or 'no fault could be planted'}."
         seen = f"This check sees {self.caught} of {len(self.planted)} planted faults ({self.share:.0%})"
@@ -87,11 +87,11 @@ class Power(Record):
         for kind in _KINDS:
             if faults := self.of(kind):
                 missed = next((fault for fault in faults if not fault.caught), None)
-                example = "" if missed is None else missed.place
+                example = "" if missed is None else missed.location
                 if missed is not None and not missed.changed:
                     example += ", which changes no output"
                 rows.append((kind, str(len(faults)), str(sum(fault.caught for fault in faults)), example))
-        rows += [(kind, "-", "-", f"not planted: {why}") for kind, why in self.left_out]
+        rows += [(kind, "-", "-", f"not planted: {reason}") for kind, reason in self.left_out]
         return markdown_table(("fault", "planted", "seen", "missed, for example"), rows)
 
 
@@ -100,7 +100,7 @@ class _Fault:
     """A fault to plant: an input of the faulty model, a change of a feed, or a change of the golden outputs."""
 
     kind: FaultKind
-    place: str
+    location: str
     switch: tuple[Place, float, int] | None = None  # the place, and the arguments of its value
     rolled: tuple[str, int] | None = None  # an input and the axis it is rolled along
     outputs: Callable[[list[dict[str, Array]]], None] | None = None  # changes golden outputs in place
@@ -115,7 +115,7 @@ def measure_power(
     faults: int = 40,
     seed: int = 1,
 ) -> Power:
-    """Plant random faults into the reference, one at a time, and count those that the comparison reports.
+    """Plant random faults into the reference, one at a time, and count the detected ones.
 
     All faults that need a run share one session, in which extra inputs switch them on
     (:mod:`trtops.backend.onnx.faults`). Swapped rows and stale outputs are made from the golden outputs. A fault with
@@ -137,64 +137,64 @@ def measure_power(
     try:
         faulty = FaultyModel(model.proto(), structure, {name: np.shape(array) for name, array in first.items()})
         draws = _draws(model, faulty, first, right, np.random.default_rng(seed))
-        found = [_distinct(draw, faults) for draw in draws.values()]
+        faults_by_kind = [_distinct(draw, faults) for draw in draws.values()]
         # Kinds take turns until there are enough.
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*found))
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*faults_by_kind))
         chosen = list(itertools.islice((fault for fault in turns if fault is not None), faults))
         planted = tuple(_plant(faulty, chosen, feeds, right, tolerances))
     except errors.TrtopsError as exc:
         return Power(seed=seed, why_not=" ".join(str(exc).split())[:600].rstrip("."))
-    left_out = tuple((kind, why) for kind, why in _LACKS.items() if kind not in draws)
+    left_out = tuple((kind, reason) for kind, reason in _LACKS.items() if kind not in draws)
     return Power(planted=planted, left_out=left_out, seed=seed)
 
 
 def _distinct(draw: Callable[[], _Fault], count: int) -> list[_Fault]:
     """Up to ``count`` different faults of a kind; fewer if drawing often finds no more."""
-    found: dict[str, _Fault] = {}
+    distinct: dict[str, _Fault] = {}
     for _ in range(20 * count):
         fault = draw()
-        found.setdefault(fault.place, fault)
-        if len(found) == count:
+        distinct.setdefault(fault.location, fault)
+        if len(distinct) == count:
             break
-    return list(found.values())
+    return list(distinct.values())
 
 
 def _draws(
     model: Model, faulty: FaultyModel, feed: Feed, right: Sequence[Mapping[str, Array]], random: np.random.Generator
 ) -> dict[FaultKind, Callable[[], _Fault]]:
-    """A function for each kind of fault that the model and the data can have, which returns a random one."""
+    """A function for each possible kind of fault of the model and the data; it draws a random one."""
 
     def pick(items: Sequence[Any]) -> Any:
         return items[int(random.integers(len(items)))]
 
     def channel(kind: FaultKind, factor: float) -> _Fault:
-        place = pick(faulty.places["weight"])
-        index = pick(place.channels)
-        return _Fault(kind, f"channel {index} of `{place.tensor}`", switch=(place, factor, index))
+        site = pick(faulty.places["weight"])
+        index = pick(site.channels)
+        return _Fault(kind, f"channel {index} of `{site.tensor}`", switch=(site, factor, index))
 
     def scaled(kind: FaultKind, part: Literal["bias", "range"], factor: float) -> _Fault:
-        place = pick(faulty.places[part])
-        return _Fault(kind, f"`{place.tensor}`", switch=(place, factor, 0))
+        site = pick(faulty.places[part])
+        return _Fault(kind, f"`{site.tensor}`", switch=(site, factor, 0))
 
     def shift() -> _Fault:
         # An input as often as all activations together: a crop is usually shifted there.
         if not faulty.places["shift"] or (rolls and random.random() < 0.5):
             name, axis = pick(rolls)
             return _Fault("shifted crop", f"axis {axis} of input `{name}`", rolled=(name, axis))
-        place = pick(faulty.places["shift"])
-        return _Fault("shifted crop", f"axis {place.axis} of `{place.tensor}`", switch=(place, 1, 0))
+        site = pick(faulty.places["shift"])
+        return _Fault("shifted crop", f"axis {site.axis} of `{site.tensor}`", switch=(site, 1, 0))
 
     def swap() -> _Fault:
         iteration, names, rows = pick(batches)
-        one, other = sorted(int(row) for row in random.choice(rows, 2, replace=False))
+        first_row, second_row = sorted(int(row) for row in random.choice(rows, 2, replace=False))
 
         def change(outputs: list[dict[str, Array]]) -> None:
             for name in names:
                 array = outputs[iteration][name].copy()
-                array[[one, other]] = array[[other, one]]
+                array[[first_row, second_row]] = array[[second_row, first_row]]
                 outputs[iteration][name] = array
 
-        return _Fault("swapped rows", f"rows {one} and {other} of feed {iteration}", outputs=change)
+        return _Fault("swapped rows", f"rows {first_row} and {second_row} of feed {iteration}", outputs=change)
 
     def stale() -> _Fault:
         iteration, name = pick(follow)
@@ -204,14 +204,13 @@ def _draws(
 
         return _Fault("stale output", f"`{name}` of feed {iteration}", outputs=change)
 
-    rolls = [
-        (name, axis)
-        for name, array in feed.items()
-        for axis in range(2 if np.ndim(array) > 3 else 1, np.ndim(array))
-        if np.shape(array)[axis] > 1
-    ]
+    rolls, follow = list[tuple[str, int]](), list[tuple[int, str]]()
+    for name, array in feed.items():
+        axes = range(2 if np.ndim(array) > 3 else 1, np.ndim(array))
+        rolls += [(name, axis) for axis in axes if np.shape(array)[axis] > 1]
+    for iteration in range(1, len(right)):
+        follow += [(iteration, name) for name in right[iteration] if name in right[iteration - 1]]
     batches = list(_batches(model, feed, right))
-    follow = [(i, name) for i in range(1, len(right)) for name in right[i] if name in right[i - 1]]
     draws: dict[FaultKind, Callable[[], _Fault]] = {}
     if faulty.places["weight"]:
         draws["zeroed channel"] = lambda: channel("zeroed channel", 0.0)
@@ -232,7 +231,7 @@ def _draws(
 def _batches(
     model: Model, feed: Feed, right: Sequence[Mapping[str, Array]]
 ) -> Iterator[tuple[int, tuple[str, ...], int]]:
-    """Golden outputs with several rows: the iteration, the outputs whose first axis is the batch, the number of rows.
+    """Golden outputs with several rows: the iteration, the outputs with a batch axis, the number of rows.
 
     An output's first axis is the batch if an input has its name too, or if the first input's first axis has its size.
     """
@@ -243,8 +242,8 @@ def _batches(
     for iteration, outputs in enumerate(right):
         rows = {name: len(array) for name, array in outputs.items() if name in rows_of and array.ndim}
         if rows and max(rows.values()) > 1:
-            most = max(rows.values())
-            yield iteration, tuple(name for name, count in rows.items() if count == most), most
+            largest = max(rows.values())
+            yield iteration, tuple(name for name, count in rows.items() if count == largest), largest
 
 
 def _plant(
@@ -266,14 +265,14 @@ def _plant(
         def run(
             values: Mapping[str, Array], rolled: tuple[str, int] | None, inputs: Iterable[Feed] = feeds
         ) -> list[dict[str, Array]]:
-            found = []
+            results = []
             for feed, golden in zip(inputs, right):
                 if rolled is not None:
                     name, axis = rolled
                     feed = {**feed, name: np.roll(feed[name], 1, axis)}
                 outputs = runner.infer({**feed, **faulty.neutral, **values})
-                found.append({name: outputs[name] for name in golden if name in outputs})
-            return found
+                results.append({name: outputs[name] for name in golden if name in outputs})
+            return results
 
         def passes(outputs: list[dict[str, Array]]) -> bool:
             # As in an evaluation: all feeds together, and those of the same shapes.
@@ -298,13 +297,13 @@ def _plant(
                 else:
                     values = {}
                     if fault.switch is not None and switch is not None:
-                        place, factor, channel = fault.switch
-                        values[switch] = place.value(factor, channel)
+                        site, factor, channel = fault.switch
+                        values[switch] = site.value(factor, channel)
                     outputs = run(values, fault.rolled)
                 caught, changed = not passes(outputs), _digest(outputs) not in same
             except errors.InferenceError:  # such as an index out of range
                 caught = changed = True
-            yield PlantedFault(kind=fault.kind, place=fault.place, caught=caught, changed=changed)
+            yield PlantedFault(kind=fault.kind, location=fault.location, caught=caught, changed=changed)
 
 
 def _digest(outputs: Iterable[Mapping[str, Array]]) -> str:

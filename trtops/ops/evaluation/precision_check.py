@@ -1,4 +1,4 @@
-"""The precisions that an engine's kernels compute in, from the record of tactics or the engine inspector."""
+"""The precisions of an engine's kernels, from the record of tactics or the engine inspector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NARROWER: dict[Precision, tuple[Precision, ...]] = {
 }
 # An engine has the name of the requested precision if at least this share of its kernels compute in it.
 _SHARE_OF_NAME = 0.5
-_PRODUCTS = re.compile(r"(Conv|MatMul|Gemm|LSTM|GRU|RNN|Attention|Einsum)", re.IGNORECASE)
+_PRODUCT_OPS = re.compile(r"(Conv|MatMul|Gemm|LSTM|GRU|RNN|Attention|Einsum)", re.IGNORECASE)
 _NOT_COMPUTING = re.compile(
     r"(cast|quantizelinear|reshape|transpose|concat|split|slice|gather|squeeze|shape|size|identity|flatten|expand|tile|pad"
     r"|constant|reorder|reformat|shuffle|noop|signal|wait|copy|if|loop|scan|where|scatter|range|nonzero|zipmap)$",
@@ -41,9 +41,9 @@ _PRECISIONS: dict[str, Precision] = {
 # processor.
 @dataclass(frozen=True, kw_only=True)
 class PrecisionCheck(Record):
-    """The precisions that an engine's kernels compute in, compared with the requested one."""
+    """The precisions of an engine's kernels, compared with the requested one."""
 
-    asked: Precision
+    requested: Precision
     kernels: tuple[tuple[str, int], ...]  # numbers by precision: of those that multiply matrices, if there are any
     unknown: int = 0  # kernels whose precision the back end does not report
     limit: float = 0.0  # the share that must compute in the requested precision; 0 requires one kernel
@@ -51,13 +51,13 @@ class PrecisionCheck(Record):
 
     @property
     def total(self) -> int:
-        """The number of kernels whose precision is known."""
+        """The number of kernels with known precision."""
         return sum(count for _, count in self.kernels)
 
     @property
     def share(self) -> float | None:
         """The share of kernels in the requested precision or a narrower one; None if it is not known."""
-        return self._share_in(self.asked, *_NARROWER.get(self.asked, ()))
+        return self._share_in(self.requested, *_NARROWER.get(self.requested, ()))
 
     def _share_in(self, *precisions: Precision) -> float | None:
         counts = (count for name, count in self.kernels if name in precisions)
@@ -66,7 +66,7 @@ class PrecisionCheck(Record):
     @property
     def lowered(self) -> bool:
         """Whether enough kernels compute in the requested precision, or their precision is not known."""
-        if self.asked == "fp32" or self.share is None:
+        if self.requested == "fp32" or self.share is None:
             return True
         return self.share >= self.limit and (self.share > 0 or self.unknown > 0)
 
@@ -81,21 +81,21 @@ class PrecisionCheck(Record):
 
         Those of a quantized model compute in 8 bits, and what is between them is not counted.
         """
-        if not self.emulates or self._share_in(self.asked) == 1:
+        if not self.emulates or self._share_in(self.requested) == 1:
             return None
-        return self.asked if self.asked in ("fp16", "bf16") else None
+        return self.requested if self.requested in ("fp16", "bf16") else None
 
     @property
     def name(self) -> str:
-        """The engine's precision for people: what its kernels compute in, and the requested one if few or none do."""
-        requested, share = self.asked.upper(), self._share_in(self.asked)
+        """The engine's precision for people: that of its kernels, and the requested one if few or none have it."""
+        requested, share = self.requested.upper(), self._share_in(self.requested)
         if share is None:
             return requested
         present = [name for name, _ in self.kernels]
-        if any(name in _NARROWER.get(self.asked, ()) for name in present):  # the model itself chooses them
+        if any(name in _NARROWER.get(self.requested, ()) for name in present):  # the model itself chooses them
             mixed = "+".join(present).upper()
             return mixed if share or self.share == 1 else f"{mixed} (not {requested})"
-        if self.asked == "fp32":
+        if self.requested == "fp32":
             return "TF32" if "tf32" in present else requested
         if share and self.lowered and share >= _SHARE_OF_NAME:
             return requested
@@ -103,52 +103,56 @@ class PrecisionCheck(Record):
 
     def reason(self) -> str:
         """Why the engine does not count as one of the requested precision."""
-        return f"No {self.asked.upper()} engine: {self.sentence()}"
+        return f"No {self.requested.upper()} engine: {self.sentence()}"
 
     def sentence(self) -> str:
         """The kernels' precisions."""
         if not self.total:
             return "The back end does not report the precision of its kernels."
-        each = ", ".join(f"{count} in {name.upper()}" for name, count in self.kernels)
-        text = f"Of {self.total} kernels {each}."
-        if self.asked == "fp32":
+        counts = ", ".join(f"{count} in {name.upper()}" for name, count in self.kernels)
+        text = f"Of {self.total} kernels {counts}."
+        if self.requested == "fp32":
             return text
-        share, requested = self.share or 0.0, self._share_in(self.asked) or 0.0
+        share, requested = self.share or 0.0, self._share_in(self.requested) or 0.0
         narrower = f", {share - requested:.0%} in a narrower precision" if share > requested else ""
         required = f"; at least {self.limit:.0%} are required" if share < self.limit else ""
-        return f"{text} {requested:.0%} compute in the requested {self.asked.upper()}{narrower}{required}."
+        return f"{text} {requested:.0%} compute in the requested {self.requested.upper()}{narrower}{required}."
 
 
 def _kernels(build: Build) -> list[tuple[str, str, str, bool]]:
-    """Layer, op and precision of each kernel of a build, and whether it is counted."""
-    found = [(layer.name, layer.op, layer.precision) for layer in build.layers]
+    """Layer, op, precision and relevance of each kernel of a build."""
+    kernels = [(layer.name, layer.op, layer.precision) for layer in build.layers]
     if build.tactics.mechanism == "onnxruntime":  # this record has every kernel, with the type that each reads first
         recorded = [
-            (choice.layer, choice.op, next((each.dtype for each in choice.inputs if each.dtype in _PRECISIONS), ""))
+            (
+                choice.layer,
+                choice.op,
+                next((tensor.dtype for tensor in choice.inputs if tensor.dtype in _PRECISIONS), ""),
+            )
             for choice in build.tactics.choices
-            if any(each.dtype in _PRECISIONS for each in (*choice.inputs, *choice.outputs))
+            if any(tensor.dtype in _PRECISIONS for tensor in (*choice.inputs, *choice.outputs))
         ]
-        found = recorded or found
-    computing = {layer for layer, op, _ in found if not _NOT_COMPUTING.search(op)}
+        kernels = recorded or kernels
+    computing = {layer for layer, op, _ in kernels if not _NOT_COMPUTING.search(op)}
     # Products decide speed and error. Elementwise kernels stay in FP32 in sound FP16 engines, and would hide them.
-    counted = {layer for layer, op, _ in found if layer in computing and _PRODUCTS.search(op)} or computing
+    counted = {layer for layer, op, _ in kernels if layer in computing and _PRODUCT_OPS.search(op)} or computing
     names: dict[str, str] = dict(_PRECISIONS)
     if build.spec.config.rounding == "tf32" and (build.engine.environment.compute_capability or "") >= "8":
         names |= {name: "tf32" for name, precision in _PRECISIONS.items() if precision == "fp32"}
     # The first input of `com.microsoft.DynamicQuantizeMatMul` is in FP32, and is quantized inside.
-    found = [(layer, op, "int8" if ".DynamicQuantize" in op else precision) for layer, op, precision in found]
+    kernels = [(layer, op, "int8" if ".DynamicQuantize" in op else precision) for layer, op, precision in kernels]
     return [
-        (layer, op, (names if _PRODUCTS.search(op) else _PRECISIONS).get(precision.lower(), ""), layer in counted)
-        for layer, op, precision in found
+        (layer, op, (names if _PRODUCT_OPS.search(op) else _PRECISIONS).get(precision.lower(), ""), layer in counted)
+        for layer, op, precision in kernels
     ]
 
 
 def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
-    """Count the kernels of a build by precision; ``limit`` is the share that must compute in the requested one."""
+    """Count the kernels of a build by precision; ``limit`` is the required share in the requested one."""
     counts = Counter(precision for _, _, precision, counted in _kernels(build) if counted)
     config, unknown = build.spec.config, counts.pop("", 0)
     return PrecisionCheck(
-        asked=config.precision,
+        requested=config.precision,
         kernels=tuple(counts.most_common()),
         unknown=unknown,
         limit=limit,
@@ -157,9 +161,9 @@ def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
 
 
 def log_kernels(run: Run, build: Build) -> None:
-    """Log the precision that an engine computes in, and a table of the precision of each kernel."""
+    """Log the precision of an engine, and a table of the precision of each kernel."""
     run.log_params({"computes_in": check_precision(build).name})
     columns = ("layer", "op", "asked for", "computes in", "counted")
-    asked = build.spec.config.precision
-    rows = ((layer, op, asked, precision, counted) for layer, op, precision, counted in _kernels(build))
+    requested = build.spec.config.precision
+    rows = ((layer, op, requested, precision, counted) for layer, op, precision, counted in _kernels(build))
     run.log_table(schema.Artifact.PRECISIONS, columns, rows)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Record):
-    """How runners are run, and what is done with their outputs; the words are those of ``trtops run``."""
+    """Options for running runners and using their outputs, with the words of ``trtops run``."""
 
     warm_up: int = 0  # inferences of each runner before it is timed
     use_subprocess: bool = False  # a child process for each runner
@@ -42,7 +42,7 @@ class RunConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(OpResult):
-    """The result of running and comparing: ``bad`` if outputs differ, or hold NaN or infinities that they must not."""
+    """The result of running and comparing: ``bad`` for different outputs, and for forbidden NaN or infinities."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -106,8 +106,8 @@ def run_models(
                 accuracy.save(config.save_accuracy)
             for result in accuracy:
                 for pair in result:
-                    found = result.matches_by_output(pair).items()
-                    if bad := [name for name, matches in found if not all(map(bool, matches))]:
+                    output_matches = result.matches_by_output(pair).items()
+                    if bad := [name for name, matches in output_matches if not all(map(bool, matches))]:
                         reasons.append(f"{pair[0]} and {pair[1]} differ in {', '.join(bad)}.")
             reasons = list(dict.fromkeys(reasons))  # several functions may find the same outputs
         runtimes = [[i.runtime for i in iterations if i.runtime is not None] for iterations in results.values()]
@@ -141,12 +141,12 @@ def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonRepor
     from trtops.comparator.report import OutputTolerances, Tolerances, compare_outputs
 
     pair = next(iter(accuracy[0]))
-    found: dict[str, list[Match]] = {}
+    matches_by_output: dict[str, list[Match]] = {}
     for result in accuracy:
         for name, matches in result.matches_by_output(pair).items():
-            found.setdefault(name, []).extend(matches)
+            matches_by_output.setdefault(name, []).extend(matches)
     per_output, infinities_equal = {}, False
-    for name, matches in found.items():
+    for name, matches in matches_by_output.items():
         limits: dict[str, Any] = {}
         for match in matches:
             threshold = match.thresholds if isinstance(match, CompareResult) else None
@@ -163,8 +163,8 @@ def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonRepor
     report = compare_outputs(results[0][1], results[1][1], tolerances)
     outputs = []
     for output in report.outputs:
-        if output.name in found:
-            good = all(map(bool, found[output.name]))
+        if output.name in matches_by_output:
+            good = all(map(bool, matches_by_output[output.name]))
             reasons = () if good else output.reasons or ("a compare function does not match",)
             outputs.append(dataclasses.replace(output, verdict="good" if good else "bad", reasons=reasons))
     verdict: Verdict = "good" if all(output.verdict == "good" for output in outputs) else "bad"

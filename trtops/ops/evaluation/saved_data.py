@@ -17,14 +17,14 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
     FormatError if a file cannot be read, or is of another kind; ComparisonError if numbers of iterations differ.
     """
     merged: list[dict[str, Any]] = []
-    for place, path in enumerate(paths):
+    for number, path in enumerate(paths):
         held = _load_saved(path)
         if isinstance(held, RunResults):
             if not len(held):
                 raise errors.FormatError(f"{path} holds the outputs of no runner.")
             held = held[-1][1]
         feeds = [dict(feed) for feed in held]
-        if place and len(feeds) != len(merged):
+        if number and len(feeds) != len(merged):
             raise errors.ComparisonError(
                 f"{path} has {len(feeds)} iterations, the files before it {len(merged)}; expected as many in each."
             )
@@ -54,7 +54,7 @@ def concat(paths: Sequence[str | Path], output: str | Path) -> int:
         raise errors.ComparisonError(
             f"The files have {', '.join(map(str, sorted(counts)))} runners; expected as many in each."
         )
-    joined = RunResults((name, [i for run in runs for i in run[place][1]]) for place, (name, _) in enumerate(runs[0]))
+    joined = RunResults((name, [i for run in runs for i in run[index][1]]) for index, (name, _) in enumerate(runs[0]))
     joined.save(str(output))
     return max((len(iterations) for iterations in joined.values()), default=0)
 

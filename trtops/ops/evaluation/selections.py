@@ -1,4 +1,4 @@
-"""Selections and rankings in a model's outputs, compared by what they select instead of by position.
+"""Selections and rankings in a model's outputs, compared by content instead of by position.
 
 TopK ranks, NonMaxSuppression and NonZero select rows, ArgMax and ArgMin choose one of many. Rounding changes the order
 of candidates that tie, and with it the position of all rows that are gathered. Before a comparison, the rows of an
@@ -44,7 +44,7 @@ _OTHER_ROW = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """Outputs whose rows one node selects.
+    """Outputs with rows selected by one node.
 
     Attributes:
         axes: The axis of rows, by output.
@@ -61,15 +61,15 @@ class Ranking:
     def candidates(
         self, feed: int, index: int, layouts: Mapping[str, _Layout], lowest: float, width: float
     ) -> list[list[Array]]:
-        """The rows beyond one list, of each output in ``layouts``, whose keys tie with the lowest selected one."""
+        """The rows beyond one list, of each output in ``layouts``, with keys tied with the lowest selected one."""
         arrays = self.beyond[feed]
         rows = [layout.rows(arrays[name])[index] for name, layout in layouts.items()]
         keys = np.moveaxis(arrays[self.keys], self.key_axis, -1)
         differences = np.abs(keys.reshape(-1, keys.shape[-1])[index].astype(np.float64) - float(lowest))
-        return [[array[place : place + 1] for array in rows] for place in np.flatnonzero(differences <= width)]
+        return [[array[position : position + 1] for array in rows] for position in np.flatnonzero(differences <= width)]
 
     def layout(self, name: str, golden: Mapping[str, Array]) -> _Layout | None:
-        """How an output is arranged as rows; None if it is not known which keys rank them."""
+        """The arrangement of an output as rows; None if their keys are unknown."""
         array, axis = golden[name], self.axes[name]
         axes = range(array.ndim)
         if not self.keys:
@@ -144,17 +144,17 @@ class Selections:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The outputs of the watched model by which candidates are ranked."""
+        """The keys among the watched model's outputs."""
         return (*(r.keys for r in self.rankings if r.keys), *(choice.values for choice in self.choices))
 
     @property
     def ranked(self) -> frozenset[str]:
-        """The model's outputs whose rows are selected."""
-        return frozenset(name for ranking in self.rankings for name in ranking.axes)
+        """The model's outputs of selected rows."""
+        return frozenset[str]().union(*(ranking.axes for ranking in self.rankings))
 
     @property
     def outputs(self) -> frozenset[str]:
-        """The model's outputs that a selection orders or determines."""
+        """The model's outputs ordered or determined by a selection."""
         return self.ranked.union(*(choice.outputs for choice in self.choices))
 
     def align(
@@ -171,12 +171,12 @@ class Selections:
         aligned = []
         for number, (outputs, golden) in enumerate(zip(iterations, self.golden)):
             changed = dict(outputs)
-            for place, ranking in enumerate(self.rankings):
+            for position, ranking in enumerate(self.rankings):
                 names = (name for name in ranking.axes if isinstance(changed.get(name), np.ndarray))
                 pairs = {name: (changed[name], golden[name]) for name in names}
                 if pairs and all(a.ndim == b.ndim for a, b in pairs.values()):
                     width = widths.get(ranking.keys, 0.0)
-                    changed |= self._align_rows(ranking, pairs, golden, (number, place), width, rounded)
+                    changed |= self._align_rows(ranking, pairs, golden, (number, position), width, rounded)
             for choice in self.choices:
                 if choice not in lost:
                     _align_choice(choice, changed, golden, choice.tied(golden, widths.get(choice.values, 0.0)))
@@ -184,7 +184,7 @@ class Selections:
         return aligned
 
     def _is_lost(self, choice: Choice, width: float) -> bool:
-        """Whether most candidates tie with the best one, so that nearly any index would do."""
+        """True if most candidates tie with the best one: nearly any index would do."""
         others = [choice.tied(golden, width)[:, 1:].ravel() for golden in self.golden]
         tied = np.concatenate(others)
         return bool(tied.size and tied.mean() > _MOST_TIED)
@@ -241,7 +241,7 @@ class Selections:
         candidates: list[list[Array]],
         rounded: bool,
     ) -> Array | None:
-        """The row that belongs to each golden row, or a negative number where rounding selects another candidate.
+        """The row of each golden row, or a negative number for another candidate due to rounding.
 
         ``candidates`` are rows that tie with the lowest selected one. None if rounding does not explain a lacking or an
         additional row.
@@ -258,9 +258,9 @@ class Selections:
             if rounded:
                 others.append(selected)
                 return True
-            for place, candidate in enumerate(candidates):
+            for position, candidate in enumerate(candidates):
                 if _distances(selected, candidate, scales)[0, 0] <= _OTHER_ROW:
-                    del candidates[place]
+                    del candidates[position]
                     return True
             return False
 
@@ -278,7 +278,7 @@ class Selections:
 
 
 def find_selections(model: Model, feeds: Sequence[Feed], golden: Sequence[Mapping[str, Any]]) -> Selections | None:
-    """The selections that order or determine outputs of a model; None without any.
+    """The selections behind a model's outputs; None without any.
 
     ``golden`` are the model's outputs for the feeds. Each node that selects rows is reversed, one at a time: the
     outputs whose rows change places are those that it orders. None too for models that are too large to be changed in
@@ -351,27 +351,27 @@ def _find(
 
 
 def _add_count(graph: onnx.GraphProto, fresh: Callable[[str], str], tensor: str, axis: int, selected: str = "") -> str:
-    """Add nodes whose result is a number of candidates, at most the size of an axis, and return its name.
+    """Add nodes for a number of candidates, at most the size of an axis, and return its name.
 
     ``selected`` is a number to which the further candidates are added.
     """
     import onnx
 
-    most, place, shape, size, count, total = map(fresh, ("most", "place", "shape", "size", "count", "total"))
-    for name, value in ((most, _CANDIDATES), (place, axis)):
+    limit, axis_index, shape, size, count, total = map(fresh, ("most", "place", "shape", "size", "count", "total"))
+    for name, value in ((limit, _CANDIDATES), (axis_index, axis)):
         graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
     graph.node.append(onnx.helper.make_node("Shape", [tensor], [shape]))
-    graph.node.append(onnx.helper.make_node("Gather", [shape, place], [size]))
+    graph.node.append(onnx.helper.make_node("Gather", [shape, axis_index], [size]))
     if selected:
-        graph.node.append(onnx.helper.make_node("Add", [most, selected], [total]))
-    graph.node.append(onnx.helper.make_node("Min", [total if selected else most, size], [count]))
+        graph.node.append(onnx.helper.make_node("Add", [limit, selected], [total]))
+    graph.node.append(onnx.helper.make_node("Min", [total if selected else limit, size], [count]))
     return count
 
 
 def _ranked_beyond(
     model: Model, index: int, axes: Mapping[str, int], feeds: Sequence[Feed]
 ) -> tuple[dict[str, Array], ...]:
-    """For each feed, the rows of a TopK node's candidates that are ranked lower than the selected ones.
+    """For each feed, the rows of a TopK node's candidates below the selected ones.
 
     ``axes`` are those of the rows, by output; the output that the model does not have is that of the keys. Empty if the
     model does not run with more candidates.
@@ -423,7 +423,7 @@ def _add_outputs(
     *types: int | None,
     **attributes: Any,
 ) -> list[str]:
-    """Add a node whose results become outputs of the given element types, and return their names."""
+    """Add a node, make its results outputs of the element types, and return their names."""
     import onnx
 
     names = [fresh(f"{inputs[0]}_{op}") for _ in types]
@@ -434,7 +434,7 @@ def _add_outputs(
 
 
 def _same_elements(graph: onnx.GraphProto, tensor: str) -> tuple[str, ...]:
-    """The outputs of a graph that hold the elements of a tensor in the same order."""
+    """The outputs of a graph with the elements of a tensor in the same order."""
     tensors = {tensor}
     for node in graph.node:
         if node.op_type in _SAME_ELEMENTS and node.input[0] in tensors:
@@ -445,7 +445,7 @@ def _same_elements(graph: onnx.GraphProto, tensor: str) -> tuple[str, ...]:
 def _ordered_by(
     model: Model, index: int, axis: int, feeds: Sequence[Feed], golden: Sequence[Mapping[str, Any]]
 ) -> dict[str, int]:
-    """The outputs whose rows change places if a node returns its rows in reverse, each with the axis of the rows."""
+    """The outputs ordered by a node's rows, each with the axis of the rows."""
     import onnx
 
     from trtops.backend.onnx import walk
@@ -475,7 +475,7 @@ def _ordered_by(
 
 
 def _permuted_axis(array: Any, other: Any) -> int | None:
-    """The axis along which two arrays hold the same slices in different orders."""
+    """The axis of a permutation between two arrays."""
     if not isinstance(array, np.ndarray) or array.shape != np.shape(other) or np.array_equal(array, other):
         return None
     for axis in range(array.ndim):
@@ -486,11 +486,11 @@ def _permuted_axis(array: Any, other: Any) -> int | None:
 
 
 def _tied(keys: Array, count: int, width: float) -> npt.NDArray[np.bool_]:
-    """Whether the candidates of two ranks, ``(count, count)``, have keys that differ by at most the width."""
+    """True, in ``(count, count)``, for two ranks with keys closer than the width."""
     tied = np.eye(count, dtype=bool)
-    known = keys[:count].astype(np.float64)
+    ranked_keys = keys[:count].astype(np.float64)
     with np.errstate(invalid="ignore"):
-        tied[: len(known), : len(known)] |= np.abs(known[:, None] - known[None]) <= width
+        tied[: len(ranked_keys), : len(ranked_keys)] |= np.abs(ranked_keys[:, None] - ranked_keys[None]) <= width
     return tied
 
 
@@ -500,16 +500,16 @@ def _root_mean_square(array: Array) -> float:
     return float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) or 1.0
 
 
-def _distances(one: list[Array], other: list[Array], scales: list[float]) -> Array:
-    """The distance of any two rows ``(rows, features)`` of the same outputs, by the output in which they differ most.
+def _distances(first: list[Array], second: list[Array], scales: list[float]) -> Array:
+    """The distance of any two rows ``(rows, features)``: that of the most different output.
 
     It is relative to the output's scale, and 1 where integers differ.
     """
-    distances = np.zeros((len(one[0]), len(other[0])))
-    for a, b, scale in zip(one, other, scales):
+    distances = np.zeros((len(first[0]), len(second[0])))
+    for a, b, scale in zip(first, second, scales):
         if a.dtype.kind != "f":
-            both = np.concatenate([a, b.astype(a.dtype)])
-            codes = np.unique(both.astype(str) if both.dtype.kind == "O" else both, axis=0, return_inverse=True)[1]
+            rows = np.concatenate([a, b.astype(a.dtype)])
+            codes = np.unique(rows.astype(str) if rows.dtype.kind == "O" else rows, axis=0, return_inverse=True)[1]
             part = (codes.reshape(-1)[: len(a), None] != codes.reshape(-1)[None, len(a) :]).astype(np.float64)
         else:
             x, y = (side.astype(np.float64) for side in (a, b))
@@ -521,14 +521,14 @@ def _distances(one: list[Array], other: list[Array], scales: list[float]) -> Arr
 
 
 def _assign(distances: Array) -> npt.NDArray[np.int64]:
-    """The column of each row, none of them twice, the nearest first; -1 where none is left."""
+    """The column of each row, none of them twice, the nearest first; -1 for none."""
     columns = np.full(len(distances), -1)
     if not distances.size:
         return columns
     remaining = distances.copy()
     places = np.arange(min(distances.shape))
-    least = np.minimum(distances.min(axis=1)[places], distances.min(axis=0)[places])
-    rows = places[distances[places, places] <= least]
+    smallest = np.minimum(distances.min(axis=1)[places], distances.min(axis=0)[places])
+    rows = places[distances[places, places] <= smallest]
     nearest = rows
     while True:
         columns[rows] = nearest
@@ -547,7 +547,7 @@ def _assign(distances: Array) -> npt.NDArray[np.int64]:
 def _align_choice(
     choice: Choice, outputs: dict[str, Any], golden: Mapping[str, Array], tied: npt.NDArray[np.bool_]
 ) -> None:
-    """Replace the index of a candidate that ties with the best one by the golden index."""
+    """Replace the index of a candidate tied with the best one by the golden index."""
     indices = choice.lists(golden[choice.indices])
     for name in choice.outputs:
         ours, right = outputs.get(name), golden[name]

@@ -1,4 +1,4 @@
-"""Check an engine against itself: relations between its results that hold in every sound engine.
+"""Check an engine against itself: relations between the results of every sound engine.
 
 They need no golden outputs, and find faults that a comparison on the given data cannot show: one wrong row of a batch,
 results of an earlier inference, a kernel that is wrong for another size, a buffer that two contexts share.
@@ -80,20 +80,20 @@ _NO_NAN = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Relation(Record):
-    """One relation: whether it holds, and its largest difference relative to the allowed one, with that."""
+    """One relation: its outcome, and its largest difference with the allowed one."""
 
     name: RelationName
     outcome: Literal["held", "broken", "skipped"]
     output: str = ""
     largest: float = 0.0  # of all elements the one with the largest difference relative to its allowance
     allowed: float = 0.0
-    why: str = ""  # why it is skipped, or what fails
+    detail: str = ""  # why it is skipped, or what fails
 
     def reason(self) -> str:
         """The broken relation with its numbers."""
         text = f"self-check: {_STATEMENTS[self.name]}"
-        if self.why:
-            return f"{text}: {self.why}"
+        if self.detail:
+            return f"{text}: {self.detail}"
         if self.name == "other inputs":
             return f"{text}: `{self.output}` is equal, and differs by {self.largest:.3g} in the model"
         return f"{text}: `{self.output}` differs by {self.largest:.3g}, {self.allowed:.3g} is allowed"
@@ -130,11 +130,11 @@ class SelfCheck(Record):
         skipped: dict[str, list[str]] = {}
         for relation in self.relations:
             if relation.outcome == "skipped":
-                skipped.setdefault(relation.why, []).append(relation.name)
+                skipped.setdefault(relation.detail, []).append(relation.name)
         if list(skipped) == [_ON_REQUEST] and not broken:
             return f"Self-check: {', '.join(self.named('held'))} holds; --self-check checks the other relations."
         if skipped:
-            text += "; skipped: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in skipped.items())
+            text += "; skipped: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in skipped.items())
         return f"{text}."
 
 
@@ -167,13 +167,16 @@ def self_check(
     engine accepts. With ``nan`` the model may be run on NaN (:func:`accepts_nan`). A ``thorough`` check uses a batch of
     up to 32 rows, where the inputs are small; otherwise one that costs less than three comparisons.
     """
-    given = [_like(feed, {name: np.asarray(array) for name, array in feed.items()}) for feed in feeds]
-    if not given:
+    checked_feeds = [_like(feed, {name: np.asarray(array) for name, array in feed.items()}) for feed in feeds]
+    if not checked_feeds:
         raise errors.InputError("There is no feed to check an engine on; expected at least one.")
     check = _Check(runner, reference, precision, thorough)
     with check.opened:
-        results: Iterable[Mapping[str, Any]] = map(check.infer, given) if outputs is None else outputs
-        sides = [_Side(feed, {n: np.asarray(a) for n, a in found.items()}) for feed, found in zip(given, results)]
+        results: Iterable[Mapping[str, Any]] = map(check.infer, checked_feeds) if outputs is None else outputs
+        sides = [
+            _Side(feed, {n: np.asarray(a) for n, a in feed_outputs.items()})
+            for feed, feed_outputs in zip(checked_feeds, results)
+        ]
         check.run(sides, batches, nan)
     return check.result()
 
@@ -186,11 +189,11 @@ def check_repeated(
     *,
     after_larger: bool = False,
 ) -> SelfCheck:
-    """Check what costs no inference: an engine's results for the first feed, before and after other inferences.
+    """Check an engine's results for the first feed, before and after other inferences; costs no inference.
 
     ``after_larger`` says that some of those had larger inputs. Feeds are only read if the results differ.
     """
-    first, last = ({name: np.asarray(array) for name, array in found.items()} for found in results)
+    first, last = ({name: np.asarray(array) for name, array in outputs.items()} for outputs in results)
     differ = any(not np.array_equal(array, last.get(name, ())) for name, array in first.items())
     feed = {name: np.asarray(array) for name, array in next(iter(feeds)).items()} if differ else {}
     names: tuple[RelationName, ...] = ("repeated inference", "shape order") if after_larger else ("repeated inference",)
@@ -212,7 +215,7 @@ def check_engine(
     *,
     thorough: bool = False,
 ) -> SelfCheck:
-    """Check an engine of a model, whose results for the feeds are given; the first and last feeds are used."""
+    """Check an engine of a model with the results of its first and last feeds."""
     whole = list(feeds)
     chosen = sorted({*range(len(whole))[:_MAX_FEEDS], *range(len(whole))[-_MAX_FEEDS:]})
     used = [whole[i] for i in chosen]
@@ -235,21 +238,23 @@ def _precision(model: Model, build: BuildConfig) -> Rounding:
 
 
 def batch_bounds(profiles: Sequence[OptimizationProfile], feeds: Iterable[Feed]) -> tuple[int, int]:
-    """Smallest and largest batch of the profile that the smallest feed is for."""
+    """Smallest and largest batch of the smallest feed's profile."""
     smallest = min(feeds, key=_size)
     number = getattr(smallest, "profile", None)
     number = profile_of(smallest, profiles) if number is None else number
     if not profiles or number is None:
         return 1, _MAX_BATCH
-    ranges = [each for each in profiles[number].shapes if each.min and np.ndim(smallest[each.name]) == len(each.min)]
-    sizes = [(each.min[0], each.max[0]) for each in ranges]
+    ranges = [
+        bounds for bounds in profiles[number].shapes if bounds.min and np.ndim(smallest[bounds.name]) == len(bounds.min)
+    ]
+    sizes = [(bounds.min[0], bounds.max[0]) for bounds in ranges]
     # Other inputs may have a first axis that is no batch, and fixed.
     sizes = [(low, high) for low, high in sizes if low < high] or sizes[:1] or [(1, _MAX_BATCH)]
     return max(low for low, _ in sizes), min(high for _, high in sizes)
 
 
 class _Side(NamedTuple):
-    """One side of a comparison: results for a feed, and the rows that are compared, or else all elements."""
+    """One side of a comparison: results for a feed, and the compared rows (default: all elements)."""
 
     feed: Feed
     outputs: Outputs
@@ -257,7 +262,7 @@ class _Side(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """The batch axes of a model's inputs, those of its outputs that are known, and whether batches may differ."""
+    """The batch axes of a model's inputs and of its known outputs; ``dynamic`` if batches may differ."""
 
     inputs: Mapping[str, int]
     outputs: dict[str, int]
@@ -268,7 +273,7 @@ class _Batch(NamedTuple):
         return int(feed[name].shape[axis])
 
     def alike(self, sides: Iterable[_Side], like: _Side) -> list[_Side]:
-        """The sides whose rows fit into one batch with those of another side."""
+        """The sides with rows of the same shapes as those of another side."""
 
         def row(feed: Feed) -> Any:  # inputs without batch axis must be equal
             return {
@@ -279,25 +284,25 @@ class _Batch(NamedTuple):
         return [side for side in sides if row(side.feed) == row(like.feed)]
 
     def take(self, feed: Feed, rows: Rows) -> Feed:
-        found = {n: np.take(a, rows, self.inputs[n]) if n in self.inputs else a for n, a in feed.items()}
-        return _like(feed, found)
+        taken = {n: np.take(a, rows, self.inputs[n]) if n in self.inputs else a for n, a in feed.items()}
+        return _like(feed, taken)
 
     def join(self, feeds: Sequence[Feed]) -> Feed:
-        found = {
+        joined = {
             name: np.concatenate([feed[name] for feed in feeds], self.inputs[name]) if name in self.inputs else array
             for name, array in feeds[0].items()
         }
-        return _like(feeds[0], found)
+        return _like(feeds[0], joined)
 
-    def learn(self, one: _Side, other: _Side) -> None:
-        """Find the axis of each output whose sizes are in the ratio of the batches of two results."""
-        sizes = self.size(one.feed), self.size(other.feed)
-        for name, array in one.outputs.items():
-            shapes = array.shape, np.shape(other.outputs.get(name, ()))
+    def learn(self, base: _Side, variant: _Side) -> None:
+        """Find the batch axis of each output from the sizes of two results."""
+        sizes = self.size(base.feed), self.size(variant.feed)
+        for name, array in base.outputs.items():
+            shapes = array.shape, np.shape(variant.outputs.get(name, ()))
             if name not in self.outputs and len(shapes[0]) == len(shapes[1]):
-                for axis, (here, there) in enumerate(zip(*shapes)):
-                    grows = here * sizes[1] == there * sizes[0] and not here % sizes[0]
-                    if here and grows and (sizes[0] != sizes[1] or here == sizes[0]):
+                for axis, (base_size, variant_size) in enumerate(zip(*shapes)):
+                    grows = base_size * sizes[1] == variant_size * sizes[0] and not base_size % sizes[0]
+                    if base_size and grows and (sizes[0] != sizes[1] or base_size == sizes[0]):
                         self.outputs[name] = axis
                         break
 
@@ -318,14 +323,14 @@ class _Check:
         self._skipped: dict[RelationName, str] = {}
 
     def result(self) -> SelfCheck:
-        """The worst finding of each relation. It is skipped only if that is so for each output."""
+        """The worst finding of each relation; skipped only if skipped for each output."""
         counts = {"inferences": self.inferences, "reference_inferences": self.reference_inferences}
         return SelfCheck(relations=tuple(map(self._worst, RELATIONS)), **counts)
 
     def _worst(self, name: RelationName) -> Relation:
-        found = [relation for relation in self._found.values() if relation.name == name]
-        skipped = Relation(name=name, outcome="skipped", why=self._skipped.get(name, "no output has a batch axis"))
-        return max(found, key=lambda each: _rank(each, "skipped held broken"), default=skipped)
+        relations = [relation for relation in self._found.values() if relation.name == name]
+        skipped = Relation(name=name, outcome="skipped", detail=self._skipped.get(name, "no output has a batch axis"))
+        return max(relations, key=lambda candidate: _rank(candidate, "skipped held broken"), default=skipped)
 
     def infer(self, feed: Feed, runner: BaseRunner | None = None) -> Outputs:
         runner = runner or self._runner
@@ -343,7 +348,7 @@ class _Check:
         return _copied(self._model.infer(feed))
 
     def _model_outputs(self, feed: Feed, step: float = 0.0) -> Outputs:
-        """The model's results for a feed whose floating-point values are moved at random by up to a relative step."""
+        """The model's results for a feed; floating-point values move at random by up to a relative step."""
         if (id(feed), step) not in self._kept:
             random = np.random.default_rng(1)
             moved = {
@@ -353,17 +358,17 @@ class _Check:
             self._kept[id(feed), step] = feed, self._infer_model(moved)
         return self._kept[id(feed), step][1]
 
-    def skip(self, name: RelationName, why: str) -> None:
-        self._skipped.setdefault(name, why)
+    def skip(self, name: RelationName, reason: str) -> None:
+        self._skipped.setdefault(name, reason)
 
     def attempt(self, name: RelationName, feed: Feed) -> _Side | None:
-        """Infer on a feed of our own; None if it fails, which breaks the relation if the model runs on it."""
+        """Infer on a feed of our own; None on failure, a broken relation if the model runs on it."""
         try:
             return _Side(feed, self.infer(feed))
         except errors.InputError as exc:
             self.skip(name, f"the engine does not accept the inputs: {exc}")
         except errors.TrtopsError as exc:
-            relation = Relation(name=name, outcome="broken", why=f"the engine fails ({exc})"[:300])
+            relation = Relation(name=name, outcome="broken", detail=f"the engine fails ({exc})"[:300])
             with contextlib.suppress(errors.TrtopsError):
                 if self._model_outputs(feed):
                     self._note(relation)
@@ -371,11 +376,11 @@ class _Check:
             self.skip(name, f"the model does not run on the inputs: {exc}"[:300])
         return None
 
-    def run(self, given: Sequence[_Side], batches: tuple[int, int], nan: bool) -> None:
-        """Check all relations; ``given`` are the feeds with their first results."""
+    def run(self, sides: Sequence[_Side], batches: tuple[int, int], nan: bool) -> None:
+        """Check all relations; ``sides`` are the feeds with their first results."""
         assert self._runner is not None
-        small, large = (pick(given, key=lambda side: _size(side.feed)) for pick in (min, max))
-        others = [side for side in given if side is not small and _shapes(side.feed) == _shapes(small.feed)]
+        small, large = (pick(sides, key=lambda side: _size(side.feed)) for pick in (min, max))
+        others = [side for side in sides if side is not small and _shapes(side.feed) == _shapes(small.feed)]
         for side in others:
             self._check_other_inputs(small, side)
         for side in others[:1]:
@@ -384,12 +389,12 @@ class _Check:
         batch = _batch_of(self._runner.get_input_metadata(), small.feed)
         joined: _Side | None = None
         if isinstance(batch, str):
-            for each in ("equal rows", "permuted rows", "batch size"):
-                self.skip(each, batch)
+            for row_relation in ("equal rows", "permuted rows", "batch size"):
+                self.skip(row_relation, batch)
         else:
             self._batch = batch
             if batch.dynamic:
-                joined = self._check_joined(batch, given, small, variant, batches)
+                joined = self._check_joined(batch, sides, small, variant, batches)
             else:
                 self.skip("batch size", "the model's batch is fixed")
         if not others and joined is None and variant is not None and (half := self.attempt("other inputs", variant)):
@@ -404,13 +409,13 @@ class _Check:
         # NaN, or values a thousand times as large, where they are floating-point numbers.
         self._check_contexts(small, other, larger, variant and _scaled(small.feed, np.nan if nan else -1000.0))
         if not isinstance(batch, str) and ("permuted rows" not in {name for name, _ in self._found}):
-            self._check_permuted(batch, batch.alike(given, small), joined)
+            self._check_permuted(batch, batch.alike(sides, small), joined)
         if self._worst("repeated inference").outcome == "skipped":
-            self._found = {key: found for key, found in self._found.items() if key[0] == "repeated inference"}
+            self._found = {key: relation for key, relation in self._found.items() if key[0] == "repeated inference"}
             self._skipped = dict.fromkeys(RELATIONS, "the model's own results change from inference to inference")
 
     def _other_side(self, small: _Side, large: _Side, others: Sequence[_Side], joined: _Side | None) -> _Side:
-        """Known results that the second context must reproduce: of reversed rows, another feed, or rows of a batch."""
+        """A feed with known outputs for the second context: reversed rows, another feed, or rows of a batch."""
         batch = self._batch
         if batch is not None and joined is not None and not small.outputs.keys() - batch.outputs.keys():
             size = batch.size(small.feed)
@@ -420,9 +425,9 @@ class _Check:
                 return joined._replace(rows=range(size))
         return others[0] if others else small
 
-    def _check_permuted(self, batch: _Batch, given: Sequence[_Side], joined: _Side | None) -> None:
+    def _check_permuted(self, batch: _Batch, sides: Sequence[_Side], joined: _Side | None) -> None:
         """Check the rows of the largest batch of the data in reverse order."""
-        several = max(given, key=lambda side: batch.size(side.feed))
+        several = max(sides, key=lambda side: batch.size(side.feed))
         size = batch.size(several.feed)
         if size == 1:
             self.skip("equal rows", "every batch has one row")
@@ -434,32 +439,32 @@ class _Check:
         turned = self.attempt("permuted rows", batch.take(several.feed, order))
         if turned is not None:
             batch.learn(several, turned)
-            kept = np.arange(size if joined is not None else size - 1)
-            self._compare_rows("permuted rows", several, order[kept], turned, kept)
+            positions = np.arange(size if joined is not None else size - 1)
+            self._compare_rows("permuted rows", several, order[positions], turned, positions)
             if joined is None:
                 self._compare_rows("equal rows", turned, [0], turned, [size - 1])
 
     def _check_joined(
-        self, batch: _Batch, given: Sequence[_Side], small: _Side, variant: Feed | None, batches: tuple[int, int]
+        self, batch: _Batch, sides: Sequence[_Side], small: _Side, variant: Feed | None, batches: tuple[int, int]
     ) -> _Side | None:
         """Check a batch of all rows, then all reversed, and so on, and a batch of one row; returns the larger batch."""
-        found = ((side, row) for side in batch.alike(given, small) for row in range(batch.size(side.feed)))
-        rows = list(islice(found, _MAX_BATCH))
-        least, most = batches[0], min(batches[1], _MAX_BATCH)
-        singles = [batch.take(side.feed, [row]) for side, row in rows[:most]]
-        known = len(singles)
-        if known == 1 < most and variant is not None:
+        row_sources = ((side, row) for side in batch.alike(sides, small) for row in range(batch.size(side.feed)))
+        rows = list(islice(row_sources, _MAX_BATCH))
+        min_rows, max_rows = batches[0], min(batches[1], _MAX_BATCH)
+        singles = [batch.take(side.feed, [row]) for side, row in rows[:max_rows]]
+        data_rows = len(singles)
+        if data_rows == 1 < max_rows and variant is not None:
             # The row itself comes last, where a batch is most often wrong.
             singles.insert(0, batch.take(variant, [0]))
         count = len(singles)
-        wanted = min(_rows_of_batch([batch.size(side.feed) for side in given], batch.size(small.feed)), most)
-        if self._thorough and most * sum(array.nbytes for array in singles[0].values()) <= _THOROUGH_BYTES:
-            wanted = max(wanted, most - (most % 2 == 0))
+        batch_rows = min(_rows_of_batch([batch.size(side.feed) for side in sides], batch.size(small.feed)), max_rows)
+        if self._thorough and max_rows * sum(array.nbytes for array in singles[0].values()) <= _THOROUGH_BYTES:
+            batch_rows = max(batch_rows, max_rows - (max_rows % 2 == 0))
         cycle = [*range(count), *reversed(range(count))]
-        order = [cycle[i % len(cycle)] for i in range(max(wanted, least))]
-        if len(order) == known:
+        order = [cycle[i % len(cycle)] for i in range(max(batch_rows, min_rows))]
+        if len(order) == data_rows:
             order[-1] = order[0]  # rows that are equal are needed as well
-        if least == 1 < batch.size(small.feed):
+        if min_rows == 1 < batch.size(small.feed):
             alone = self.attempt("batch size", batch.take(small.feed, [0]))
             if alone is not None:
                 batch.learn(small, alone)
@@ -470,50 +475,50 @@ class _Check:
             return None
         batch.learn(small, joined)
         self._check_lost_rows(batch, small, joined)
-        for (side, row), place in zip((rows[i] for i in order[:known]), range(count - known, len(order))):
+        for (side, row), position in zip((rows[i] for i in order[:data_rows]), range(count - data_rows, len(order))):
             if batch.size(side.feed) != len(order):
-                self._compare_rows("batch size", side, [row], joined, [place])
+                self._compare_rows("batch size", side, [row], joined, [position])
         first = [order.index(i) for i in order]
-        again = [place for place, i in enumerate(first) if i != place]
-        turned = [place for place in again if place < 2 * count and count > 1]
+        again = [position for position, i in enumerate(first) if i != position]
+        turned = [position for position in again if position < 2 * count and count > 1]
         if len(turned) == count:
-            self._compare_rows("permuted rows", joined, [first[place] for place in turned], joined, turned)
-        self._compare_rows("equal rows", joined, [first[place] for place in again], joined, again)
+            self._compare_rows("permuted rows", joined, [first[position] for position in turned], joined, turned)
+        self._compare_rows("equal rows", joined, [first[position] for position in again], joined, again)
         if len(set(order[:2])) > 1:
             self._check_other_inputs(joined._replace(rows=(0,)), joined._replace(rows=(1,)))
         return joined
 
     def _check_lost_rows(self, batch: _Batch, small: _Side, joined: _Side) -> None:
-        """Check the shapes of outputs whose size is not in the ratio of the batches."""
+        """Check the shapes of outputs not proportional to the batch."""
         unknown = joined.outputs.keys() - batch.outputs.keys()
         if not unknown:
             return
-        own = batch._replace(outputs={})
+        model_batch = batch._replace(outputs={})
         try:
             large = joined._replace(outputs=self._model_outputs(joined.feed))
-            own.learn(small._replace(outputs=self._model_outputs(small.feed)), large)
+            model_batch.learn(small._replace(outputs=self._model_outputs(small.feed)), large)
         except errors.TrtopsError:
             return
-        for name in sorted(unknown & own.outputs.keys()):
-            why = f"`{name}` has shape {joined.outputs[name].shape}, and {large.outputs[name].shape} in the model"
-            self._note(Relation(name="batch size", outcome="broken", output=name, largest=math.inf, why=why))
+        for name in sorted(unknown & model_batch.outputs.keys()):
+            reason = f"`{name}` has shape {joined.outputs[name].shape}, and {large.outputs[name].shape} in the model"
+            self._note(Relation(name="batch size", outcome="broken", output=name, largest=math.inf, detail=reason))
 
     def _check_again(self, cause: RelationName, first: _Side) -> None:
         """Compare a feed's results with its first ones; ``cause`` is broken if the inference before changed them."""
-        now = self._infer_again(first)
-        if not self._holds(first, now):
+        repeated = self._infer_again(first)
+        if not self._holds(first, repeated):
             second, third = self._infer_again(first), self._infer_again(first)
-            for one, other in ((second, third), (first, second)):  # they change by themselves, or for good
-                self.compare("repeated inference", one, other)
+            for earlier, later in ((second, third), (first, second)):  # they change by themselves, or for good
+                self.compare("repeated inference", earlier, later)
             if not self._holds(second, third):
                 self.skip(cause, "repeated inferences differ")
                 return
         else:
-            self.compare("repeated inference", first, now)
-        self.compare(cause, first, now)
+            self.compare("repeated inference", first, repeated)
+        self.compare(cause, first, repeated)
 
     def _check_contexts(self, small: _Side, other: _Side, larger: _Side | None, disturbing: Feed | None) -> None:
-        """Infer a feed after ``larger``, and at once another one in a second context whose buffers held other contents.
+        """Infer a feed after ``larger``, and at once another one in a second context with used buffers.
 
         If results differ, or there is no second context, the small feed is inferred alone after both.
         """
@@ -543,8 +548,8 @@ class _Check:
         if any(self._worst(cause).outcome == "broken" for cause in causes):
             self.skip("two contexts", "the results already change after other inferences")
             return
-        for _, found in at_once:
-            self.compare("two contexts", self._infer_again(found), found._replace(rows=None))
+        for _, concurrent in at_once:
+            self.compare("two contexts", self._infer_again(concurrent), concurrent._replace(rows=None))
 
     def _disturb(self, feed: Feed | None, runner: BaseRunner | None = None) -> None:
         try:
@@ -583,37 +588,37 @@ class _Check:
                 later = pool.submit(infer, other, second)
                 return [infer(small, None), later.result()]
         except errors.TrtopsError as exc:
-            self._note(Relation(name="two contexts", outcome="broken", why=f"the engine fails ({exc})"[:300]))
+            self._note(Relation(name="two contexts", outcome="broken", detail=f"the engine fails ({exc})"[:300]))
             return []
         finally:
             second.deactivate()
 
-    def _check_other_inputs(self, one: _Side, other: _Side) -> None:
-        """Check that floating-point outputs which are equal for different inputs are so in the model."""
+    def _check_other_inputs(self, base: _Side, variant: _Side) -> None:
+        """Check equal floating-point outputs for different inputs against the model."""
         name: RelationName = "other inputs"
-        for output, first, second in self._pairs(one, other):
+        for output, first, second in self._pairs(base, variant):
             if not _is_floating(first) or not np.array_equal(first, second, equal_nan=True):
                 continue
             try:
-                own = [side._replace(outputs=self._model_outputs(side.feed)) for side in (one, other)]
+                model_sides = [side._replace(outputs=self._model_outputs(side.feed)) for side in (base, variant)]
             except errors.TrtopsError:
                 continue
-            pair = self._pair(own[0], own[1], output)
+            pair = self._pair(model_sides[0], model_sides[1], output)
             largest, allowed = (0.0, 0.0) if pair is None else _difference(*pair, _OTHER_SHAPE * self._unit)
             if largest > allowed:
                 self._note(Relation(name=name, outcome="broken", output=output, largest=largest, allowed=allowed))
         self._note(Relation(name=name, outcome="held"))
 
-    def _compare_rows(self, name: RelationName, one: _Side, rows: Rows, other: _Side, places: Rows) -> None:
+    def _compare_rows(self, name: RelationName, expected: _Side, rows: Rows, actual: _Side, places: Rows) -> None:
         if len(rows):
-            self.compare(name, one._replace(rows=rows), other._replace(rows=places))
+            self.compare(name, expected._replace(rows=rows), actual._replace(rows=places))
 
-    def _holds(self, one: _Side, other: _Side) -> bool:
-        differences = (_difference(e, a, self._units(one, other)) for _, e, a in self._pairs(one, other))
+    def _holds(self, expected: _Side, actual: _Side) -> bool:
+        differences = (_difference(e, a, self._units(expected, actual)) for _, e, a in self._pairs(expected, actual))
         return all(largest <= allowed for largest, allowed in differences)
 
     def compare(self, name: RelationName, expected: _Side, actual: _Side) -> None:
-        """Compare results; where they differ by too much, the model decides."""
+        """Compare results; the model decides on large differences."""
         for output, first, second in self._pairs(expected, actual):
             largest, allowed = _difference(first, second, self._units(expected, actual))
             relation = Relation(name=name, outcome="held", output=output, largest=largest, allowed=allowed)
@@ -625,54 +630,56 @@ class _Check:
         """Compare a difference with the model's own in the same relation, and with the effect of rounding errors."""
         output, same_feed = relation.output, expected.feed is actual.feed
         try:
-            own = self._model_outputs(expected.feed)
+            model_outputs = self._model_outputs(expected.feed)
             # Three times, since random numbers may be equal by chance.
             tries = [self._infer_model(actual.feed) for _ in range(3 if same_feed else 1)]
             moved = self._model_outputs(expected.feed, _NUDGE * self._unit)
         except errors.TrtopsError as exc:
-            return replace(relation, outcome="skipped", why=f"the model does not run on the inputs: {exc}"[:300])
-        if output not in own:  # a marked tensor
-            return replace(relation, outcome="skipped", why=f"the model has no output `{output}`")
+            return replace(relation, outcome="skipped", detail=f"the model does not run on the inputs: {exc}"[:300])
+        if output not in model_outputs:  # a marked tensor
+            return replace(relation, outcome="skipped", detail=f"the model has no output `{output}`")
         largest = 0.0
-        before = expected._replace(outputs=own)
+        before = expected._replace(outputs=model_outputs)
         for again in tries:
             pair = self._pair(before, actual._replace(outputs=again), output)
             difference, allowed = (0.0, 0.0) if pair is None else _difference(*pair, _OTHER_SHAPE * UNITS["fp32"])
             largest = max(largest, difference if difference > allowed else 0.0)
         if largest > 0 and (same_feed or math.isinf(largest) or largest >= _OWN_SHARE * relation.largest):
-            why = f"the model breaks it itself: `{output}` differs by {largest:.3g}"
-            return replace(relation, outcome="skipped", why=why)
+            reason = f"the model breaks it itself: `{output}` differs by {largest:.3g}"
+            return replace(relation, outcome="skipped", detail=reason)
         noise, pair = self._pair(before, expected._replace(outputs=moved), output), self._pair(expected, actual, output)
         if noise is None or pair is None or len({noise[0].shape, noise[1].shape, pair[0].shape}) > 1:
-            return replace(relation, outcome="skipped", why=f"the shape of `{output}` depends on rounding errors")
+            return replace(relation, outcome="skipped", detail=f"the shape of `{output}` depends on rounding errors")
         difference, allowed = _difference(*pair, self._units(expected, actual), noise)
         outcome: Literal["held", "broken"] = "held" if difference <= allowed else "broken"
         return replace(relation, outcome=outcome, largest=difference, allowed=allowed)
 
-    def _units(self, one: _Side, other: _Side) -> float:
-        return (_SAME_SHAPE if _shapes(one.feed) == _shapes(other.feed) else _OTHER_SHAPE) * self._unit
+    def _units(self, expected: _Side, actual: _Side) -> float:
+        return (_SAME_SHAPE if _shapes(expected.feed) == _shapes(actual.feed) else _OTHER_SHAPE) * self._unit
 
-    def _pair(self, one: _Side, other: _Side, output: str) -> tuple[Array, Array] | None:
-        return next(((first, second) for name, first, second in self._pairs(one, other) if name == output), None)
+    def _pair(self, expected: _Side, actual: _Side, output: str) -> tuple[Array, Array] | None:
+        return next(((first, second) for name, first, second in self._pairs(expected, actual) if name == output), None)
 
-    def _pairs(self, one: _Side, other: _Side) -> Iterator[tuple[str, Array, Array]]:
+    def _pairs(self, expected: _Side, actual: _Side) -> Iterator[tuple[str, Array, Array]]:
         """Each output's two arrays to compare; rows only of outputs with a batch axis."""
-        for name, array in one.outputs.items():
-            if name not in other.outputs:
+        for name, array in expected.outputs.items():
+            if name not in actual.outputs:
                 yield name, array, np.empty(0)
-            elif one.rows is None or other.rows is None:
-                yield name, array, other.outputs[name]
+            elif expected.rows is None or actual.rows is None:
+                yield name, array, actual.outputs[name]
             elif self._batch is not None and name in self._batch.outputs:
                 axis = self._batch.outputs[name]
-                first, second = (_rows(e.outputs[name], axis, self._batch.size(e.feed), e.rows) for e in (one, other))
+                first, second = (
+                    _rows(e.outputs[name], axis, self._batch.size(e.feed), e.rows) for e in (expected, actual)
+                )
                 if first is not None and second is not None:
                     yield name, first, second
 
     def _note(self, relation: Relation) -> None:
         """Keep the worst finding of a relation for each output."""
         key = relation.name, relation.output
-        both = self._found.get(key, relation), relation
-        self._found[key] = max(both, key=lambda each: _rank(each, "held skipped broken"))
+        findings = self._found.get(key, relation), relation
+        self._found[key] = max(findings, key=lambda finding: _rank(finding, "held skipped broken"))
 
 
 def _rank(relation: Relation, order: str) -> tuple[int, float]:
@@ -682,45 +689,43 @@ def _rank(relation: Relation, order: str) -> tuple[int, float]:
 
 def _batch_of(inputs: TensorMetadata, feed: Feed) -> _Batch | str:
     """The batch axes of the inputs, or why there is no batch."""
-    dims = [
-        (name, axis, dim)
-        for name, spec in inputs.items()
-        if spec.shape and name in feed and feed[name].ndim
-        for axis, dim in enumerate(spec.shape)
-    ]
-    named = [each for each in dims if isinstance(each[2], str) and "batch" in each[2].lower()]
-    found = named or [(name, axis, dim) for name, axis, dim in dims if axis == 0 and is_dynamic(dim)]
-    if not found:
+    dims = []
+    for name, spec in inputs.items():
+        if spec.shape and name in feed and feed[name].ndim:
+            dims += [(name, axis, dim) for axis, dim in enumerate(spec.shape)]
+    named = [entry for entry in dims if isinstance(entry[2], str) and "batch" in entry[2].lower()]
+    batch_dims = named or [(name, axis, dim) for name, axis, dim in dims if axis == 0 and is_dynamic(dim)]
+    if not batch_dims:
         sizes = {name: int(feed[name].shape[0]) for name, _, _ in dims}
         if set(sizes.values()) <= {1}:
             return "the model's batch is fixed at one row"
         if len(set(sizes.values())) > 1:
             return "the inputs' first sizes differ"
         return _Batch(dict.fromkeys(sizes, 0), {}, False)
-    first, place, symbol = found[0]
+    first, first_axis, symbol = batch_dims[0]
     axes: dict[str, int] = {}
     for name, axis, dim in dims:
         same = dim == symbol if isinstance(dim, str) and isinstance(symbol, str) else axis == 0 and is_dynamic(dim)
-        if same and feed[name].shape[axis] == feed[first].shape[place]:
+        if same and feed[name].shape[axis] == feed[first].shape[first_axis]:
             axes.setdefault(name, axis)
     return _Batch(axes, {}, True)
 
 
 def _rows_of_batch(sizes: Sequence[int], small: int) -> int:
-    """The size of the larger batch, for which all inferences of a check cost less than three comparisons.
+    """The size of the larger batch: all inferences of a check cost less than three comparisons.
 
     A comparison infers each row twice, by the model and by the engine. Apart from the batch, the smallest feed is
     inferred three times, another of its size or the largest one once, and one row alone. Comparing takes time as well.
     """
     total = sum(sizes)
     left = int(4.6 * total) - 3 * small - (max(sizes) if len(sizes) > 1 else 0) - (small > 1)
-    wanted = min(left, 2 * total + 3)
+    rows = min(left, 2 * total + 3)
     # An odd size, which no tile of a kernel divides.
-    return max(wanted - (wanted % 2 == 0), small + 1)
+    return max(rows - (rows % 2 == 0), small + 1)
 
 
 def _rows(array: Array, axis: int, batch: int, rows: Rows | None) -> Array | None:
-    """Some rows of an output whose axis holds one block for each row of the batch."""
+    """Some rows of an output with one block for each row of the batch."""
     if array.ndim <= axis or array.shape[axis] % batch:
         return None
     blocks = array.reshape(*array.shape[:axis], batch, array.shape[axis] // batch, *array.shape[axis + 1 :])
@@ -756,7 +761,7 @@ def _moved(array: Array, factor: Any) -> Array:
 
 
 def _scaled(feed: Feed, factor: float) -> Feed | None:
-    """A feed whose floating-point values are multiplied; None without any that would change."""
+    """A feed with multiplied floating-point values; None without any."""
     changed = _like(feed, {name: _moved(array, factor) for name, array in feed.items()})
     return changed if any(changed[name].tobytes() != np.asarray(a).tobytes() for name, a in feed.items()) else None
 
@@ -764,7 +769,7 @@ def _scaled(feed: Feed, factor: float) -> Feed | None:
 def _difference(
     expected: Array, actual: Array, units: float, noise: tuple[Array, Array] | None = None
 ) -> tuple[float, float]:
-    """The difference and the allowed one, of the element where the first is the largest relative to the second.
+    """The difference and the allowed one, of the element with the largest ratio.
 
     ``units`` are relative to the expected values' scale; ``noise`` are two results of the model whose difference, some
     times, is allowed as well.
@@ -787,12 +792,12 @@ def _difference(
             allowed = np.maximum(allowed, _TIMES * _scale(moved, infinite=True))
         ratio = np.where(difference > 0, difference / np.where(allowed > 0, allowed, 1e-300), 0.0)
         ratio = np.where(np.isnan(ratio), 1.0, ratio)  # both infinite
-    place = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-    return float(difference[place]), float(allowed[place])
+    worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    return float(difference[worst]), float(allowed[worst])
 
 
 def _scale(values: Array, *, infinite: bool = False) -> Array:
-    """The largest absolute value, but at most some times that of each channel, along the second or the last axis."""
+    """The largest absolute value, at most some multiple of that of each channel, along the second or last axis."""
     size = np.abs(values)
     if not infinite:
         size = np.where(np.isfinite(size), size, 0.0)

@@ -1,4 +1,4 @@
-"""The shapes that an evaluation covers: given ones, those of profiles, or sizes that the model suggests."""
+"""The shapes of an evaluation: requested, of profiles, or suggested by the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IS_BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ShapePoint:
-    """Shapes of all inputs, and where they come from."""
+    """Shapes of all inputs, and their origin."""
 
     shapes: Mapping[str, tuple[int, ...]]
     profile: int | None = None
@@ -38,7 +38,7 @@ class ShapePoint:
 
 def points(
     inputs: TensorMetadata,
-    given: Mapping[str, Sequence[int]],
+    input_shapes: Mapping[str, Sequence[int]],
     profiles: Sequence[OptimizationProfile] = (),
     accepted: AcceptedInputs | None = None,
     other: int = OTHER,
@@ -52,10 +52,10 @@ def points(
 
     Raises ConfigError if given shapes do not fit the model; InputError if the rank or type of an input is not known.
     """
-    for name in given:
+    for name in input_shapes:
         if name not in inputs:
             raise errors.ConfigError(f"Shapes name {name!r}, which is no input. {errors.near(name, inputs)}")
-    if not profiles and not given:
+    if not profiles and not input_shapes:
         bounded = {name: spec.shape for name, spec in inputs.items() if isinstance(spec.shape, BoundedShape)}
         ranges = tuple(
             ShapeRange(name=name, min=shape.min, opt=shape.max, max=shape.max)
@@ -63,35 +63,35 @@ def points(
             if shape.min is not None and shape.max is not None
         )
         profiles = (OptimizationProfile(shapes=ranges),) if ranges else ()
-    found = list(profile_points(inputs, profiles, accepted))
-    if not given and found:
-        if len(found) == 1 and all(spec.shape is not None for spec in inputs.values()):
+    shape_points = list(profile_points(inputs, profiles, accepted))
+    if not input_shapes and shape_points:
+        if len(shape_points) == 1 and all(spec.shape is not None for spec in inputs.values()):
             suggested = _completed(inputs, {}, accepted, other)
-            if suggested.shapes == found[0].shapes:  # the profile was made of them (DataConfig.profiled)
-                found = [replace(found[0], assumed=suggested.assumed)]
-        return found
+            if suggested.shapes == shape_points[0].shapes:  # the profile was made of them (DataConfig.profiled)
+                shape_points = [replace(shape_points[0], assumed=suggested.assumed)]
+        return shape_points
     # Sizes that are not given are those of the first profile.
-    usual = {each.name: each.opt for profile in profiles[:1] for each in profile.shapes}
+    usual = {bounds.name: bounds.opt for profile in profiles[:1] for bounds in profile.shapes}
     whole = {
         name: [dim if dim >= 0 else opt for dim, opt in zip(dims, usual.get(name, dims))]
-        for name, dims in {**usual, **given}.items()
+        for name, dims in {**usual, **input_shapes}.items()
     }
     base = _completed(inputs, whole, accepted, other)
     for name, shape in base.shapes.items():
         check_array(name, shape, 1)
     number = profile_of({name: np.broadcast_to(0, shape) for name, shape in base.shapes.items()}, profiles)
     base = replace(base, profile=number, point=OUTSIDE if profiles and number is None else "")
-    return [base, *(each for each in found if (each.profile, each.shapes) != (number, base.shapes))]
+    return [base, *(point for point in shape_points if (point.profile, point.shapes) != (number, base.shapes))]
 
 
 def profile_points(
     inputs: TensorMetadata, profiles: Sequence[OptimizationProfile], accepted: AcceptedInputs | None = None
 ) -> Iterator[ShapePoint]:
-    """Yield the shapes of each profile that differ: opt, min, max, and between."""
+    """Yield the different shapes of each profile: opt, min, max, and between."""
     for number, profile in enumerate(profiles):
         seen: list[Mapping[str, tuple[int, ...]]] = []
         for point in ("opt", "min", "max", "between"):
-            shapes = {each.name: _at(each, point) for each in profile.shapes if each.name in inputs}
+            shapes = {bounds.name: _at(bounds, point) for bounds in profile.shapes if bounds.name in inputs}
             if shapes in seen:
                 continue
             seen.append(shapes)
@@ -99,47 +99,50 @@ def profile_points(
             yield ShapePoint(whole.shapes, number, point, whole.assumed)
 
 
-def _at(each: ShapeRange, point: str) -> tuple[int, ...]:
+def _at(bounds: ShapeRange, point: str) -> tuple[int, ...]:
     if point != "between":
-        found: tuple[int, ...] = getattr(each, point)
-        return found
-    low = each.opt if each.opt != each.max else each.min
-    return tuple((one + other) // 2 for one, other in zip(low, each.max))
+        dims: tuple[int, ...] = getattr(bounds, point)
+        return dims
+    low = bounds.opt if bounds.opt != bounds.max else bounds.min
+    return tuple((lower + upper) // 2 for lower, upper in zip(low, bounds.max))
 
 
 def _completed(
-    inputs: TensorMetadata, given: Mapping[str, Sequence[int]], accepted: AcceptedInputs | None, other: int = OTHER
+    inputs: TensorMetadata,
+    input_shapes: Mapping[str, Sequence[int]],
+    accepted: AcceptedInputs | None,
+    other: int = OTHER,
 ) -> ShapePoint:
-    """Shapes of all inputs; dynamic dimensions that are not given get the sizes that the model suggests."""
+    """Shapes of all inputs; missing dynamic dimensions get the model's suggestions."""
     shapes: dict[str, tuple[int, ...]] = {}
     assumed: list[str] = []
     sizes: dict[str, int] = {}
     for name, spec in inputs.items():
-        if name in given:
-            _check_fits(spec, given[name])
+        if name in input_shapes:
+            _check_fits(spec, input_shapes[name])
             # Dimensions of the same name have the same size.
-            for dim, size in zip(spec.shape or (), given[name]):
+            for dim, size in zip(spec.shape or (), input_shapes[name]):
                 if isinstance(dim, str) and size >= 0:
                     sizes[dim] = size
     for name, spec in inputs.items():
-        wanted: Sequence[Dim] | None = given.get(name, spec.shape)
-        if wanted is None:
+        dims: Sequence[Dim] | None = input_shapes.get(name, spec.shape)
+        if dims is None:
             raise errors.InputError(
                 f"Input {name!r} has no known {'type' if spec.dtype is None else 'rank'}, so it needs data. Give a "
                 "data source, or make it inside the model."
             )
         required = {} if accepted is None else accepted.sizes.get(name, {})
         whole: list[int] = []
-        for axis, dim in enumerate(wanted):
-            declared = spec.shape[axis] if spec.shape is not None and len(spec.shape) == len(wanted) else dim
+        for axis, dim in enumerate(dims):
+            declared = spec.shape[axis] if spec.shape is not None and len(spec.shape) == len(dims) else dim
             dim = declared if is_dynamic(dim) else dim
             if is_dynamic(dim):
-                found = required.get(axis, required.get(axis - len(wanted)))
-                if found is None:
-                    found = _size_of(dim, sizes, axis, other)
+                suggested = required.get(axis, required.get(axis - len(dims)))
+                if suggested is None:
+                    suggested = _size_of(dim, sizes, axis, other)
                     if name not in assumed:
                         assumed.append(name)
-                dim = found
+                dim = suggested
             assert isinstance(dim, int)
             whole.append(dim)
         shapes[name] = tuple(whole)
@@ -174,13 +177,13 @@ def _check_fits(spec: TensorSpec, shape: Sequence[int]) -> None:
 
 
 def profile_of(feed: Feed, profiles: Sequence[OptimizationProfile]) -> int | None:
-    """The first profile that accepts the shapes of a feed; None if no profile does."""
+    """The first profile for the shapes of a feed; None without one."""
     for number, profile in enumerate(profiles):
         if all(
-            each.name not in feed
-            or np.ndim(feed[each.name]) != len(each.min)  # values of a shape tensor
-            or all(low <= size <= high for low, size, high in zip(each.min, np.shape(feed[each.name]), each.max))
-            for each in profile.shapes
+            bounds.name not in feed
+            or np.ndim(feed[bounds.name]) != len(bounds.min)  # values of a shape tensor
+            or all(low <= size <= high for low, size, high in zip(bounds.min, np.shape(feed[bounds.name]), bounds.max))
+            for bounds in profile.shapes
         ):
             return number
     return None
@@ -206,7 +209,7 @@ def spanning(feeds: Iterable[Feed], inputs: TensorMetadata) -> tuple[Optimizatio
 def with_profiles(
     feeds: Iterable[Feed], inputs: TensorMetadata, profiles: Sequence[OptimizationProfile], *, added: bool = True
 ) -> Iterator[Feed]:
-    """Yield given data, and then, if ``added``, data for the shapes of each profile that it does not have.
+    """Yield the source's data, and then, if ``added``, data for the missing shapes of each profile.
 
     That is the first feed, repeated or cropped along each axis, so that its values stay real.
     """
@@ -220,13 +223,13 @@ def with_profiles(
         number = profile_of(feed, profiles)
         seen.add((number, tuple(sorted((name, np.shape(array)) for name, array in feed.items()))))
         yield ProfiledFeed(feed, number, OUTSIDE if number is None else "")
-    for each in profile_points(inputs, profiles) if added and first is not None else ():
+    for point in profile_points(inputs, profiles) if added and first is not None else ():
         assert first is not None
         fitted = dict(first)
-        for name in {shape.name for shape in profiles[each.profile or 0].shapes} & first.keys():
-            fitted[name] = _resized(np.asarray(first[name]), each.shapes[name])
-        if (each.profile, tuple(sorted((name, np.shape(array)) for name, array in fitted.items()))) not in seen:
-            yield ProfiledFeed(fitted, each.profile, each.point)
+        for name in {shape.name for shape in profiles[point.profile or 0].shapes} & first.keys():
+            fitted[name] = _resized(np.asarray(first[name]), point.shapes[name])
+        if (point.profile, tuple(sorted((name, np.shape(array)) for name, array in fitted.items()))) not in seen:
+            yield ProfiledFeed(fitted, point.profile, point.point)
 
 
 def _resized(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -28,7 +28,7 @@ Failure: TypeAlias = Literal["accuracy", "build", "inference"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOutcome(Record):
-    """The outcome of a check: ``fail`` is the failure that is searched for, ``error`` any other; and why."""
+    """The outcome of a check: ``fail`` is the searched failure, ``error`` any other; and the reason."""
 
     verdict: CheckVerdict
     detail: str = ""
@@ -72,9 +72,11 @@ class ComparisonCheck:
         try:
             outputs = []
             for feed in feeds:
-                found = runner.infer(feed)
+                feed_outputs = runner.infer(feed)
                 # Only the last outputs are not overwritten by another inference.
-                outputs.append(found if feed is feeds[-1] else {name: array.copy() for name, array in found.items()})
+                outputs.append(
+                    feed_outputs if feed is feeds[-1] else {name: array.copy() for name, array in feed_outputs.items()}
+                )
             report = compare_outputs(outputs, golden, self.tolerances, only_limited=True)
         except errors.BackendError as exc:
             return self._failed("inference", str(exc))
@@ -82,11 +84,11 @@ class ComparisonCheck:
             runner.deactivate()
         return CheckOutcome(verdict="pass") if report else self._failed("accuracy", "; ".join(report.reasons[:3]))
 
-    def _failed(self, how: Failure, why: str) -> CheckOutcome:
-        return CheckOutcome(verdict="fail" if how in self.failures else "error", detail=f"{how}: {why}")
+    def _failed(self, stage: Failure, reason: str) -> CheckOutcome:
+        return CheckOutcome(verdict="fail" if stage in self.failures else "error", detail=f"{stage}: {reason}")
 
     def describe(self) -> str:
-        """Everything that decides the outcome, as text."""
+        """The deciding parts of the outcome, as text."""
         runner = self.name or _qualified_name(self.runner)
         return f"comparison:{runner}:{self.tolerances.digest}:{','.join(sorted(self.failures))}"
 
@@ -107,23 +109,23 @@ class EngineRunner:
     timing_feed: "Feed | None" = None  # to time tactics on
 
     def build(self, model: onnx.ModelProto) -> Build:
-        """Build an engine; a BackendError if that fails."""
+        """Build an engine; a BackendError on failure."""
         return built_safely(Model.from_proto(model), self.config, self.caches, self.timing_feed)
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
-        """A runner whose engine is built when it is activated."""
+        """A runner for an engine built on activation."""
         return engine_backend(self.config.backend).runner(lambda: self.build(model).engine, self.config.backend)
 
 
 def describe(check: Check) -> str:
     """Text that identifies a check in caches; two checks with the same text must have the same outcomes."""
-    own = getattr(check, "describe", None)
-    if callable(own):
-        return str(own())
+    describe_check = getattr(check, "describe", None)
+    if callable(describe_check):
+        return str(describe_check())
     return f"record:{type(check).__name__}:{check.digest}" if isinstance(check, Record) else _qualified_name(check)
 
 
 def _qualified_name(thing: object) -> str:
     kind = thing if hasattr(thing, "__qualname__") else type(thing)
-    own = digest(thing.config.deciding()) if isinstance(thing, EngineRunner) else ""
-    return f"{kind.__module__}.{kind.__qualname__}{own}"
+    config_digest = digest(thing.config.deciding()) if isinstance(thing, EngineRunner) else ""
+    return f"{kind.__module__}.{kind.__qualname__}{config_digest}"

@@ -1,4 +1,4 @@
-"""What no comparison of a model's outputs can verify: outputs that are random, and rows that are computed from NaN."""
+"""Parts of outputs beyond any comparison: random outputs, and rows computed from NaN."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMBINE = _PASS_ON | {"And", "Not", "Or", "Xor"}
 
 @dataclass(frozen=True)
 class NanRows:
-    """Rows of feeds with NaN that the model computes with; false if there are none.
+    """Rows of feeds with NaN used by the model; false if there are none.
 
     Attributes:
         rows: By the number of the feed: its rows with NaN, and its number of rows; all rows are meant if the inputs
@@ -52,7 +52,7 @@ class NanRows:
 
     @classmethod
     def of(cls, model: Model, feeds: Iterable[Feed]) -> NanRows:
-        """Find the rows; NaN that the model replaces itself, or that none of its results depends on, does not count."""
+        """Find the rows; NaN without effect on any result does not count."""
         readers: dict[str, str] = {}
         rows: dict[int, tuple[tuple[int, ...], int]] = {}
         read: list[Feed] = []
@@ -65,17 +65,18 @@ class NanRows:
             if not places:
                 continue
             name, where = next(iter(places.items()))
-            sizes = {len(np.atleast_1d(feed[each])) for each in places}
-            union = sorted({int(row) for found in places.values() for row in found})
+            sizes = {len(np.atleast_1d(feed[input_name])) for input_name in places}
+            union = np.unique(np.concatenate([*places.values()])).tolist()
             rows[number] = (tuple(union), sizes.pop()) if len(sizes) == 1 else ((), 0)
             read.append(feed)
             first_input = first_input or name
             first_place = first_place or f"in row {where[0]} of feed {number}, and {readers[name]} it"
         if not rows or _ignores_nan(model, read):
             return cls()
-        count = sum(len(found) for found, _ in rows.values())
-        more = f" ({count} rows with NaN in all, counted from 0)" if count > 1 else " (counted from 0)"
-        reason = f"input `{first_input}` holds NaN {first_place}{more}; leave such rows out of the data, or replace NaN"
+        count = sum(len(nan_rows) for nan_rows, _ in rows.values())
+        count_note = f" ({count} rows with NaN in all, counted from 0)" if count > 1 else " (counted from 0)"
+        reason = f"input `{first_input}` holds NaN {first_place}{count_note}"
+        reason += "; leave such rows out of the data, or replace NaN"
         return cls(rows, first_input, reason)
 
     def replaced(self, feeds: Iterable[Feed]) -> list[dict[str, Array]]:
@@ -105,7 +106,7 @@ class NanRows:
 
 @dataclass(frozen=True)
 class Undefined:
-    """The parts of a model's outputs that nothing can be compared with, and why."""
+    """The incomparable parts of a model's outputs, with reasons."""
 
     random: tuple[str, ...] = ()  # outputs that depend on random numbers
     nan: NanRows = field(default_factory=NanRows)
@@ -128,8 +129,8 @@ class Undefined:
         return ours, theirs
 
 
-def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, given: Tolerances | None) -> Undefined:
-    """Find the outputs that random numbers change by more than the given limits, or at all, and the nodes that draw.
+def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, requested: Tolerances | None) -> Undefined:
+    """Find the random outputs, by more than the requested limits or at all, and the drawing nodes.
 
     The model runs with several seeds, so that nodes that have one, and repeat their numbers in each session, count too.
 
@@ -137,7 +138,7 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, given: Tol
         model: The model.
         feeds: Its inputs, without NaN.
         nan: What was replaced in the inputs.
-        given: Limits within which outputs may vary.
+        requested: Limits within which outputs may vary.
     """
     from trtops.backend.onnxrt.runner import reference_outputs
 
@@ -152,7 +153,7 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, given: Tol
         for node in _random_nodes(proto):
             _set_seed(node, seed)
         draws.append(reference_outputs(proto, list(feeds)))
-        report = compare_outputs(draws[-1], draws[0], given or _TO_THE_BIT)
+        report = compare_outputs(draws[-1], draws[0], requested or _TO_THE_BIT)
         for output in report.outputs:
             if output.verdict == "bad":
                 largest = output.statistics.max_abs if output.statistics is not None else np.inf
@@ -169,7 +170,7 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, given: Tol
 
 
 def without_own_nan(rounded: Outputs, plain: Outputs) -> tuple[Outputs, Outputs]:
-    """Both runs with zeros where the second has NaN, which the model returns in any precision."""
+    """Both runs with zeros in place of the second one's NaN, as the model returns them in any precision."""
     ours, theirs = ([dict(i) for i in iterations_of(side, "compared")] for side in (rounded, plain))
     for mine, right in zip(ours, theirs):
         for name in mine.keys() & right.keys():
@@ -181,7 +182,7 @@ def without_own_nan(rounded: Outputs, plain: Outputs) -> tuple[Outputs, Outputs]
 
 
 def _random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes that draw random numbers, at any depth and in functions, without Dropouts that are known not to."""
+    """The nodes drawing random numbers, at any depth and in functions, without inactive Dropouts."""
     from onnx import numpy_helper
 
     constants: dict[str, onnx.TensorProto] = {}
@@ -230,14 +231,14 @@ def computes_with_nan(model: Model, name: str) -> str:
 
 
 def _ignores_nan(model: Model, feeds: list[Feed]) -> bool:
-    """Whether results are the same with other values in place of NaN, such as of rows that the model masks."""
+    """True if results do not depend on the values of NaN, for example in masked rows."""
     from trtops.backend.onnxrt.runner import reference_outputs
 
-    own, *others = (
+    with_nan, *others = (
         reference_outputs(model.proto(lean=True), [_with(feed, value) for feed in feeds])
         for value in (np.nan, 0.0, 1.5)
     )
-    return all(compare_outputs(outputs, own, replace(_TO_THE_BIT, nans_equal=False)) for outputs in others)
+    return all(compare_outputs(outputs, with_nan, replace(_TO_THE_BIT, nans_equal=False)) for outputs in others)
 
 
 def _with(feed: Feed, value: float) -> dict[str, Array]:
@@ -251,7 +252,7 @@ def _floating(array: Array) -> bool:
 
 
 def _rows_with_nan(array: Array) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """The rows of an array that hold NaN; a scalar is one row."""
+    """The rows of an array with NaN; a scalar is one row."""
     if not array.size or not _floating(array):
         return np.empty(0, np.intp)
     return np.flatnonzero(np.isnan(np.atleast_1d(array)).reshape(len(np.atleast_1d(array)), -1).any(1))

@@ -1,1 +1,1 @@
-"""The gate: an engine made with a new release, driver, model or precision against the one that is accepted."""
+"""The gate: an engine of a new release, driver, model or precision against the accepted one."""

@@ -1,4 +1,4 @@
-"""Gate accepted engines with later releases: what broke, since when, in which part of the model, and what helps."""
+"""Gate accepted engines with later releases: failures, first bad release, smallest model, workaround."""
 
 import contextlib
 import tempfile
@@ -40,7 +40,7 @@ _NOT_OF_THE_RELEASE = {"accepted", "device", "release"}  # what could not be ope
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(Record):
-    """An accepted engine that the newest release does not build as well."""
+    """A regression of the newest release in an accepted engine."""
 
     engine: str
     what_broke: str
@@ -56,20 +56,20 @@ def accepted_candidates(
 
     Only those that contain a kernel, if one is named.
     """
-    wanted: dict[str, str] = {schema.Tag.BACKEND: config.build.backend}
+    version_tags: dict[str, str] = {schema.Tag.BACKEND: config.build.backend}
     # Engines of other devices cannot be compared here. Without a back end of this process, their gates say so.
-    with contextlib.suppress(errors.BackendError), warm_backend(config.build.backend, config.devices, 120.0) as here:
-        wanted[schema.Tag.DEVICE_SHA256] = here.environment(config.build).device_sha256
+    with contextlib.suppress(errors.BackendError), warm_backend(config.build.backend, config.devices, 120.0) as backend:
+        version_tags[schema.Tag.DEVICE_SHA256] = backend.environment(config.build).device_sha256
     close_workers()
     query = EngineQuery(kernel=kernel, accepted=True)
     having = {info.id for info, _ in tracker.engines(query)} if kernel else None
 
     def opened(run_id: str) -> tuple[Path, GateConfig]:
         build = builds.load_build(tracker.load(run_id), engine=False).spec.config
-        own = replace(config, build=build, accepted=run_id, release=releases[-1], others=tuple(releases))
-        return find_model(tracker, tracker.info(run_id)), own
+        accepted_config = replace(config, build=build, accepted=run_id, release=releases[-1], others=tuple(releases))
+        return find_model(tracker, tracker.info(run_id)), accepted_config
 
-    for run_id, version in {version.run_id: version for _, version in tracker.accepted(wanted)}.items():
+    for run_id, version in {version.run_id: version for _, version in tracker.accepted(version_tags)}.items():
         if having is not None and run_id not in having:
             continue
         yield f"{version.name} version {version.version}", partial(opened, run_id)
@@ -78,7 +78,7 @@ def accepted_candidates(
 def explain(
     engine: str, path: Path, config: GateConfig, refused: GateResult, releases: Sequence[str], where: Mapping[str, Any]
 ) -> Regression | None:
-    """Since when a refused engine is bad, the smallest model that shows it, and a workaround, in another budget.
+    """Find the first bad release of a refused engine, its smallest failing model, and a workaround.
 
     The releases are ordered from the oldest to the newest, which refused. None if it could not be opened or installed.
     """
@@ -89,12 +89,14 @@ def explain(
 
     def decision(release: str, build: BuildConfig = config.build, policy: Policy = config.policy) -> tuple[str, str]:
         minutes = max(0.05, (end - time.monotonic()) / 60)
-        own = replace(config, build=build, release=release, policy=policy, minutes=minutes, register=False)
-        found = run_step(f"gate {path.stem} {build.precision} {name_of(release)}", gate, path, own, **where)
-        return found.decision, version_of(release, found)
+        decision_config = replace(config, build=build, release=release, policy=policy, minutes=minutes, register=False)
+        gate_result = run_step(
+            f"gate {path.stem} {build.precision} {name_of(release)}", gate, path, decision_config, **where
+        )
+        return gate_result.decision, version_of(release, gate_result)
 
-    def version_of(release: str, found: GateResult) -> str:
-        version = tracker.info(found.run_id).fact(schema.Tag.BACKEND_VERSION)
+    def version_of(release: str, release_result: GateResult) -> str:
+        version = tracker.info(release_result.run_id).fact(schema.Tag.BACKEND_VERSION)
         return f"{name_of(release)} ({config.build.backend} {version})" if version else name_of(release)
 
     accepted = builds.load_build(tracker.load(config.accepted), engine=False)
@@ -107,9 +109,9 @@ def explain(
         if time.monotonic() > end:
             before = "or earlier, since no time was left"
             break
-        found, version = decision(release)
-        if found != "refuse":
-            before = f"{found} with {version}"
+        outcome, version = decision(release)
+        if outcome != "refuse":
+            before = f"{outcome} with {version}"
             break
         first_bad = version
     smallest, nodes = "none: the outputs are right", tuple[str, ...]()
@@ -136,7 +138,7 @@ def explain(
 def _smallest(
     path: Path, config: GateConfig, calibration: bytes | None, fails: bool, end: float, where: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...]]:
-    """The smallest part that a release does not build or run, or whose outputs are wrong: a text, and its nodes."""
+    """The smallest part with a failing build, failing inference or wrong outputs: a text, and its nodes."""
     model = Model.load(path)
     feeds = list(config.check.open_for(model, profiles=config.build.profiles))
     build = replace(config.build, calibration_fit="partial", profiles=())
@@ -154,25 +156,28 @@ def _smallest(
             save_feeds(part.feeds, file)
             caches, sample = Caches(calibration=calibration), part.feeds[0]
             try:
-                made = backend.build(Model.from_proto(part.proto), build, caches=caches, timing_feed=sample)
-                outputs = EngineProcess(backend, made.engine, file).outputs()
+                part_build = backend.build(Model.from_proto(part.proto), build, caches=caches, timing_feed=sample)
+                outputs = EngineProcess(backend, part_build.engine, file).outputs()
             except errors.BackendError as exc:
                 shows = fails and time.monotonic() < end  # or it was ended with the budget
                 return CheckOutcome(verdict="fail" if shows else "error", detail=str(exc))
             report = compare_outputs(outputs, part.golden, tolerances_for(build.precision, None))
             return CheckOutcome(verdict="pass" if fails or report else "fail", detail="; ".join(report.reasons[:3]))
 
-        found = reduce(str(path), check, ReduceConfig(max_checks=60), feeds=feeds, **where)
-    if (culprit := found.culprit) is None:
-        return found.detail or "no part of the model shows it", ()
+        reduction = reduce(str(path), check, ReduceConfig(max_checks=60), feeds=feeds, **where)
+    if (culprit := reduction.culprit) is None:
+        return reduction.detail or "no part of the model shows it", ()
     nodes = tuple(node.name or node.outputs[0] for node in culprit.nodes)
-    return f"{len(nodes)} of {found.nodes} nodes ({', '.join(culprit.labels[:8])}), in run {found.run_id}", nodes
+    return (
+        f"{len(nodes)} of {reduction.nodes} nodes ({', '.join(culprit.labels[:8])}), in run {reduction.run_id}",
+        nodes,
+    )
 
 
 def _changes(
     subjects: set[str], config: GateConfig, nodes: tuple[str, ...]
 ) -> Iterator[tuple[str, BuildConfig, Policy]]:
-    """Changes of the build that may help, with the policy that their gate must meet."""
+    """Changes of the build as possible workarounds, with the policy of their gate."""
     build, policy = config.build, config.policy
     if subjects & _IN_OUTPUTS and build.precision != "fp32":
         # The price of right outputs is speed, size, and kernels in the precision.

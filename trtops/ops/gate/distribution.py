@@ -1,4 +1,4 @@
-"""The gate on builds: which share of a candidate's builds is within the limits, not whether one engine of it is."""
+"""The gate on builds: a decision on the share of a candidate's builds within the limits."""
 
 import math
 import time
@@ -31,7 +31,7 @@ _ACCEPTED_BUILDS = 5
 # Findings that would stop every other build of this gate as well.
 _STOPS = {(EVIDENCE, "open"), ("accepted", "refuse"), ("device", "refuse"), ("release", "refuse")}
 
-_COLUMNS = {
+_BUILD_COLUMNS = {
     "number": "build", "of": "of", "decision": "decision", "outside": "outside for", "ratio": "latency ratio",
     "latency_ms": "latency (ms)", "kernels": "kernels", "tactics_sha256": "tactics", "run_id": "run",
 }  # fmt: skip
@@ -57,8 +57,8 @@ class GatedBuild(Record):
 class DistributionResult(GateResult):
     """The decision on a candidate from several builds of it."""
 
-    wanted: BuildShare
-    made: int  # number of builds of the candidate; of these some are ``outside`` the limits, and some ``unclear``
+    build_share: BuildShare
+    candidate_builds: int  # of these some are ``outside`` the limits, and some ``unclear``
     outside: int
     unclear: int
     share: float  # of all builds, shown to be within the limits
@@ -70,19 +70,19 @@ class DistributionResult(GateResult):
         """Rows of the table, one for each build."""
         for build in self.builds:
             row = {**vars(build), "number": str(build.number), "tactics_sha256": build.tactics_sha256[:12]}
-            yield tuple(row[name] for name in _COLUMNS)
+            yield tuple(row[name] for name in _BUILD_COLUMNS)
 
     def sections(self) -> Iterable[Section]:
-        """The decision, all builds, and the tactics that differ between builds within the limits and outside."""
+        """The decision, all builds, and the tactics specific to builds outside the limits."""
         yield from super().sections()
-        yield Section(title="Builds", table=Table(columns=tuple(_COLUMNS.values()), rows=tuple(self.rows())))
+        yield Section(title="Builds", table=Table(columns=tuple(_BUILD_COLUMNS.values()), rows=tuple(self.rows())))
         if self.outside:
             yield Section(title="Tactics of builds outside the limits", text="\n".join(diff_body(self.tactics)))
 
     def metrics(self) -> dict[MetricName, float]:
-        """The number of builds, of those outside and unclear, and the share that is shown."""
+        """The number of builds, of those outside and unclear, and the proven share."""
         numbers = {"outside": self.outside, "unclear": self.unclear, "share": self.share}
-        return schema.family(schema.Metric.GATE, builds=self.made, **numbers)
+        return schema.family(schema.Metric.GATE, builds=self.candidate_builds, **numbers)
 
 
 def gate_builds(
@@ -103,40 +103,41 @@ def gate_builds(
     """
     if config.candidate is not None:
         raise errors.ConfigError("candidate is one engine, which says nothing about other builds; leave it or builds.")
-    began, path, wanted = time.perf_counter(), model_file(model), config.distribution
+    began, path, build_share = time.perf_counter(), model_file(model), config.distribution
     experiment = experiment or path.stem
-    name = f"gate {path.stem} {config.build.precision} {name_of(config.release)}, {wanted.builds} builds"
+    name = f"gate {path.stem} {config.build.precision} {name_of(config.release)}, {build_share.builds} builds"
     with (
         op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as run,
         GateSession() as session,
     ):
-        run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **wanted.to_dict()})
-        made: list[GatedBuild] = []
+        run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **build_share.to_dict()})
+        gated_builds: list[GatedBuild] = []
         build_seconds: list[float] = []
         table = CampaignTable()
-        most = wanted.builds + _ACCEPTED_BUILDS + 1
+        max_builds = build_share.builds + _ACCEPTED_BUILDS + 1
 
         def minutes_left() -> float:
             return max(0.0, config.minutes - (time.perf_counter() - began) / 60)
 
-        def build(of: str, file: Path, own: GateConfig) -> GateResult:
+        def build(of: str, file: Path, build_config: GateConfig) -> GateResult:
             # The time that is left, shared by builds to come that need timing if these stay as frequent as they were,
             # but enough to build one and to decide on it. Without the first one there is nothing to compare with.
-            timings = len({each.ratio for each in made} - {None}) + 1
-            coming = max(1.0, (most - len(made)) * timings / (len(made) + 1))
+            timings = len({gated.ratio for gated in gated_builds} - {None}) + 1
+            coming = max(1.0, (max_builds - len(gated_builds)) * timings / (len(gated_builds) + 1))
             enough = 0.5 + 1.2 * max(build_seconds) / 60 if build_seconds else config.minutes / 2
             minutes = max(0.05, min(minutes_left(), max(minutes_left() / coming, enough)))
-            own = replace(own, distribution=BuildShare(), register=False, minutes=minutes)
+            build_config = replace(build_config, distribution=BuildShare(), register=False, minutes=minutes)
             where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
-            found = run_step(f"{of} build {len(made) + 1}", gate, file, own, session=session, **where)  # type: ignore[arg-type]
-            made.append(_gated(len(made) + 1, of, found, tracker, table if of == "candidate" else CampaignTable()))
-            build_seconds.extend([found.measured.candidate.build_seconds] if found.measured else [])
-            return found
+            number = len(gated_builds) + 1
+            decided = run_step(f"{of} build {number}", gate, file, build_config, session=session, **where)  # type: ignore[arg-type]
+            gated_builds.append(_gated(number, of, decided, tracker, table if of == "candidate" else CampaignTable()))
+            build_seconds.extend([decided.measured.candidate.build_seconds] if decided.measured else [])
+            return decided
 
         first = build("first", path, config)  # finds the accepted engine, and shows whether the data prove anything
         reference, releases = config.accepted, (config.release, *config.others, HERE)
         policy = config.policy
-        is_stopped = any((each.subject, each.outcome) in _STOPS for each in first.findings)
+        is_stopped = any((finding.subject, finding.outcome) in _STOPS for finding in first.findings)
         accepted = None if first.measured is None else first.measured.accepted
         # Only a whole gate shows that there is no accepted engine.
         if first.measured is not None and (accepted is not None or first.decision == "accept"):
@@ -149,11 +150,11 @@ def gate_builds(
             timed = config.policy.of(config.build.precision).latency is not None
             for release in dict.fromkeys(releases) if timed else ():
                 while len(rebuilt) < _ACCEPTED_BUILDS and minutes_left() > 0:
-                    found = build("accepted", file, replace(again, release=release))
-                    version = found.measured and found.measured.candidate.environment.backend_version
+                    gate_result = build("accepted", file, replace(again, release=release))
+                    version = gate_result.measured and gate_result.measured.candidate.environment.backend_version
                     if version != source.engine.environment.backend_version:
                         break
-                    rebuilt.append(found)
+                    rebuilt.append(gate_result)
             reference = stored.id
             # Builds that are bad for anything but their latency or size are no reference.
             varies = {"latency", "size"}
@@ -168,17 +169,24 @@ def gate_builds(
         fixed = replace(config, accepted=reference, others=releases, policy=policy)
         holder, outside, unclear = "", 0, 0
         decision: ShareDecision = "open"
-        while not is_stopped and decision == "open" and len(table) < wanted.builds and minutes_left() > 0:
-            found = build("candidate", path, replace(fixed, keep_model=config.keep_model and not holder))
-            if fixed.accepted is None and found.decision == "accept" and found.measured and not found.measured.accepted:
-                fixed = replace(fixed, accepted=found.holder)
-            outside += found.verdict == "bad"
-            unclear += found.verdict not in ("good", "bad")
-            holder = holder or (found.holder if found.verdict == "good" else "")
-            decision = decide_share(wanted, len(table), outside, unclear)
-        share = wanted.required if decision == "accept" else shown_share(wanted, len(table), outside + unclear)
+        while not is_stopped and decision == "open" and len(table) < build_share.builds and minutes_left() > 0:
+            gate_result = build("candidate", path, replace(fixed, keep_model=config.keep_model and not holder))
+            if (
+                fixed.accepted is None
+                and gate_result.decision == "accept"
+                and gate_result.measured
+                and not gate_result.measured.accepted
+            ):
+                fixed = replace(fixed, accepted=gate_result.holder)
+            outside += gate_result.verdict == "bad"
+            unclear += gate_result.verdict not in ("good", "bad")
+            holder = holder or (gate_result.holder if gate_result.verdict == "good" else "")
+            decision = decide_share(build_share, len(table), outside, unclear)
+        share = (
+            build_share.required if decision == "accept" else shown_share(build_share, len(table), outside + unclear)
+        )
         result = DistributionResult(
-            title=f"gate {path.name} {config.build.precision} {name_of(config.release)}, {wanted.builds} builds",
+            title=f"gate {path.name} {config.build.precision} {name_of(config.release)}, {build_share.builds} builds",
             subject=str(path),
             findings=first.findings,
             policy=config.policy,
@@ -186,18 +194,18 @@ def gate_builds(
             release=name_of(config.release),
             holder=holder,
             seconds=time.perf_counter() - began,
-            wanted=wanted,
-            made=len(table),
+            build_share=build_share,
+            candidate_builds=len(table),
             outside=outside,
             unclear=unclear,
             share=share,
-            builds=tuple(made),
+            builds=tuple(gated_builds),
             reference=reference or "",
             tactics=diff(table),
         ).kept_in(run, experiment)
         if not is_stopped:
             result = replace(result, findings=tuple(_findings(result, decision)))
-        run.log_table(schema.Artifact.GATE_TABLE, tuple(_COLUMNS.values()), (list(row) for row in result.rows()))
+        run.log_table(schema.Artifact.GATE_TABLE, tuple(_BUILD_COLUMNS.values()), (list(row) for row in result.rows()))
         log_diff(run, result.tactics)
         run.set_tags({schema.Tag.EVIDENCE: holder} if holder else {})
         end_gate(run, result, tracker)
@@ -205,47 +213,49 @@ def gate_builds(
 
 
 def _with_larger_size(config: GateConfig, factor: float) -> Policy:
-    """The policy of a gate, whose size limit for the candidate's precision is multiplied by a factor."""
+    """The policy of a gate, with the candidate's size limit multiplied by a factor."""
     limits = config.policy.of(config.build.precision)
     if limits.size is None:
         return config.policy
-    own = replace(limits, size=replace(limits.size, ratio=factor * limits.size.ratio))
-    return replace(config.policy, precisions={**config.policy.precisions, config.build.precision: own})
+    larger_limits = replace(limits, size=replace(limits.size, ratio=factor * limits.size.ratio))
+    return replace(config.policy, precisions={**config.policy.precisions, config.build.precision: larger_limits})
 
 
-def _gated(number: int, of: str, found: GateResult, tracker: Tracker, table: CampaignTable) -> GatedBuild:
-    """The record of a build, which is appended to a table of tactics."""
-    stored, measured = tracker.load(found.run_id), found.measured
+def _gated(number: int, of: str, gate_result: GateResult, tracker: Tracker, table: CampaignTable) -> GatedBuild:
+    """The record of a build; also appends the build to a table of tactics."""
+    stored, measured = tracker.load(gate_result.run_id), gate_result.measured
     campaigns.append(table, stored)
     tactics = campaigns.load_record(stored)
     kernels = () if measured is None else measured.candidate.kernels
     return GatedBuild(
         number=number,
         of=of,
-        decision=found.decision,
-        reasons=found.reasons,
-        outside=", ".join(dict.fromkeys(each.subject for each in found.findings if each.outcome == "refuse")),
-        ratio=None if found.ratio is None else found.ratio.ratio,
+        decision=gate_result.decision,
+        reasons=gate_result.reasons,
+        outside=", ".join(
+            dict.fromkeys(finding.subject for finding in gate_result.findings if finding.outcome == "refuse")
+        ),
+        ratio=None if gate_result.ratio is None else gate_result.ratio.ratio,
         latency_ms=None if measured is None or measured.rounds is None else measured.rounds.candidate_ms,
         kernels=", ".join(f"{count} {name}" for name, count in kernels),
         tactics_sha256="" if tactics is None else tactics.digest,
-        run_id=found.run_id,
+        run_id=gate_result.run_id,
     )
 
 
 def _findings(result: DistributionResult, decision: ShareDecision) -> Iterator[Finding]:
-    """The decision on the share; then what refused builds, with an example of each."""
-    wanted = result.wanted
+    """The decision on the share; then the reasons of refused builds, with an example of each."""
+    build_share = result.build_share
     text = (
-        f"{result.outside} of {result.made} are outside the limits: at least {_percent(result.share)} of all builds "
-        f"are within, confidence {_percent(CONFIDENCE)}"
+        f"{result.outside} of {result.candidate_builds} are outside the limits: at least {_percent(result.share)} "
+        f"of all builds are within, confidence {_percent(CONFIDENCE)}"
     )
     if result.unclear:
         text += f". {result.unclear} are undecided, and count as outside in this"
     if decision == "refuse":
-        text += f". More than {_percent(wanted.tolerated)} of all builds are outside"
+        text += f". More than {_percent(build_share.tolerated)} of all builds are outside"
     elif decision == "open":
-        text += f"; {_percent(wanted.required)} are required. Raise --builds or --minutes, or lower --share"
+        text += f"; {_percent(build_share.required)} are required. Raise --builds or --minutes, or lower --share"
     outcomes: dict[str, FindingOutcome] = {"accept": "pass", "refuse": "refuse", "open": "open"}
     yield Finding("builds", outcomes[decision], text)
     for of in ("candidate", "accepted"):

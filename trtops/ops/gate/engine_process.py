@@ -44,7 +44,7 @@ class Rounds(Record):
     accepted_ms: float
     seconds: float
     ended: bool  # whether the budget did not allow another start
-    known: Mapping[Metric, StartNoise] = field(default_factory=dict)  # noise that other engines showed before
+    earlier_noise: Mapping[Metric, StartNoise] = field(default_factory=dict)  # noise that other engines showed before
 
 
 class EngineProcess:
@@ -84,7 +84,7 @@ class EngineProcess:
         return self._run()
 
     def infer(self, feed: Feed) -> dict[str, Any]:
-        """Run the engine on another feed; after an inference that ends the process, the engine is open again.
+        """Run the engine on another feed; reopen it after a fatal inference.
 
         TimeoutError if it ended because the time of all calls is over, which is no fault of the engine.
         """
@@ -117,12 +117,12 @@ class ProcessRunner(BaseRunner):
     """Runs the engine of a process."""
 
     def __init__(self, process: EngineProcess) -> None:
-        """Wrap an open process, which stays the caller's."""
+        """Wrap an open process, owned by the caller."""
         super().__init__("engine")
         self._process = process
 
     def infer(self, feed_dict: Feed, check_inputs: bool = True, *args: Any, **options: Any) -> dict[str, Any]:
-        """Run one inference; the process checks the feed, and converts types that its release lacks."""
+        """Run one inference; the process checks the feed, and converts types missing from its release."""
         return super().infer(feed_dict, False)
 
     def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
@@ -142,15 +142,15 @@ def measure_rounds(
     deciding: tuple[Metric, ...],
     cores: Sequence[int] = (),
     turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    known: Mapping[Metric, StartNoise] | None = None,
+    earlier_noise: Mapping[Metric, StartNoise] | None = None,
     until: float,
 ) -> Rounds:
     """Time two open engines alternately until one of the ``deciding`` metrics decides, or until the budget ends.
 
     Each look uses fresh processes, which are measured for as long as it took to open them, but for a second at most:
     processes differ more than rounds do. In a round, both run on the same one of the ``cores``; on any if it is empty.
-    The rounds of a start are measured in a ``turn``, which other gates take in between. ``known`` is the noise of
-    starts of other engines of the same network. The budget ends at ``until``, a time of ``time.monotonic()``.
+    The rounds of a start are measured in a ``turn``, which other gates take in between. ``earlier_noise`` is the
+    noise of starts of other engines of the same network. The budget ends at ``until``, a time of ``time.monotonic()``.
     """
     starts: list[list[list[float]]] = []  # by start, round and metric
     totals: list[list[float]] = [[], []]  # milliseconds of candidate and accepted engine
@@ -161,55 +161,55 @@ def measure_rounds(
         try:
             # Memory, on the host and on a GPU, and the placement of threads stay the same while a process lives.
             with ThreadPoolExecutor(2) as pool:  # at the same time, which takes half as long
-                list(pool.map(lambda each: each.reopen(), (candidate, accepted)))
+                list(pool.map(lambda engine: engine.reopen(), (candidate, accepted)))
             with turn():
-                started = now = time.monotonic()
+                started = current = time.monotonic()
                 opening, longest = max(candidate.opening_seconds, accepted.opening_seconds), 0.0
                 count = math.ceil(_VISIT_SECONDS / max(accepted.seconds, 1e-7))
                 count = min(_MAX_INFERENCES, max(_MIN_INFERENCES if accepted.seconds < _SLOW_SECONDS else 1, count))
                 while (
-                    len(rounds) < limit.rounds or now - started < min(opening, _START_SECONDS)
-                ) and now + longest < until:
+                    len(rounds) < limit.rounds or current - started < min(opening, _START_SECONDS)
+                ) and current + longest < until:
                     core = cores[len(rounds) % len(cores)] if cores else None
                     # A B B A, then B A A B: neither engine always comes first.
-                    own = len(rounds) % 2
+                    candidate_first = len(rounds) % 2
                     order = (candidate, accepted, accepted, candidate)
-                    if not own:
+                    if not candidate_first:
                         order = (accepted, candidate, candidate, accepted)
-                    visits = [each.visit(count, core) for each in order]
+                    visits = [engine.visit(count, core) for engine in order]
                     # A linear drift over a round adds the same to the mean logarithm of both.
                     with np.errstate(divide="ignore", invalid="ignore"):
                         logs = np.log([[np.quantile(values, UNDISTURBED) for values in visit] for visit in visits])
                         ratios = (logs[0] + logs[3] - logs[1] - logs[2]) / 2
-                    rounds.append((ratios if own else -ratios).tolist())
-                    for each, visit in zip(order, visits):
-                        totals[each is accepted].append(float(np.median(visit[0])) * 1e3)
-                    longest, now = max(longest, time.monotonic() - now), time.monotonic()
+                    rounds.append((ratios if candidate_first else -ratios).tolist())
+                    for engine, visit in zip(order, visits):
+                        totals[engine is accepted].append(float(np.median(visit[0])) * 1e3)
+                    longest, current = max(longest, time.monotonic() - current), time.monotonic()
         except (errors.WorkerError, TimeoutError) as exc:  # ended with the budget: the rounds before it count
             if not getattr(exc, "timed_out", True) or time.monotonic() < until:
                 raise
-            now = time.monotonic()
+            current = time.monotonic()
         if len(rounds) > 1:  # one has no median
             starts.append(rounds)
         columns = {
-            metric: tuple(tuple(values[place] for values in start) for start in starts)
-            for place, metric in enumerate(candidate.metrics)
+            metric: tuple(tuple(values[index] for values in start) for start in starts)
+            for index, metric in enumerate(candidate.metrics)
         }
         # In some sandboxes, the clock of CPU time advances in steps longer than an inference.
         usable = {metric: columns[metric] for metric in deciding if np.isfinite(sum(columns[metric], (0.0,))).all()}
-        ended = now + opening + (now - started) > until
-        found = None
+        ended = current + opening + (current - started) > until
+        ratio_decision = None
         if usable and starts:
-            found = decide_ratio(usable, limit.ratio, limit.confidence, last=ended, start_noise=known)
-        if ended or (found is not None and found.decision != "open"):
+            ratio_decision = decide_ratio(usable, limit.ratio, limit.confidence, last=ended, start_noise=earlier_noise)
+        if ended or (ratio_decision is not None and ratio_decision.decision != "open"):
             break
     return Rounds(
         starts=usable,
         candidate_ms=statistics.median(totals[0] or [0.0]),
         accepted_ms=statistics.median(totals[1] or [0.0]),
-        seconds=now - begin,
+        seconds=current - begin,
         ended=ended,
-        known=known or {},
+        earlier_noise=earlier_noise or {},
     )
 
 
@@ -225,7 +225,7 @@ _clocks: list[Callable[[], float]] = []
 
 
 def close_engine() -> None:
-    """Close the engine that is open in this process, if any."""
+    """Close the open engine of this process, if any."""
     while _open:
         _open.pop()[0].deactivate()
 
@@ -233,8 +233,8 @@ def close_engine() -> None:
 def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> float:
     close_engine()
     # Before the engine is open, since the counter includes only threads that start later.
-    known: dict[Metric, Callable[[], float]] = {"wall": time.perf_counter, "cpu-time": time.process_time}
-    _clocks[:] = [known.get(metric) or count_instructions() for metric in metrics]
+    clocks: dict[Metric, Callable[[], float]] = {"wall": time.perf_counter, "cpu-time": time.process_time}
+    _clocks[:] = [clocks.get(metric) or count_instructions() for metric in metrics]
     inputs = _load_feeds(feeds)
     runner = engine_backend(engine.backend).runner(engine, interleaved=True)
     runner.activate()
@@ -270,9 +270,9 @@ def _time_inferences(count: int, core: int | None) -> list[list[float]]:
     reading = [min(-(clock() - clock()) for _ in range(20)) for clock in _clocks]
     measured: list[list[float]] = [[] for _ in _clocks]
     for number in range(count * len(_clocks)):  # in turn, so that no clock is read while another one measures
-        place = number % len(_clocks)
-        runner.time_with(_clocks[place])
-        measured[place].append(_measure(runner, feeds[0]) - reading[place])
+        clock_index = number % len(_clocks)
+        runner.time_with(_clocks[clock_index])
+        measured[clock_index].append(_measure(runner, feeds[0]) - reading[clock_index])
     runner.time_with(time.perf_counter)
     return measured
 

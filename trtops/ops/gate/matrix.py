@@ -20,7 +20,17 @@ from trtops.spec import Precision
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 
-_COLUMNS = ("model", "precision", "release", "decision", "latency ratio", "widths", "size ratio", "seconds", "run")
+_MATRIX_COLUMNS = (
+    "model",
+    "precision",
+    "release",
+    "decision",
+    "latency ratio",
+    "widths",
+    "size ratio",
+    "seconds",
+    "run",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +55,15 @@ class MatrixResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The number of candidates by decision, and those that are not accepted."""
+        """The number of candidates by decision, and the names of those not accepted."""
         counts = Counter(cell.decision for cell in self.cells)
-        text = ", ".join(f"{counts[each]} {words}" for each, words in DECIDED.items() if counts[each])
+        text = ", ".join(f"{counts[decision]} {words}" for decision, words in DECIDED.items() if counts[decision])
         names = dict.fromkeys(Path(cell.subject).stem for cell in self.cells if cell.decision != "accept")
         return (f"{text}: {', '.join(names)}" if names else text) or "no candidates"
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Each candidate that is not accepted, with its reasons."""
+        """Each candidate not accepted, with its reasons."""
         return tuple(
             f"**{Path(cell.subject).stem} {cell.precision} {cell.release}**: {cell.decision}. {'; '.join(cell.reasons)}"
             for cell in self.cells
@@ -73,10 +83,12 @@ class MatrixResult(OpResult):
 
     def sections(self) -> Iterable[Section]:
         """What broke, and a table of all candidates."""
-        for each in self.regressions:
-            answers = [f"- {name.replace('_', ' ')}: {text}" for name, text in vars(each).items() if name != "engine"]
-            yield Section(title=each.engine, text="\n".join(answers))
-        yield Section(table=Table(columns=_COLUMNS, rows=tuple(self.rows())))
+        for regression in self.regressions:
+            answers = [
+                f"- {name.replace('_', ' ')}: {text}" for name, text in vars(regression).items() if name != "engine"
+            ]
+            yield Section(title=regression.engine, text="\n".join(answers))
+        yield Section(table=Table(columns=_MATRIX_COLUMNS, rows=tuple(self.rows())))
 
 
 def gate_all(
@@ -105,17 +117,17 @@ def gate_all(
     if len({*names}) < len(releases):
         raise errors.ConfigError(f"Two releases have the same name ({', '.join(names)}); give each file its own.")
     gate_one = gate if config.distribution.builds == 1 else gate_builds
-    given = [
+    combinations = [
         (model, replace(config, build=replace(config.build, precision=precision), release=release))
         for model, precision, release in product(models, precisions or (config.build.precision,), releases)
     ]
-    if len(given) == 1:
-        [(model, own)] = given
-        if not own.release and getattr(own.build.options, "on_gpu", False):
-            engine_backend(own.build.backend).environment(own.build)  # a missing device leaves no run
-        return run_step("gate", gate_one, model, own, tracker=tracker, experiment=experiment, tags=tags)
+    if len(combinations) == 1:
+        [(model, gate_config)] = combinations
+        if not gate_config.release and getattr(gate_config.build.options, "on_gpu", False):
+            engine_backend(gate_config.build.backend).environment(gate_config.build)  # a missing device leaves no run
+        return run_step("gate", gate_one, model, gate_config, tracker=tracker, experiment=experiment, tags=tags)
     if config.candidate is not None:
-        raise errors.ConfigError(f"candidate is one run, but there are {len(given)} combinations; expected one.")
+        raise errors.ConfigError(f"candidate is one run, but there are {len(combinations)} combinations; expected one.")
     experiment = experiment or "gate"
     with op_run(tracker, experiment, "gate matrix", kind="gate_matrix", tags=tags) as run:
         run.log_params({"models": list(map(str, models)), "releases": names})
@@ -123,33 +135,35 @@ def gate_all(
         # Registered at the end: otherwise a later candidate would be compared with an earlier one.
         config, is_registering = replace(config, register=False), config.register and bool(models)
         results, regressions = list[GateResult](), list[Regression]()
-        candidates: list[tuple[str, Candidate]] = [(str(each[0]), partial(lambda pair: pair, each)) for each in given]
+        candidates: list[tuple[str, Candidate]] = [
+            (str(combination[0]), partial(lambda pair: pair, combination)) for combination in combinations
+        ]
         candidates = candidates or [*accepted_candidates(config, releases, tracker, kernel)]
         for subject, opened in candidates:
-            own, label = replace(config, release=releases[-1]), ""
+            gate_config, label = replace(config, release=releases[-1]), ""
             try:
-                model, own = opened()
-                label = f"gate {Path(model).stem} {own.build.precision} {name_of(own.release)}"
-                own = replace(own, register=False, others=(*own.others, *releases))
-                result = run_step(label, gate_one, model, own, **where)  # type: ignore[arg-type]
+                model, gate_config = opened()
+                label = f"gate {Path(model).stem} {gate_config.build.precision} {name_of(gate_config.release)}"
+                gate_config = replace(gate_config, register=False, others=(*gate_config.others, *releases))
+                result = run_step(label, gate_one, model, gate_config, **where)  # type: ignore[arg-type]
                 if not models and result.decision == "refuse":
-                    cause = explain(subject, Path(model), own, result, releases, where)
+                    cause = explain(subject, Path(model), gate_config, result, releases, where)
                     regressions += [] if cause is None else [cause]
             except errors.TrtopsError as exc:  # an unreadable model only ends its own combinations
                 result = GateResult(
                     title=label or f"gate {subject}",
                     subject=subject,
                     findings=(Finding("gate", "error", f"{type(exc).__name__}: {exc}"),),
-                    policy=own.policy,
-                    precision=own.build.precision,
-                    release=name_of(own.release),
+                    policy=gate_config.policy,
+                    precision=gate_config.build.precision,
+                    release=name_of(gate_config.release),
                 )
             results.append(result)
             if progress is not None:
                 progress(len(results), len(candidates))
         cells = tuple(registered(result, replace(config, register=is_registering), tracker) for result in results)
         matrix = MatrixResult(cells=cells, regressions=tuple(regressions)).kept_in(run, experiment)
-        run.log_table(schema.Artifact.GATE_TABLE, _COLUMNS, (list(row) for row in matrix.rows()))
+        run.log_table(schema.Artifact.GATE_TABLE, _MATRIX_COLUMNS, (list(row) for row in matrix.rows()))
         counts = Counter(result.decision for result in cells)
         run.log_metrics({(schema.Metric.GATE, decision): float(count) for decision, count in counts.items()})
         finish_with(run, matrix, tracker, artifact=schema.Artifact.GATE)

@@ -68,7 +68,7 @@ Timed: TypeAlias = dict[tuple[str, str], Rounds]  # those that decided, by the d
 
 
 class GateSession(contextlib.ExitStack):
-    """What the gates of one run share: child processes, which take seconds to start on a GPU, and what was measured."""
+    """Shared state of the gates of one run: child processes, slow to start on a GPU, and measurements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class GateSession(contextlib.ExitStack):
 
 
 class NotMeasuredError(Exception):
-    """A step that failed or did not finish; caught by the gate, which reports the ``finding``."""
+    """A failed or unfinished step; caught by the gate, which reports the ``finding``."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.text)
@@ -149,10 +149,10 @@ class Measurement:
         evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances, call=self._reference)
         if check.self_check is not False:
             with self._ending("self-check"), ProcessRunner(process) as candidate:
-                given = iterations_of(outputs, "actual")
+                iterations = iterations_of(outputs, "actual")
                 thorough = check.self_check is True
                 checked = run_step(
-                    "self-check", check_engine, candidate, model, feeds, given, config.build, thorough=thorough
+                    "self-check", check_engine, candidate, model, feeds, iterations, config.build, thorough=thorough
                 )
             evaluation = replace(evaluation, self_check=checked)
         with self._ending("build"):
@@ -181,7 +181,7 @@ class Measurement:
             differences=differing_choices(build.tactics, other.tactics),
         )
         if self._limits.latency is not None and not measured.same_engine:
-            threads = [each.engine.options.get("intra_op_threads") for each in (build, other)]
+            threads = [compared.engine.options.get("intra_op_threads") for compared in (build, other)]
             if config.metric == "auto" and threads[0] != threads[1]:
                 deciding = ("wall",)  # more threads may use more CPU time in less time
             self.measured = replace(measured, rounds=self._time(process, other_process, measured, deciding, threads[0]))
@@ -200,7 +200,9 @@ class Measurement:
         pair = measured.candidate.speed_digest, measured.accepted.speed_digest
         if (rounds := session.timed.get(pair)) is not None:
             return rounds
-        starts = {metric: [each.starts.get(metric, ()) for each in session.rounds] for metric in deciding}
+        starts = {
+            metric: [timed_rounds.starts.get(metric, ()) for timed_rounds in session.rounds] for metric in deciding
+        }
         with self._ending("latency"):
             rounds = run_step(
                 "time",
@@ -211,7 +213,9 @@ class Measurement:
                 deciding=deciding,
                 cores=sorted(os.sched_getaffinity(0)) if threads == 1 and hasattr(os, "sched_getaffinity") else (),
                 turn=self._turn_on_cpu if self._config.build.backend == "onnxruntime" else contextlib.nullcontext,
-                known={metric: noise for metric, each in starts.items() if (noise := StartNoise.pooled(each))},
+                earlier_noise={
+                    metric: noise for metric, values in starts.items() if (noise := StartNoise.pooled(values))
+                },
                 until=self._end,
             )
         session.rounds.append(rounds)
@@ -221,17 +225,17 @@ class Measurement:
 
     def _right_model(self, build: Build, source: Feeds, feeds: list[Feed], plain: RunResults | None) -> RightModel:
         """The right model of a build, with its noise; ``plain`` are its own outputs, if they are known."""
-        model, own, calibration = self._model, build.spec.config, build.calibration_cache
-        key = digest([model.info.sha256, own.digest, None if calibration is None else sha256(calibration)])
+        model, build_config, calibration = self._model, build.spec.config, build.calibration_cache
+        key = digest([model.info.sha256, build_config.digest, None if calibration is None else sha256(calibration)])
         if (right := self._session.right_models.get(key)) is None:
             plain = plain or self._reference_outputs(source, feeds)
-            right = RightModel(model=model, build=own, feeds=feeds, golden=plain, calibration=calibration)
+            right = RightModel(model=model, build=build_config, feeds=feeds, golden=plain, calibration=calibration)
             noise, draws, keys = run_step("measure noise", self._reference, noise_and_draws, right)
             self._session.right_models[key] = right = replace(right, measured=noise, _draws=draws, _drawn_keys=keys)
         return right
 
     def _reference(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function that runs the model itself, in a child process, which ends with the budget."""
+        """Call a function on the model itself in a child process, ended with the budget."""
         return self._session.worker("reference", HERE, "", until=self._until).run(function, *args)
 
     def _reference_outputs(self, source: Feeds, feeds: list[Feed]) -> RunResults:
@@ -240,11 +244,11 @@ class Measurement:
 
     @property
     def _until(self) -> float:
-        """The time at which calls of child processes end."""
+        """The end time of calls of child processes."""
         return self._end + _GRACE * 60 * self._config.minutes
 
     def _turn_on_cpu(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other gates on this machine's processor waiting, which would be measured as well. GPUs are held."""
+        """Keep other gates on this machine's processor waiting, as they would be measured as well. GPUs are held."""
         return locked(machine_folder() / "gate_on_cpu", max(0.0, self._end - time.monotonic()))
 
     @contextlib.contextmanager
@@ -325,7 +329,7 @@ class Measurement:
         if config.accepted is not None:
             return tracker.info(run_id_of(config.accepted, tracker))
         name = registered_model(config.name or self._model.name)
-        found: list[tuple[tuple[bool, bool, int], RunInfo]] = []
+        ranked_runs: list[tuple[tuple[bool, bool, int], RunInfo]] = []
         for alias in tracker.aliases(name):
             version = tracker.registered(name, alias)
             if version is None:
@@ -339,43 +343,46 @@ class Measurement:
                 same_model = tags.get(Tag.MODEL_SHA256) == self._model.info.sha256
                 same_release = tags.get(Tag.BACKEND_VERSION) == environment.backend_version
                 # One of the same model is preferred, then one of the same release, then the newest.
-                found.append(((same_model, same_release, int(version.version)), info))
-        if not found and config.require_accepted:
+                ranked_runs.append(((same_model, same_release, int(version.version)), info))
+        if not ranked_runs and config.require_accepted:
             text = (
                 f"there is no accepted {config.build.precision.upper()} engine of {name!r} for this device to compare"
             )
             text += " with; register one (`trtops runs promote RUN`), or leave --require-accepted out"
             raise NotMeasuredError(Finding("accepted", "refuse", text))
-        return max(found, key=lambda each: each[0])[1] if found else None
+        return max(ranked_runs, key=lambda ranked: ranked[0])[1] if ranked_runs else None
 
     def _open_accepted(self, info: RunInfo, device: str) -> tuple[Build, IsolatedBackend]:
-        """The accepted engine, and a child process of the release that built it."""
+        """The accepted engine, and a child process of its release."""
         with self._ending("accepted", errors.IncompleteRunError, errors.RunNotFoundError):
             build = builds.load_build(self._tracker.load(info.id))
-            wanted = build.engine.environment
+            origin = build.engine.environment
             # Engines only run with the release that built them.
             tried = []
             for release in dict.fromkeys((self._config.release, *self._config.others, HERE)):
                 try:
                     backend = self._open_release("accepted", release, device)
-                    found = backend.environment(build.spec.config)
+                    environment = backend.environment(build.spec.config)
                 except (NotMeasuredError, errors.BackendError) as exc:
                     if time.monotonic() >= self._end:  # no decision, whatever the next release would have been
                         raise
                     tried.append(f"{name_of(release)!r}: {exc}")
                     continue
-                if (found.backend, found.backend_version) == (wanted.backend, wanted.backend_version):
+                if (environment.backend, environment.backend_version) == (
+                    origin.backend,
+                    origin.backend_version,
+                ):
                     return build, backend
-                tried.append(f"{name_of(release)!r} has {found.backend} {found.backend_version}")
+                tried.append(f"{name_of(release)!r} has {environment.backend} {environment.backend_version}")
             raise errors.BackendUnavailableError(
-                f"The accepted engine was built with {wanted.backend} {wanted.backend_version} and only runs with "
+                f"The accepted engine was built with {origin.backend} {origin.backend_version} and only runs with "
                 f"that release; {'; '.join(tried)}. Name that release as well."
             )
 
 
 def differing_choices(candidate: TacticRecord, accepted: TacticRecord) -> tuple[str, ...]:
     """What the builder chose in other ways for the candidate than for the accepted engine, in phrases."""
-    names = {name for record in (candidate, accepted) for name, _ in record.settings if name in BY_NAME}
+    names = {name for name, _ in (*candidate.settings, *accepted.settings) if name in BY_NAME}
     mine, theirs = (dict(_toggled(record).settings(names)) for record in (candidate, accepted))
     differing = [f"{n} is {mine[n]}, {theirs[n]} in the accepted engine" for n in sorted(names) if mine[n] != theirs[n]]
     if layers := candidate.differing_layers(accepted):
@@ -384,23 +391,23 @@ def differing_choices(candidate: TacticRecord, accepted: TacticRecord) -> tuple[
 
 
 def _toggled(record: TacticRecord) -> Candidate:
-    """The settings of ONNX Runtime in a record that are not at their defaults."""
+    """The settings of ONNX Runtime in a record, without defaults."""
     return Candidate.from_settings(pair for pair in record.settings if pair[0] in BY_NAME)
 
 
-def _metrics(wanted: Metric | Literal["auto"], engine: Engine) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
-    """What to measure of an engine, and what of it may decide."""
+def _metrics(metric: Metric | Literal["auto"], engine: Engine) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
+    """The metrics to measure of an engine, and the deciding ones."""
     # On a GPU, its own clock measures. The CPU time of a process then says nothing about the latency.
     on_cpu = engine.options.get("providers") in (["CPUExecutionProvider"], ("CPUExecutionProvider",))
-    if wanted == "auto":
+    if metric == "auto":
         usual: tuple[Metric, ...] = ("wall", "cpu-time") if on_cpu else ("wall",)
         return usual, usual
-    return ("wall",) if wanted == "wall" else ("wall", wanted), (wanted,)
+    return ("wall",) if metric == "wall" else ("wall", metric), (metric,)
 
 
 def _facts(run_id: str, build: Build, process: EngineProcess, outputs: RunResults) -> EngineFacts:
     tensors = [("input", spec.name, spec.dtype, spec.shape) for spec in process.inputs().values()]
-    tensors += [("output", name, each.dtype, each.shape) for name, each in outputs[0][1][0].items()]
+    tensors += [("output", name, array.dtype, array.shape) for name, array in outputs[0][1][0].items()]
     engine = build.engine
     options = {name: value for name, value in engine.options.items() if name != "plan_sha256"}
     identity: list[JSONValue] = [engine.sha256, options]

@@ -40,12 +40,12 @@ def measure_widths(
     *,
     same_model: bool,
 ) -> tuple[OutputWidth, ...]:
-    """Noise widths of all numeric outputs that have the same shape in all results.
+    """Noise widths of all numeric outputs with one shape in all results.
 
     ``accepted`` has the outputs of two runs, and ``noise`` what rounding does to the candidate's model.
     """
-    rounding = {each.name: each.whole.rms for each in noise.outputs if each.whole is not None}
-    found = []
+    rounding = {output.name: output.whole.rms for output in noise.outputs if output.whole is not None}
+    widths = []
     for name in candidate[0][1][0]:
         columns = [all_numbers(run, name) for run in (candidate, *accepted, golden)]
         if any(column is None or column.shape != columns[0].shape for column in columns):  # type: ignore[union-attr]
@@ -60,5 +60,5 @@ def measure_widths(
         width = math.sqrt(rounding.get(name, 0.0) ** 2 + accepted_error**2 + run_to_run**2)
         # Not less than one rounding unit: an engine may happen to repeat the reference exactly.
         width = max(width, UNITS[noise.precision] * root_mean_square(expected))
-        found.append(OutputWidth(name=name, width=width, error=error, distance=root_mean_square(mine - theirs)))
-    return tuple(found)
+        widths.append(OutputWidth(name=name, width=width, error=error, distance=root_mean_square(mine - theirs)))
+    return tuple(widths)

@@ -29,7 +29,7 @@ R = TypeVar("R", bound=GateResult)
 
 @dataclass(frozen=True, kw_only=True)
 class GateConfig(EngineConfig, uses={"check": "data input_shapes iterations seed golden labels power self_check"}):
-    """One candidate, and the policy it must meet, which has the tolerances.
+    """One candidate, and its policy, with the tolerances.
 
     Attributes:
         candidate: Run id of a candidate that exists; built now if None.
@@ -122,10 +122,10 @@ def gate(
                 findings = (exc.finding,)
         measured = measurement.measured
         if measured is not None:  # as far as it is complete: the subject that stopped has its reason already
-            found = evaluate_measured(measured, config.policy, accept_unproven=config.accept_unproven)
+            evaluated = evaluate_measured(measured, config.policy, accept_unproven=config.accept_unproven)
             # Without all of its measurements, an accepted engine is not "none".
-            ended = {each.subject for each in findings} | ({"accepted"} if findings else set())
-            findings += tuple(each for each in found if each.subject not in ended)
+            ended = {finding.subject for finding in findings} | ({"accepted"} if findings else set())
+            findings += tuple(finding for finding in evaluated if finding.subject not in ended)
         result = GateResult(
             title=f"gate {path.name} {precision} {release}",
             subject=str(path),
@@ -157,16 +157,18 @@ def approve(
     tracker: Tracker,
     tags: Tags | None = None,
 ) -> GateResult:
-    """Decide an undecided gate as a person did, in a run of its own, and register an engine that is accepted.
+    """Decide an undecided gate as a person did, in a run of its own, and register an accepted engine.
 
     Raises ConfigError if the gate is not undecided, or has no engine.
     """
     if result.decision != "undecided" or not result.holder:
         raise errors.ConfigError(f"Gate {result.run_id} needs no approval: {result.headline}.")
-    findings = tuple(replace(each, outcome="note") if each.outcome == "open" else each for each in result.findings)
+    findings = tuple(
+        replace(finding, outcome="note") if finding.outcome == "open" else finding for finding in result.findings
+    )
     answer = Finding("approval", "pass" if accept else "refuse", f"{person} decided: {reason}")
-    own = {**(tags or {}), schema.Tag.EVIDENCE: result.holder}
-    with op_run(tracker, result.experiment, f"approval of {result.title}", kind="gate", tags=own) as run:
+    approval_tags = {**(tags or {}), schema.Tag.EVIDENCE: result.holder}
+    with op_run(tracker, result.experiment, f"approval of {result.title}", kind="gate", tags=approval_tags) as run:
         run.log_params({"decides": result.run_id, "person": person, "reason": reason})
         result = replace(result, findings=(*findings, answer)).kept_in(run, result.experiment)
         if result.measured is not None:

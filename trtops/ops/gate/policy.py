@@ -28,10 +28,10 @@ from trtops.spec import Precision
 
 
 def _check_bounds(record: object, **bounds: float) -> None:
-    for name, least in bounds.items():
+    for name, minimum in bounds.items():
         value = getattr(record, name)
-        if not value >= least:
-            raise errors.ConfigError(f"{name} is {value}; expected {least:g} or more.")
+        if not value >= minimum:
+            raise errors.ConfigError(f"{name} is {value}; expected {minimum:g} or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class AccuracyLimit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Record):
-    """All limits; a part that is None is not checked.
+    """All limits; None is not checked.
 
     Attributes:
         latency: Latency of an undisturbed inference: the fastest tenth, since other work on the machine slows down the
@@ -119,7 +119,7 @@ def read_policy(path: str | Path) -> Policy:
     below = {} if document.record(Limits, (), common) is None else common
     merged: dict[str, Any] = {"limits": below, "precisions": data.get("precisions") or {}}
     if isinstance(precisions := merged["precisions"], dict):
-        merged["precisions"] = {name: merge(below, own) for name, own in precisions.items()}
+        merged["precisions"] = {name: merge(below, precision_limits) for name, precision_limits in precisions.items()}
     policy = document.record(Policy, (), merged)
     document.raise_problems()
     assert policy is not None

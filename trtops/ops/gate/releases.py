@@ -1,4 +1,4 @@
-"""Releases of a back end: constraints files of pip, each with a Python environment that is created once."""
+"""Releases of a back end: constraints files of pip, each with a Python environment, created once."""
 
 import math
 import os
@@ -21,7 +21,7 @@ HERE = ""
 COMPLETE = ".trtops-complete"
 """A file in an environment, which is written last: without it, the installation was killed."""
 
-_PACKAGES: dict[BackendName, tuple[str, ...]] = {
+_PACKAGES_OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
     "onnxruntime": ("numpy", "onnx", "psutil", "pydantic>=2.10", "typing-extensions", "onnxruntime"),
     "tensorrt": ("numpy", "onnx", "psutil", "pydantic>=2.10", "typing-extensions", "tensorrt", "cuda-python"),
 }
@@ -29,23 +29,23 @@ _INSTALL_SECONDS = 1800.0
 
 
 def name_of(release: str) -> str:
-    """The name of a release: that of its file without the suffix."""
+    """The name of a release: its file name without the suffix."""
     return Path(release).stem or "here"
 
 
 def environment_of(release: str, backend: BackendName) -> Path:
-    """The folder of a release's environment, which may be missing; ConfigError if its file cannot be read."""
+    """The folder of a release's environment, possibly missing; ConfigError if its file cannot be read."""
     try:
         pins = Path(release).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise errors.ConfigError(f"Release {release} is not a constraints file of pip: {exc}.") from None
     # Built wheels depend on Python and machine, so an environment on a shared disk is not used by another kind.
-    key = digest([pins, _PACKAGES[backend], platform.python_version(), platform.machine()])[:12]
+    key = digest([pins, _PACKAGES_OF_BACKEND[backend], platform.python_version(), platform.machine()])[:12]
     return default_root() / "environments" / f"{backend}-{key}"
 
 
 def interpreter_of(release: str, backend: BackendName, until: float = math.inf) -> str | None:
-    """The interpreter of a release, whose environment is created if missing; None for this process' own.
+    """The interpreter of a release; creates its environment if missing. None for this process' own.
 
     TimeoutError if it is not there at ``until``, a time of ``time.monotonic()``.
     """
@@ -70,7 +70,7 @@ def interpreter_of(release: str, backend: BackendName, until: float = math.inf) 
         try:
             for command in (
                 [sys.executable, "-m", "venv", str(folder)],
-                [*pip, "-c", constraints, *_PACKAGES[backend]],
+                [*pip, "-c", constraints, *_PACKAGES_OF_BACKEND[backend]],
             ):
                 # In a folder of ours, because Python searches the working folder for modules first.
                 subprocess.run(
@@ -81,8 +81,8 @@ def interpreter_of(release: str, backend: BackendName, until: float = math.inf) 
             shutil.rmtree(folder, ignore_errors=True)
             if time.monotonic() >= until:
                 raise TimeoutError(f"Release {release} was not installed in time.") from None
-            said = (getattr(exc, "stderr", None) or "") + (getattr(exc, "stdout", None) or "")
-            why = " ".join([line for line in said.splitlines() if line.startswith("ERROR")][-2:]) or exc
-            raise errors.BackendUnavailableError(f"Release {release} cannot be installed: {why}") from None
+            pip_output = (getattr(exc, "stderr", None) or "") + (getattr(exc, "stdout", None) or "")
+            reason = " ".join([line for line in pip_output.splitlines() if line.startswith("ERROR")][-2:]) or exc
+            raise errors.BackendUnavailableError(f"Release {release} cannot be installed: {reason}") from None
         (folder / COMPLETE).touch()
     return python

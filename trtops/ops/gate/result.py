@@ -30,7 +30,7 @@ Decision: TypeAlias = Literal["accept", "refuse", "undecided", "error"]
 EVIDENCE = "evidence"
 """The subject of the finding on data that cannot support a verdict."""
 
-_SHOWN = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
+_OUTCOME_LABELS = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
 _MAX_OUTPUTS = 50
 CLAIMS: dict[Metric, str] = {"wall": "Latency", "cpu-time": "CPU time", "instructions": "Instructions"}
 _ENGINE_COLUMNS = ("engine", "release", "precision", "size", "build", "run")
@@ -43,7 +43,7 @@ EXIT_CODES: dict[Decision, int] = {"accept": 0, "refuse": 1, "error": 3, "undeci
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts(Record):
-    """Facts about one engine, and the run that holds it."""
+    """Facts about one engine, and its run."""
 
     run_id: str
     environment: Environment
@@ -59,7 +59,7 @@ class EngineFacts(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Record):
-    """All that was measured of one candidate. What needs an accepted engine is None or empty without one."""
+    """All measurements of one candidate; without an accepted engine, its parts are None or empty."""
 
     candidate: EngineFacts
     accepted: EngineFacts | None = None
@@ -92,7 +92,7 @@ class Finding(Record):
 
 
 def decide(findings: Iterable[Finding]) -> Decision:
-    """The decision that follows from all checks."""
+    """The decision from all checks."""
     # A refusal needs no further measurement, so it comes before open questions.
     outcomes = {finding.outcome for finding in findings}
     if "refuse" in outcomes:
@@ -101,64 +101,66 @@ def decide(findings: Iterable[Finding]) -> Decision:
 
 
 def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bool = False) -> tuple[Finding, ...]:
-    """Compare measured numbers with a policy. Data that proves nothing leaves it open, unless it is accepted."""
+    """Compare measured numbers with a policy. Data without proof leaves it open, unless accepted."""
     limits = policy.of(measured.candidate.precision)
     candidate, accepted = measured.candidate, measured.accepted
-    found: list[Finding] = []
+    findings: list[Finding] = []
     evaluation = measured.evaluation
     missing = "" if evaluation.evidence is None else evaluation.evidence.missing
     if missing and accept_unproven:
-        found.append(Finding(EVIDENCE, "note", f"{missing}; accepted by --accept-unproven"))
+        findings.append(Finding(EVIDENCE, "note", f"{missing}; accepted by --accept-unproven"))
     elif missing:
-        found.append(Finding(EVIDENCE, "open", f"{missing}, or --accept-unproven"))
+        findings.append(Finding(EVIDENCE, "open", f"{missing}, or --accept-unproven"))
     if limits.accuracy is not None:
         bad = [output for output in evaluation.report.outputs if output.verdict == "bad"]
-        found += [Finding("reference", "refuse", "; ".join(output.reasons), output.name) for output in bad]
+        findings += [Finding("reference", "refuse", "; ".join(output.reasons), output.name) for output in bad]
         if evaluation.evidence is not None and not bad:  # at some shapes only
             bad_at = [entry for entry in evaluation.evidence.shapes if entry.verdict == "bad"]
-            found += [Finding("reference", "refuse", f"{'; '.join(e.reasons)}, at {e.text()}") for e in bad_at]
-        if not found or found[-1].subject != "reference":
+            findings += [Finding("reference", "refuse", f"{'; '.join(e.reasons)}, at {e.text()}") for e in bad_at]
+        if not findings or findings[-1].subject != "reference":
             count = len(evaluation.report.outputs)
-            found.append(Finding("reference", "pass", f"{count} outputs are within the tolerances"))
+            findings.append(Finding("reference", "pass", f"{count} outputs are within the tolerances"))
     if (checked := evaluation.self_check) is not None:
-        found += [Finding("self-check", "refuse", each.removeprefix("self-check: ")) for each in checked.reasons]
+        findings += [Finding("self-check", "refuse", reason.removeprefix("self-check: ")) for reason in checked.reasons]
         if not checked.reasons:
-            found.append(Finding("self-check", "pass", checked.sentence()))
+            findings.append(Finding("self-check", "pass", checked.sentence()))
     if evaluation.power is not None:
-        found.append(Finding("power", "note", evaluation.power.sentence(evaluation.blind)))
+        findings.append(Finding("power", "note", evaluation.power.sentence(evaluation.blind)))
     elif evaluation.evidence is not None and evaluation.blind:
-        found.append(Finding("data", "note", evaluation.evidence.coverage()))
+        findings.append(Finding("data", "note", evaluation.evidence.coverage()))
     denied = () if evaluation.evidence is None else evaluation.evidence.denied
     if denied:
-        found.append(Finding("deny-list", "note", f"{counted(len(denied), 'choice')} left out: {'; '.join(denied)}"))
+        findings.append(Finding("deny-list", "note", f"{counted(len(denied), 'choice')} left out: {'; '.join(denied)}"))
     if accepted is None:
         text = "there is no accepted engine to compare with (--require-accepted refuses then)"
-        return (*found, Finding("accepted", "note", text))
+        return (*findings, Finding("accepted", "note", text))
     if measured.differences:
-        found.append(Finding("settings", "note", "; ".join(measured.differences)))
+        findings.append(Finding("settings", "note", "; ".join(measured.differences)))
     if candidate.model_sha256 != accepted.model_sha256:
         text = f"another model ({candidate.model_sha256[:12]}) than the accepted one ({accepted.model_sha256[:12]})"
-        found.append(Finding("model", "note", text))
+        findings.append(Finding("model", "note", text))
     if limits.accuracy is not None:
-        found += _output_findings(measured, limits.accuracy)
+        findings += _output_findings(measured, limits.accuracy)
     if limits.interface:
-        found.append(_interface_finding(dict(candidate.interface), dict(accepted.interface)))
+        findings.append(_interface_finding(dict(candidate.interface), dict(accepted.interface)))
     if limits.latency is not None and measured.same_engine:
         text = "nothing to measure, since the candidate is the accepted engine, with the same kernels and options"
-        found.append(Finding("latency", "pass", text))
+        findings.append(Finding("latency", "pass", text))
     elif limits.latency is not None:
         latency = latency_finding(measured.rounds, limits.latency)
         if latency.outcome != "pass" and (causes := (*measured.differences, *denied)):
             latency = replace(latency, text=f"{latency.text}. Possible causes: {'; '.join(causes)}")
-        found.append(latency)
+        findings.append(latency)
     if limits.size is not None:
         mine, theirs, limit = candidate.engine_bytes, accepted.engine_bytes, limits.size
         over = mine > limit.ratio * theirs and mine - theirs > limit.slack
         allowed = f"{limit.ratio:g} times that plus {size(limit.slack)} is allowed"
-        found.append(Finding("size", "refuse" if over else "pass", f"{size(mine)}, {size(theirs)} before; {allowed}"))
+        findings.append(
+            Finding("size", "refuse" if over else "pass", f"{size(mine)}, {size(theirs)} before; {allowed}")
+        )
     if limits.precision_share is not None:
-        found.append(_precision_finding(candidate, accepted, limits.precision_share))
-    return tuple(found)
+        findings.append(_precision_finding(candidate, accepted, limits.precision_share))
+    return tuple(findings)
 
 
 def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Finding]:
@@ -195,8 +197,8 @@ def _interface_finding(candidate: dict[str, str], accepted: dict[str, str]) -> F
     """Whether inputs and outputs have the same names, order, dtypes and shapes."""
     changes = [f"{name} is new" for name in candidate if name not in accepted]
     changes += [f"{name} is missing" for name in accepted if name not in candidate]
-    both = [name for name in candidate if name in accepted]
-    changes += [f"{n} is {candidate[n]}, {accepted[n]} before" for n in both if candidate[n] != accepted[n]]
+    common = [name for name in candidate if name in accepted]
+    changes += [f"{n} is {candidate[n]}, {accepted[n]} before" for n in common if candidate[n] != accepted[n]]
     if not changes and [*candidate] != [*accepted]:
         changes.append(f"the order is {', '.join(candidate)}; before it was {', '.join(accepted)}")
     text = "; ".join(changes) or f"{len(candidate)} inputs and outputs have the same names, order, dtypes and shapes"
@@ -204,37 +206,39 @@ def _interface_finding(candidate: dict[str, str], accepted: dict[str, str]) -> F
 
 
 def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
-    """What decided, with the interval and the limit; without a decision, what would decide."""
+    """The deciding ratio, with the interval and the limit; without a decision, the missing effort."""
     if rounds is None or not any(rounds.starts.values()):
         return Finding("latency", "open", "not measured before the budget ended; raise --minutes")
-    found = decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, start_noise=rounds.known)
-    starts = len(rounds.starts[found.metric])
+    ratio = decide_ratio(
+        rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, start_noise=rounds.earlier_noise
+    )
+    starts = len(rounds.starts[ratio.metric])
     text = (
-        f"{CLAIMS[found.metric]} is {found.ratio:.3f} times the accepted engine's, between {found.low:.3f} and "
-        f"{min(found.high, 999):.3f} after {found.rounds} rounds in {starts} starts; {limit.ratio:g} is allowed "
+        f"{CLAIMS[ratio.metric]} is {ratio.ratio:.3f} times the accepted engine's, between {ratio.low:.3f} and "
+        f"{min(ratio.high, 999):.3f} after {ratio.rounds} rounds in {starts} starts; {limit.ratio:g} is allowed "
         f"(latency {rounds.candidate_ms:.3g} ms against {rounds.accepted_ms:.3g} ms)"
     )
-    if found.decision != "open":
-        return Finding("latency", "pass" if found.decision == "below" else "refuse", text)
+    if ratio.decision != "open":
+        return Finding("latency", "pass" if ratio.decision == "below" else "refuse", text)
     change = max(abs(limit.ratio - 1), 0.005)
-    needed = starts_needed(found.noise, 1 + change, limit.confidence) if math.isfinite(found.noise) else MIN_STARTS
+    needed = starts_needed(ratio.noise, 1 + change, limit.confidence) if math.isfinite(ratio.noise) else MIN_STARTS
     if needed > starts:
         text += (
-            f". This machine's noise is {found.noise:.1%}: a change of {change:.1%} needs about "
-            f"{math.ceil(needed * found.rounds / starts)} rounds ({needed * rounds.seconds / starts / 60:.1f} minutes)"
+            f". This machine's noise is {ratio.noise:.1%}: a change of {change:.1%} needs about "
+            f"{math.ceil(needed * ratio.rounds / starts)} rounds ({needed * rounds.seconds / starts / 60:.1f} minutes)"
         )
     else:
-        text += f". This ratio is too close to the limit for this machine's noise of {found.noise:.1%}"
+        text += f". This ratio is too close to the limit for this machine's noise of {ratio.noise:.1%}"
     metrics = [metric for metric in ("cpu-time", "instructions") if metric not in rounds.starts]
-    wider = [f"allow {found.high - 1:.0%}"] if limit.ratio < found.high < 2 else []
+    wider = [f"allow {ratio.high - 1:.0%}"] if limit.ratio < ratio.high < 2 else []
     advice = ["raise --minutes", "pin cores", *(["use --metric " + " or ".join(metrics)] if metrics else []), *wider]
     return Finding("latency", "open", f"{text}; {', '.join(advice)}")
 
 
 def _precision_finding(candidate: EngineFacts, accepted: EngineFacts, allowed: float) -> Finding:
     after, before = (
-        defaultdict(float, {name: count / sum(dict(each.kernels).values()) for name, count in each.kernels})
-        for each in (candidate, accepted)
+        defaultdict(float, {name: count / sum(dict(facts.kernels).values()) for name, count in facts.kernels})
+        for facts in (candidate, accepted)
     )
     name = max(sorted({*before, *after}) or ["fp32"], key=lambda n: abs(after[n] - before[n]))
     over = abs(after[name] - before[name]) > allowed + 1e-9
@@ -276,7 +280,7 @@ class GateResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The decision, and the checks that refused or are open."""
+        """The decision, and the checks not passed."""
         outcome = "open" if self.decision == "undecided" else "refuse"
         subjects = dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == outcome)
         return DECIDED[self.decision] + (f" because of {', '.join(subjects)}" if subjects else "")
@@ -288,34 +292,36 @@ class GateResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Find the first tensor that goes wrong in a candidate with wrong outputs."""
+        """Find the first wrong tensor of a candidate with wrong outputs."""
         if self.measured is None or not any(f.subject == "reference" and f.outcome == "refuse" for f in self.findings):
             return super().next_step
         limit = self.policy.of(self.precision).accuracy
-        own: dict[str, Any] = {"model": self.subject, "experiment": self.experiment}
+        arguments: dict[str, Any] = {"model": self.subject, "experiment": self.experiment}
         if limit is not None and limit.tolerances is not None:
-            own["tolerances"] = limit.tolerances.to_dict()
-        return NextStep.after(self.options, "debug accuracy", own)
+            arguments["tolerances"] = limit.tolerances.to_dict()
+        return NextStep.after(self.options, "debug accuracy", arguments)
 
     @property
     def evidence(self) -> str:
         """What the comparison with the golden outputs rests on, in a line."""
-        found = None if self.measured is None else self.measured.evaluation.evidence
-        return "" if found is None else found.sentence()
+        golden_evidence = None if self.measured is None else self.measured.evaluation.evidence
+        return "" if golden_evidence is None else golden_evidence.sentence()
 
     @property
     def ratio(self) -> RatioEstimate | None:
-        """The ratio that decides about the latency; None if not measured or not checked."""
+        """The deciding ratio of the latency; None if not measured or not checked."""
         limit = self.policy.of(self.precision).latency
         rounds = None if self.measured is None else self.measured.rounds
         if limit is None or rounds is None or not any(rounds.starts.values()):
             return None
-        return decide_ratio(rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, start_noise=rounds.known)
+        return decide_ratio(
+            rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, start_noise=rounds.earlier_noise
+        )
 
     def sections(self) -> Iterable[Section]:
         """The checks, both engines side by side with the latencies by round, and the outputs."""
-        findings = sorted(self.findings, key=lambda each: [*_SHOWN].index(each.outcome))
-        lines = [f"- {_SHOWN[finding.outcome]}: {finding.line}" for finding in findings]
+        findings = sorted(self.findings, key=lambda finding: [*_OUTCOME_LABELS].index(finding.outcome))
+        lines = [f"- {_OUTCOME_LABELS[finding.outcome]}: {finding.line}" for finding in findings]
         if self.version:
             lines += ["", f"Accepted as version {self.version}, alias `{self.alias}`."]
         yield Section(text="\n".join(lines))
@@ -335,20 +341,20 @@ class GateResult(OpResult):
                 rows.append((name, release, facts.precision, size(facts.engine_bytes), seconds, facts.run_id[:8]))
         yield Section(title="Side by side", table=Table(columns=_ENGINE_COLUMNS, rows=tuple(rows)), chart=chart)
         if self.measured.widths:
-            outputs = sorted(self.measured.widths, key=lambda each: -each.distance_widths)[:_MAX_OUTPUTS]
+            outputs = sorted(self.measured.widths, key=lambda output: -output.distance_widths)[:_MAX_OUTPUTS]
             cells = tuple((o.name, o.width, o.error, o.distance, o.distance_widths) for o in outputs)
             yield Section(title="Outputs", table=Table(columns=_OUTPUT_COLUMNS, rows=cells))
 
     def metrics(self) -> dict[MetricName, float]:
         """Ratios to the accepted engine, distances in widths."""
         family, measured, ratio = schema.Metric.GATE, self.measured, self.ratio
-        found: dict[MetricName, float] = {}
+        values: dict[MetricName, float] = {}
         if measured is None:
-            return found
+            return values
         if ratio is not None:
             bounds = {"latency_ratio_low": ratio.low, "latency_ratio_high": ratio.high}
-            found |= schema.family(family, latency_ratio=ratio.ratio, rounds=ratio.rounds, **bounds)
+            values |= schema.family(family, latency_ratio=ratio.ratio, rounds=ratio.rounds, **bounds)
         if measured.accepted is not None:
-            found[family, "size_ratio"] = measured.candidate.engine_bytes / max(1, measured.accepted.engine_bytes)
-            found |= {(family, "widths", output.name): output.distance_widths for output in measured.widths}
-        return found
+            values[family, "size_ratio"] = measured.candidate.engine_bytes / max(1, measured.accepted.engine_bytes)
+            values |= {(family, "widths", output.name): output.distance_widths for output in measured.widths}
+        return values

@@ -50,8 +50,10 @@ class BuildShare(Record):
                 f"{CONFIDENCE:g}, and not {self.share:g}. Raise builds, or lower share."
             )
         if self.builds > 1 and not 0 < self.tolerated <= 1 - self.required:
-            most = f"{1 - self.required:.3g} (1 - share)"
-            raise errors.ConfigError(f"tolerated is {self.tolerated:g}; expected more than 0, and at most {most}.")
+            max_tolerated = f"{1 - self.required:.3g} (1 - share)"
+            raise errors.ConfigError(
+                f"tolerated is {self.tolerated:g}; expected more than 0, and at most {max_tolerated}."
+            )
 
     @property
     def required(self) -> float:
@@ -59,18 +61,18 @@ class BuildShare(Record):
         return _ERROR ** (1 / self.builds) if self.share is None else self.share
 
 
-def decide_share(wanted: BuildShare, builds: int, outside: int, unclear: int = 0) -> ShareDecision:
+def decide_share(build_share: BuildShare, builds: int, outside: int, unclear: int = 0) -> ShareDecision:
     """Decide from the builds so far; to be called after each build, until it decides.
 
     An unclear build counts as outside for acceptance, and as within for refusal.
     """
-    accepts, refuses = _bounds(wanted)
+    accepts, refuses = _bounds(build_share)
     if outside >= refuses.get(builds, builds + 1):
         return "refuse"
     return "accept" if outside + unclear <= accepts.get(builds, -1) else "open"
 
 
-def shown_share(wanted: BuildShare, builds: int, outside: int) -> float:
+def shown_share(build_share: BuildShare, builds: int, outside: int) -> float:
     """The lower confidence limit of the share within the limits, at the last look of :func:`decide_share`.
 
     Exact for a sequential test: the share outside at which an outcome at least as good as this one has the probability
@@ -80,7 +82,7 @@ def shown_share(wanted: BuildShare, builds: int, outside: int) -> float:
     require("scipy")
     from scipy.optimize import brentq
 
-    accepts = {**_bounds(wanted)[0], builds: outside}
+    accepts = {**_bounds(build_share)[0], builds: outside}
 
     def exceeds(p: float) -> float:
         left, better = np.ones(1), 0.0  # the probabilities of builds outside, of those that are not accepted yet
@@ -93,8 +95,8 @@ def shown_share(wanted: BuildShare, builds: int, outside: int) -> float:
 
 
 @functools.lru_cache(maxsize=8)
-def _bounds(wanted: BuildShare) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """By the number of builds: the most outside that accept, and the fewest that refuse.
+def _bounds(build_share: BuildShare) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    """By the number of builds: the most outside for acceptance, and the fewest for refusal.
 
     Both tests spend their error probability over all looks (Lan and DeMets, Biometrika 70, 1983), with the exact
     distribution of the builds that are left at each look. Acceptance spends it at the first look that it suffices for,
@@ -102,15 +104,15 @@ def _bounds(wanted: BuildShare) -> tuple[Mapping[int, int], Mapping[int, int]]:
     build outside would refuse early, and nothing would be left for later.
     """
     bounds: tuple[dict[int, int], dict[int, int]] = ({}, {})
-    for found, p, sign in zip(bounds, (1 - wanted.required, wanted.tolerated), (1, -1)):
+    for side_bounds, p, sign in zip(bounds, (1 - build_share.required, build_share.tolerated), (1, -1)):
         left, spent = np.ones(1), 0.0
-        for builds in range(1, wanted.builds + 1):
+        for builds in range(1, build_share.builds + 1):
             left = _with_one_more(left, p)
-            available = _ERROR * (1 if sign > 0 else builds / wanted.builds) * (1 + 1e-9)
+            available = _ERROR * (1 if sign > 0 else builds / build_share.builds) * (1 + 1e-9)
             for outside in np.flatnonzero(left)[::sign]:
                 if spent + left[outside] > available:
                     break
-                spent, left[outside], found[builds] = spent + left[outside], 0, int(outside)
+                spent, left[outside], side_bounds[builds] = spent + left[outside], 0, int(outside)
     return bounds
 
 

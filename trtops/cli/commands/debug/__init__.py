@@ -31,7 +31,7 @@ def _show(result: Any, store: str | None) -> None:
 
 
 def end_search(result: Any, iterations: Iterations, store: str | None, *, recorded: bool, exit_on_bad: bool) -> int:
-    """Print what a search found, and its run if it was recorded; return the exit code."""
+    """Print the result of a search, and its run if recorded; return the exit code."""
     iterations.log_summary()
     say(result.text())
     if recorded:
@@ -129,7 +129,7 @@ def repeat(args: Options) -> Job:
 
 
 def check_of(args: Options, artifact: str) -> CommandCheck | None:
-    """Return the command that checks, if there is one; it reads the artifact."""
+    """Return the check command, if there is one; it reads the artifact."""
     if not args.check:
         return None
     check = configs.command_check(args, artifact, "{engine}")
@@ -138,7 +138,7 @@ def check_of(args: Options, artifact: str) -> CommandCheck | None:
 
 
 def repeat_config(args: Options, intermediate: str | None) -> RepeatConfig:
-    """Return when to stop, and what to keep."""
+    """Return the conditions for stopping, and the files to keep."""
     if args.until is None:
         raise UsageError("say when to stop: --until good, --until bad, or --until N")
     return ops.RepeatConfig(
@@ -156,16 +156,16 @@ def repeat_config(args: Options, intermediate: str | None) -> RepeatConfig:
 def repeat_job(
     check: CommandCheck | None, config: RepeatConfig, make: Callable[[int], None] | None = None, *, exit_on_bad: bool
 ) -> Job:
-    """Return the job that repeats, and prints each step. Without a command, a person at the terminal is asked.
+    """Return the repeating job, which prints each step. Without a command, a person at the terminal is asked.
 
     ``make`` makes what is checked in each iteration, given its number.
     """
 
     def run() -> int:
-        asked = (lambda number: ask("Did this iteration")) if check is None and sys.stdin.isatty() else None
-        if check is None and asked is None and make is not None:
+        ask_user = (lambda number: ask("Did this iteration")) if check is None and sys.stdin.isatty() else None
+        if check is None and ask_user is None and make is not None:
             say("Nothing checks the engines, so each that can be built is good. Check them with --check COMMAND.")
-            asked = lambda number: True  # noqa: E731
+            ask_user = lambda number: True  # noqa: E731
         iterations = Iterations()
 
         def say_step(step: RepeatStep) -> None:
@@ -174,7 +174,7 @@ def repeat_job(
             say(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
             iterations.ended(step.verdict == "good")
 
-        result = ops.repeat(make or (lambda number: None), check, config, ask=asked, progress=say_step)
+        result = ops.repeat(make or (lambda number: None), check, config, ask=ask_user, progress=say_step)
         return end_search(result, iterations, None, recorded=False, exit_on_bad=exit_on_bad)
 
     return run
@@ -191,10 +191,10 @@ class Iterations:
     def ended(self, passed: bool) -> None:
         """Log the outcome of an iteration; the next starts."""
         self._verdicts.append(passed)
-        now = time.perf_counter()
+        end = time.perf_counter()
         verdict, severity = ("PASSED", G_LOGGER.FINISH) if passed else ("FAILED", G_LOGGER.ERROR)
-        log_line(f"{verdict} | Iteration {len(self._verdicts)} | Duration {now - self._start:.3f}s", severity)
-        self._start = now
+        log_line(f"{verdict} | Iteration {len(self._verdicts)} | Duration {end - self._start:.3f}s", severity)
+        self._start = end
 
     def log_summary(self) -> None:
         """Log how many iterations there were, and how many passed; nothing if there were none."""
@@ -214,7 +214,7 @@ def has_piped_answers() -> bool:
 
 
 def ask(question: str) -> bool:
-    """Ask the person at the terminal whether it passed or failed."""
+    """Ask the person at the terminal for the verdict."""
     prompt = f">>> {question} [p]ass or [f]ail? "
     while True:
         answer = input(prompt).strip().lower()

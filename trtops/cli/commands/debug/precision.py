@@ -86,7 +86,7 @@ def precision(args: Options) -> Job:
     if check:
         sorting = debug.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
     writer = _candidate_writer(args, artifact, engines) if check or engines else None
-    place = args.store if experiment else None
+    store_address = args.store if experiment else None
     exit_on_bad = bool(args.exit_on_bad or experiment or check is None)
     source_values: dict[str, Any] = {}
     if not check:
@@ -105,15 +105,15 @@ def precision(args: Options) -> Job:
     def run() -> int:
         if engines:
             ops.require_layer_precisions()  # before anything is run
-        iterations, model, made, inputs = debug.Iterations(), loaded(source), resolve(writer), resolve(feeds)
+        iterations, model, engine_writer, inputs = debug.Iterations(), loaded(source), resolve(writer), resolve(feeds)
         names = ("data", "input_shapes", "iterations", "seed")
         data: dict[str, Any] = {name: getattr(config, name) for name in names}
         if golden is not None:
             check_golden = ops.CheckConfig(tolerances=config.tolerances, latency_runs=0, **data)
             compared = ops.compare(model, golden, check_golden, tracker=tracker("temporary", None))
             if compared.verdict != "good":
-                why = "; ".join(compared.reasons)
-                say(f"The model in FP32 does not give the golden outputs on this data: {why}")
+                reasons = "; ".join(compared.reasons)
+                say(f"The model in FP32 does not give the golden outputs on this data: {reasons}")
                 return 1
 
         def say_step(step: Step) -> None:
@@ -126,16 +126,18 @@ def precision(args: Options) -> Job:
                 say(step.output.rstrip())
 
         with contextlib.ExitStack() as stack:
-            evaluation: dict[str, Any] = {"runner": made.runner} if check is None and made is not None else {}
+            evaluation: dict[str, Any] = (
+                {"runner": engine_writer.runner} if check is None and engine_writer is not None else {}
+            )
             if check is not None:
                 assert sorting is not None
-                checking = ops.checking_candidates(made, check, sorting, say_output)
+                checking = ops.checking_candidates(engine_writer, check, sorting, say_output)
                 evaluation = {"evaluate": stack.enter_context(checking)}
             result = ops.precision(
                 model,
                 config,
                 feeds=inputs,
-                tracker=tracker("optional", place, experiment),
+                tracker=tracker("optional", store_address, experiment),
                 experiment=experiment,
                 file=name,
                 progress=say_step,
@@ -145,13 +147,15 @@ def precision(args: Options) -> Job:
             looked = ops.AccuracyConfig(tolerances=config.tolerances, **data)
             errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), looked, feeds=inputs)
             save_bytes(errors.to_json().encode(), layers)
-        return debug.end_search(result, iterations, place, recorded=experiment is not None, exit_on_bad=exit_on_bad)
+        return debug.end_search(
+            result, iterations, store_address, recorded=experiment is not None, exit_on_bad=exit_on_bad
+        )
 
     return run
 
 
 def _candidate_writer(args: Options, artifact: str, engines: bool) -> Late:
-    """Return what writes a candidate."""
+    """Return the writer of a candidate."""
     if not engines:
         return late("trtops.ops.ModelWriter", path=artifact)
     args = args.but(

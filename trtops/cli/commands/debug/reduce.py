@@ -92,7 +92,7 @@ def reduce(args: Options) -> Job:
     info = None if args.iter_info is None else Path(args.iter_info)
     keep = (args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None
     name, experiment = args.model_file, args.experiment
-    place, exit_on_bad = args.store if experiment else None, bool(args.exit_on_bad or experiment)
+    store_address, exit_on_bad = args.store if experiment else None, bool(args.exit_on_bad or experiment)
     model = loading.changed_model(args.but(shape_inference=None, force_fallback_shape_inference=None))
 
     def run() -> int:
@@ -118,7 +118,7 @@ def reduce(args: Options) -> Job:
                 ops.engine_check(build, tolerances) if check is None else check,
                 config,
                 feeds=resolve(feeds),
-                tracker=tracker("optional", place, experiment),
+                tracker=tracker("optional", store_address, experiment),
                 experiment=experiment,
                 file=name,
                 progress=finish_check,
@@ -130,13 +130,15 @@ def reduce(args: Options) -> Job:
             raise ComparisonError(f"{result.text()}. Make the check pass or fail on it first")
         if keep is not None and result.culprit is not None:
             shutil.copy(str(result.culprit.path), keep)
-        return debug.end_search(result, iterations, place, recorded=experiment is not None, exit_on_bad=exit_on_bad)
+        return debug.end_search(
+            result, iterations, store_address, recorded=experiment is not None, exit_on_bad=exit_on_bad
+        )
 
     return run
 
 
 def _ask_about(part: SubModel) -> CheckOutcome:
-    """Write a part to the file that checks read, and ask the person at the terminal about it."""
+    """Write a part to the checked file, and ask the person at the terminal about it."""
     # These import numpy and onnx, which help does not need.
     from trtops.backend.onnx.save import save_model
     from trtops.ops.evaluation.submodel import CheckOutcome
