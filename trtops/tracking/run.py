@@ -359,7 +359,7 @@ class Run(ABC):
 
     @abstractmethod
     def _end(self, status: RunStatus, at: float | None = None) -> None:
-        """Add the end to the log, and store status and time, in seconds since the epoch; now unless given."""
+        """Add the end to the log, and store status and time, in seconds since the epoch (default: now)."""
 
 
 class StoredRun:

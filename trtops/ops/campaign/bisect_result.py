@@ -66,7 +66,7 @@ class BisectConfig(Record):
         max_builds: Maximum number of builds.
         max_minutes: No build starts after this many minutes; None for no limit.
         seed: Of the coin that chooses between a mixture and its opposite.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them (default: the campaign's).
         allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can
             change them.
     """

@@ -35,7 +35,7 @@ class DebugBuildConfig(Record):
             campaign.
         command: An external command that evaluates an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and
             ``{inputs}`` JSON files as Polygraphy takes them. With ``artifact`` the engine is written there instead.
-        calibration_data: Data source for INT8 calibration; the check's own data unless given.
+        calibration_data: Data source for INT8 calibration (default: the check's own data).
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         random_tactics: Choose tactics at random and not by their time. It shows what each choice does to the outputs,
             including choices that timing seldom makes. The share of bad builds is then not the share in production.

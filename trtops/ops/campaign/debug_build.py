@@ -156,10 +156,10 @@ def debug_build(
         resume: The run of a campaign to resume. Its own config holds unless another is
             given, which may differ in when to stop and in what runs in parallel, but not in what decides a build or its
             verdict.
-        experiment: Experiment to log to; the model file's name without its ending unless given.
+        experiment: Experiment to log to (default: the model file's name without its ending).
         tags: Further tags of all runs.
         evaluate: A Python callable that evaluates engines instead of the config's check.
-        submit: Where iterations run; one after the other in this thread unless given.
+        submit: Where iterations run (default: one after the other in this thread).
         progress: Called after every iteration, and once at the start.
         allow_scripts: Run scripts and commands that the resumed campaign names; anyone with write access to the store
             can change them. Those of a given config need no permission.

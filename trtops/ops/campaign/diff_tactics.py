@@ -106,7 +106,7 @@ def diff_tactics(
     Args:
         config: Which builds, and what to compare.
         tracker: The tracking store.
-        experiment: Experiment to log to; the builds' own, or ``tactics`` for files, unless given.
+        experiment: Experiment to log to (default: the builds' own, or ``tactics`` for files).
         tags: Further tags of the run.
 
     Raises ConfigError if there is no such source, or it holds no evaluated build; RunNotFoundError if a run does not

@@ -41,13 +41,12 @@ class PromoteConfig(
     """How a build is verified before it is accepted.
 
     Attributes:
-        model: The ONNX file; the one that the run kept, or that it was built from, unless given.
-        check: How the new engine is evaluated; as the campaign evaluated its builds, or else the run its own, unless
-            given.
-        name: Registered model; the name of the run's model file, without its ending, unless given.
+        model: The ONNX file (default: the one that the run kept, or that it was built from).
+        check: How the new engine is evaluated (default: as the campaign's builds, or else as the run's own).
+        name: Registered model (default: the name of the run's model file, without its ending).
         timeout_seconds: Seconds that the build, and a first inference with it, may take.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless
-            given.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them (default: those of that variable, or
+            the first).
         allow_scripts: Run a data script that the campaign or the run names. Anyone with write access to the store can
             change it.
     """
@@ -346,8 +345,8 @@ def resolve(
         tracker: The tracking store, and its registry.
         backend: The back end that is to run it.
         providers: ONNX Runtime's execution providers; the first decides the device.
-        environment: The device and release; this machine's unless given.
-        name: The registered model that is searched first; the file's name without its ending unless given.
+        environment: The device and release (default: this machine's).
+        name: The registered model that is searched first (default: the file's name without its ending).
         keys: Public keys, as PEM files: the engine's run must be signed with one of them.
     """
     tracker = tracker_or_default(tracker)

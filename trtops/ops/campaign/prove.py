@@ -56,11 +56,11 @@ class ProveConfig(Record):
     """The suspect, and the number of builds.
 
     Attributes:
-        suspect: Position among the diff's suspects; those of the most probable explanation unless given.
+        suspect: Position among the diff's suspects (default: those of the most probable explanation).
         repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time
             as far as it can, so these also show whether the verdict is stable.
         deny: Put the suspect on the deny-list if it is confirmed.
-        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them (default: the campaign's).
         allow_scripts: Run scripts and commands that the campaign's run names. Anyone with write access to the store can
             change them.
     """

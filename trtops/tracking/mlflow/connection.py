@@ -224,7 +224,7 @@ class Connection:
         )
 
     def end(self, run_id: str, status: str, at: float | None = None) -> None:
-        """Set a run's final status, in MLflow's terms, and its end in seconds since the epoch; now unless given."""
+        """Set a run's final status, in MLflow's terms, and its end in seconds since the epoch (default: now)."""
         self.call(self.client.set_terminated, run_id, status, None if at is None else round(1000 * at))
 
     def url(self, experiment_id: str, run_id: str) -> str:
