@@ -90,7 +90,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     sources = list(dict.fromkeys(filter(None, (run, engine_run, parent))))
     materials = _materials_of(engine_run) or Materials(check={})
 
-    def given(name: str) -> bytes | None:
+    def read_cache(name: str) -> bytes | None:
         """A cache logged with the build."""
         material = materials.of(name)
         return (
@@ -101,7 +101,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
 
     def cache(label: str, name: str, digest: str | None) -> bytes | None:
         """The cache with this digest."""
-        data = None if digest is None else given(name)
+        data = None if digest is None else read_cache(name)
         if digest is not None and (data is None or sha256(data) != digest):
             missing.append(f"{label} with SHA-256 {digest}")
             return None
@@ -114,13 +114,13 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     # Usually the replayed record is the build's own; another one was logged as a material.
     replay = None if spec.replay_sha256 is None else build.tactics
     if replay is not None and replay.digest != spec.replay_sha256:
-        if (data := given("replay")) is not None:
+        if (data := read_cache("replay")) is not None:
             replay = TacticRecord.from_json(data)
         else:
             missing.append(f"the replayed tactic record {spec.replay_sha256}: the record of the build is used")
     denied = DenyList()
     if spec.denied_sha256 is not None:
-        if (data := given("denied")) is not None:
+        if (data := read_cache("denied")) is not None:
             denied = DenyList.from_json(data)
         else:
             missing.append(f"the deny-list with digest {spec.denied_sha256}: no tactic is denied")
