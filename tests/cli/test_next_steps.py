@@ -134,7 +134,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("scenario", [pytest.param(each, id=name) for name, each in SCENARIOS.items()])
+@pytest.mark.parametrize("scenario", [pytest.param(steps, id=name) for name, steps in SCENARIOS.items()])
 def test_next_steps_run_as_printed(
     scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
