@@ -35,24 +35,24 @@ class Session(_Session):
     refused: tuple[str, ...] = ()  # options of the provider that it does not know
 
     def __init__(self, source: Any, options: Any = None, providers: Any = (), **keywords: Any) -> None:
-        self.asked = dict((provider, {}) if isinstance(provider, str) else provider for provider in providers)
-        if unknown := set(self.refused) & self.asked.get(CUDA, {}).keys():
+        self.requested = dict((provider, {}) if isinstance(provider, str) else provider for provider in providers)
+        if unknown := set(self.refused) & self.requested.get(CUDA, {}).keys():
             raise RuntimeError(f"Unknown provider option: {unknown}")
         self.runs: list[str] = []  # the graph's number at each run with a binding
         super().__init__(source, options, providers=[CPU], **keywords)
 
     def get_providers(self) -> list[str]:
-        return list(dict.fromkeys((*self.asked, CPU)))
+        return list(dict.fromkeys((*self.requested, CPU)))
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        return self.asked
+        return self.requested
 
     def get_input_memory_infos(self) -> list[Any]:
         return [SimpleNamespace(name="Cuda") for _ in self.get_inputs()]
 
     def run(self, names: Any, feed: Any, options: Any = None) -> Any:
         outputs = super().run(names, feed, options)
-        captures = "enable_cuda_graph" in self.asked.get(CUDA, {})
+        captures = "enable_cuda_graph" in self.requested.get(CUDA, {})
         # Seen with 1.31.1 on an H100: while a graph is captured, `run` returns no outputs.
         return [] if captures and (not options or options.get_run_config_entry("gpu_graph_id") != "-1") else outputs
 
@@ -60,7 +60,7 @@ class Session(_Session):
         return Binding(self)
 
     def run_with_iobinding(self, binding: Any, options: Any = None) -> None:
-        if "enable_cuda_graph" in self.asked.get(CUDA, {}):
+        if "enable_cuda_graph" in self.requested.get(CUDA, {}):
             self.runs.append(options.get_run_config_entry("gpu_graph_id"))
         super().run_with_iobinding(binding, options)
 

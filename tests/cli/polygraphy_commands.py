@@ -73,7 +73,7 @@ def prepare(folder: Path) -> None:
 
 
 def missing_lines(expected: Iterable[str], printed: list[str], differences: Iterable[str]) -> list[str]:
-    """Expected lines that were not printed, in this order, but for those that a pattern of ``differences`` describes."""
+    """Expected lines that were not printed in this order, without those that a pattern of ``differences`` matches."""
     missing, position = [], 0
     for line in expected:
         if line in printed[position:]:

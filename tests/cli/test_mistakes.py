@@ -47,7 +47,7 @@ def store_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, mistake: Mistake
     return store
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda case: case.what)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda case: case.title)
 def test_command_reports_mistake_in_one_message(mistake, store_folder, capsys, caplog):
     code = main(shlex.split(mistake.command))
     shown = capsys.readouterr()
@@ -57,7 +57,7 @@ def test_command_reports_mistake_in_one_message(mistake, store_folder, capsys, c
         assert {info.name for info in default_tracker().find()} <= {"other.onnx vs model.onnx"}
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda case: case.what)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda case: case.title)
 def test_python_raises_mistake(mistake, store_folder):
     names = {name: getattr(ops, name) for name in ops.__all__} | {"existing_tracker": existing_tracker}
     names |= {"BuildConfig": trtops.BuildConfig, "tracker": trtops.MemoryTracker()}

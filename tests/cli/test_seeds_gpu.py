@@ -23,11 +23,11 @@ pytestmark = [
 
 
 class Expected(NamedTuple):
-    """How a line may end other than with 0: exit codes, the reason, and a pattern in what is then said."""
+    """How a line may end other than with 0: exit codes, the reason, and a pattern in the output."""
 
     codes: tuple[int, ...]
-    why: str
-    said: str = ""
+    reason: str
+    output: str = ""
 
 
 TF32 = Expected(
@@ -150,4 +150,4 @@ def test_a_documented_tensorrt_line_works(
     everything = f"{shown.out}\n{shown.err}\n{caplog.text}"
     assert code in expected.codes, f"{code}, expected {expected}\n{everything[-6000:]}"
     if code == 3:
-        assert re.search(expected.said, everything, re.DOTALL), everything[-6000:]
+        assert re.search(expected.output, everything, re.DOTALL), everything[-6000:]

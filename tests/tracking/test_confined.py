@@ -268,4 +268,4 @@ def test_huge_json_is_not_read(hostile: HostileServer) -> None:
     hostile.listed[""] = [(Artifact.MANIFEST, 1 << 40, False)]
     with pytest.raises(errors.StoreError, match="1099511627776 bytes"):
         read(hostile)
-    assert not any(os.fsdecode(path).endswith(Artifact.MANIFEST) for path in hostile.asked)
+    assert not any(os.fsdecode(path).endswith(Artifact.MANIFEST) for path in hostile.requested_paths)

@@ -113,11 +113,11 @@ class Recorded:
 
     entries: int
     content: bytes
-    said: list[tuple[str, str]]
+    log_lines: list[tuple[str, str]]
     other: "Recorded | None" = None
 
     def create_timing_cache(self, data: bytes) -> "Recorded | None":
-        for line in COMPILERS_PART if self.said == COMPILERS_PART[:1] else self.said:
+        for line in COMPILERS_PART if self.log_lines == COMPILERS_PART[:1] else self.log_lines:
             add_to_collections(*line)
         return self.other
 
@@ -125,7 +125,7 @@ class Recorded:
         return self
 
     def combine(self, other: "Recorded", ignore_mismatch: bool) -> bool:
-        for line in self.said:
+        for line in self.log_lines:
             add_to_collections(*line)
         return False
 
