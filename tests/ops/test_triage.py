@@ -19,7 +19,7 @@ from trtops.tracking.schema import Artifact, Tag
 
 
 def planted(name: str) -> Planted:
-    [fault] = [each for each in FAULTS if each.name == name]
+    [fault] = [candidate for candidate in FAULTS if candidate.name == name]
     return fault
 
 

@@ -89,10 +89,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     try:
         until(answers, while_alive=prefect)
         command = [sys.executable, "-c", MAKE, json.dumps(OUTPUTS)]
-        made = subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
-        assert made.returncode == 0, made.stderr.decode()[-3000:]
+        process = subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
+        assert process.returncode == 0, process.stderr.decode()[-3000:]
         with MlflowServer(folder / "mlruns", by_command=True) as mlflow:
-            yield Served(mlflow.address, api.removesuffix("/api"), json.loads(made.stdout.decode().splitlines()[-1]))
+            yield Served(mlflow.address, api.removesuffix("/api"), json.loads(process.stdout.decode().splitlines()[-1]))
     finally:
         os.killpg(prefect.pid, signal.SIGKILL)
         prefect.wait()
@@ -132,18 +132,18 @@ OWN_GAPS = ("/users/current", "/favicon")
 @pytest.fixture
 def watched(browser: Any) -> Iterator[Watched]:
     page = browser.new_page(viewport={"width": 2200, "height": 1000})
-    found = Watched(page, [])
-    page.on("pageerror", lambda error: found.wrong.append(str(error)))
+    page_watch = Watched(page, [])
+    page.on("pageerror", lambda error: page_watch.wrong.append(str(error)))
     page.on(
         "response",
         lambda answer: (
-            found.wrong.append(f"{answer.status} {answer.url}")
+            page_watch.wrong.append(f"{answer.status} {answer.url}")
             if answer.status >= 400 and not any(gap in answer.url for gap in OWN_GAPS)
             else None
         ),
     )
     page.set_default_timeout(PATIENCE)
-    yield found
+    yield page_watch
     page.close()
 
 

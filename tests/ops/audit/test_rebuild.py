@@ -264,7 +264,12 @@ def test_gated_engine_is_rebuilt_and_checked(tmp_path: Path) -> None:
     wrong = write(with_wrong_weight(case.proto), tmp_path / "wrong", path.stem)
     worse = gate(wrong, config, tracker=tracker)
     refused = gate(models.no_kernel().write(tmp_path), replace(config, check=GateConfig().check), tracker=tracker)
-    assert [gate_result.decision for gate_result in (built, evaluated, worse, refused)] == ["accept", "accept", "refuse", "refuse"]
+    assert [gate_result.decision for gate_result in (built, evaluated, worse, refused)] == [
+        "accept",
+        "accept",
+        "refuse",
+        "refuse",
+    ]
     path.unlink()
     data.unlink()
 
