@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from tests import models, zoo
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from trtops.backend.onnx import weights
 from trtops.json import save_json
 
@@ -72,7 +72,8 @@ def overridden_loaders(lib: Library) -> Any:
     folded = Folded(renamed)
     return (
         renamed().graph.name, isinstance(renamed, base.BaseLoader), Serialized(renamed)(), folded().graph.doc_string,
-        folded().graph.name, Twice(3)(), Twice(3)(increment=1), onnx_loaders.OnnxFromPath(lib.model).call_impl().ir_version,
+        folded().graph.name, Twice(3)(), Twice(3)(increment=1),
+        onnx_loaders.OnnxFromPath(lib.model).call_impl().ir_version,
     )  # fmt: skip
 
 
@@ -127,7 +128,8 @@ def changed_shapes(lib: Library) -> Any:
     other["y"].shape.append(2)
     return (
         shapes_equal, list(shape), add([4], shape[1:]), add(shape[1:], [4]), shape[:1] + list(bounded),
-        shape == [8, 1, 5, -1], shape != [8, 1, 5, -1], shape == [1], shape.index(5), isinstance(shape, list), bounded.min, bounded.max,
+        shape == [8, 1, 5, -1], shape != [8, 1, 5, -1],
+        shape == [1], shape.index(5), isinstance(shape, list), bounded.min, bounded.max,
         repr(bounded), str(metadata), metadata["y"] == other["y"], list(other["y"].shape), np.zeros(shape[:3]).shape,
         json.dumps(shape), sorted([shape, bounded], key=len)[0] is bounded, [*reversed(bounded)],
     )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 
 import trtops
 from tests import campaigns, models
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from trtops.cli import registry
 from trtops.cli.logs import with_lists_in_files
 from trtops.cli.main import find_command, main

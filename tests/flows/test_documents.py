@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from flows.digits import Digits
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from trtops.cli import registry
 from trtops.cli.command_line import load, parser_of
 from trtops.cli.main import main

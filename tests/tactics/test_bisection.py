@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.amounts import amount
+from tests.long_runs import amount
 from trtops.tactics.bisection import Bisection, CulpritSearch, SearchResult, TrialResult
 from trtops.tactics.contributions import find_sum
 

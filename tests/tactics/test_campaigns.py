@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.amounts import amount, long_only
+from tests.long_runs import amount, long_only
 from tests.tactics.synthetic import Campaign, Culprit, campaign, layer_table
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff

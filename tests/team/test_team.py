@@ -17,7 +17,7 @@ import requests
 
 from flows.deployments import QUEUES
 from tests import models
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from tests.team.conftest import RunningTeam, eventually, running_team
 from trtops import errors
 from trtops.team import servers

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.amounts import amount
 from tests.contracts.tracker import TrackerContract
 from tests.forking import ForkedProcess, run_in_children
+from tests.long_runs import amount
 from tests.servers import MlflowServer
 from tests.stores import copy_store
 from trtops import errors

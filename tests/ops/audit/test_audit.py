@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests import models
-from tests.amounts import LONG
 from tests.keys import new_key
+from tests.long_runs import LONG
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from tests.servers import MlflowServer
 from tests.stores import copy_store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from tests.ops.audit.conftest import Logged, make_store
 from tests.ops.audit.test_integrity import DERIVED, ENGINE, FILES, IN_THE_DATABASE, PAGE
 from tests.stores import copy_store, execute

@@ -15,9 +15,9 @@ import onnx
 import pytest
 
 from tests import models
-from tests.amounts import amount
 from tests.campaigns import config
 from tests.forking import ForkedProcess
+from tests.long_runs import amount
 from tests.tactics.synthetic import record
 from trtops import errors
 from trtops.comparator.report import Tolerances

@@ -15,10 +15,10 @@ from unittest.mock import Mock
 import pytest
 
 from tests import models
-from tests.amounts import amount
 from tests.campaigns import FAST, GELUS, config, of_one_node
 from tests.dying import run_until_spent, seconds_of
 from tests.forking import ForkedProcess
+from tests.long_runs import amount
 from tests.waiting import workers_time_out_when
 from trtops import errors
 from trtops.backend.base import Engine

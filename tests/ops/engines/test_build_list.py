@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests import models
-from tests.amounts import amount
+from tests.long_runs import amount
 from trtops import errors
 from trtops.ops.engines.board import board
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, BuildOutcome, build_list

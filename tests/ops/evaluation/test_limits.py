@@ -13,9 +13,9 @@ import pytest
 from onnx import numpy_helper
 
 from tests import defects, models, zoo
-from tests.amounts import LONG
 from tests.defects import Defect, Sound
 from tests.gates import with_wrong_weight
+from tests.long_runs import LONG
 from tests.models import Case
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend

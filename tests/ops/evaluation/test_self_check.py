@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tests import models, sound, zoo
-from tests.amounts import LONG, amount
+from tests import correct_engines, models, zoo
+from tests.long_runs import LONG, amount
 from tests.models import Case
 from trtops import errors
 from trtops.backend.engines import reference_runner
@@ -342,7 +342,7 @@ def checked(
 
 
 def planted(case: Case, fault: Fault = sound_engine) -> Engine:
-    return Engine(sound.session(case.proto), fault)
+    return Engine(correct_engines.session(case.proto), fault)
 
 
 PLANTED = [(relation, name) for relation, faults in FAULTS.items() for name in faults]
@@ -364,7 +364,7 @@ def test_edit_missed_at_batch_one_is_named(name: str) -> None:
     nodes, weights = EDITED[name]
     proto = models.model(f"{MLP} {nodes} {HEAD} }}", weights)
     proto.graph.initializer.extend(mlp().proto.graph.initializer)
-    outcome = found_in(mlp(), lambda case: Engine(sound.session(proto), sound_engine))
+    outcome = found_in(mlp(), lambda case: Engine(correct_engines.session(proto), sound_engine))
     assert "batch size" in outcome.named("broken"), outcome.sentence()
 
 
@@ -383,9 +383,9 @@ def test_enough_faults_are_planted() -> None:
 def test_sound_engines_raise_no_alarm() -> None:
     counts: Counter[str] = Counter()
     alarms = {}
-    engines = itertools.islice(sound.sound_engines(), 0, None, 1 if LONG else 3)
+    engines = itertools.islice(correct_engines.sound_engines(), 0, None, 1 if LONG else 3)
     for name, case, precision, make, number in engines:
-        outcome = checked(case, make(), sound.feeds_of(case, number), precision)
+        outcome = checked(case, make(), correct_engines.feeds_of(case, number), precision)
         counts.update(relation.name for relation in outcome.relations if relation.outcome == "held")
         counts["engines"] += 1
         if outcome.reasons:
@@ -397,7 +397,7 @@ def test_sound_engines_raise_no_alarm() -> None:
 
 
 def test_relation_that_the_model_breaks_is_skipped() -> None:
-    case = next(case for case in sound.operators() if case.name == "cumsum_rows")
+    case = next(case for case in correct_engines.operators() if case.name == "cumsum_rows")
     outcome = checked(case, planted(case), singles(case))
     assert not outcome.reasons
     assert "batch size" in outcome.named("skipped")
@@ -472,7 +472,7 @@ def test_batches_stay_within_the_profile() -> None:
 
 def test_contents_may_not_be_sorted_as_nan() -> None:
     assert accepts_nan(Model.from_proto(mlp().proto))
-    sorting = next(case for case in sound.operators() if case.name == "topk")
+    sorting = next(case for case in correct_engines.operators() if case.name == "topk")
     assert not accepts_nan(Model.from_proto(sorting.proto))
 
 

@@ -4,7 +4,8 @@ mixtures.
 Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What
 is built next is decided by :class:`trtops.ops.campaign.bisection_planner.Planner`, as in a real campaign; mixtures are
 made as :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each:
-``python -m tests.tactics.cells 3000:3100 20,one,0 100,either,0.05 20,sum,0,repeats``; all cells if none is named.
+``python -m tests.tactics.simulated_campaigns 3000:3100 20,one,0 100,either,0.05 20,sum,0,repeats``; default:
+all cells.
 """
 
 import sys

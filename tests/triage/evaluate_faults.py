@@ -1,4 +1,4 @@
-"""Print how triage and bundles do on planted faults: ``python -m tests.triage.shown [triage|bundles ...]``.
+"""Print how triage and bundles do on planted faults: ``python -m tests.triage.evaluate_faults [triage|bundles ...]``.
 
 The exit code is 1 if a goal was missed.
 """
