@@ -32,7 +32,7 @@ def text() -> str:
     """The page."""
     header = ("mistake", "says", "exit code", "`trtops ...`", "Python raises")
     rows = (
-        (each.what, f"`{each.says}`", str(each.code), f"`{each.command}`", f"`{each.error or '-'}`")
-        for each in MISTAKES
+        (case.title, f"`{case.says}`", str(case.code), f"`{case.command}`", f"`{case.error or '-'}`")
+        for case in MISTAKES
     )
     return f"{HEAD}\n{markdown_table(header, rows)}\n"

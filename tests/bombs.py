@@ -8,10 +8,10 @@ import onnx
 from onnx import TensorProto, helper, parser
 
 
-def _model(nodes, inputs, outputs, **more) -> onnx.ModelProto:
+def _model(nodes, inputs, outputs, **options) -> onnx.ModelProto:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("bomb", 1)]
-    graph = helper.make_graph(nodes, "bomb", inputs, outputs, more.pop("initializer", ()))
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8, **more)
+    graph = helper.make_graph(nodes, "bomb", inputs, outputs, options.pop("initializer", ()))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8, **options)
 
 
 def doubling(count: int = 41, *, constant: bool = False) -> onnx.ModelProto:
@@ -46,13 +46,13 @@ def endless_loop(*, empty: bool = False) -> onnx.ModelProto:
         helper.make_tensor_value_info("i", TensorProto.INT64, []),
         helper.make_tensor_value_info("go", TensorProto.BOOL, []),
     ]
-    state, after, more = (
+    state, after, condition = (
         helper.make_tensor_value_info("s", TensorProto.FLOAT, [1]),
         "s" if empty else "t",
         "go" if empty else "more",
     )
     outputs = [
-        helper.make_tensor_value_info(more, TensorProto.BOOL, []),
+        helper.make_tensor_value_info(condition, TensorProto.BOOL, []),
         helper.make_tensor_value_info(after, TensorProto.FLOAT, [1]),
     ]
     body = helper.make_graph(nodes, "body", [*inputs, state], outputs)

@@ -36,8 +36,8 @@ def run_calls_here() -> None:
                 result = function(*args, **named)
         except Exception as exc:
             return False, exc
-        found: tuple[bool, Any] = True, ForkingPickler.loads(ForkingPickler.dumps(result))
-        return found
+        reply: tuple[bool, Any] = True, ForkingPickler.loads(ForkingPickler.dumps(result))
+        return reply
 
     Worker._answer_to = answer  # type: ignore[method-assign]
 

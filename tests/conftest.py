@@ -230,8 +230,8 @@ def _skip_without_gpus(items: list[pytest.Item]) -> None:
         marked = [item for item in items if item.get_closest_marker(marker)]
         if os.environ.get(variable) != "1" and marked and _gpus(library) < needed:
             for item in marked:
-                why = f"needs {library} and {needed} GPU(s); {variable}=1 makes this an error"
-                item.add_marker(pytest.mark.skip(reason=why))
+                reason = f"needs {library} and {needed} GPU(s); {variable}=1 makes this an error"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _gpus(library: str) -> int:

@@ -25,7 +25,7 @@ _from_numpy, _empty = ort.OrtValue.ortvalue_from_numpy, ort.OrtValue.ortvalue_fr
 class Binding(ort.IOBinding):
     """Binds outputs in host memory, whatever the device."""
 
-    def bind_output(self, name: str, device_type: str = "cpu", *place: Any) -> None:
+    def bind_output(self, name: str, device_type: str = "cpu", *binding_args: Any) -> None:
         super().bind_output(name, "cpu")
 
 
@@ -34,33 +34,33 @@ class Session(_Session):
 
     refused: tuple[str, ...] = ()  # options of the provider that it does not know
 
-    def __init__(self, source: Any, options: Any = None, providers: Any = (), **more: Any) -> None:
-        self.asked = dict((each, {}) if isinstance(each, str) else each for each in providers)
-        if unknown := set(self.refused) & self.asked.get(CUDA, {}).keys():
+    def __init__(self, source: Any, options: Any = None, providers: Any = (), **keywords: Any) -> None:
+        self.requested = dict((provider, {}) if isinstance(provider, str) else provider for provider in providers)
+        if unknown := set(self.refused) & self.requested.get(CUDA, {}).keys():
             raise RuntimeError(f"Unknown provider option: {unknown}")
         self.runs: list[str] = []  # the graph's number at each run with a binding
-        super().__init__(source, options, providers=[CPU], **more)
+        super().__init__(source, options, providers=[CPU], **keywords)
 
     def get_providers(self) -> list[str]:
-        return list(dict.fromkeys((*self.asked, CPU)))
+        return list(dict.fromkeys((*self.requested, CPU)))
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        return self.asked
+        return self.requested
 
     def get_input_memory_infos(self) -> list[Any]:
         return [SimpleNamespace(name="Cuda") for _ in self.get_inputs()]
 
     def run(self, names: Any, feed: Any, options: Any = None) -> Any:
-        found = super().run(names, feed, options)
-        captures = "enable_cuda_graph" in self.asked.get(CUDA, {})
+        outputs = super().run(names, feed, options)
+        captures = "enable_cuda_graph" in self.requested.get(CUDA, {})
         # Seen with 1.31.1 on an H100: while a graph is captured, `run` returns no outputs.
-        return [] if captures and (not options or options.get_run_config_entry("gpu_graph_id") != "-1") else found
+        return [] if captures and (not options or options.get_run_config_entry("gpu_graph_id") != "-1") else outputs
 
     def io_binding(self) -> Binding:
         return Binding(self)
 
     def run_with_iobinding(self, binding: Any, options: Any = None) -> None:
-        if "enable_cuda_graph" in self.asked.get(CUDA, {}):
+        if "enable_cuda_graph" in self.requested.get(CUDA, {}):
             self.runs.append(options.get_run_config_entry("gpu_graph_id"))
         super().run_with_iobinding(binding, options)
 
@@ -222,10 +222,10 @@ def install(monkeypatch: pytest.MonkeyPatch, *, starts: bool = True) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
     if starts:
         monkeypatch.setattr(ort, "InferenceSession", Session)
-        on_host = classmethod(lambda cls, array, *place: _from_numpy(np.array(array)))
+        on_host = classmethod(lambda cls, array, *device_args: _from_numpy(np.array(array)))
         monkeypatch.setattr(ort.OrtValue, "ortvalue_from_numpy", on_host)
-        made = classmethod(lambda cls, shape, element, *place: _empty(shape, element))
-        monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", made)
+        empty_on_host = classmethod(lambda cls, shape, element, *device_args: _empty(shape, element))
+        monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", empty_on_host)
     for name in ("load_cuda", "_gpu"):  # what the double reports is cached by itself
         monkeypatch.setattr(device, name, functools.cache(getattr(device, name).__wrapped__))
     monkeypatch.setattr("trtops.backend.onnxrt.session.load_cuda", device.load_cuda)

@@ -58,9 +58,9 @@ def zeroed(axis: int, index: int) -> Callable[[Array], Array]:
     """Set one slice of a weight to zero."""
 
     def change(array: Array) -> Array:
-        found = np.moveaxis(array.copy(), axis, 0)
-        found[index] = 0
-        return np.moveaxis(found, 0, axis)
+        moved = np.moveaxis(array.copy(), axis, 0)
+        moved[index] = 0
+        return np.moveaxis(moved, 0, axis)
 
     return change
 

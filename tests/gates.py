@@ -92,7 +92,7 @@ def with_wrong_weight(proto: onnx.ModelProto, factor: float = 1.05) -> onnx.Mode
     """The model with one of its weights a few percent off."""
     changed = onnx.ModelProto()
     changed.CopyFrom(proto)
-    tensor = max(changed.graph.initializer, key=lambda each: int(np.prod(each.dims)))
+    tensor = max(changed.graph.initializer, key=lambda weight: int(np.prod(weight.dims)))
     array = numpy_helper.to_array(tensor) * np.float32(factor)
     tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float32), tensor.name))
     return changed
@@ -121,7 +121,7 @@ def with_further_nodes(proto: onnx.ModelProto, count: int) -> onnx.ModelProto:
     changed.CopyFrom(proto)
     name = changed.graph.input[0].name
     for node in changed.graph.node:
-        node.input[:] = [f"{name}_{count}" if each == name else each for each in node.input]
+        node.input[:] = [f"{name}_{count}" if tensor == name else tensor for tensor in node.input]
     names = [name, *(f"{name}_{i}" for i in range(1, count + 1))]
     nodes = [onnx.helper.make_node("Neg", [a], [b], f"neg_{b}") for a, b in itertools.pairwise(names)]
     everything = [*nodes, *changed.graph.node]
@@ -179,15 +179,17 @@ def built(path: Path, config: BuildConfig, caches: Caches | None = None) -> Buil
 def slow_build(path: Path, config: BuildConfig) -> Build:
     """An engine whose session settings leave the faster kernels out, but for those that do not fit the model."""
     # On a busy machine the usual time is too short to try all settings.
-    found = built(path, replace(config, options=replace(config.options, timing_seconds=120.0)))
-    known = {name for name, _ in found.tactics.settings}
+    first_build = built(path, replace(config, options=replace(config.options, timing_seconds=120.0)))
+    setting_names = {name for name, _ in first_build.tactics.settings}
     settings = tuple(
-        (name, "off" if name in SLOW else value) for name, value in found.tactics.settings if name in known
+        (name, "off" if name in SLOW else value)
+        for name, value in first_build.tactics.settings
+        if name in setting_names
     )
     record = TacticRecord(
         mechanism="onnxruntime",
-        backend_version=found.tactics.backend_version,
-        device_sha256=found.tactics.device_sha256,
+        backend_version=first_build.tactics.backend_version,
+        device_sha256=first_build.tactics.device_sha256,
         settings=settings,
     )
     return built(path, config, Caches(replay=record))

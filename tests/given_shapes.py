@@ -39,17 +39,17 @@ def write_net(folder: Path) -> Path:
 @contextmanager
 def seen_shapes() -> Iterator[list[Shape]]:
     """The shapes of the input at every inference of this process, for the time of a block."""
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     infer, run, run_in_child = BaseRunner.infer, Session.run, Worker.run
 
     def recorded(self: BaseRunner, feed_dict: Any, check_inputs: bool = True) -> dict[str, Any]:
         if "x" in feed_dict:
-            found.append(tuple(np.shape(feed_dict["x"])))
+            shapes.append(tuple(np.shape(feed_dict["x"])))
         return infer(self, feed_dict, check_inputs)
 
     def recorded_run(self: Session, names: Any, feed: Any, *rest: Any) -> Any:  # what runs without a runner
         if "x" in feed:
-            found.append(tuple(np.shape(feed["x"])))
+            shapes.append(tuple(np.shape(feed["x"])))
         return run(self, names, feed, *rest)
 
     def run_here(self: Worker, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,11 +62,11 @@ def seen_shapes() -> Iterator[list[Shape]]:
         patch.object(Session, "run", recorded_run),
         patch.object(Worker, "run", run_here),
     ):
-        yield found
+        yield shapes
 
 
 def evaluated(tracker: Tracker) -> list[set[Shape]]:
     """The shapes in the evidence of each run, the newest first; it has those of child processes too."""
     params = [run.params.get("evidence.shapes") for run in tracker.find()]
     words = [[text.split(" (")[0].removeprefix("x ") for text in shapes.split("; ")] for shapes in params if shapes]
-    return [{tuple(map(int, word.split("x"))) for word in found} for found in words]
+    return [{tuple(map(int, word.split("x"))) for word in shape_words} for shape_words in words]

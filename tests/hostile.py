@@ -45,7 +45,7 @@ class HostileServer:
     junk: bytes | None = None  # the answer to everything
     drips: bool = False  # answers never end, and come a byte at a time
     address: str = ""
-    asked: list[str] = field(default_factory=list)  # paths of the requests
+    requested_paths: list[str] = field(default_factory=list)
 
     def run(self) -> dict[str, Any]:
         """The run, as MLflow sends it."""
@@ -66,20 +66,20 @@ class HostileServer:
         """The answer to a request of MLflow's client."""
         name = path.partition("/mlflow/")[2]
         experiment = {"experiment_id": "1", "name": "forged", "lifecycle_stage": "active", "artifact_location": "x"}
-        more = {"next_page_token": "x" if self.endless else None}
+        page_token = {"next_page_token": "x" if self.endless else None}
         if name in ("runs/get", "runs/create"):
             return {"run": self.run()}
         if name == "runs/search":
-            return {"runs": [self.run()] * (1000 if self.endless else 1), **more}
+            return {"runs": [self.run()] * (1000 if self.endless else 1), **page_token}
         if name == "experiments/search":
-            return {"experiments": [experiment], **more}
+            return {"experiments": [experiment], **page_token}
         if name.startswith("experiments/get"):
             return {"experiment": experiment}
         if path.endswith("/mlflow-artifacts/artifacts"):
             folder = query.get("path", "").partition("/artifacts")[2].strip("/")
             inside = [p for p in self.files if p.rpartition("/")[0] == folder]
-            own = [(p.rpartition("/")[2], len(self.files[p]), False) for p in inside]
-            listed = self.listed.get(folder, own)
+            stored_files = [(p.rpartition("/")[2], len(self.files[p]), False) for p in inside]
+            listed = self.listed.get(folder, stored_files)
             return {"files": [{"path": p, "file_size": s, "is_dir": d} for p, s, d in listed]}
         return {}
 
@@ -91,7 +91,7 @@ def serving(hostile: HostileServer) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             address = urllib.parse.urlsplit(self.path)
-            hostile.asked.append(self.path)
+            hostile.requested_paths.append(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             query = dict(urllib.parse.parse_qsl(address.query))
             if "/mlflow-artifacts/artifacts/" in address.path and hostile.junk is None:
@@ -183,10 +183,10 @@ KINDS_READ = ("build", "debug_build", "iteration", "proof", "deny", "promote")
 """Kinds of runs with artifacts that commands read."""
 
 
-def forged_runs(place: Path) -> list[str]:
+def forged_runs(hostile_folder: Path) -> list[str]:
     """A run for each way to forge one that is known, of every kind."""
-    root, victim, script = place / "mlruns", place / "victim", write_evil_script(place)
-    model = place / "work" / "conv_net.onnx"
+    root, victim, script = hostile_folder / "mlruns", hostile_folder / "victim", write_evil_script(hostile_folder)
+    model = hostile_folder / "work" / "conv_net.onnx"
     evil = DebugBuildConfig(
         check=CheckConfig(data=str(script)),
         calibration_data=str(script),
@@ -251,9 +251,9 @@ def write_controlling_models(folder: Path) -> None:
     weight = onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), w)
     nodes = [helper.make_node("MatMul", [x, w], [y], name=f"first{CONTROLS}", doc_string=CONTROLS)]
     further = helper.make_node(f"Op{CONTROLS}", [y], [z], name=f"second{CONTROLS}", domain=domain, a=CONTROLS)
-    for name, made, output in (("fine", nodes, y), ("bad", [*nodes, further], z)):
+    for name, graph_nodes, output in (("fine", nodes, y), ("bad", [*nodes, further], z)):
         ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, [size, 4]) for end in (x, output)]
-        graph = helper.make_graph(made, f"g{CONTROLS}", ends[:1], ends[1:], [weight], doc_string=CONTROLS)
+        graph = helper.make_graph(graph_nodes, f"g{CONTROLS}", ends[:1], ends[1:], [weight], doc_string=CONTROLS)
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
         model = helper.make_model(graph, producer_name=CONTROLS, opset_imports=opsets, ir_version=8)
         model.metadata_props.add(key=f"key{CONTROLS}", value=CONTROLS)
@@ -264,13 +264,13 @@ WAYS = ("id", "digest", "path", "scripts", "endless", "elsewhere", "junk", "list
 """Attacks by a server on its readers."""
 
 
-def server_that(way: str, place: Path) -> HostileServer:
+def server_that(way: str, hostile_folder: Path) -> HostileServer:
     """A server that attacks its readers in one of the ways; the place is one of :func:`victim_of`."""
-    config = DebugBuildConfig(check=CheckConfig(data=str(write_evil_script(place)))).to_json().encode()
+    config = DebugBuildConfig(check=CheckConfig(data=str(write_evil_script(hostile_folder)))).to_json().encode()
     files = {"engine/engine.ort": b"plan", Artifact.CAMPAIGN: config, Artifact.DENIED: b"{}"}
     tags = {Tag.KIND: "debug_build", Tag.VERDICT: "good", Tag.MODEL_PATH: "conv_net.onnx", Tag.PROOF: "confirmed"}
     server = HostileServer(files=files | {Artifact.MANIFEST: manifest_of(files)}, tags=tags)
-    victim = place / "victim"
+    victim = hostile_folder / "victim"
     if way == "id":
         server.run_id = str(victim)
     elif way == "digest":
@@ -288,10 +288,10 @@ def server_that(way: str, place: Path) -> HostileServer:
     return server
 
 
-def write_evil_script(place: Path) -> Path:
+def write_evil_script(hostile_folder: Path) -> Path:
     """A script of input data that writes a file when it is run."""
-    script = place / "work" / "evil.py"
-    script.write_text(f"open({str(place / 'ran')!r}, 'w')\ndef load_data():\n    return []\n")
+    script = hostile_folder / "work" / "evil.py"
+    script.write_text(f"open({str(hostile_folder / 'ran')!r}, 'w')\ndef load_data():\n    return []\n")
     return script
 
 
@@ -314,11 +314,11 @@ def victim_of(folder: Path, template: Path) -> Iterator[Path]:
     check_unharmed(folder)
 
 
-def check_unharmed(place: Path, what: object = None) -> None:
+def check_unharmed(hostile_folder: Path, action: object = None) -> None:
     """Fail if something of the store's was run, or written where it should not."""
-    assert not (place / "ran").exists(), what
-    assert [path.name for path in (place / "victim").iterdir()] == ["authorized_keys"], what
-    assert (place / "victim" / "authorized_keys").read_text() == "mine", what
+    assert not (hostile_folder / "ran").exists(), action
+    assert [path.name for path in (hostile_folder / "victim").iterdir()] == ["authorized_keys"], action
+    assert (hostile_folder / "victim" / "authorized_keys").read_text() == "mine", action
 
 
 MODULES = (

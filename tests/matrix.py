@@ -48,10 +48,10 @@ TESTS = (
 
 def python_of(version: str) -> Path | None:
     """An interpreter of a version: on the path, or one of pyenv's."""
-    found = shutil.which(f"python{version}")
-    works = found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
-    if found and works:
-        return Path(found)
+    interpreter = shutil.which(f"python{version}")
+    works = interpreter and subprocess.run([interpreter, "-c", ""], capture_output=True).returncode == 0
+    if interpreter and works:
+        return Path(interpreter)
     candidates = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     return candidates[-1] if candidates else None
 
@@ -79,18 +79,20 @@ def run_cell(folder: Path, wheel: Path, python: str, releases: str) -> dict[str,
         return cell
     began = time.monotonic()
     home = folder / f"py{python}-{releases}"
-    own = home / "bin" / "python"
-    if not own.exists():
+    env_python = home / "bin" / "python"
+    if not env_python.exists():
         subprocess.run([interpreter, "-m", "venv", str(home)], check=True)
     numpy, onnx = OLDEST[python]
-    wanted = [f"{wheel}[all]", *(pin.format(numpy=numpy, onnx=onnx) for pin in RELEASES[releases])]
-    wanted += ["pytest", "pytest-timeout", "hypothesis", "setuptools"]
-    pip = [str(own), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    made = subprocess.run([*pip, *wanted], capture_output=True, text=True)
-    if not made.returncode:
-        made = subprocess.run([*pip, "--no-deps", "--force-reinstall", str(wheel)], capture_output=True, text=True)
-    if made.returncode:
-        reasons = [line for line in made.stderr.splitlines() if "ERROR" in line]
+    requirements = [f"{wheel}[all]", *(pin.format(numpy=numpy, onnx=onnx) for pin in RELEASES[releases])]
+    requirements += ["pytest", "pytest-timeout", "hypothesis", "setuptools"]
+    pip = [str(env_python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    installation = subprocess.run([*pip, *requirements], capture_output=True, text=True)
+    if not installation.returncode:
+        installation = subprocess.run(
+            [*pip, "--no-deps", "--force-reinstall", str(wheel)], capture_output=True, text=True
+        )
+    if installation.returncode:
+        reasons = [line for line in installation.stderr.splitlines() if "ERROR" in line]
         return cell | {"result": f"cannot be installed: {' '.join(reasons)[:300]}"}
     work = home / "work"
     shutil.rmtree(work, ignore_errors=True)
@@ -98,33 +100,33 @@ def run_cell(folder: Path, wheel: Path, python: str, releases: str) -> dict[str,
     shutil.copytree(ROOT / "tests", work / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     tests = FRAMEWORKS.get(releases, TESTS)
     done = subprocess.run(
-        [str(own), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", *tests],
+        [str(env_python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", *tests],
         cwd=work,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(work), "HOME": str(work), "TRTOPS_HOME": str(work / "mlruns")},
     )
     (home / "tests.log").write_text(done.stdout + done.stderr)
-    said = (done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]])[-1]
+    summary = (done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]])[-1]
     versions = "import numpy, onnx, onnxruntime as o; print(numpy.__version__, onnx.__version__, o.__version__)"
-    found = subprocess.run([str(own), "-c", versions], capture_output=True, text=True).stdout.split()
-    cell |= {"numpy, onnx, onnxruntime": found, "result": said, "ok": not done.returncode}
+    installed = subprocess.run([str(env_python), "-c", versions], capture_output=True, text=True).stdout.split()
+    cell |= {"numpy, onnx, onnxruntime": installed, "result": summary, "ok": not done.returncode}
     if releases not in FRAMEWORKS:
-        cell |= run_flow(own, work)
+        cell |= run_flow(env_python, work)
     return cell | {"seconds": round(time.monotonic() - began)}
 
 
-def run_flow(own: Path, work: Path) -> dict[str, object]:
+def run_flow(env_python: Path, work: Path) -> dict[str, object]:
     """Convert a model by the flow, in a folder whose own package ``flows`` must not be imported."""
     folder = work / "project"
     (folder / "flows").mkdir(parents=True)
     (folder / "flows" / "__init__.py").write_text("raise ImportError('the flows of another project')")
     write = "from pathlib import Path; from tests import models; models.conv_net().fixed().write(Path('project'))"
-    made = subprocess.run([str(own), "-c", write], cwd=work, capture_output=True, text=True)
-    if made.returncode:
-        return {"flow": f"no model: {made.stderr.strip()[-200:]}"}
+    written = subprocess.run([str(env_python), "-c", write], cwd=work, capture_output=True, text=True)
+    if written.returncode:
+        return {"flow": f"no model: {written.stderr.strip()[-200:]}"}
     done = subprocess.run(
-        [str(own), "-c", "from trtops.flows import convert; assert convert('conv_net.onnx').verdict == 'good'"],
+        [str(env_python), "-c", "from trtops.flows import convert; assert convert('conv_net.onnx').verdict == 'good'"],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Mistake:
     """One mistake."""
 
-    what: str  # what was done wrongly
+    title: str  # what was done wrongly
     says: str  # words that the command and the exception have in common
     code: int  # exit code of the command
     error: str  # what it raises in Python; empty for one that gives a bad verdict
@@ -67,9 +67,9 @@ The outputs differ, which is a verdict and no error | bad | 1 |
 """
 
 
-def _parse(what: str, command: str, python: str) -> Mistake:
-    what, says, code, error = (part.strip() for part in what.split("|"))
-    return Mistake(what, says, int(code), error, command.strip(), python.strip())
+def _parse(title: str, command: str, python: str) -> Mistake:
+    title, says, code, error = (part.strip() for part in title.split("|"))
+    return Mistake(title, says, int(code), error, command.strip(), python.strip())
 
 
 _LINES = _TABLE.strip().splitlines()

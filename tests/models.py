@@ -174,7 +174,9 @@ def conv_net() -> Case:
 def three_convolutions(batch: int, channels: int, size: int, scale: float | tuple[float, ...], name: str) -> Case:
     """Three convolutions with activations between them, which TensorRT builds without Myelin."""
     scales = scale if isinstance(scale, tuple) else (scale,) * 3
-    weights = {f"w{i}": random(channels, channels, 3, 3, seed=i, scale=each) for i, each in enumerate(scales)}
+    weights = {
+        f"w{i}": random(channels, channels, 3, 3, seed=i, scale=weight_scale) for i, weight_scale in enumerate(scales)
+    }
     dims = f"{batch},{channels},{size},{size}"
     text = f"""(float[{dims}] x) => (float[{dims}] y) {{
         [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)

@@ -18,8 +18,8 @@ def copy_store(template: Path, root: Path) -> Path:
 
 def set_root(root: Path) -> None:
     """Make the artifact addresses of a store that was copied point to its present folder."""
-    [(place,)] = execute(root, "SELECT artifact_location FROM experiments WHERE experiment_id = 0")
-    former = str(Path(place).parents[1])
+    [(location,)] = execute(root, "SELECT artifact_location FROM experiments WHERE experiment_id = 0")
+    former = str(Path(location).parents[1])
     for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
         execute(root, f"UPDATE {table} SET {column} = replace({column}, ?, ?)", former, str(root))
 

@@ -91,9 +91,9 @@ def test_killed_writer_never_mixes_files(tmp_path: Path) -> None:
         if child == 0:
             _replace_until_killed(folder, names, killed_at)
         os.waitpid(child, 0)
-        found = {name: (folder / name).read_text() for name in names if (folder / name).exists()}
-        seen.add(tuple(found.get(name) for name in names))
-        assert "model" not in found or len(set(found.values())) == 1, found
+        contents = {name: (folder / name).read_text() for name in names if (folder / name).exists()}
+        seen.add(tuple(contents.get(name) for name in names))
+        assert "model" not in contents or len(set(contents.values())) == 1, contents
     assert ("old",) * 3 in seen and ("new",) * 3 in seen
 
 
@@ -165,20 +165,20 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert precious.read_text() == "content"
 
 
-@pytest.mark.parametrize("found", ["writable by a group", "writable by all", "a link", "another user's"])
-def test_unsafe_lock_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+@pytest.mark.parametrize("folder_kind", ["writable by a group", "writable by all", "a link", "another user's"])
+def test_unsafe_lock_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_kind: str) -> None:
     monkeypatch.setattr(locks, "_LOCKS_PARENT", tmp_path)
     folder = locks.machine_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
-    if found == "a link":
+    if folder_kind == "a link":
         folder.rename(tmp_path / "elsewhere")
         folder.symlink_to(tmp_path / "elsewhere")
-    elif found == "another user's":
+    elif folder_kind == "another user's":
         uid = os.getuid()
         folder.rename(tmp_path / f"trtops-locks-{uid + 1}")
         monkeypatch.setattr(os, "getuid", lambda: uid + 1)
     else:
-        folder.chmod(0o720 if found == "writable by a group" else 0o702)
+        folder.chmod(0o720 if folder_kind == "writable by a group" else 0o702)
 
     with pytest.raises(errors.ConfigError, match="only this user can write to"), locks.held("x"):
         pass

@@ -208,10 +208,10 @@ def test_limit_covers_nested_blocks_and_threads(monkeypatch) -> None:
 
 def test_allocation_up_to_the_limit_is_allowed(monkeypatch) -> None:
     monkeypatch.setenv(limits.MEMORY, "1M")
-    for own in (0, 10):
-        limits.check_memory("x", (1 << 20) + own, own)
+    for own_size in (0, 10):
+        limits.check_memory("x", (1 << 20) + own_size, own_size)
         with pytest.raises(errors.InputError, match="the limit is"):
-            limits.check_memory("x", (1 << 20) + own + 1, own)
+            limits.check_memory("x", (1 << 20) + own_size + 1, own_size)
 
 
 def test_limits_accept_units(monkeypatch) -> None:

@@ -83,9 +83,9 @@ def test_values_of_secret_variables_are_masked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "trtops:open sesame")
     monkeypatch.setenv("DATABASE", "postgresql://me:dragonfly@db/runs")
 
-    found = masked("xwJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEYx, hunter22; hunter222, open sesame, dragonfly")
+    masked_text = masked("xwJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEYx, hunter22; hunter222, open sesame, dragonfly")
 
-    assert found == "x***x, ***; hunter222, ***, ***"
+    assert masked_text == "x***x, ***; hunter222, ***, ***"
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
     assert masked("hunter22") == "hunter22"
 
@@ -108,8 +108,8 @@ def test_tracked_text_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise errors.ConfigError(text)
 
     info = memory.info(run.id)
-    kept = memory._data(run.id).artifacts
-    everything = f"{info.params}{info.tags}{kept}{raised.value}"
+    artifacts = memory._data(run.id).artifacts
+    everything = f"{info.params}{info.tags}{artifacts}{raised.value}"
     assert secret not in everything and "x" * 9 not in everything and TOKENS["AWS"] not in everything
     assert info.params["data"] == info.tags["first"] == "postgres://db says *** and ***"
     assert info.tags[Tag.ERROR] == "ConfigError: postgres://db says *** and ***"

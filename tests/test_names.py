@@ -24,7 +24,8 @@ pytestmark = pytest.mark.parity
 polygraphy = pytest.importorskip("polygraphy")
 
 MODULES = tuple(
-    found.name.removeprefix("polygraphy.") for found in pkgutil.walk_packages(polygraphy.__path__, "polygraphy.")
+    module_info.name.removeprefix("polygraphy.")
+    for module_info in pkgutil.walk_packages(polygraphy.__path__, "polygraphy.")
 )
 
 _TENSORFLOW = "TensorFlow models are converted to ONNX by tf2onnx first"
@@ -84,7 +85,9 @@ EXCEPTIONS: dict[str, str] = {
     "backend.pluginref.references": "ONNX's own reference implementation computes operators",
     "common.interface": _INTERNAL,
     "comparator.util": _INTERNAL,
-    **dict.fromkeys([f"datatype.{each}" for each in ("numpy", "onnx", "onnxrt", "tensorrt", "torch")], _CONVERTED),
+    **dict.fromkeys(
+        [f"datatype.{attribute}" for attribute in ("numpy", "onnx", "onnxrt", "tensorrt", "torch")], _CONVERTED
+    ),
     "mod.G_LOGGER": "trtops.logger has it",
     "mod.exporter.warn_deprecated": _INTERNAL,
     "mod.exporter.deprecate": _INTERNAL,
@@ -107,14 +110,14 @@ EXCEPTIONS: dict[str, str] = {
     "logger.logger.SeverityTrie": "severities by path are levels of Python's loggers",
     "logger.logger.Logger.register_callback": "logs of back ends follow Python's levels",
     **{
-        f"logger.logger.Logger({each})": "there is one logger; its attributes can be set"
-        for each in ("severity", "colors", "letter", "timestamp", "line_info")
+        f"logger.logger.Logger({attribute})": "there is one logger; its attributes can be set"
+        for attribute in ("severity", "colors", "letter", "timestamp", "line_info")
     },
     "logger.logger.Logger.SEVERITY_COLOR_MAPPING": _LEVELS,
     "logger.logger.Logger.SEVERITY_LETTER_MAPPING": _LEVELS,
     **{
-        f"cuda.cuda.Cuda.{each}": _RUNTIME
-        for each in ("check", "create_stream", "destroy_stream", "stream_synchronize")
+        f"cuda.cuda.Cuda.{attribute}": _RUNTIME
+        for attribute in ("check", "create_stream", "destroy_stream", "stream_synchronize")
     },
     "cuda.cuda.try_get_stream_handle": _RUNTIME,
     **dict.fromkeys(_INTERNAL_NAMES, _INTERNAL),
@@ -145,10 +148,14 @@ def public_names(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 def parameters(function: Any) -> list[str]:
     try:
-        found = inspect.signature(function).parameters.values()
+        all_parameters = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):
         return []
-    return [p.name for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in ("self", "cls")]
+    return [
+        p.name
+        for p in all_parameters
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in ("self", "cls")
+    ]
 
 
 def documented_attributes(kind: type) -> Iterator[str]:
@@ -159,8 +166,10 @@ def documented_attributes(kind: type) -> Iterator[str]:
             for node in ast.walk(tree):
                 body = getattr(node, "body", None)
                 for first, second in itertools.pairwise(body) if isinstance(body, list) else ():
-                    found = isinstance(second, ast.Expr) and isinstance(getattr(second.value, "value", None), str)
-                    if found and isinstance(first, ast.Assign):
+                    has_docstring = isinstance(second, ast.Expr) and isinstance(
+                        getattr(second.value, "value", None), str
+                    )
+                    if has_docstring and isinstance(first, ast.Assign):
                         target = first.targets[0]
                         name = getattr(target, "attr", getattr(target, "id", "_"))
                         yield from [] if name.startswith("_") else [name]
@@ -171,8 +180,8 @@ def known_attributes(kind: Any) -> set[str]:
     names = {*dir(kind), *parameters(kind)}
     for base in getattr(kind, "__mro__", ()):
         names.update(vars(base), getattr(base, "__annotations__", ()))
-        made = vars(base).get("__init__")
-        names.update(made.__code__.co_names if inspect.isfunction(made) else ())
+        initializer = vars(base).get("__init__")
+        names.update(initializer.__code__.co_names if inspect.isfunction(initializer) else ())
     return names
 
 
@@ -184,31 +193,33 @@ def gaps(path: str) -> Iterator[str]:
         yield path
         return
     for name, value in public_names(theirs):
-        here = f"{path}.{name}"
+        full_name = f"{path}.{name}"
         if not hasattr(ours, name):
-            yield here
+            yield full_name
             continue
         mine = getattr(ours, name)
-        missing = [f"({each})" for each in parameters(value) if each not in parameters(mine)]
+        missing = [f"({p})" for p in parameters(value) if p not in parameters(mine)]
         if isinstance(value, type):
-            known = known_attributes(mine)
-            members = [each for each in dir(value) if not each.startswith("_")]
+            attributes = known_attributes(mine)
+            members = [member for member in dir(value) if not member.startswith("_")]
             missing += [
-                f".{each}" for each in dict.fromkeys([*documented_attributes(value), *members]) if each not in known
+                f".{member}"
+                for member in dict.fromkeys([*documented_attributes(value), *members])
+                if member not in attributes
             ]
-            for each in members:
-                method = getattr(value, each)
-                if inspect.isroutine(method) and each in dir(mine) and inspect.isfunction(inspect.unwrap(method)):
-                    own = parameters(getattr(mine, each))
-                    missing += [f".{each}({p})" for p in parameters(method) if p not in own]
-        yield from (f"{here}{each}" for each in missing)
+            for member in members:
+                method = getattr(value, member)
+                if inspect.isroutine(method) and member in dir(mine) and inspect.isfunction(inspect.unwrap(method)):
+                    our_parameters = parameters(getattr(mine, member))
+                    missing += [f".{member}({p})" for p in parameters(method) if p not in our_parameters]
+        yield from (f"{full_name}{gap}" for gap in missing)
 
 
 def reason(gap: str) -> str | None:
     """Why a name is not here, by the gap itself or what it belongs to."""
-    for known, why in EXCEPTIONS.items():
-        if gap == known or gap.startswith((f"{known}.", f"{known}(")):
-            return why
+    for excepted, explanation in EXCEPTIONS.items():
+        if gap == excepted or gap.startswith((f"{excepted}.", f"{excepted}(")):
+            return explanation
     last = gap.replace("(", ".").rstrip(")").rpartition(".")[2]
     return EVERYWHERE.get(last)
 
@@ -228,13 +239,13 @@ def test_package_exports_are_importable(package):
 
 
 def test_every_name_exists_or_is_excepted():
-    found = [gap for path in MODULES for gap in gaps(path)]
-    assert [gap for gap in found if reason(gap) is None] == []
+    all_gaps = [gap for path in MODULES for gap in gaps(path)]
+    assert [gap for gap in all_gaps if reason(gap) is None] == []
 
     idle = [
-        known
-        for known in EXCEPTIONS
-        if not any(gap == known or gap.startswith((f"{known}.", f"{known}(")) for gap in found)
+        excepted
+        for excepted in EXCEPTIONS
+        if not any(gap == excepted or gap.startswith((f"{excepted}.", f"{excepted}(")) for gap in all_gaps)
     ]
     assert idle == []
 

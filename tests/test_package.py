@@ -87,8 +87,8 @@ def test_every_command_has_a_function_at_the_top() -> None:
     for words in registry.COMMANDS:
         line = " ".join(words)
         names = (NAMES.get(line), "_".join(words).replace("-", "_"), words[-1].replace("-", "_"))
-        found = next((getattr(trtops, name) for name in names if name in trtops.__all__), None)
-        assert callable(found) or line.startswith(NO_FUNCTION), line
+        function = next((getattr(trtops, name) for name in names if name in trtops.__all__), None)
+        assert callable(function) or line.startswith(NO_FUNCTION), line
     assert inspect.signature(trtops.gate).parameters["config"].annotation == trtops.GateConfig
 
 
@@ -127,8 +127,8 @@ def test_tensorrt_rtx_is_chosen_in_one_place(variable: str, value: str, expected
 
 
 def test_imports_write_no_telemetry(tmp_path: Path) -> None:
-    own = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": "", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "ORT_DISABLE_TELEMETRY")} | own
+    overrides = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "ORT_DISABLE_TELEMETRY")} | overrides
 
     subprocess.run([sys.executable, "-c", "import trtops, onnxruntime"], check=True, env=environment)
 
@@ -250,11 +250,11 @@ def test_missing_packages_are_one_sentence(tmp_path: Path) -> None:
 
 def test_convert_works_without_mlflow(tmp_path: Path) -> None:
     models.conv_net().fixed().write(tmp_path)
-    kept = "onnxruntime flatbuffers sympy"
+    requirements = "onnxruntime flatbuffers sympy"
     code = BARE.replace("{*EXTRAS, *sys.argv[1].split()}", "set(EXTRAS) - {*sys.argv[1].split()}")
     code += "import trtops; print(trtops.convert('conv_net.onnx').run_id == '')"
     done = subprocess.run(
-        [sys.executable, "-c", code, kept],
+        [sys.executable, "-c", code, requirements],
         input="convert conv_net.onnx --onnxrt -o new.ort", capture_output=True, text=True, cwd=tmp_path, check=True,
         env={**os.environ, "TRTOPS_HOME": str(tmp_path / "mlruns")},
     )  # fmt: skip

@@ -9,7 +9,7 @@ NAMES = ["conv1", "conv2", "relu", "[0]"]
 
 
 @pytest.mark.parametrize(
-    ("patterns", "found"),
+    ("patterns", "matches"),
     [
         (["relu", "conv*"], ["relu", "conv1", "conv2"]),
         (["conv?", "conv1"], ["conv1", "conv2"]),
@@ -17,8 +17,8 @@ NAMES = ["conv1", "conv2", "relu", "[0]"]
         ([], []),
     ],
 )
-def test_names_follow_pattern_order(patterns: list[str], found: list[str]):
-    assert expand(patterns, NAMES) == found
+def test_names_follow_pattern_order(patterns: list[str], matches: list[str]):
+    assert expand(patterns, NAMES) == matches
 
 
 def test_no_match_names_the_nearest():

@@ -15,7 +15,7 @@ from trtops.system.worker import Worker
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def planted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working folder with a model and modules; afterwards, none of these was imported."""
     folder, note = tmp_path / "downloads", tmp_path / "imported"
     folder.mkdir()
@@ -49,7 +49,7 @@ def test_planted_module_works_without_protection(tmp_path: Path, monkeypatch) ->
         ("-mtrtops.cli", "run", "conv_net.onnx", "--onnxrt", "--use-subprocess"),
     ],
 )
-def test_commands_ignore_planted_modules(place: Path, words: tuple[str, ...]) -> None:
+def test_commands_ignore_planted_modules(planted_folder: Path, words: tuple[str, ...]) -> None:
     done = python(*words)
     assert done.returncode in (0, 1), done.stderr
 
@@ -70,10 +70,10 @@ def test_prefects_server_ends_with_its_process(tmp_path: Path) -> None:
     os.close(theirs)
 
 
-def test_worker_uses_search_path_of_parent(place: Path, monkeypatch) -> None:
+def test_worker_uses_search_path_of_parent(planted_folder: Path, monkeypatch) -> None:
     with Worker() as worker:
-        assert worker.run(os.getcwd) == str(place)
-        assert "" not in worker.run(_search_path) and str(place) not in worker.run(_search_path)
+        assert worker.run(os.getcwd) == str(planted_folder)
+        assert "" not in worker.run(_search_path) and str(planted_folder) not in worker.run(_search_path)
 
 
 def _search_path() -> list[str]:

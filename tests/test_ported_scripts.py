@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from tests import models, zoo
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from trtops.backend.onnx import weights
 from trtops.json import save_json
 
@@ -65,14 +65,15 @@ def overridden_loaders(lib: Library) -> Any:
         def __init__(self, number):
             self.number = number
 
-        def call_impl(self, more=0):
-            return 2 * self.number + more
+        def call_impl(self, increment=0):
+            return 2 * self.number + increment
 
     renamed = Renamed(lib.model, "mine")
     folded = Folded(renamed)
     return (
         renamed().graph.name, isinstance(renamed, base.BaseLoader), Serialized(renamed)(), folded().graph.doc_string,
-        folded().graph.name, Twice(3)(), Twice(3)(more=1), onnx_loaders.OnnxFromPath(lib.model).call_impl().ir_version,
+        folded().graph.name, Twice(3)(), Twice(3)(increment=1),
+        onnx_loaders.OnnxFromPath(lib.model).call_impl().ir_version,
     )  # fmt: skip
 
 
@@ -104,8 +105,8 @@ def overridden_runners(lib: Library) -> Any:
 
     with Doubled(onnxrt.SessionFromOnnx(lib["backend.onnx"].BytesFromOnnx(onnx.load(lib.model)))) as runner:
         feed = {name: np.ones([1, 1, 2, 2], np.float32) for name in runner.get_input_metadata()}
-        found = [float(next(iter(runner.infer(feed, True, *more).values())).sum()) for more in ((), (4,))]
-    calls.append(round(found[1] / found[0], 3))
+        sums = [float(next(iter(runner.infer(feed, True, *extra).values())).sum()) for extra in ((), (4,))]
+    calls.append(round(sums[1] / sums[0], 3))
     with Constant("mine") as runner:
         outputs = runner.infer({"x": np.zeros(2, np.float32)})["y"].tolist()
         return calls, outputs, runner.last_inference_time(), runner.name
@@ -117,7 +118,7 @@ def changed_shapes(lib: Library) -> Any:
     with lib["backend.onnxrt"].OnnxrtRunner(session) as runner:
         metadata = runner.get_input_metadata(use_numpy_dtypes=False)
         shape = metadata["x"].shape
-        found = [shape == node.shape for node in session.get_inputs()]
+        shapes_equal = [shape == node.shape for node in session.get_inputs()]
     shape[0] = 8
     shape[2:] = [5, -1]
     metadata.add("y", np.int32, ("n", None, 3), min_shape=(1, 1, 3), max_shape=(4, 4, 3))
@@ -126,8 +127,9 @@ def changed_shapes(lib: Library) -> Any:
     other = copy.deepcopy(metadata)
     other["y"].shape.append(2)
     return (
-        found, list(shape), add([4], shape[1:]), add(shape[1:], [4]), shape[:1] + list(bounded), shape == [8, 1, 5, -1],
-        shape != [8, 1, 5, -1], shape == [1], shape.index(5), isinstance(shape, list), bounded.min, bounded.max,
+        shapes_equal, list(shape), add([4], shape[1:]), add(shape[1:], [4]), shape[:1] + list(bounded),
+        shape == [8, 1, 5, -1], shape != [8, 1, 5, -1],
+        shape == [1], shape.index(5), isinstance(shape, list), bounded.min, bounded.max,
         repr(bounded), str(metadata), metadata["y"] == other["y"], list(other["y"].shape), np.zeros(shape[:3]).shape,
         json.dumps(shape), sorted([shape, bounded], key=len)[0] is bounded, [*reversed(bounded)],
     )  # fmt: skip
@@ -151,11 +153,11 @@ def test_results_of_one_name_stay_apart():
     from trtops.comparator import Comparator, RunResults
 
     results, same, other = RunResults(), RunResults(), RunResults()
-    for each, value in ((same, 1), (other, 2)):
-        each.add([{"y": np.full(3, value, np.float32)}], runner_name="trt-runner-N0")
-    for each in (same, same, other):
-        results.update(each)
-    plain = RunResults([pair for each in (same, same, other) for pair in each.items()])
+    for run_results, value in ((same, 1), (other, 2)):
+        run_results.add([{"y": np.full(3, value, np.float32)}], runner_name="trt-runner-N0")
+    for run_results in (same, same, other):
+        results.update(run_results)
+    plain = RunResults([pair for run_results in (same, same, other) for pair in run_results.items()])
 
     assert list(results.keys()) == [*same.keys(), "trt-runner-N0 (2)", "trt-runner-N0 (3)"]
     for runs in (results, plain):
@@ -191,7 +193,7 @@ def helpers(lib: Library) -> Any:
 def test_network_and_config_loaders_have_call_impl():
     from trtops.backend import trt
 
-    made = []
+    networks = []
 
     class Builder:
         def create_builder_config(self):
@@ -199,14 +201,14 @@ def test_network_and_config_loaders_have_call_impl():
 
     class Config(trt.CreateConfig):
         def call_impl(self, builder, network):
-            made.append((builder, network))
+            networks.append((builder, network))
             return super().call_impl(builder, network)
 
     with pytest.raises(StopIteration):
         Config(fp16=True)(Builder(), None)
     with pytest.raises(StopIteration):
         trt.CreateConfig().call_impl(Builder(), None)
-    assert len(made) == 1
+    assert len(networks) == 1
 
 
 def error_texts(lib: Library) -> Any:
@@ -226,12 +228,12 @@ def error_texts(lib: Library) -> Any:
             lambda: lib["json"].from_json(unknown)
         ),
     }
-    found = []
+    reported = []
     for text, call in calls.items():
         with pytest.raises(lib["exception"].PolygraphyException) as raised:
             call()
-        found.append(text in str(raised.value))
-    return found
+        reported.append(text in str(raised.value))
+    return reported
 
 
 IDIOMS = (overridden_loaders, overridden_runners, changed_shapes, loaded_results, helpers, error_texts)
@@ -362,7 +364,7 @@ def test_extensions_run_in_both(root, tmp_path, monkeypatch, capsys):
         "run model.onnx --own --own-suffix _new --fp16 --input-shapes x:[1,1,2,2] --trt-opt-shapes x:[1,1,2,2] --onnxrt"
     )
 
-    assert [call([*line.split(), *more]) for more in ([], ["--own-factor", "2"])] == [0, 1]
+    assert [call([*line.split(), *extra_options]) for extra_options in ([], ["--own-factor", "2"])] == [0, 1]
     shape = [1, 1, 2, 2]
     shown = ["onnx", True, True, False, shape, {"x": [shape] * 3}]
     assert f"GRAPH {models.identity().proto.graph.name}_new {shown}" in capsys.readouterr().out
@@ -475,7 +477,7 @@ def run_both(line: str, folder: Path, capsys) -> list[tuple[int, str, onnx.Model
 
     from trtops.cli.main import main
 
-    found = []
+    outcomes = []
     for call in (their_main, main):
         code = 1
         with G_LOGGER.verbosity(), contextlib.suppress(SystemExit):
@@ -483,14 +485,14 @@ def run_both(line: str, folder: Path, capsys) -> list[tuple[int, str, onnx.Model
                 code = call(line.split())
             except Exception:  # Polygraphy lets errors of other libraries through
                 code = 1
-        made, report = folder / "out.onnx", folder / "report.json"
-        found.append((
-            int(bool(code)), capsys.readouterr().out, onnx.load(made) if made.exists() else None,
+        output, report = folder / "out.onnx", folder / "report.json"
+        outcomes.append((
+            int(bool(code)), capsys.readouterr().out, onnx.load(output) if output.exists() else None,
             json.loads(report.read_text())["summary"] if report.exists() else None,
         ))  # fmt: skip
-        made.unlink(missing_ok=True)
+        output.unlink(missing_ok=True)
         report.unlink(missing_ok=True)
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
@@ -510,26 +512,26 @@ def test_commands_do_as_much_as_polygraphys(make, tmp_path, monkeypatch, capsys)
         "kind": nodes[len(nodes) // 2].op_type,
         "shapes": " ".join(f"{name}:{[*array.shape]}".replace(" ", "") for name, array in case.feed.items()),
     }
-    for what, line in COMMANDS.items():
+    for label, line in COMMANDS.items():
         theirs, ours = run_both(line.format(**names, model="model.onnx"), tmp_path, capsys)
         # Where Polygraphy fails, doing the work is better; a lint that finds nothing need not be.
-        if (what, case.name) not in BETTER:
-            assert ours[0] == theirs[0] or (theirs[0] and what != "linted"), (what, ours[1])
+        if (label, case.name) not in BETTER:
+            assert ours[0] == theirs[0] or (theirs[0] and label != "linted"), (label, ours[1])
         if theirs[2] is not None and ours[2] is not None:
-            assert len(ours[2].graph.node) <= len(theirs[2].graph.node), what
-            if what == "reduced":
+            assert len(ours[2].graph.node) <= len(theirs[2].graph.node), label
+            if label == "reduced":
                 assert "the_culprit" in [node.name for node in ours[2].graph.node]
                 continue
-            assert [v.name for v in ours[2].graph.output] == [v.name for v in theirs[2].graph.output], what
+            assert [v.name for v in ours[2].graph.output] == [v.name for v in theirs[2].graph.output], label
             feed = {value.name: case.feed[value.name] for value in ours[2].graph.input}
             if case.name not in ("no_kernel", "stripped"):
-                expected, found = models.run(case.proto, case.feed), models.run(ours[2], feed)
-                if not found.keys() <= expected.keys():  # marked by the command
+                expected, actual = models.run(case.proto, case.feed), models.run(ours[2], feed)
+                if not actual.keys() <= expected.keys():  # marked by the command
                     expected = models.run(theirs[2], feed) | expected
-                for name, array in found.items():
+                for name, array in actual.items():
                     if isinstance(array, list):  # of ZipMap, or a sequence
                         assert str(array) == str(expected[name])
                         continue
-                    np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-5, err_msg=what)
-        if theirs[3] is not None and (what, case.name) not in BETTER:
-            assert len(ours[3]["failing"]) == len(theirs[3]["failing"]), what
+                    np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-5, err_msg=label)
+        if theirs[3] is not None and (label, case.name) not in BETTER:
+            assert len(ours[3]["failing"]) == len(theirs[3]["failing"]), label

@@ -77,10 +77,10 @@ def test_nan_and_infinities_round_trip(text: str) -> None:
 
 
 def test_digest_ignores_the_order_of_keys() -> None:
-    one = Outer(name="x", table={"a": 1.0, "b": 2.0})
-    other = Outer(name="x", table={"b": 2.0, "a": 1.0})
+    first = Outer(name="x", table={"a": 1.0, "b": 2.0})
+    second = Outer(name="x", table={"b": 2.0, "a": 1.0})
 
-    assert one.digest == other.digest
+    assert first.digest == second.digest
     assert digest({"b": [1, {"d": 2, "c": 3}], "a": None}) == digest({"a": None, "b": [1, {"c": 3, "d": 2}]})
     assert digest({3, 1, 2}) == digest({2, 3, 1})
 
@@ -146,13 +146,13 @@ def test_json_that_is_not_an_object_is_rejected(text: str) -> None:
     )
 )
 def test_any_json_raises_only_format_errors(data: object) -> None:
-    for each in (data, {"name": data}, {"name": "x", "table": data}):
+    for document in (data, {"name": data}, {"name": "x", "table": data}):
         try:
-            found = Outer.from_json(json.dumps(each))
+            outer = Outer.from_json(json.dumps(document))
         except errors.FormatError as exc:
             assert "Outer" in str(exc)
         else:
-            assert Outer.from_json(found.to_json()) == found
+            assert Outer.from_json(outer.to_json()) == outer
 
 
 def test_files_and_bytes_have_one_sha256(tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ class Whole(Record):
 
 
 def test_options_of_nested_records_have_paths():
-    found = {option.path: option for option in option_fields(Whole)}
+    options = {option.path: option for option in option_fields(Whole)}
 
-    assert list(found) == [("part", "share"), ("part", "names"), ("count",)]
-    share, names, count = found.values()
+    assert list(options) == [("part", "share"), ("part", "names"), ("count",)]
+    share, names, count = options.values()
     assert (share.type, share.default, share.help) == (float, 0.25, "The share that must pass.")
     assert names.metadata["names"] == ("--name",) and names.name == "names"
     assert count.default is dataclasses.MISSING
@@ -226,8 +226,8 @@ def test_fields_that_an_op_does_not_use_are_refused():
 
 
 def test_options_are_set_by_path():
-    made = with_options(Whole, {("count",): 3, ("part", "names"): ("a",)})
+    whole = with_options(Whole, {("count",): 3, ("part", "names"): ("a",)})
 
-    assert made == Whole(count=3, part=Part(share=0.25, names=("a",)))
-    assert with_options(made, {("part", "share"): 0.0}).part == Part(share=0.0, names=("a",))
-    assert with_options(made, {("part",): Part(), ("part", "names"): ()}).part == Part()
+    assert whole == Whole(count=3, part=Part(share=0.25, names=("a",)))
+    assert with_options(whole, {("part", "share"): 0.0}).part == Part(share=0.0, names=("a",))
+    assert with_options(whole, {("part",): Part(), ("part", "names"): ()}).part == Part()

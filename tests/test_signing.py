@@ -26,12 +26,12 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_signed_statement_round_trip(keys: Path) -> None:
     envelope = signing.sign(SUBJECTS, {"x": 1})
 
-    key, found = signing.verify(envelope, [keys / "key.pub"])
+    key, statement = signing.verify(envelope, [keys / "key.pub"])
 
     assert key == signing.key_id(keys / "key.pub")
-    assert found == signing.open_envelope(envelope)[1]
-    assert found["subject"] == [{"name": "manifest.json", "digest": {"sha256": "a" * 64}}]
-    assert found["predicate"] == {"x": 1}
+    assert statement == signing.open_envelope(envelope)[1]
+    assert statement["subject"] == [{"name": "manifest.json", "digest": {"sha256": "a" * 64}}]
+    assert statement["predicate"] == {"x": 1}
 
 
 def test_envelope_is_dsse_with_in_toto(keys: Path) -> None:

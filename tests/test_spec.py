@@ -90,7 +90,7 @@ def test_digest_changes_with_every_field(cls: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (BuildConfig(calibration_samples=8), BuildConfig(calibration_samples=9)),
         (SPEC, dataclasses.replace(SPEC, calibration_sha256="unused unless INT8")),
@@ -107,18 +107,18 @@ def test_digest_changes_with_every_field(cls: type) -> None:
         (TensorRTOptions(tactic_sources=("B", "A")), TensorRTOptions(tactic_sources=("A", "B"))),
     ],
 )
-def test_digest_ignores_undecided_fields(one: Any, other: Any) -> None:
-    assert one != other
-    assert spec_of(one).digest == spec_of(other).digest
+def test_digest_ignores_undecided_fields(first: Any, second: Any) -> None:
+    assert first != second
+    assert spec_of(first).digest == spec_of(second).digest
 
 
 def test_the_order_of_profiles_and_providers_decides() -> None:
     other = OptimizationProfile.fixed(x=(3,))
-    for one, turned in (
+    for original, turned in (
         (BuildConfig(profiles=(PROFILE, other)), BuildConfig(profiles=(other, PROFILE))),
         (OnnxRuntimeOptions(providers=("A", "B")), OnnxRuntimeOptions(providers=("B", "A"))),
     ):
-        assert spec_of(one).digest != spec_of(turned).digest
+        assert spec_of(original).digest != spec_of(turned).digest
 
 
 ENVIRONMENT = Environment(backend="onnxruntime", backend_version="1.31", device="cpu", device_sha256="f" * 64)

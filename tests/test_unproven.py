@@ -78,10 +78,10 @@ def test_promotion_needs_shapes(unproven: ConvertResult, model: Path, tracker: M
 def test_promotion_uses_the_data_of_the_run(model: Path, tmp_path: Path, tracker: MemoryTracker) -> None:
     data = tmp_path / "image.npy"
     models.np.save(data, models.conv_net().feed["image"])
-    given = convert(model, ConvertConfig(build=BUILD, check=replace(RANDOM, data=str(data))), tracker=tracker)
+    converted = convert(model, ConvertConfig(build=BUILD, check=replace(RANDOM, data=str(data))), tracker=tracker)
     data.unlink()
 
-    accepted = promote(given.run_id, tracker=tracker)
+    accepted = promote(converted.run_id, tracker=tracker)
 
     evidence = accepted.evaluation.evidence
     assert evidence is not None and evidence.source.endswith("data.json")
@@ -91,8 +91,8 @@ def test_promotion_uses_the_data_of_the_run(model: Path, tmp_path: Path, tracker
 def test_comparison_and_reevaluation_stay_unproven(
     unproven: ConvertResult, model: Path, tracker: MemoryTracker
 ) -> None:
-    found = compare(f"run:{unproven.run_id}", model, RANDOM, tracker=tracker)
-    assert found.verdict == "unproven" and found.reasons == unproven.reasons
+    comparison = compare(f"run:{unproven.run_id}", model, RANDOM, tracker=tracker)
+    assert comparison.verdict == "unproven" and comparison.reasons == unproven.reasons
 
     loose, strict = (reevaluate([unproven.run_id], Tolerances(atol=atol, rtol=0), tracker)[0] for atol in (1.0, 0.0))
     assert (loose.verdict, loose.reasons, strict.verdict) == ("unproven", unproven.reasons, "bad")
@@ -123,34 +123,34 @@ def test_gate_accepts_unproven_only_by_option(model: Path, tracker: MemoryTracke
 
 
 def test_triage_does_not_rule_out_a_bad_engine(model: Path, tracker: MemoryTracker) -> None:
-    found = triage(model, TriageConfig(build=BUILD, check=RANDOM), tracker=tracker)
+    triaged = triage(model, TriageConfig(build=BUILD, check=RANDOM), tracker=tracker)
     shaped = triage(model, TriageConfig(build=BUILD, check=SHAPED), tracker=tracker)
 
-    assert (found.verdict, found.kind, found.steps[-1].answer) == ("unproven", "none", "unproven")
-    assert "--input-shapes" in found.remedies[-1] and "proves nothing" in found.headline
-    assert tracker.info(found.run_id).verdict == tracker.info(found.steps[-1].run_id).verdict == "unproven"
+    assert (triaged.verdict, triaged.kind, triaged.steps[-1].answer) == ("unproven", "none", "unproven")
+    assert "--input-shapes" in triaged.remedies[-1] and "proves nothing" in triaged.headline
+    assert tracker.info(triaged.run_id).verdict == tracker.info(triaged.steps[-1].run_id).verdict == "unproven"
     assert (shaped.verdict, shaped.headline) == ("good", "nothing is wrong")
 
 
 def test_campaign_of_unproven_builds_is_unproven(model: Path, tracker: MemoryTracker) -> None:
     config = DebugBuildConfig(build=BUILD, check=RANDOM, until=2, max_iterations=2, keep_model=False)
 
-    found = debug_build(model, config, tracker=tracker)
+    campaign = debug_build(model, config, tracker=tracker)
     first = debug_build(model, replace(config, until="good"), tracker=tracker)
 
-    assert (found.verdict, found.good, found.unproven, found.diff.good) == ("unproven", 0, 2, 2)
-    assert "2 unproven (they count as good here)" in found.page()
+    assert (campaign.verdict, campaign.good, campaign.unproven, campaign.diff.good) == ("unproven", 0, 2, 2)
+    assert "2 unproven (they count as good here)" in campaign.page()
     assert (first.verdict, first.iterations) == ("unproven", 1)  # it stops at a build without a deviation
-    iteration = tracker.find(parent=found.run_id, tags={Tag.KIND: "iteration"})[0]
-    for run in (found.run_id, iteration.id):
+    iteration = tracker.find(parent=campaign.run_id, tags={Tag.KIND: "iteration"})[0]
+    for run in (campaign.run_id, iteration.id):
         assert not check_integrity(tracker.load(run), SharedReads(tracker)).contradictions
     with pytest.raises(errors.ConfigError, match="`trtops debug build`"):
         promote(iteration.id, tracker=tracker)
 
 
 def test_bundle_repeats_the_comparison(unproven: ConvertResult, tmp_path: Path, tracker: MemoryTracker) -> None:
-    found = bundle(unproven.run_id, BundleConfig(output=str(tmp_path / "case.zip")), tracker=tracker)
-    assert found.repeats == "good" and "verdict: good" in found.printed
+    bundled = bundle(unproven.run_id, BundleConfig(output=str(tmp_path / "case.zip")), tracker=tracker)
+    assert bundled.repeats == "good" and "verdict: good" in bundled.printed
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_child_ignores_modules_in_the_working_folder(tmp_path, monkeypatch):
     for module in ("trtops", "select", "colorsys"):
         (tmp_path / f"{module}.py").write_text(f"open({str(note)!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])  # as for the command `trtops`
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # as for the command `trtops`
 
     with Worker() as worker:
         assert worker.run(os.getcwd) == str(tmp_path)  # where relative paths count from
@@ -231,7 +231,7 @@ def test_other_interpreter_gets_only_this_package(tmp_path: Path):
         where = worker.run(eval, "__import__('sys').executable")
         with pytest.raises(ModuleNotFoundError, match="numpy"):
             worker.run(importlib.import_module, "numpy")
-        own = worker.run(eval, "__import__('os').path.realpath(__import__('trtops.errors').errors.__file__)")
+        errors_path = worker.run(eval, "__import__('os').path.realpath(__import__('trtops.errors').errors.__file__)")
 
     assert where == str(tmp_path / "bare" / "bin" / "python")
-    assert own == os.path.realpath(errors.__file__)
+    assert errors_path == os.path.realpath(errors.__file__)

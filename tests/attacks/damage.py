@@ -128,7 +128,7 @@ OF_RUNTIME = {
 
 def _extreme(random: Random) -> onnx.ModelProto:
     """One operator whose integer attributes are at their extremes, with dynamic or static shapes, inputs or weights."""
-    name, given = random.choice([*OPERATORS.items(), *OF_RUNTIME.items()])
+    name, signature = random.choice([*OPERATORS.items(), *OF_RUNTIME.items()])
     op, *attributes = name.split()
     domain = "com.microsoft" if attributes else ""
     kinds = {name: onnx.defs.OpSchema.AttrType.INT for name in attributes}
@@ -143,19 +143,19 @@ def _extreme(random: Random) -> onnx.ModelProto:
         elif kind == onnx.defs.OpSchema.AttrType.INT:
             values[attribute] = random.choice(EXTREMES)
     inputs, weights = [], []
-    for place, text in enumerate(given.split()):
+    for index, text in enumerate(signature.split()):
         dims = [int(size) for size in filter(None, text[1:].split(","))]
         dtype = {"f": np.float32, "i": np.int64, "B": np.uint8}[text[0]]
-        if place and random.random() < 0.5:
+        if index and random.random() < 0.5:
             array = np.full(dims, random.choice((0, 1, 1, random.choice(EXTREMES) % 2**63)), np.int64).astype(dtype)
-            weights.append(numpy_helper.from_array(array, f"t{place}"))
+            weights.append(numpy_helper.from_array(array, f"t{index}"))
         else:
-            shown = [f"d{place}_{i}" if random.random() < 0.4 else size for i, size in enumerate(dims)]
+            shown = [f"d{index}_{i}" if random.random() < 0.4 else size for i, size in enumerate(dims)]
             inputs.append(
-                helper.make_tensor_value_info(f"t{place}", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shown)
+                helper.make_tensor_value_info(f"t{index}", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shown)
             )
     node = helper.make_node(
-        op, [f"t{i}" for i in range(len(given.split()))], ["y"], op.lower(), domain=domain, **values
+        op, [f"t{i}" for i in range(len(signature.split()))], ["y"], op.lower(), domain=domain, **values
     )
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph([node], "extreme", inputs, [y], weights)

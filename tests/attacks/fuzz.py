@@ -131,11 +131,11 @@ def make_bases(folder: Path, kinds: list[str]) -> list[str]:
     Path("places.yaml").write_text("[]\n")
     shutil.copy("good.onnx", "m.onnx")
     os.environ["TRTOPS_HOME"] = str(folder / "mlruns")
-    kept = "--save-tactics replay.json --save-timing-cache timing.cache"
+    save_options = "--save-tactics replay.json --save-timing-cache timing.cache"
     lines = (
         "run good.onnx --onnxrt --iterations 3 --save-inputs inputs.json --save-outputs outputs.json",
         "run good.onnx --onnxrt --onnxrt --save-accuracy-results accuracy.json",
-        f"convert good.onnx --convert-to ort -o good.ort --experiment good {kept}",
+        f"convert good.onnx --convert-to ort -o good.ort --experiment good {save_options}",
         "calibrate good.onnx --load-inputs inputs.json -o int8.cache --experiment good",
         "debug build good.onnx --onnxrt --until 2 --experiment good",
         "check lint good.onnx -o report.json",
@@ -289,13 +289,13 @@ def watch_case(kind: str, seed: int, bases: Path, runs: list[str], count: int) -
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    found: dict[str, str | None] = dict(map(json.loads, notes.read_text().splitlines()))
+    outcomes: dict[str, str | None] = dict(map(json.loads, notes.read_text().splitlines()))
     if status:  # the last command is to blame
         code = os.waitstatus_to_exitcode(status)
         hangs = -code in (signal.SIGXCPU, signal.SIGALRM)
-        last = list(found)[-1]
-        found[last] = "hang" if hangs else f"died: exit code {code}\n{log.read_text(errors='replace')[-2500:]}"
-    return found
+        last = list(outcomes)[-1]
+        outcomes[last] = "hang" if hangs else f"died: exit code {code}\n{log.read_text(errors='replace')[-2500:]}"
+    return outcomes
 
 
 def run_all(kinds: list[str], numbers: range, count: int, work: Path) -> int:
@@ -309,16 +309,18 @@ def run_all(kinds: list[str], numbers: range, count: int, work: Path) -> int:
     for kind in kinds:
         lines = 0
         for seed in numbers:
-            found = watch_case(kind, seed, bases, runs, count)
-            lines += len(found) - 1
+            outcomes = watch_case(kind, seed, bases, runs, count)
+            lines += len(outcomes) - 1
             if not (seed + 1) % 100:
                 print(f"{kind}: up to {seed}, {lines} commands, {sum(causes.values())} wrong", flush=True)
-            for line, what in found.items():
-                if what is not None:
-                    cause = what[:60] if what.startswith(("hang", "died")) else what.strip().splitlines()[-1][:160]
+            for line, failure in outcomes.items():
+                if failure is not None:
+                    cause = (
+                        failure[:60] if failure.startswith(("hang", "died")) else failure.strip().splitlines()[-1][:160]
+                    )
                     causes[cause] += 1
                     if causes[cause] <= 2:
-                        print(f"--- {kind} {seed}: {line}\n{what}", flush=True)
+                        print(f"--- {kind} {seed}: {line}\n{failure}", flush=True)
         print(f"{kind}: {len(numbers)} cases, {lines} commands, {sum(causes.values())} wrong so far", flush=True)
     for cause, times in causes.most_common(40):
         print(f"{times:6} {cause}")
@@ -331,7 +333,7 @@ def main_of_fuzz() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
     parser.add_argument("--commands", type=int, default=3, help="commands for each case, drawn by its number")
     parser.add_argument("--kinds", nargs="+", default=["models", "files", "store"])
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trtops-fuzz-", ignore_cleanup_errors=True) as work:
         os.environ.update(
             HOME=work,
@@ -340,8 +342,8 @@ def main_of_fuzz() -> int:
             OMP_NUM_THREADS="1",
             TRTOPS_TIME_LIMIT="10",
         )
-        numbers = range(given.first, given.first + given.cases)
-        return min(1, run_all(given.kinds, numbers, given.commands, Path(work)))
+        numbers = range(arguments.first, arguments.first + arguments.cases)
+        return min(1, run_all(arguments.kinds, numbers, arguments.commands, Path(work)))
 
 
 if __name__ == "__main__":

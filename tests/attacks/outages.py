@@ -36,10 +36,14 @@ def contents(tracker: Tracker) -> object:
     [info] = tracker.find()
     stored = tracker.load(info.id)
     assert builds.load_build(stored).engine.plan
-    [found] = audit(AuditConfig(runs=(info.id,), rebuild=False), tracker=tracker).runs
+    [run_audit] = audit(AuditConfig(runs=(info.id,), rebuild=False), tracker=tracker).runs
     # A store in memory has no log.
     missing = [] if isinstance(tracker, MlflowTracker) else ["it is not in the log of the store"]
-    assert found.whole and not found.contradictions and [why.partition(":")[0] for why in found.unverified] == missing
+    assert (
+        run_audit.whole
+        and not run_audit.contradictions
+        and [reason.partition(":")[0] for reason in run_audit.unverified] == missing
+    )
     logged = sorted(info.tags), sorted(info.params), sorted(info.metrics)
     sections = re.findall("<h2.*?</h2>", stored.read_bytes(Artifact.REPORT).decode())
     return info.status, info.verdict, logged, [entry.path for entry in stored.manifest.artifacts], sections
@@ -53,7 +57,7 @@ def failing_at(moment: int, error: type[errors.TrackingError], model: Path, spoo
     assert convert(model, CONFIG, tracker=tracker).verdict == "good"
     calls = memory.gate.calls
     come_back(memory)
-    assert all(not each.reason for each in upload(memory, tracker.spool)) and not tracker.spool.runs()
+    assert all(not uploaded.reason for uploaded in upload(memory, tracker.spool)) and not tracker.spool.runs()
     return calls, contents(memory)
 
 
@@ -72,36 +76,39 @@ def full_disks(count: int, folder: Path) -> Iterator[int]:
     embedded.ensure_store(template)
     model, expected = models.identity().write(folder), None
     for number in range(count, -1, -1):  # with enough room first
-        (place := folder / f"disk {number}").mkdir()  # MLflow keeps connections to a path
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], check=True)
+        (disk := folder / f"disk {number}").mkdir()  # MLflow keeps connections to a path
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], check=True)
         try:
-            store = copy_store(template, place / "mlruns")
-            used = os.statvfs(place)
+            store = copy_store(template, disk / "mlruns")
+            used = os.statvfs(disk)
             size = (used.f_blocks - used.f_bfree) * used.f_frsize + (8192 * number if number < count else 1 << 25)
             words = ["convert", str(model), "--convert-to", "ort", "--experiment", "m", "--store", str(store)]
             environment = {**os.environ, "TRTOPS_SPOOL": str(spool)}
             for room, line in ((size, words), (1 << 26, ["store", "upload", "--root", str(store)])):
-                subprocess.run(["mount", "-o", f"remount,size={room}", str(place)], check=True)
+                subprocess.run(["mount", "-o", f"remount,size={room}", str(disk)], check=True)
                 command = [sys.executable, "-m", "trtops.cli.main", *line]
                 done = subprocess.run(command, env=environment, capture_output=True, text=True)
                 assert done.returncode == 0, (number, line, done.stderr)
-            found = contents(MlflowTracker(store))
-            expected = found if number == count else expected
-            if found != expected:
+            stored = contents(MlflowTracker(store))
+            expected = stored if number == count else expected
+            if stored != expected:
                 yield size
         finally:
-            subprocess.run(["umount", "--lazy", str(place)], check=True)
+            subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--moments", type=int, default=20)
     parser.add_argument("--disks", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         lost = []
         for kind in (errors.TrackingUnavailableError, errors.NoRoomError):
-            lost += [f"{kind.__name__} at call {moment}" for moment in failures(kind, given.moments, Path(work))]
-        lost += [f"full disk at {size} bytes" for size in (full_disks(given.disks, Path(work)) if given.disks else ())]
-    print(f"{len(lost)} of {2 * given.moments + given.disks} runs are not whole", *lost, sep="\n")
+            lost += [f"{kind.__name__} at call {moment}" for moment in failures(kind, arguments.moments, Path(work))]
+        lost += [
+            f"full disk at {size} bytes"
+            for size in (full_disks(arguments.disks, Path(work)) if arguments.disks else ())
+        ]
+    print(f"{len(lost)} of {2 * arguments.moments + arguments.disks} runs are not whole", *lost, sep="\n")
     sys.exit(bool(lost))

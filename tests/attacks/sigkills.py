@@ -79,23 +79,25 @@ fork = multiprocessing.get_context("fork")
 Failures = dict[str, list[str]]
 
 
-def enter(place: Path) -> None:
+def enter(folder: Path) -> None:
     """Use the store and the temporary folder of a case in this process."""
-    os.environ.update(TRTOPS_HOME=str(place / "mlruns"), TMPDIR=str(place / "tmp"), TRTOPS_SPOOL=str(place / "spool"))
-    tempfile.tempdir = str(place / "tmp")
-    if (place / "server").exists():
-        os.environ["MLFLOW_TRACKING_URI"] = (place / "server").read_text()
+    os.environ.update(
+        TRTOPS_HOME=str(folder / "mlruns"), TMPDIR=str(folder / "tmp"), TRTOPS_SPOOL=str(folder / "spool")
+    )
+    tempfile.tempdir = str(folder / "tmp")
+    if (folder / "server").exists():
+        os.environ["MLFLOW_TRACKING_URI"] = (folder / "server").read_text()
 
 
-def start(line: str, place: Path) -> Any:
+def start(line: str, folder: Path) -> Any:
     """Start a child that runs a line, in a session of its own, with its output in ``output``."""
 
     def work() -> None:
         os.setsid()
         for stream in (1, 2):
-            os.dup2(os.open(place / "output", os.O_CREAT | os.O_APPEND | os.O_WRONLY), stream)
-        enter(place)
-        os.chdir(place / "work")
+            os.dup2(os.open(folder / "output", os.O_CREAT | os.O_APPEND | os.O_WRONLY), stream)
+        enter(folder)
+        os.chdir(folder / "work")
         code = 99
         try:
             if line.startswith("flows."):
@@ -129,62 +131,62 @@ def join(child: Any, seconds: float) -> bool:
     return False
 
 
-def run_to_the_end(line: str, place: Path) -> int:
-    child = start(line, place)
+def run_to_the_end(line: str, folder: Path) -> int:
+    child = start(line, folder)
     join(child, 900)
     return int(child.exitcode)
 
 
-def in_child(function: Callable[..., Any], place: Path, *args: Any) -> Any:
+def in_child(function: Callable[..., Any], folder: Path, *args: Any) -> Any:
     """Return the result of a function that uses the store of a case, called in a forked child."""
-    with ProcessPoolExecutor(1, mp_context=fork, initializer=enter, initargs=(place,)) as pool:
-        return pool.submit(function, place, *args).result()
+    with ProcessPoolExecutor(1, mp_context=fork, initializer=enter, initargs=(folder,)) as pool:
+        return pool.submit(function, folder, *args).result()
 
 
-def make_base(place: Path, *, served: bool) -> dict[str, str]:
+def make_base(folder: Path, *, served: bool) -> dict[str, str]:
     """Make a folder with a model, inputs, and a store with a good build and a campaign; returns ids by placeholder.
 
     A base for servers is made over a server, whose artifact addresses do not depend on its folder.
     """
     for name in ("work", "tmp", "spool"):
-        (place / name).mkdir(parents=True)
-    models.conv_net().fixed().write(place / "work").rename(place / "work" / "m.onnx")
-    (place / "work" / "list.yaml").write_text("models:\n  - model: m.onnx\n")
-    with server_for(place, served):
+        (folder / name).mkdir(parents=True)
+    models.conv_net().fixed().write(folder / "work").rename(folder / "work" / "m.onnx")
+    (folder / "work" / "list.yaml").write_text("models:\n  - model: m.onnx\n")
+    with server_for(folder, served):
         for line in (
             "run m.onnx --onnxrt --iterations 3 --save-inputs inputs.json --save-outputs outputs.json",
             "calibrate m.onnx --load-inputs inputs.json -o int8.cache",
             "convert m.onnx --convert-to ort -o x.ort --experiment m",
         ):
-            assert run_to_the_end(line, place) == 0, (place / "output").read_text()
-        (place / "work" / "x.ort").unlink()
-        [run] = in_child(finished_runs, place)
-        names = {"RUN": run, "CAMPAIGN": in_child(make_campaign, place)}
-        in_child(clear_up, place)
-    (place / "output").unlink()
-    (place / "server").unlink(missing_ok=True)
+            assert run_to_the_end(line, folder) == 0, (folder / "output").read_text()
+        (folder / "work" / "x.ort").unlink()
+        [run] = in_child(finished_runs, folder)
+        names = {"RUN": run, "CAMPAIGN": in_child(make_campaign, folder)}
+        in_child(clear_up, folder)
+    (folder / "output").unlink()
+    (folder / "server").unlink(missing_ok=True)
     return names
 
 
-def make_campaign(place: Path) -> str:
+def make_campaign(folder: Path) -> str:
     """Run a campaign with good and bad builds, of a model of its own."""
-    model, data = campaigns.two_blocks(place / "work")
+    model, data = campaigns.two_blocks(folder / "work")
     config = campaigns.config(data, until=8, bisect=False)
     return debug_build(model, config, tracker=default_tracker(), experiment="campaign").run_id
 
 
-def finished_runs(place: Path) -> list[str]:
+def finished_runs(folder: Path) -> list[str]:
     return [info.id for info in default_tracker().find(status="finished")]
 
 
-def clear_up(place: Path) -> None:
+def clear_up(folder: Path) -> None:
     tracker = default_tracker()
     reap(tracker)
     remove_leftovers(tracker)
     tracker.upload_spool()
 
 
-def check_store(place: Path, before: list[str]) -> Failures:
+def check_store(folder: Path, before: list[str]) -> Failures:
     """Runs that are lost, doubled or still open."""
     tracker = default_tracker()
     infos = tracker.find()
@@ -207,92 +209,98 @@ def check_store(place: Path, before: list[str]) -> Failures:
     return {"lost": lost, "doubled": doubled, "left": left}
 
 
-def left_processes(place: Path, session: int, server: int | None) -> list[str]:
+def left_processes(folder: Path, session: int, server: int | None) -> list[str]:
     """Processes of a line's session, or with its store in their environment, except those of its server.
 
     Waits for them: the server of a flow needs some seconds to end.
     """
-    found: list[str] = []
+    leftovers: list[str] = []
     for _ in range(200):
-        found.clear()
+        leftovers.clear()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 group = os.getsid(process.pid)
-                mine = group == session or any(str(place) in text for text in process.environ().values())
+                mine = group == session or any(str(folder) in text for text in process.environ().values())
                 if mine and group != server and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"process {' '.join(process.cmdline())[:120] or process.pid}")
-        if not found:
+                    leftovers.append(f"process {' '.join(process.cmdline())[:120] or process.pid}")
+        if not leftovers:
             break
         time.sleep(0.2)
-    return found
+    return leftovers
 
 
-def left_files(place: Path, known: set[str]) -> list[str]:
+def left_files(folder: Path, initial_files: set[str]) -> list[str]:
     """Files in the working folder that no line writes, outputs that are cut short, and temporary files."""
-    found = [f"temporary {path.name}" for path in (place / "tmp").iterdir()]
-    for path in (place / "work").iterdir():
-        if path.name not in known and not path.name.startswith("out.") and RESUMABLE not in path.name:
-            found.append(f"file {path.name}")
+    leftovers = [f"temporary {path.name}" for path in (folder / "tmp").iterdir()]
+    for path in (folder / "work").iterdir():
+        if path.name not in initial_files and not path.name.startswith("out.") and RESUMABLE not in path.name:
+            leftovers.append(f"file {path.name}")
         if path.name == "out.onnx":
             try:
                 onnx.load(path)
             except Exception as exc:
-                found.append(f"out.onnx is cut short: {exc}")
-    return found
+                leftovers.append(f"out.onnx is cut short: {exc}")
+    return leftovers
 
 
 @contextlib.contextmanager
-def server_for(place: Path, wanted: bool) -> Iterator[MlflowServer | None]:
+def server_for(folder: Path, served: bool) -> Iterator[MlflowServer | None]:
     """A real server over the store of a case."""
-    with MlflowServer(place / "mlruns") if wanted else contextlib.nullcontext() as server:
+    with MlflowServer(folder / "mlruns") if served else contextlib.nullcontext() as server:
         if server is not None:
-            (place / "server").write_text(server.address)
+            (folder / "server").write_text(server.address)
         yield server
 
 
 @contextlib.contextmanager
-def copy_of(base: Path, place: Path) -> Iterator[Path]:
+def copy_of(base: Path, folder: Path) -> Iterator[Path]:
     """A copy of a base, removed afterwards."""
-    shutil.copytree(base, place)
-    set_root(place / "mlruns")
+    shutil.copytree(base, folder)
+    set_root(folder / "mlruns")
     try:
-        yield place
+        yield folder
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def try_case(number: int, line: str, base: Path, seconds: float, known: set[str], with_server: bool) -> Failures:
+def try_case(
+    number: int, line: str, base: Path, seconds: float, initial_files: set[str], with_server: bool
+) -> Failures:
     """Kill a line at a moment of the seconds that it takes, run it again, and return what is wrong."""
     random = Random(number)
-    with copy_of(base, base.parent / f"case-{number}") as place, server_for(place, with_server) as server:
-        before = in_child(finished_runs, place)
+    with copy_of(base, base.parent / f"case-{number}") as folder, server_for(folder, with_server) as server:
+        before = in_child(finished_runs, folder)
         kill = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP))
-        child = start(line, place)
+        child = start(line, folder)
         child.join(random.uniform(0, 1.1 * seconds))
         if server is not None and random.random() < 0.7:
             server.kill()
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, kill)
         left = [] if join(child, 120) else [f"{kill.name} did not end it"]
-        left += left_processes(place, child.pid, server.session if server else None)
+        left += left_processes(folder, child.pid, server.session if server else None)
         if server is not None and not server.is_up:
             server.start()
-        in_child(clear_up, place)
-        left += left_files(place, known)
-        code = run_to_the_end(line, place)
-        output = (place / "output").read_text(errors="replace")[-1500:]
+        in_child(clear_up, folder)
+        left += left_files(folder, initial_files)
+        code = run_to_the_end(line, folder)
+        output = (folder / "output").read_text(errors="replace")[-1500:]
         # Some commands refuse to overwrite what was written before the kill.
         lost = [] if code in (0, 1) or "exists already" in output else [f"run again it ends with {code}:\n{output}"]
-        in_child(clear_up, place)
-        found: Failures = in_child(check_store, place, before)
-        return {"lost": lost + found["lost"], "doubled": found["doubled"], "left": left + found["left"]}
+        in_child(clear_up, folder)
+        store_failures: Failures = in_child(check_store, folder, before)
+        return {
+            "lost": lost + store_failures["lost"],
+            "doubled": store_failures["doubled"],
+            "left": left + store_failures["left"],
+        }
 
 
 def run_all(numbers: range, lines: list[str], work: Path) -> int:
     """Kill lines in turn; prints a table by line, and returns the number of failures."""
     bases = {served: work / ("served" if served else "plain") for served in (False, True)}
     runs = {served: make_base(base, served=served) for served, base in bases.items()}
-    known = {path.name for path in (bases[False] / "work").iterdir()}
+    initial_files = {path.name for path in (bases[False] / "work").iterdir()}
     # A flow starts Prefect's server and takes ten times as long as a command: commands have three turns for one.
     turns = [line for line in lines for _ in range(1 if line.startswith("flows.") else 3)]
     Random(0).shuffle(turns)
@@ -308,20 +316,20 @@ def run_all(numbers: range, lines: list[str], work: Path) -> int:
         line = turns[number % len(turns)]
         served = Random(number + 1).random() < SERVED
         if line not in seconds:
-            with copy_of(bases[False], work / "timed") as place:
+            with copy_of(bases[False], work / "timed") as folder:
                 begin = time.monotonic()
-                code = run_to_the_end(named(line, False), place)
+                code = run_to_the_end(named(line, False), folder)
                 seconds[line] = time.monotonic() - begin
             print(f"{line}: {seconds[line]:.1f} s, exit code {code}", flush=True)
-        wrong = try_case(number, named(line, served), bases[served], seconds[line], known, served)
+        wrong = try_case(number, named(line, served), bases[served], seconds[line], initial_files, served)
         table[line]["kills"] += 1
-        for kind, found in wrong.items():
-            table[line][kind] += bool(found)
-            for each in found:
-                print(f"--- case {number}, {line}: {kind}: {each}", flush=True)
+        for kind, failures in wrong.items():
+            table[line][kind] += bool(failures)
+            for failure in failures:
+                print(f"--- case {number}, {line}: {kind}: {failure}", flush=True)
     total = sum(table.values(), collections.Counter())
     columns = ("kills", "lost", "doubled", "left")
-    rows = [(*(str(found[name]) for name in columns), line) for line, found in (table | {"all": total}).items()]
+    rows = [(*(str(failures[name]) for name in columns), line) for line, failures in (table | {"all": total}).items()]
     print(tables.table((*columns, "line"), rows))
     return total["lost"] + total["doubled"] + total["left"]
 
@@ -331,11 +339,11 @@ def main_of_sigkills() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
     parser.add_argument("--only", default="", help="lines with this in them")
-    given = parser.parse_args()
-    lines = [line for line in (*COMMANDS, *FLOWS) if given.only in line]
+    arguments = parser.parse_args()
+    lines = [line for line in (*COMMANDS, *FLOWS) if arguments.only in line]
     with tempfile.TemporaryDirectory(prefix="sigkills-", ignore_cleanup_errors=True) as work:
         os.environ.update(HOME=work, PREFECT_HOME=f"{work}/prefect", TRTOPS_TRACKING_WAIT="0", OMP_NUM_THREADS="1")
-        return min(1, run_all(range(given.first, given.first + given.kills), lines, Path(work)))
+        return min(1, run_all(range(arguments.first, arguments.first + arguments.kills), lines, Path(work)))
 
 
 if __name__ == "__main__":

@@ -89,19 +89,19 @@ def test_unusable_scripts_are_refused(script: Path, tmp_path: Path) -> None:
 
 def test_processor_digest_ignores_the_clock(tmp_path, monkeypatch):
     text = "vendor_id\t: V\nmodel name\t: P 1\nflags\t: fpu sse avx2 {flag}\ncpu MHz\t: {clock}\n\nvendor_id\t: other"
-    found = {}
+    processors = {}
     for name, flag, clock in (("a", "rdtscp", "1"), ("b", "hypervisor", "2"), ("c", "avx512f", "1")):
         path = tmp_path / name
         path.write_text(text.format(flag=flag, clock=clock))
         monkeypatch.setattr(environment, "_CPUINFO", path)
         environment.processor.cache_clear()
-        found[name] = environment.processor()
+        processors[name] = environment.processor()
     environment.processor.cache_clear()
 
-    assert found["a"].name == "P 1"
-    assert found["a"] == found["b"]
-    assert found["a"].sha256 != found["c"].sha256
-    assert found["c"].instruction_sets == ("avx2", "avx512f", "fpu", "sse")
+    assert processors["a"].name == "P 1"
+    assert processors["a"] == processors["b"]
+    assert processors["a"].sha256 != processors["c"].sha256
+    assert processors["c"].instruction_sets == ("avx2", "avx512f", "fpu", "sse")
 
 
 def test_commit_is_marked_dirty(tmp_path):

@@ -53,8 +53,10 @@ def bench_diff(goals: Goals, tracker: MlflowTracker, builds: int) -> None:
             log_diff(logged, diff(table))
             logged.finish("bad")
 
-    found = in_turns({"read": read, "whole": whole}, 3)
-    goals.at_most(f"diff of {builds} builds", found["whole"], LIMITS[builds], note=f"reading: {found['read']:.3f} s")
+    seconds = in_turns({"read": read, "whole": whole}, 3)
+    goals.at_most(
+        f"diff of {builds} builds", seconds["whole"], LIMITS[builds], note=f"reading: {seconds['read']:.3f} s"
+    )
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
@@ -62,10 +64,10 @@ def slope(values: Sequence[float]) -> tuple[float, float]:
     means = np.array(values[: len(values) // TOGETHER * TOGETHER]).reshape(-1, TOGETHER).mean(axis=1)
     x = np.arange(len(means)) * float(TOGETHER)
     x -= x.mean()
-    found = float((x * means).sum() / (x * x).sum())
-    residuals = means - means.mean() - found * x
+    gradient = float((x * means).sum() / (x * x).sum())
+    residuals = means - means.mean() - gradient * x
     error = math.sqrt(float((residuals**2).sum()) / (len(means) - 2) / float((x * x).sum()))
-    return found, 2.0 * error
+    return gradient, 2.0 * error
 
 
 def bench_long_campaign(goals: Goals, folder: Path, count: int) -> None:
@@ -73,7 +75,7 @@ def bench_long_campaign(goals: Goals, folder: Path, count: int) -> None:
     fixed: list[float] = []
     memory: list[float] = []
 
-    def note(now: CampaignProgress) -> None:
+    def note(progress: CampaignProgress) -> None:
         spent.append(time.process_time() - sum(fixed))
         memory.append(float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
         fixed.append(timed(lambda: json.loads(json.dumps(WORK)), time.process_time)[0])
@@ -81,13 +83,15 @@ def bench_long_campaign(goals: Goals, folder: Path, count: int) -> None:
     store = folder / "long"
     debug_build(models.identity().write(folder), cases.of_one_node(count), tracker=MlflowTracker(store), progress=note)
     stored = sum(file.stat().st_size for file in store.rglob("*") if file.is_file()) / count
-    own, yard = np.diff(spent)[WARM_UP:], np.array(fixed[WARM_UP + 1 :])
+    iteration_seconds, yard = np.diff(spent)[WARM_UP:], np.array(fixed[WARM_UP + 1 :])
     kernel = np.ones(TOGETHER) / TOGETHER
-    near = np.convolve(np.pad(yard, TOGETHER // 2, mode="edge"), kernel, mode="same")[TOGETHER // 2 :][: len(own)]
-    steady = own * yard.mean() / near
-    slower, doubt = (each * count / steady.mean() for each in slope(steady))
-    grown, grown_doubt = (each / 1e3 for each in slope(memory[WARM_UP + 1 :]))
-    print(f"{own.mean() * 1e3:.1f} ms of CPU time and {stored / 1e3:.1f} kB in the store per iteration")
+    near = np.convolve(np.pad(yard, TOGETHER // 2, mode="edge"), kernel, mode="same")[TOGETHER // 2 :][
+        : len(iteration_seconds)
+    ]
+    steady = iteration_seconds * yard.mean() / near
+    slower, doubt = (estimate * count / steady.mean() for estimate in slope(steady))
+    grown, grown_doubt = (estimate / 1e3 for estimate in slope(memory[WARM_UP + 1 :]))
+    print(f"{iteration_seconds.mean() * 1e3:.1f} ms of CPU time and {stored / 1e3:.1f} kB in the store per iteration")
     goals.at_most("slower over the campaign", 100 * (slower - doubt), 10.0, "%", f"{100 * slower:.1f} in the mean")
     goals.at_most("growth per iteration", grown - grown_doubt, 2.0, "kB", f"{grown:.2f} in the mean")
 

@@ -41,7 +41,7 @@ def package(tool: str) -> Any:
 def compare(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], object]:
     """All statistics of all outputs, through each tool's own compare function."""
     comparator = package(tool)
-    first, second = (comparator.IterationResult(each) for each in arrays(elements, outputs))
+    first, second = (comparator.IterationResult(side) for side in arrays(elements, outputs))
     function = comparator.CompareFunc.simple(check_error_stat="quantile")
     return lambda: function(first, second)
 
@@ -62,21 +62,21 @@ def plain(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], o
 
 def results(tool: str, elements: int, ending: int, folder: str) -> tuple[Any, str]:
     """Results with one output of this size, and where to save them: as JSON, or as npz on our side."""
-    found = package(tool).RunResults()
-    found.add([arrays(elements)[0]], runtime=1e-3, runner_name="runner")
-    return found, os.path.join(folder, tool + (".npz" if ending and tool == "trtops" else ".json"))
+    run_results = package(tool).RunResults()
+    run_results.add([arrays(elements)[0]], runtime=1e-3, runner_name="runner")
+    return run_results, os.path.join(folder, tool + (".npz" if ending and tool == "trtops" else ".json"))
 
 
 def save(*case: Any) -> Callable[[], object]:
-    found, path = results(*case)
-    return lambda: found.save(path)
+    run_results, path = results(*case)
+    return lambda: run_results.save(path)
 
 
 def load(*case: Any) -> Callable[[], object]:
-    found, path = results(*case)
-    found.save(path)
-    kind = type(found)
-    del found  # its memory is not to be measured
+    run_results, path = results(*case)
+    run_results.save(path)
+    kind = type(run_results)
+    del run_results  # its memory is not to be measured
     return lambda: kind.load(path)["runner"][0]["out0"]
 
 
@@ -93,10 +93,10 @@ def run(tool: str, elements: int, outputs: int, folder: str) -> Callable[[], obj
             return dict(feed_dict)
 
         def get_input_metadata_impl(self):
-            found = metadata.TensorMetadata()
+            input_metadata = metadata.TensorMetadata()
             for name, array in feed.items():
-                found.add(name, array.dtype, array.shape)
-            return found
+                input_metadata.add(name, array.dtype, array.shape)
+            return input_metadata
 
     runner, feeds = Idle("idle"), [feed] * 1000
     return lambda: comparator.Comparator.run([runner], data_loader=feeds)
@@ -135,7 +135,7 @@ def main() -> None:
     table.append((f"load npz, theirs {megabytes} of JSON", "load", elements, 1, 3, 0.1))
     with benchmark() as (goals, folder):
         for title, case, elements, second, repeats, limit in table:
-            words = [str(each) for each in (elements, second, repeats)]
+            words = [str(number) for number in (elements, second, repeats)]
             ours, theirs = (
                 measured_child(folder, CHILD, case, tool, *words)["value"] for tool in ("trtops", "polygraphy")
             )

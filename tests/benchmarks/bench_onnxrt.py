@@ -68,8 +68,8 @@ def bench_infer(goals: Goals, inputs: int) -> None:
             "ours": repeated(lambda: ours.infer(feed)),
             "theirs": repeated(lambda: theirs.infer(feed)),
         }
-        found = in_turns(calls, 15, pick=statistics.median)
-    bare, mine, other = (found[name] / CALLS * 1e6 for name in ("bare", "ours", "theirs"))
+        seconds = in_turns(calls, 15, pick=statistics.median)
+    bare, mine, other = (seconds[name] / CALLS * 1e6 for name in ("bare", "ours", "theirs"))
     note = f"bare session {bare:.1f} us, Polygraphy adds {other - bare:.1f} us"
     goals.at_most(f"infer, {inputs} inputs, added", mine - bare, LIMITS_US[inputs], "us", note)
 
@@ -84,8 +84,8 @@ def bench_calibrate(goals: Goals, folder: Path) -> None:
         note = f"{ours['seconds']:.1f} s and {ours['peak']:.0f} MiB, theirs {theirs['seconds']:.1f} s and "
         note += f"{theirs['peak']:.0f} MiB"
         goals.at_most(f"calibrate by {method}", ours["seconds"] / theirs["seconds"], 1.5, "times", note)
-    more = measured_child(folder, CALIBRATE + OURS, path, "entropy", augmented, "12")
-    goals.at_most("memory of three times the samples", more["peak"] / ours["peak"], 1.05, "times")
+    tripled = measured_child(folder, CALIBRATE + OURS, path, "entropy", augmented, "12")
+    goals.at_most("memory of three times the samples", tripled["peak"] / ours["peak"], 1.05, "times")
 
 
 def main() -> None:

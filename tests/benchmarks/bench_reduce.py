@@ -46,10 +46,10 @@ def branchy(nodes: int) -> onnx.ModelProto:
     b, x = Graph(), "x"
     while len(b.nodes) < nodes - 8:
         kinds = ("Relu", "Sigmoid", "Tanh", "Elu")
-        one, two, three, four = (
+        first, second, third, fourth = (
             b.op(kind, b.op("Add", b.op("MatMul", x, b.weight(32, 32)), b.weight(32))) for kind in kinds
         )
-        x = b.op("Add", b.op("Add", one, two), b.op("Add", three, four))
+        x = b.op("Add", b.op("Add", first, second), b.op("Add", third, fourth))
     return b.model({"x": (4, 32)}, b.op("Identity", x))
 
 

@@ -53,8 +53,8 @@ def compare(runner: BaseRunner, reference: BaseRunner, feeds: list[Feed]) -> Non
 
 
 def check(runner: BaseRunner, reference: BaseRunner, feeds: list[Feed], outputs: list[Any], nan: bool) -> None:
-    found = self_check(runner, feeds, reference, outputs=outputs, nan=nan)
-    assert not found.reasons, found.reasons
+    outcome = self_check(runner, feeds, reference, outputs=outputs, nan=nan)
+    assert not outcome.reasons, outcome.reasons
 
 
 def main() -> None:

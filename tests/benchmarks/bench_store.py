@@ -39,8 +39,8 @@ def recovery(folder: Path) -> tuple[float, float]:
     config = cases.of_one_node(200)
 
     def until_first(resume: str | None) -> float:
-        def stop(now: CampaignProgress) -> None:
-            if now.last is not None:
+        def stop(progress: CampaignProgress) -> None:
+            if progress.last is not None:
                 ends.append(time.process_time())
                 raise Enough
 
@@ -51,8 +51,8 @@ def recovery(folder: Path) -> tuple[float, float]:
         return ends[0] - begin
 
     def live_and_die() -> None:
-        def die(now: CampaignProgress) -> None:
-            if now.done == 20:
+        def die(progress: CampaignProgress) -> None:
+            if progress.done == 20:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         debug_build(model, config, tracker=tracker, experiment="killed", progress=die)
@@ -89,9 +89,9 @@ def log_large_build(folder: Path, goals: Goals) -> None:
         shutil.rmtree(folder / "copy")
         shutil.rmtree(folder / "store" / "artifacts")
 
-    found = in_turns({"copy": copy, "log": log}, 9, between=remove)
-    note = f"{sum(MEGABYTES)} MB in {len(MEGABYTES)} files; copying takes {found['copy']:.3f} s"
-    goals.at_most("log a build", found["log"], 1.3 * found["copy"] + 0.150, note=note)
+    seconds = in_turns({"copy": copy, "log": log}, 9, between=remove)
+    note = f"{sum(MEGABYTES)} MB in {len(MEGABYTES)} files; copying takes {seconds['copy']:.3f} s"
+    goals.at_most("log a build", seconds["log"], 1.3 * seconds["copy"] + 0.150, note=note)
 
 
 def list_runs(folder: Path, goals: Goals) -> None:

@@ -81,11 +81,11 @@ class Bench:
         end = time.monotonic() + 15.0  # short commands are repeated more often: they differ more
         while len(rounds) < 2 or (len(rounds) < 6 and time.monotonic() < end):
             rounds.append({side: measured_child(self.folder, c, *words) for side, (c, words) in sides.items()})
-        mine, other, least = (min(each[side]["seconds"] for each in rounds) for side in sides)
-        memory, their_memory = (max(each[side]["peak"] for each in rounds) for side in ("ours", "theirs"))
-        base = 0.0 if imports else least
+        mine, other, floor_seconds = (min(measurement[side]["seconds"] for measurement in rounds) for side in sides)
+        memory, their_memory = (max(measurement[side]["peak"] for measurement in rounds) for side in ("ours", "theirs"))
+        base = 0.0 if imports else floor_seconds
         note = f"{mine:.2f} s and {memory:.0f} MiB, Polygraphy {other:.2f} s and {their_memory:.0f} MiB"
-        note += f", {floor[0]} {least:.2f} s"
+        note += f", {floor[0]} {floor_seconds:.2f} s"
         self.goals.at_most(title, (mine - base) / (other - base), limit, "times", note)
 
     def sanitize(self, title: str, model: onnx.ModelProto, limit: float = 0.25, *, imports: bool = True) -> None:

@@ -110,12 +110,12 @@ def measure(title, make, count):
         }
         in_turns(calls, 10)
         gc.disable()
-        found = in_turns(calls, count, clock=time.perf_counter, pick=statistics.median)
+        medians = in_turns(calls, count, clock=time.perf_counter, pick=statistics.median)
         gc.enable()
         device = ours.last_device_time()
-    found_us = {name: f"{seconds * 1e6:.1f} us" for name, seconds in found.items()}
+    found_us = {name: f"{seconds * 1e6:.1f} us" for name, seconds in medians.items()}
     print(title, found_us, f"{device * 1e6:.1f} us", flush=True)
-    return found
+    return medians
 
 
 _START = """
@@ -140,7 +140,7 @@ def start_to_first_inference(folder: Path):
         return float(output.split("\nseconds ")[1].split()[0])
 
     times = [{package: started(package) for package in ("trtops", "polygraphy")} for _ in range(10)]
-    return {package: statistics.median(each[package] for each in times[1:]) for package in times[0]}
+    return {package: statistics.median(round_times[package] for round_times in times[1:]) for package in times[0]}
 
 
 def cnn() -> onnx.ModelProto:
@@ -270,9 +270,9 @@ def measure_ops(goals: Goals, folder: Path) -> None:
     for title, config in (("build without a record", unrecorded), ("build with a record", fp16)):
         timed(title, lambda config=config: backend.build(model, config))
     for title in ("convert, first", "convert"):
-        made = timed(title, converted)
-    print(tracker.load(made.run_id).read_bytes(Artifact.TIMING).decode(), flush=True)
-    stored = tracker.load(made.run_id)
+        conversion = timed(title, converted)
+    print(tracker.load(conversion.run_id).read_bytes(Artifact.TIMING).decode(), flush=True)
+    stored = tracker.load(conversion.run_id)
     record.write_bytes(stored.read_bytes(Artifact.TACTICS))
     cache.write_bytes(stored.read_bytes(Artifact.TIMING_CACHE))
     timed("convert with its timing cache", lambda: converted(timing_cache=str(cache)))
@@ -280,8 +280,8 @@ def measure_ops(goals: Goals, folder: Path) -> None:
     timed("random tactics, as in a campaign", lambda: converted(seed=1))
     for title in ("gate, no accepted engine", "gate"):
         timed(title, lambda: gate(path, GateConfig(build=fp16, minutes=3), tracker=tracker))
-    note = f"its build takes {made.build_seconds:.2f} s"
-    goals.at_most("convert, of its build", seconds["convert"] / made.build_seconds, 1.2, "times", note)
+    note = f"its build takes {conversion.build_seconds:.2f} s"
+    goals.at_most("convert, of its build", seconds["convert"] / conversion.build_seconds, 1.2, "times", note)
     recorded = seconds["build with a record"] / seconds["build without a record"]
     goals.at_most("record of tactics, of a build", recorded, 1.1, "times")
     goals.at_most(

@@ -85,7 +85,7 @@ def candidates(folder: Path, minutes: float) -> Iterator[tuple[str, Callable[[],
         honest = builds.load_build(tracker.load(holder)).engine
         # How many further nodes make it how much slower, by the fastest of many inferences.
         nodes = 200
-        plain, longer = (_fastest(each) for each in (proto, with_further_nodes(proto, nodes)))
+        plain, longer = (_fastest(candidate) for candidate in (proto, with_further_nodes(proto, nodes)))
         for share in (0.03, 0.05, 0.08, 0.15, 0.3):
             count = 2 * max(1, round(share * plain / (longer - plain) * nodes / 2))
             slow = built(write(with_further_nodes(proto, count), folder / f"slow_{count}", path.stem), DEFAULT)
@@ -106,7 +106,7 @@ def _fastest(proto: onnx.ModelProto) -> float:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(proto.SerializeToString(), options)
-    feed = {each.name: models.random(*each.shape, seed=0) for each in session.get_inputs()}
+    feed = {model_input.name: models.random(*model_input.shape, seed=0) for model_input in session.get_inputs()}
     return min(timed(lambda: session.run(None, feed), time.perf_counter)[0] for _ in range(600))
 
 
@@ -114,18 +114,18 @@ def main() -> None:
     minutes = float(sys.argv[1]) if sys.argv[1:] else 5.0
     with benchmark() as (goals, folder):
         os.environ.setdefault("TRTOPS_HOME", str(folder))
-        found: Counter[str] = Counter()
+        decisions: Counter[str] = Counter()
         late = wrong = 0
         for title, call, expected in candidates(folder, minutes):
             begin = time.monotonic()
             result = call()
             seconds = time.monotonic() - begin
-            found[f"{expected}: {result.decision}"] += 1
+            decisions[f"{expected}: {result.decision}"] += 1
             wrong += result.decision not in (expected, "undecided")
             late += seconds > 60 * minutes
-            lines = [each.line for each in result.findings if each.subject == "latency"]
+            lines = [finding.line for finding in result.findings if finding.subject == "latency"]
             print(f"{title:34} {result.decision:9} {seconds:6.1f} s  {''.join(lines)}", flush=True)
-        goals.at_most("candidates decided wrongly", wrong, 0, "", str(dict(found)))
+        goals.at_most("candidates decided wrongly", wrong, 0, "", str(dict(decisions)))
         goals.at_most("gates that exceed their budget", late, 0, "")
 
 

@@ -25,10 +25,10 @@ class Goals:
         self.missed: list[str] = []
 
     def at_most(self, name: str, value: float, limit: float, unit: str = "s", note: str = "") -> None:
-        kept = value <= limit
-        if not kept:
+        is_met = value <= limit
+        if not is_met:
             self.missed.append(name)
-        verdict = "kept" if kept else "MISSED"
+        verdict = "kept" if is_met else "MISSED"
         print(f"{name:46}{value:10.3f} {unit:5} at most {limit:8.4g}  {verdict:6}  {note}", flush=True)
 
 
@@ -44,7 +44,7 @@ def benchmark() -> Iterator[tuple[Goals, Path]]:
 def cpu_clock() -> float:
     """Processor seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float] = cpu_clock) -> tuple[float, Any]:

@@ -94,11 +94,11 @@ def densenet() -> onnx.ModelProto:
 def shape_chain(nodes: int) -> onnx.ModelProto:
     """A Reshape behind a chain of ``nodes`` nodes that compute its shape from that of the input, which is static."""
     b = Graph()
-    shape, one, axes = b.op("Shape", "x"), b.constant(np.int64(1)), b.constant(np.array([0], np.int64))
+    shape, unit, axes = b.op("Shape", "x"), b.constant(np.int64(1)), b.constant(np.array([0], np.int64))
     while len(b.nodes) < nodes - 1:
         number = len(b.nodes) % 4
         if number < 2:
-            shape = b.op("Mul" if number else "Div", shape, one)
+            shape = b.op("Mul" if number else "Div", shape, unit)
         else:
             shape = b.op("Unsqueeze" if number == 2 else "Squeeze", shape, axes)
     shape = b.op("Reshape", shape, b.constant(np.array([-1], np.int64)))

@@ -117,11 +117,11 @@ def test_interval_contains_zero_and_is_clipped() -> None:
 
 
 def test_missing_tensors_are_refused_or_left_out() -> None:
-    known = cache(image=1.0, relu_0=2.0)
-    assert fit(known, ["image", "relu_0"]) == ()
-    assert fit(known, ["image", "relu_1"], "partial") == ("relu_1",)
+    ranges = cache(image=1.0, relu_0=2.0)
+    assert fit(ranges, ["image", "relu_0"]) == ()
+    assert fit(ranges, ["image", "relu_1"], "partial") == ("relu_1",)
     with pytest.raises(errors.CalibrationError, match=r"'relu_1'.*Did you mean 'relu_0'"):
-        fit(known, ["image", "relu_1"])
+        fit(ranges, ["image", "relu_1"])
 
 
 def test_batches_keep_all_samples_in_order() -> None:
@@ -141,7 +141,7 @@ def test_only_needed_feeds_are_read() -> None:
 
 def test_digest_covers_content_but_not_name_order() -> None:
     a, b = np.arange(4.0), np.arange(4.0) + 1
-    found = []
+    digests = []
     for feeds in (
         [{"a": a, "b": b}],
         [{"b": b, "a": a}],
@@ -152,5 +152,5 @@ def test_digest_covers_content_but_not_name_order() -> None:
         digest = FeedDigest()
         for feed in feeds:
             digest.add(feed)
-        found.append(digest.hexdigest())
-    assert found[0] == found[1] and len(set(found)) == 4
+        digests.append(digest.hexdigest())
+    assert digests[0] == digests[1] and len(set(digests)) == 4

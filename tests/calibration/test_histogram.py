@@ -109,13 +109,13 @@ def test_invalid_algorithm_or_percentile_is_refused() -> None:
             histogram(heavy_tailed(10)).choose(algorithm, percentile)  # type: ignore[arg-type]
 
 
-def comparison(**found: float) -> Comparison:
-    of_each = tuple(AlgorithmError(algorithm=name, error=error) for name, error in found.items())  # type: ignore[arg-type]
+def comparison(**algorithm_errors: float) -> Comparison:
+    of_each = tuple(AlgorithmError(algorithm=name, error=error) for name, error in algorithm_errors.items())  # type: ignore[arg-type]
     return Comparison(errors=of_each, feeds=3, data="held-out calibration data")
 
 
 @pytest.mark.parametrize(
-    ("found", "chosen", "text"),
+    ("algorithm_errors", "chosen", "text"),
     [
         (
             (0.2, 0.4, 0.05),
@@ -129,8 +129,8 @@ def comparison(**found: float) -> Comparison:
         ((0.0, 0.1, 0.1), "minmax", "100% smaller than with the next"),
     ],
 )
-def test_smallest_error_is_chosen(found, chosen, text) -> None:
-    compared = comparison(**dict(zip(("minmax", "entropy", "percentile"), found)))
+def test_smallest_error_is_chosen(algorithm_errors, chosen, text) -> None:
+    compared = comparison(**dict(zip(("minmax", "entropy", "percentile"), algorithm_errors)))
     assert compared.chosen == chosen and text in compared.sentence()
     assert [row[0] for row in compared.rows() if row[2]] == [chosen]
     assert Comparison.from_json(compared.to_json()) == compared

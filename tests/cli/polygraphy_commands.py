@@ -33,20 +33,20 @@ SURGEON = r"(Original|New) Model:|Saving ONNX model to: |Folding Constants|Total
 """Lines that people and scripts look for: of all commands, and of some."""
 
 
-def kept_lines(command: str, printed: str, more: str = "") -> list[str]:
-    """The lines that are compared, also those of the pattern ``more``, without times, runners' names and the tool's."""
+def kept_lines(command: str, printed: str, extra_pattern: str = "") -> list[str]:
+    """Compared lines (also those of ``extra_pattern``), without times, runners' names and the tool's."""
     of_command = {"run": RUN, "inspect": INSPECT, "surgeon": SURGEON}.get(command.split()[0])
-    wanted = re.compile("|".join(pattern for pattern in (VERDICTS, of_command, more) if pattern))
-    found = []
+    line_pattern = re.compile("|".join(pattern for pattern in (VERDICTS, of_command, extra_pattern) if pattern))
+    lines = []
     for line in printed.splitlines():
         text = re.sub(r"^\[[A-Z!]\] (?!====)", "", line).strip()
         text = re.sub(r"(onnxrt|trt)-runner-N\d+(-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d)?\s*", "RUNNER ", text)
         text = re.sub(r"Runtime: [\d.]+s", "Runtime: T", text)
         text = re.sub(r"Duration [\d.e-]+s", "Duration T", text)
         text = re.sub(r"Command: .*", "Command: C", text)
-        if wanted.match(text):
-            found.append(text)
-    return found
+        if line_pattern.match(text):
+            lines.append(text)
+    return lines
 
 
 def prepare(folder: Path) -> None:
@@ -72,12 +72,12 @@ def prepare(folder: Path) -> None:
     (folder / "left.txt").write_text("left")
 
 
-def missing_lines(wanted: Iterable[str], said: list[str], differences: Iterable[str]) -> list[str]:
-    """Lines that are wanted and not said, in this order, but for those that a pattern of ``differences`` describes."""
-    missing, place = [], 0
-    for line in wanted:
-        if line in said[place:]:
-            place = said.index(line, place) + 1
+def missing_lines(expected: Iterable[str], printed: list[str], differences: Iterable[str]) -> list[str]:
+    """Expected lines that were not printed in this order, without those that a pattern of ``differences`` matches."""
+    missing, position = [], 0
+    for line in expected:
+        if line in printed[position:]:
+            position = printed.index(line, position) + 1
         elif not any(re.match(pattern, line) for pattern in differences):
             missing.append(line)
     return missing

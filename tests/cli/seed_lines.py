@@ -35,24 +35,24 @@ class SeedLine(NamedTuple):
 
 def lines() -> list[SeedLine]:
     """Every command line of the documents, once each, loops unrolled."""
-    found: dict[SeedLine, None] = {}
+    unique_lines: dict[SeedLine, None] = {}
     for path in sorted(SEEDS.glob("*.txt")):
         for text in _commands(path.read_text(encoding="utf-8")):
             for words in _unrolled(text):
-                found[SeedLine(path.name[:3], tuple(words))] = None
-    return list(found)
+                unique_lines[SeedLine(path.name[:3], tuple(words))] = None
+    return list(unique_lines)
 
 
 def _commands(text: str) -> list[str]:
     """Command lines of a document, continued lines joined, but for commands named in passing."""
-    found = []
+    commands = []
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
         stripped = line.strip().removeprefix("timeout 300 ")
         if stripped.startswith("polygraphy "):
-            found.append(stripped)
+            commands.append(stripped)
         elif "`" in line and not stripped.startswith("```"):
-            found += [span for span in re.findall(r"`(polygraphy [^`]+)`", line)]
-    return [line for line in found if line not in ("polygraphy run", "polygraphy inspect model", "polygraphy debug")]
+            commands += [span for span in re.findall(r"`(polygraphy [^`]+)`", line)]
+    return [line for line in commands if line not in ("polygraphy run", "polygraphy inspect model", "polygraphy debug")]
 
 
 def _unrolled(text: str) -> Iterator[list[str]]:

@@ -138,7 +138,7 @@ NETWORKS = (
 
 def output_lines(command: str, printed: str) -> list[str]:
     """The lines that are compared."""
-    lines = kept_lines(command, printed, more=NETWORKS if command.startswith("inspect") else "")
+    lines = kept_lines(command, printed, extra_pattern=NETWORKS if command.startswith("inspect") else "")
     # Neither attributes that TensorRT does not tell, nor what its parser says by itself.
     lines = [line for line in lines if "<Error: " not in line and not line.startswith("Node name: ")]
     return [_without_numbers(line) for line in lines] if VARYING.search(command) else lines
@@ -180,10 +180,10 @@ def partly() -> onnx.ModelProto:
     text = (
         "(float[1,4] x) => (float[1,4] y) { [relu] a = Relu(x)\n [frob] b = custom.Frobnicate(a)\n [neg] y = Neg(b) }"
     )
-    made = models.model(text)
+    proto = models.model(text)
     for name in ("a", "b"):
-        made.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]))
-    return made
+        proto.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]))
+    return proto
 
 
 def needs_constraints() -> onnx.ModelProto:

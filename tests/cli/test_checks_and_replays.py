@@ -48,8 +48,8 @@ REDUCE = "debug reduce transformer.onnx -o small.onnx"
 def test_replayed_answers_are_not_repeated(folder, capsys):
     line = f"{SEARCH} --fp16 -o mixed.onnx --artifacts asked.txt --art-dir sorted"
     assert run(line, *python(KEEPS_ERF), "{model}") == 0
-    said = capsys.readouterr().out
-    assert "1 of" in said and "must stay in FP32: erf\n" in said
+    output = capsys.readouterr().out
+    assert "1 of" in output and "must stay in FP32: erf\n" in output
     assert not Path("trtops_debug.onnx").exists()
     asked_first = len(json.loads(Path("trtops_debug_replay.json").read_text()))
     assert len([*Path("sorted/good").iterdir(), *Path("sorted/bad").iterdir()]) == asked_first > 2
@@ -78,19 +78,19 @@ def test_releases_without_layer_precisions_are_rejected(folder, caplog, rtx):
 
 
 def test_reduce_sorts_and_shows_what_checks_leave(folder, capsys):
-    said = []
+    outputs = []
     for option in ("--show-output", "--artifacts asked.txt --art-dir sorted --iter-info i.json", "--hide-fail-output"):
         assert run(f"{REDUCE} {option}", *python(HAS_ERF)) == 0
-        said.append(capsys.readouterr().out)
+        outputs.append(capsys.readouterr().out)
 
-    steps = [line for line in said[0].splitlines() if line.startswith("check ")]
-    shown, quiet, hidden = (text.count("seen 1") for text in said)
+    steps = [line for line in outputs[0].splitlines() if line.startswith("check ")]
+    shown, quiet, hidden = (text.count("seen 1") for text in outputs)
     assert shown >= len(steps) > quiet > hidden
     assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Erf"]
     assert list(Path("sorted/bad").iterdir()) and list(Path("sorted/good").iterdir())
     assert not Path("trtops_debug.onnx").exists() and not Path("i.json").exists()
     summary = r"Finished \d+ iteration\(s\) \| Passed: \d+/\d+ \| Pass Rate: [\d.]+%"
-    assert "1 of" in said[0] and re.search(summary, said[0])
+    assert "1 of" in outputs[0] and re.search(summary, outputs[0])
 
 
 def test_reduced_models_come_with_data_and_weights(folder):
@@ -105,26 +105,26 @@ def test_reduced_models_come_with_data_and_weights(folder):
 
 
 def test_a_person_is_asked_about_each_part(folder, monkeypatch, capsys):
-    asked = []
+    prompts = []
 
     def answer(prompt):
-        asked.append(prompt)
+        prompts.append(prompt)
         names = [node.name for node in onnx.load("trtops_debug.onnx").graph.node]
-        return "x" if len(asked) == 1 else "fail" if "erf" in names else "pass"
+        return "x" if len(prompts) == 1 else "fail" if "erf" in names else "pass"
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", answer)
 
     assert run(REDUCE) == 0
     assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Erf"]
-    assert asked[0].startswith(">>> Did 'trtops_debug.onnx' [p]ass or [f]ail?") and "choose" in asked[1]
+    assert prompts[0].startswith(">>> Did 'trtops_debug.onnx' [p]ass or [f]ail?") and "choose" in prompts[1]
     assert not Path("trtops_debug.onnx").exists()
 
 
 def test_repeat_sorts_files_and_can_be_replayed(folder, capsys):
     code = f"import json,sys; n=json.load(open('i.json'))['iteration']; {COUNTED} sys.exit(n == 2)"
-    kept = "--artifacts asked.txt --art-dir kept --iter-info i.json"
-    assert run(f"debug repeat --until bad {kept}", *python(code)) == 0
+    options = "--artifacts asked.txt --art-dir kept --iter-info i.json"
+    assert run(f"debug repeat --until bad {options}", *python(code)) == 0
     assert sorted(path.parent.name for path in Path("kept").glob("*/*")) == ["bad", "good", "good"]
     out = capsys.readouterr().out
     assert "2 of 3 iterations passed" in out

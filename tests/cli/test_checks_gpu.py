@@ -42,8 +42,8 @@ def test_engines_with_fp32_layers_are_checked(folder, capsys):
 
     assert main([*words, sys.executable, "check.py"]) == 0
     assert not Path("trtops_debug.engine").exists()
-    said = capsys.readouterr().out
-    assert "must stay in FP32" in said or "can be lowered" in said
+    output = capsys.readouterr().out
+    assert "must stay in FP32" in output or "can be lowered" in output
 
 
 def test_a_command_checks_mixed_precisions(folder):

@@ -247,7 +247,7 @@ def test_polygraphy_replays_are_compared(folder, capsys):
     assert run("inspect tactics replays/bad/c.json") == 0
     assert f"Layer: conv1\n    Algorithm: {text}\n" in capsys.readouterr().out
     assert run("inspect diff-tactics --dir replays") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     loaded = "[I] Loaded 2 good tactic replays.\n[I] Loaded 1 bad tactic replays.\n[I] Found potentially bad tactics:\n"
-    assert said.startswith(loaded)
-    assert f"Layer: conv1\n    Algorithms: ['{text}']\n" in said
+    assert output.startswith(loaded)
+    assert f"Layer: conv1\n    Algorithms: ['{text}']\n" in output

@@ -62,7 +62,7 @@ TOGGLES = ("--onnxrt", "--trt", "--int8", "--experiment e", "--shape-inference",
 WITHOUT_CHANGE = {
     *(f"{command} --fp32" for command in ("run", "convert", "debug build")),  # the default, tested below
     "debug precision --model-type",  # only onnx is accepted
-    *(f"plugin {each} --model-type" for each in ("list", "match", "replace")),
+    *(f"plugin {subcommand} --model-type" for subcommand in ("list", "match", "replace")),
 }
 
 SAMPLES: dict[Any, list[str]] = {
@@ -97,9 +97,9 @@ def lines_of(command: str) -> list[str]:
             shortest.append(value)
         elif flag.required:
             shortest += [flag.names[0], value]
-    known = {name for flag in flags_of_command(tuple(command.split())) for name in flag.names}
-    first, *more = (line.strip() for line in LINES.get(command, "").split(";"))
-    lines = [first, *more, *(f"{first} {toggle}".strip() for toggle in TOGGLES if toggle.split()[0] in known)]
+    flag_names = {name for flag in flags_of_command(tuple(command.split())) for name in flag.names}
+    first, *rest = (line.strip() for line in LINES.get(command, "").split(";"))
+    lines = [first, *rest, *(f"{first} {toggle}".strip() for toggle in TOGGLES if toggle.split()[0] in flag_names)]
     return [line if line and not line.startswith("-") else " ".join([*shortest, line]).strip() for line in lines]
 
 
@@ -167,24 +167,28 @@ def changes(path: registry.Path, flag: Flag, line: str) -> bool:
 
 
 def test_every_option_changes_the_job(capsys):
-    found = [
+    without_effect = [
         f"{command} {flag.names[0]}"
         for command, path in commands()
         for flag in flags_of_command(path)
         if not (flag.positional or flag.refuse or flag.idle)
         and not any(changes(path, flag, line) for line in lines_of(command))
     ]
-    assert sorted(set(found) - WITHOUT_CHANGE) == []
+    assert sorted(set(without_effect) - WITHOUT_CHANGE) == []
 
 
 def test_every_example_parses():
-    given = {path: load(path).examples for path in registry.COMMANDS}
+    examples_by_command = {path: load(path).examples for path in registry.COMMANDS}
     shown = set()
-    for example in (each for examples in given.values() for each in examples if each.startswith("trtops")):
-        found, rest = registry.find(shlex.split(example.replace("\\\n", " "))[1:])
-        parser_for(found).parse([w for w in rest if w != ">" and not w.startswith("~")])
-        shown.add(found)
-    assert {path for path, examples in given.items() if examples} - shown == {("data", "to-input")}  # now `data merge`
+    for example in (
+        line for examples in examples_by_command.values() for line in examples if line.startswith("trtops")
+    ):
+        command, rest = registry.find(shlex.split(example.replace("\\\n", " "))[1:])
+        parser_for(command).parse([w for w in rest if w != ">" and not w.startswith("~")])
+        shown.add(command)
+    assert {path for path, examples in examples_by_command.items() if examples} - shown == {
+        ("data", "to-input")
+    }  # now `data merge`
 
 
 def test_every_command_has_the_log_options():
@@ -275,8 +279,8 @@ def test_options_reach_the_config():
     config = config_of("convert", "m.onnx --experiment e --min-precision-share 0.5 --no-keep-model --build-timeout 9")
     assert (config.check.min_precision_share, config.keep_model, config.timeout_seconds) == (0.5, False, 9.0)
 
-    both = config_of("inspect diff-tactics", "--good g --bad b")
-    assert both == config_of("debug diff-tactics", "g b") and (both.good, both.bad) == ("g", "b")
+    diff_config = config_of("inspect diff-tactics", "--good g --bad b")
+    assert diff_config == config_of("debug diff-tactics", "g b") and (diff_config.good, diff_config.bad) == ("g", "b")
     assert config_of("inspect diff-tactics", "--runs r").runs == ("r",)
     assert config_of("inspect diff-tactics", "--of-experiment e").experiment == "e"
     assert config_of("inspect diff-tactics", "--dir d").folder == "d"
@@ -337,12 +341,12 @@ def theirs() -> Iterator[tuple[registry.Path, argparse.ArgumentParser]]:
     commands = parser.add_subparsers()
     for tool in TOOL_REGISTRY:
         tool.setup_parser(commands)
-    found: list[tuple[registry.Path, argparse.ArgumentParser]] = [((), parser)]
-    for path, each in found:  # it grows
-        below = [action for action in each._actions if isinstance(action, argparse._SubParsersAction)]
-        found += [((*path, name), child) for action in below for name, child in action.choices.items()]
+    parsers: list[tuple[registry.Path, argparse.ArgumentParser]] = [((), parser)]
+    for path, subparser in parsers:  # it grows
+        below = [action for action in subparser._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers += [((*path, name), child) for action in below for name, child in action.choices.items()]
         if not below:
-            yield path, each
+            yield path, subparser
 
 
 @pytest.mark.parity
@@ -351,13 +355,13 @@ def test_every_polygraphy_option_is_known():
     for path, parser in theirs():
         if path in registry.NOT_SUPPORTED:
             continue
-        known = ours(path)
+        our_options = ours(path)
         command = " ".join(path)
         for spelling in (name for action in parser._actions for name in action.option_strings):
             count += 1
-            if spelling not in known:
+            if spelling not in our_options:
                 unknown.append(f"{command} {spelling}")
-            elif known[spelling].refuse:
+            elif our_options[spelling].refuse:
                 refused.setdefault(command, set()).add(spelling)
 
     assert count > 1200
@@ -372,6 +376,6 @@ def test_every_documented_option_is_known():
     of_commands_not_carried_out = re.sub(r"(?m)^\| `(plugin autotune|multi-device)`?.*$|\(shard:.*?\)", "", section)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*(?![a-z0-9-]|/[a-z])", of_commands_not_carried_out))
 
-    known = {name for path in registry.COMMANDS for name in ours(path)} | {"--version"}
+    known_options = {name for path in registry.COMMANDS for name in ours(path)} | {"--version"}
     assert len(named) > 200
-    assert named - known == set()
+    assert named - known_options == set()

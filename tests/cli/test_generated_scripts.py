@@ -170,8 +170,8 @@ def verdict(text: str, name: str, *, apart: bool = False) -> int | str:
     except SystemExit as exc:
         return int(exc.code or 0)
     except Exception as exc:
-        said = str(exc).startswith(SAID) or "NaN Detected" in str(exc)
-        return 1 if said else f"{type(exc).__name__}: {exc}"
+        is_reported = str(exc).startswith(SAID) or "NaN Detected" in str(exc)
+        return 1 if is_reported else f"{type(exc).__name__}: {exc}"
     finally:
         for logger in (G_LOGGER, THEIRS):
             logger.timestamp = logger.line_info = False
@@ -183,14 +183,14 @@ def verdict(text: str, name: str, *, apart: bool = False) -> int | str:
 
 def check(options: str, expected: int, *, apart: bool = False) -> None:
     """Both tools' scripts, run by both."""
-    found = {}
+    verdicts = {}
     for writer in ("polygraphy", "trtops"):
         text = generated(writer, options)
         for runner in ("polygraphy", "trtops"):
             _write_scripts_for(runner)
             name = f"{writer}_run_by_{runner}.py"
-            found[name] = verdict(text.replace(writer, runner), name, apart=apart)
-    assert found == dict.fromkeys(found, expected)
+            verdicts[name] = verdict(text.replace(writer, runner), name, apart=apart)
+    assert verdicts == dict.fromkeys(verdicts, expected)
 
 
 def _write_scripts_for(tool: str) -> None:

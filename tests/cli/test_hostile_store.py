@@ -33,7 +33,7 @@ LOOKING = ("show", "audit", "promote", "pardon", "run", "calibration", "build")
 
 
 @pytest.fixture
-def place(tmp_path: Path, template: Path) -> Iterator[Path]:
+def hostile_folder(tmp_path: Path, template: Path) -> Iterator[Path]:
     """A folder with a store, a working folder with a model, and a victim, which must not change."""
     with victim_of(tmp_path, template) as folder:
         yield folder
@@ -59,7 +59,7 @@ ON_STORES = (
 BUILDING = "convert conv_net.onnx --convert-to ort -o o.ort --experiment Default"
 
 
-def run_all(place: Path, runs: list[str], store: str, caplog: pytest.LogCaptureFixture, building: bool) -> int:
+def run_all(hostile_folder: Path, runs: list[str], store: str, caplog: pytest.LogCaptureFixture, building: bool) -> int:
     """Run every command, on all but the first runs those that look into them; returns how many that were."""
     lines = [line.split() for line in (*ON_STORES, *([BUILDING] if building else []))]
     for number, run in enumerate(runs):
@@ -69,19 +69,19 @@ def run_all(place: Path, runs: list[str], store: str, caplog: pytest.LogCaptureF
         words = [*line, store] if line[-1] == "--root" else [*line, "--store", store]
         code = main(words)
         assert code in (0, 1, 2, 3), words
-        check_unharmed(place, words)
+        check_unharmed(hostile_folder, words)
         bugs = [r for r in caplog.records if r.exc_info and "bug in trtops" in r.getMessage()]
         assert not bugs, (words, bugs[0].exc_text or logging.Formatter().formatException(bugs[0].exc_info))
         caplog.clear()
     return len(lines)
 
 
-def test_all_commands_on_forged_runs(place: Path, caplog, capfd) -> None:
-    runs = forged_runs(place)
+def test_all_commands_on_forged_runs(hostile_folder: Path, caplog, capfd) -> None:
+    runs = forged_runs(hostile_folder)
     assert len(set(runs)) == len(runs) == len(KINDS_READ) + 11
     assert sha256(b"plan") in manifest_of({"a": b"plan"}).decode()
 
-    assert run_all(place, runs, str(place / "mlruns"), caplog, building=True) > 150
+    assert run_all(hostile_folder, runs, str(hostile_folder / "mlruns"), caplog, building=True) > 150
 
 
 ON_NAMES = """
@@ -95,15 +95,15 @@ ON_NAMES = """
 """
 
 
-def test_output_never_controls_the_terminal(place: Path, capfd) -> None:
+def test_output_never_controls_the_terminal(hostile_folder: Path, capfd) -> None:
     write_controlling_models(Path())
-    store, experiment = str(place / "mlruns"), f"experiment{CONTROLS}"
+    store, experiment = str(hostile_folder / "mlruns"), f"experiment{CONTROLS}"
     tracker = MlflowTracker(store)
-    made = tracker.start(experiment, f"run{CONTROLS}", kind="build", tags={"tag": CONTROLS, Tag.NOTE: CONTROLS})
-    made.log_params({"param": CONTROLS})
-    made.log_metrics({(f"metric{CONTROLS}",): 1.0})
-    made.log_text(CONTROLS, f"file{CONTROLS}")
-    made.finish("good")
+    run = tracker.start(experiment, f"run{CONTROLS}", kind="build", tags={"tag": CONTROLS, Tag.NOTE: CONTROLS})
+    run.log_params({"param": CONTROLS})
+    run.log_metrics({(f"metric{CONTROLS}",): 1.0})
+    run.log_text(CONTROLS, f"file{CONTROLS}")
+    run.finish("good")
     tracker.start(experiment, "failed", kind="build").fail(CONTROLS)
     lines = [["convert", "fine.onnx", "--convert-to", "ort", "-o", "o.ort", "--experiment", experiment]]
     lines += [["runs", "list"], ["runs", "list", "--experiment", f"none{CONTROLS}"], ["store", "check"]]
@@ -120,8 +120,11 @@ def test_output_never_controls_the_terminal(place: Path, capfd) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_all_commands_on_a_hostile_server(place: Path, caplog, capfd, monkeypatch, way: str) -> None:
+def test_all_commands_on_a_hostile_server(hostile_folder: Path, caplog, capfd, monkeypatch, way: str) -> None:
     monkeypatch.setenv(MEMORY, "64M")
-    with serving(server_that(way, place)) as address:
+    with serving(server_that(way, hostile_folder)) as address:
         building = way == "digest"
-        assert run_all(place, [RUN], address, caplog, building) == len(ON_STORES) + len(commands_on(RUN)) + building
+        assert (
+            run_all(hostile_folder, [RUN], address, caplog, building)
+            == len(ON_STORES) + len(commands_on(RUN)) + building
+        )

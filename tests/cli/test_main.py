@@ -42,8 +42,8 @@ def test_help_shows_usage_and_examples(path, capsys):
 
     assert main([*path, "--help"]) == 0
     full = capsys.readouterr().out
-    more = re.search(r"\n(\d+) more options: .* --help\n", text)
-    assert full.count("\n") > 1.5 * text.count("\n") if more else full == text
+    more_options = re.search(r"\n(\d+) more options: .* --help\n", text)
+    assert full.count("\n") > 1.5 * text.count("\n") if more_options else full == text
 
 
 def test_no_words_list_the_commands(capsys):
@@ -104,12 +104,12 @@ def test_log_file_has_the_requested_format(folder):
 
 def _alive(mark: str) -> list[int]:
     """Processes that were started with a mark in their environment."""
-    found = []
-    for each in psutil.process_iter():
+    pids = []
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if each.pid != os.getpid() and each.environ().get("TRTOPS_TEST_MARK") == mark:
-                found.append(each.pid)
-    return found
+            if process.pid != os.getpid() and process.environ().get("TRTOPS_TEST_MARK") == mark:
+                pids.append(process.pid)
+    return pids
 
 
 INTERRUPTED = {
@@ -235,17 +235,17 @@ def test_doctor_says_what_to_do(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     assert main(["doctor", "--store", "http://127.0.0.1:9"]) == 1
-    said = capsys.readouterr().out
-    assert "problem  MLflow: does not answer" in said and "problem  Prefect: does not answer" in said
-    assert "2 problems found" in said and "do: " in said
+    output = capsys.readouterr().out
+    assert "problem  MLflow: does not answer" in output and "problem  Prefect: does not answer" in output
+    assert "2 problems found" in output and "do: " in output
     assert list(tmp_path.iterdir()) == []
 
 
 def test_hidden_gpu_of_onnx_runtime_is_named(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)
     models.conv_net().fixed().write(tmp_path)
-    both = {"onnxruntime": ["onnxruntime", "onnxruntime-gpu", "onnxruntime"]}
-    monkeypatch.setattr("trtops.extras.packages_distributions", lambda: both)
+    distributions = {"onnxruntime": ["onnxruntime", "onnxruntime-gpu", "onnxruntime"]}
+    monkeypatch.setattr("trtops.extras.packages_distributions", lambda: distributions)
     mend = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 
     assert main(["doctor"]) == 1

@@ -24,21 +24,21 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("mistakes")
-    models.conv_net().write(place, "model")
+    directory = tmp_path_factory.mktemp("mistakes")
+    models.conv_net().write(directory, "model")
     changed = models.conv_net().proto
     for weights in changed.graph.initializer:
         weights.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(weights), weights.name))
-    onnx.save(changed, place / "other.onnx")
-    (place / "text.onnx").write_text("this is no model")
-    np.savez(place / "other_name.npz", picture=models.random(2, 3, 8, 8, seed=1))
-    np.savez(place / "other_shape.npz", image=models.random(2, 5, 8, 8, seed=1))
-    open_tracker(place / "mlruns")
-    return place
+    onnx.save(changed, directory / "other.onnx")
+    (directory / "text.onnx").write_text("this is no model")
+    np.savez(directory / "other_name.npz", picture=models.random(2, 3, 8, 8, seed=1))
+    np.savez(directory / "other_shape.npz", image=models.random(2, 5, 8, 8, seed=1))
+    open_tracker(directory / "mlruns")
+    return directory
 
 
 @pytest.fixture
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch, mistake: Mistake) -> Path:
+def store_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, mistake: Mistake) -> Path:
     """The store: one that is there and empty; its last run is that of a verdict, which is the last of the mistakes."""
     store = folder / ("nowhere" if mistake.says.startswith("Nothing") else "mlruns")
     monkeypatch.chdir(folder)
@@ -47,18 +47,18 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch, mistake: Mistake) -> Pat
     return store
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.what)
-def test_command_reports_mistake_in_one_message(mistake, here, capsys, caplog):
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda case: case.title)
+def test_command_reports_mistake_in_one_message(mistake, store_folder, capsys, caplog):
     code = main(shlex.split(mistake.command))
     shown = capsys.readouterr()
-    said = f"{shown.out}{shown.err}{caplog.text}"
-    assert code == mistake.code and mistake.says in said and "Traceback" not in said
-    if mistake.code > 1 and (here / "mlflow.db").exists():
+    output = f"{shown.out}{shown.err}{caplog.text}"
+    assert code == mistake.code and mistake.says in output and "Traceback" not in output
+    if mistake.code > 1 and (store_folder / "mlflow.db").exists():
         assert {info.name for info in default_tracker().find()} <= {"other.onnx vs model.onnx"}
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.what)
-def test_python_raises_mistake(mistake, here):
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda case: case.title)
+def test_python_raises_mistake(mistake, store_folder):
     names = {name: getattr(ops, name) for name in ops.__all__} | {"existing_tracker": existing_tracker}
     names |= {"BuildConfig": trtops.BuildConfig, "tracker": trtops.MemoryTracker()}
     if not mistake.error:

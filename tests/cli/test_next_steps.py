@@ -13,7 +13,7 @@ import pytest
 
 import trtops
 from tests import campaigns, models
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from trtops.cli import registry
 from trtops.cli.logs import with_lists_in_files
 from trtops.cli.main import find_command, main
@@ -134,7 +134,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("scenario", [pytest.param(each, id=name) for name, each in SCENARIOS.items()])
+@pytest.mark.parametrize("scenario", [pytest.param(steps, id=name) for name, steps in SCENARIOS.items()])
 def test_next_steps_run_as_printed(
     scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,9 +27,9 @@ OTHER_LINES: dict[str, str] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("commands")
-    prepare(made)
-    return made
+    commands_folder = tmp_path_factory.mktemp("commands")
+    prepare(commands_folder)
+    return commands_folder
 
 
 @pytest.mark.parametrize("command", SAID)
@@ -39,7 +39,7 @@ def test_a_command_behaves_like_polygraphys(command, folder, monkeypatch, capsys
 
     code = main(words(command, [sys.executable, "-m", "trtops.cli"], "trtops_debug"))
 
-    said = kept_lines(command, capsys.readouterr().out)
+    printed = kept_lines(command, capsys.readouterr().out)
     if command not in OTHER_CODES:
         assert code == expected["exit"]
-    assert missing_lines(expected["lines"], said, OTHER_LINES) == []
+    assert missing_lines(expected["lines"], printed, OTHER_LINES) == []

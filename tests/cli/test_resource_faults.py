@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[str, dict[str, str], str, int, str]] = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working folder with a model and a store that has a build; a small file system where mounting is allowed."""
     folder = tmp_path_factory.mktemp("place")
     options = "size=60m,nr_inodes=300"
@@ -68,7 +68,7 @@ def command(name: str, line: str, out: Path, **environment: str) -> subprocess.C
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_an_error_or_no_matter(fault: str, place: Path, tmp_path: Path) -> None:
+def test_fault_is_an_error_or_no_matter(fault: str, small_disk: Path, tmp_path: Path) -> None:
     line, environment, names, code, error = FAULTS[fault]
     for name in names.split():
         done = command(name, line, tmp_path, **environment)
@@ -79,25 +79,25 @@ def test_fault_is_an_error_or_no_matter(fault: str, place: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("fault", ["read-only", "no inodes"])
-def test_work_survives_a_disk_that_refuses_writes(fault: str, place: Path, tmp_path: Path) -> None:
-    if not os.path.ismount(place):
+def test_work_survives_a_disk_that_refuses_writes(fault: str, small_disk: Path, tmp_path: Path) -> None:
+    if not os.path.ismount(small_disk):
         pytest.skip("mounting a file system is not allowed here")
     reason = "Read-only file system" if fault == "read-only" else "No space left on device"
     spool = tmp_path / "spool"
-    given = {"TRTOPS_SPOOL": str(spool)}
+    variables = {"TRTOPS_SPOOL": str(spool)}
     files = []
     if fault == "read-only":
-        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     else:
         with pytest.raises(OSError, match=reason):
             for number in range(1000):
-                files.append(place / f"file{number}")
+                files.append(small_disk / f"file{number}")
                 files[-1].touch()
     try:
-        built = command("convert", "{}", tmp_path, **given)
-        others = [command(name, "{}", tmp_path, **given) for name in ("save", "list")]
+        built = command("convert", "{}", tmp_path, **variables)
+        others = [command(name, "{}", tmp_path, **variables) for name in ("save", "list")]
     finally:
-        subprocess.run(["mount", "-o", "remount,rw", place], check=True)
+        subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
         for file in files:
             file.unlink(missing_ok=True)
 
@@ -106,7 +106,7 @@ def test_work_survives_a_disk_that_refuses_writes(fault: str, place: Path, tmp_p
     assert "Traceback" not in built.stderr + others[0].stderr + others[1].stderr
 
 
-def test_clock_that_jumps_loses_nothing(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_that_jumps_loses_nothing(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, jumps = time.time, itertools.cycle((0, -86_400, 3600, -40, 400 * 86_400))
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
     before = len(open_tracker().find(status="finished"))

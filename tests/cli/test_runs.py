@@ -66,10 +66,10 @@ def run(
 @pytest.fixture
 def ids(run: Callable[..., tuple[int, str]]) -> dict[str, list[str]]:
     """Ids of runs by kind, newest first."""
-    found: dict[str, list[str]] = {}
+    ids_by_kind: dict[str, list[str]] = {}
     for row in json.loads(run("runs list --json --limit 500")[1]):
-        found.setdefault(row["kind"], []).append(row["id"])
-    return found
+        ids_by_kind.setdefault(row["kind"], []).append(row["id"])
+    return ids_by_kind
 
 
 def test_runs_are_listed(run):
@@ -89,46 +89,46 @@ def test_engines_are_listed_by_a_metric(run):
 
 def test_tags_are_text(run, tmp_path):
     tag, name, value = "image=registry/trt:8.6", "image", "registry/trt:8.6"
-    with tracked(open_tracker(tmp_path), "tagged", tag, kind="build", tags={name: value}) as made:
-        made.set_tags({Tag.VERDICT: "good"})
+    with tracked(open_tracker(tmp_path), "tagged", tag, kind="build", tags={name: value}) as tagged_run:
+        tagged_run.set_tags({Tag.VERDICT: "good"})
 
     listed = json.loads(run(f"runs list --store {tmp_path} --tag {tag} --json")[1])
     audited = json.loads(run(f"runs audit --store {tmp_path} --tag {tag} --no-rebuild --json")[1])
 
-    assert [row["id"] for row in listed] == [row["id"] for row in audited["runs"]] == [made.id]
+    assert [row["id"] for row in listed] == [row["id"] for row in audited["runs"]] == [tagged_run.id]
     assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs evaluate --tag {name} --atol 1")[0] == 2
 
 
 def test_runs_are_named_by_their_ids(run, ids, caplog):
-    one, other = ids["build"][-2:]
+    first, second = ids["build"][-2:]
     campaign = ids["debug_build"][-1]
 
-    for given in (f"run:{one}", one[:8], one[:31].upper()):
-        code, text = run(f"runs show {given}")
-        assert code == 0 and f"Run {one}" in text and "incomplete" not in text
+    for run_name in (f"run:{first}", first[:8], first[:31].upper()):
+        code, text = run(f"runs show {run_name}")
+        assert code == 0 and f"Run {first}" in text and "incomplete" not in text
         assert "engine/engine.ort" in text and "build/seconds" in text
-    assert run(f"inspect run run:{one} --json")[0] == 0
-    code, text = run(f"runs audit {one} {other} --no-rebuild --json")
-    assert code == 0 and [each["id"] for each in json.loads(text)["runs"]] == [one, other]
-    code, text = run(f"runs compare {one} run:{other}")
+    assert run(f"inspect run run:{first} --json")[0] == 0
+    code, text = run(f"runs audit {first} {second} --no-rebuild --json")
+    assert code == 0 and [row["id"] for row in json.loads(text)["runs"]] == [first, second]
+    code, text = run(f"runs compare {first} run:{second}")
     names = [line.split()[0] for line in text.splitlines()[2:]]
-    assert code == 0 and text.split()[:2] == [one[:8], other[:8]]
+    assert code == 0 and text.split()[:2] == [first[:8], second[:8]]
     assert "build/seconds" in names and "precision" not in names
-    assert run(f"runs compare {one} {one}")[1].strip() == "Nothing differs."
-    assert run(f"compare run:{one} run:{other} run:{one} --html page.html")[0] == 0
-    assert one[:8] in Path("page.html").read_text("utf-8")
-    assert run(f"compare run:{one} run:{other} run:{one}")[0] == 2
+    assert run(f"runs compare {first} {first}")[1].strip() == "Nothing differs."
+    assert run(f"compare run:{first} run:{second} run:{first} --html page.html")[0] == 0
+    assert first[:8] in Path("page.html").read_text("utf-8")
+    assert run(f"compare run:{first} run:{second} run:{first}")[0] == 2
     children = json.loads(run(f"runs list --parent {campaign} --json")[1])
     assert len(children) >= 2 and {child["parent"] for child in children} == {campaign}
     calibrated = run(f"inspect calibration run:{ids['calibrate'][0]}")
     assert calibrated[0] == 0 and "tensors by" in calibrated[1]
-    for given, said in (
+    for run_name, message in (
         ("8d6", "32 hexadecimal digits"),
         ("0" * 8, "no id of a run begins"),
         ("0" * 32, "has no run with the id"),
     ):
-        assert run(f"runs show {given}")[0] == 3
-        assert said in caplog.text
+        assert run(f"runs show {run_name}")[0] == 3
+        assert message in caplog.text
 
 
 def test_ambiguous_run_ids_are_refused():
@@ -138,14 +138,14 @@ def test_ambiguous_run_ids_are_refused():
 
 
 def test_stored_comparisons_are_reevaluated(run, ids):
-    kept = " ".join(ids["build"][-2:])
+    run_ids = " ".join(ids["build"][-2:])
 
-    code, text = run(f"runs evaluate {kept} --atol 1 --rtol 1 --json")
-    assert code == 0 and [each["id"] for each in json.loads(text)] == kept.split()
+    code, text = run(f"runs evaluate {run_ids} --atol 1 --rtol 1 --json")
+    assert code == 0 and [evaluation["id"] for evaluation in json.loads(text)] == run_ids.split()
     # The fastest engine may equal the model bit for bit, so a limit is given that nothing meets.
-    code, text = run(f"runs evaluate {kept} --cosine-similarity-threshold 1.5")
+    code, text = run(f"runs evaluate {run_ids} --cosine-similarity-threshold 1.5")
     assert code == 1 and "bad (was good)" in text
-    assert run(f"runs evaluate {kept}")[0] == 2
+    assert run(f"runs evaluate {run_ids}")[0] == 2
 
 
 def test_audit_finds_a_damaged_run(run, ids, home, tmp_path):
@@ -237,10 +237,10 @@ def test_a_run_records_the_printed_verdict(run) -> None:
     line = "run conv_net.onnx --onnxrt --load-inputs in.json --load-outputs b.json --atol 0.1 --rtol 0.1"
     code, text = run(f"{line} --experiment notes")
 
-    kept = json.loads(run("runs list --experiment notes --json")[1])[0]
-    stored = open_tracker().load(kept["id"])
+    listed = json.loads(run("runs list --experiment notes --json")[1])[0]
+    stored = open_tracker().load(listed["id"])
     report = json.loads(stored.read_bytes(Artifact.ACCURACY))["report"]
-    assert code == 0 and "PASSED" in text and kept["verdict"] == report["verdict"] == "good"
+    assert code == 0 and "PASSED" in text and listed["verdict"] == report["verdict"] == "good"
     assert stored.info.tags[Tag.NOTE].startswith("**good**")
     assert (report["tolerances"]["atol"], report["tolerances"]["rtol"]) == (0.1, 0.1)
 
@@ -252,6 +252,6 @@ def test_a_candidate_is_gated_by_a_policy(home, run) -> None:
     first, second = run(gated), run(f"{gated} --json")
 
     assert first[0] == 0 and "no accepted engine" in first[1]
-    found = json.loads(second[1])
-    assert (second[0], found["version"], found["measured"]["accepted"]["precision"]) == (0, "2", "fp32")
+    second_result = json.loads(second[1])
+    assert (second[0], second_result["version"], second_result["measured"]["accepted"]["precision"]) == (0, "2", "fp32")
     assert run("gate conv_net.onnx --policy nowhere.yaml")[0] == 3

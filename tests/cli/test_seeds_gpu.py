@@ -23,11 +23,11 @@ pytestmark = [
 
 
 class Expected(NamedTuple):
-    """How a line may end other than with 0: exit codes, the reason, and a pattern in what is then said."""
+    """How a line may end other than with 0: exit codes, the reason, and a pattern in the output."""
 
     codes: tuple[int, ...]
-    why: str
-    said: str = ""
+    reason: str
+    output: str = ""
 
 
 TF32 = Expected(
@@ -73,12 +73,12 @@ def _lines() -> list[seed_lines.SeedLine]:
     """The lines, in the documents' order; one that starts a process for each of ten engines is taken from the first of
     the documents that have it.
     """
-    found: list[seed_lines.SeedLine] = []
+    lines: list[seed_lines.SeedLine] = []
     for line in seed_lines.lines() if seed_lines.SEEDS.is_dir() else []:
-        again = "--check" in line.words and any(line.words == other.words for other in found)
+        again = "--check" in line.words and any(line.words == other.words for other in lines)
         if seed_lines.needs_tensorrt(line.words) and not again:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 LINES = _lines()
@@ -106,9 +106,9 @@ def command(folders: dict[str, Path]) -> Path:
     folder = folders["root"] / "bin"
     folder.mkdir()
     script = folder / "trtops"
-    here = Path(__file__).parents[2]
+    root = Path(__file__).parents[2]
     script.write_text(
-        f"#!{sys.executable}\nimport sys\nsys.path[:0] = [{str(here)!r}]\n"
+        f"#!{sys.executable}\nimport sys\nsys.path[:0] = [{str(root)!r}]\n"
         "from trtops.cli.main import main\nsys.exit(main())\n"
     )
     script.chmod(0o755)
@@ -150,4 +150,4 @@ def test_a_documented_tensorrt_line_works(
     everything = f"{shown.out}\n{shown.err}\n{caplog.text}"
     assert code in expected.codes, f"{code}, expected {expected}\n{everything[-6000:]}"
     if code == 3:
-        assert re.search(expected.said, everything, re.DOTALL), everything[-6000:]
+        assert re.search(expected.output, everything, re.DOTALL), everything[-6000:]

@@ -56,8 +56,8 @@ def ways() -> Iterator[Any]:
         if PROFILES in options:
             # As in Polygraphy, `run` has one shape: that which the first profile is optimized for.
             shapes = GIVEN if command == "run" else OF_PROFILE
-            more = f" {data}" if needs_data else ""
-            yield pytest.param(command, f"{PROFILE}{more}", shapes, id=f"{command}, profile")
+            data_option = f" {data}" if needs_data else ""
+            yield pytest.param(command, f"{PROFILE}{data_option}", shapes, id=f"{command}, profile")
 
 
 @pytest.fixture
@@ -69,16 +69,16 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def seen() -> Iterator[list[Shape]]:
-    with seen_shapes() as found:
-        yield found
+    with seen_shapes() as shapes:
+        yield shapes
 
 
 @pytest.fixture
 def tracker(monkeypatch: pytest.MonkeyPatch) -> MemoryTracker:
     """The tracking store of all ops."""
-    made = MemoryTracker()
-    monkeypatch.setattr(jobs, "tracker", lambda *_: made)
-    return made
+    memory = MemoryTracker()
+    monkeypatch.setattr(jobs, "tracker", lambda *_: memory)
+    return memory
 
 
 BUILD_LIST = """

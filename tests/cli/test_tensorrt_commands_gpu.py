@@ -74,15 +74,15 @@ TOOLS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {}
+    tool_folders = {}
     for tool in TOOLS:
-        made[tool] = tmp_path_factory.mktemp(tool)
-        prepare(made[tool], tool)
+        tool_folders[tool] = tmp_path_factory.mktemp(tool)
+        prepare(tool_folders[tool], tool)
     # Checks are split at spaces, so that Polygraphy, which cannot be run with -m, is started by a script.
-    (made["polygraphy"] / "polygraphy_tool.py").write_text(
+    (tool_folders["polygraphy"] / "polygraphy_tool.py").write_text(
         "from polygraphy.tools import main; raise SystemExit(main())"
     )
-    return made
+    return tool_folders
 
 
 @pytest.fixture(autouse=True)
@@ -117,10 +117,10 @@ def test_a_tensorrt_command_behaves_like_polygraphys(command, folders, capsys):
     if command in OTHER_CODES:
         assert (their_code, code) == (OTHER_CODES[command][0], 3)
         return
-    said = f"\n--- Polygraphy ({their_code})\n{theirs[-4000:]}\n--- trtops ({code})\n{ours[-4000:]}"
-    assert code == their_code, said
+    transcript = f"\n--- Polygraphy ({their_code})\n{theirs[-4000:]}\n--- trtops ({code})\n{ours[-4000:]}"
+    assert code == their_code, transcript
     missing = missing_lines(output_lines(command, theirs), output_lines(command, ours), ())
-    assert [line for line in missing if not differs(command, line)] == [], said
+    assert [line for line in missing if not differs(command, line)] == [], transcript
 
 
 def differs(command: str, line: str) -> bool:

@@ -107,8 +107,8 @@ def test_streaming_holds_one_iteration_at_a_time():
     stream = Comparator.validate(Comparator.run(runners, feeds, streaming=True))
     stream = Comparator.postprocess(stream, lambda iteration: iteration)
     assert read == []
-    found = Comparator.compare_accuracy(stream)
-    assert found and found.stats() == (50, 0, 50)
+    accuracy = Comparator.compare_accuracy(stream)
+    assert accuracy and accuracy.stats() == (50, 0, 50)
     assert not any(runner.is_active for runner in runners)
 
 

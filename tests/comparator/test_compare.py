@@ -67,13 +67,13 @@ def test_evaluating_again_changes_all_or_nothing():
     with pytest.raises(errors.ComparisonError, match="statistics only"):
         bool(result)
     run = run_of(("a", [{"x": X + 1e-3}]), ("b", [{"x": X}]))
-    found = Comparator.compare_accuracy(run, compare_func=[CompareFunc.simple(), CompareFunc.l2()])
+    accuracy = Comparator.compare_accuracy(run, compare_func=[CompareFunc.simple(), CompareFunc.l2()])
     with pytest.raises(errors.ComparisonError, match="No result has psnr"):
-        found.reevaluate([L2Threshold(1.0), PsnrThreshold(1.0)])
-    assert [bool(r) for r in found] == [False, False]
-    assert found.reevaluate([{"x": L2Threshold(1.0)}]) and len(found) == 1
+        accuracy.reevaluate([L2Threshold(1.0), PsnrThreshold(1.0)])
+    assert [bool(r) for r in accuracy] == [False, False]
+    assert accuracy.reevaluate([{"x": L2Threshold(1.0)}]) and len(accuracy) == 1
     with pytest.raises(errors.ComparisonError, match="no threshold for output 'x'"):
-        found.reevaluate({"y": L2Threshold(1.0)})
+        accuracy.reevaluate({"y": L2Threshold(1.0)})
 
 
 def test_different_shapes_match_on_request_only(caplog):
@@ -117,12 +117,12 @@ def test_several_functions_share_one_computation(monkeypatch):
 
 def test_accuracy_is_asked_by_pair_and_function():
     run = run_of(("a", [{"x": X}]), ("b", [{"x": X}]), ("c", [{"x": X + 1}]))
-    found = Comparator.compare_accuracy(run, compare_func=[CompareFunc.simple(), CompareFunc.l2(10.0)])
-    assert list(found[0]) == [("a", "b"), ("b", "c")]
-    assert [bool(result) for result in found] == [False, True]
-    assert found.output_names() == ["x"]
+    accuracy = Comparator.compare_accuracy(run, compare_func=[CompareFunc.simple(), CompareFunc.l2(10.0)])
+    assert list(accuracy[0]) == [("a", "b"), ("b", "c")]
+    assert [bool(result) for result in accuracy] == [False, True]
+    assert accuracy.output_names() == ["x"]
     with pytest.raises(errors.ComparisonError, match="choose one"):
-        found.stats()
+        accuracy.stats()
     crossed = Comparator.compare_accuracy(run, comparisons=[(0, 2)])
     assert list(crossed.keys()) == [("a", "c")] and not crossed
     with pytest.raises(errors.ComparisonError, match=r"number 0 .* end after 1"):
@@ -132,8 +132,8 @@ def test_accuracy_is_asked_by_pair_and_function():
 def test_averages_need_a_number():
     run = run_of(("a", [{"x": X + e} for e in (3e-3, 0.0)]), ("b", [{"x": X}] * 2))
     mean = CompareFunc.simple(check_error_stat="max", atol=2e-3, rtol=0)
-    found = Comparator.compare_accuracy(run, compare_func=mean, check_average=True)
-    assert found and found.stats() == (1, 1, 2)
+    accuracy = Comparator.compare_accuracy(run, compare_func=mean, check_average=True)
+    assert accuracy and accuracy.stats() == (1, 1, 2)
     assert not Comparator.compare_accuracy(run, compare_func=mean)
     for bad in (CompareFunc.simple(), CompareFunc.indices(), lambda a, b: {}):
         with pytest.raises(errors.ConfigError, match="check_average"):
@@ -170,13 +170,13 @@ def test_logged_error_statistics_are_those_of_arrays(noise, caplog):
     CompareFunc.simple(atol=1)(*pair({"x": a}, {"x": b}))
     distance = np.abs(a.astype(np.float64) - b)
     for label, errors_of in (("Absolute", distance), ("Relative", distance / np.abs(b.astype(np.float64)))):
-        most = tuple(map(int, np.unravel_index(errors_of.argmax(), b.shape)))
+        worst_index = tuple(map(int, np.unravel_index(errors_of.argmax(), b.shape)))
         p50, p95, p99 = np.quantile(errors_of, (0.5, 0.95, 0.99))
         assert (
             f"{label} Difference | Stats: mean={errors_of.mean():.5g}, std-dev={errors_of.std():.5g}, "
             f"var={errors_of.var():.5g}, median={p50:.5g}, min="
         ) in caplog.text
-        assert f"max={errors_of.max():.5g} at {most}, avg-magnitude={errors_of.mean():.5g}, p90=" in caplog.text
+        assert f"max={errors_of.max():.5g} at {worst_index}, avg-magnitude={errors_of.mean():.5g}, p90=" in caplog.text
         assert f"p95={p95:.5g}, p99={p99:.5g}" in caplog.text
     b[2, 5], b[2, 9] = 9, -9  # behind the first block
     c = b.astype(np.float64)

@@ -84,8 +84,8 @@ def test_small_differences_are_not_lost():
     ],
 )
 def test_zeros_infinities_and_nan(output, reference, expected):
-    found = kl_divergence([(np.array([output], float), np.array([reference], float))])
-    assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    divergence = kl_divergence([(np.array([output], float), np.array([reference], float))])
+    assert divergence == pytest.approx(expected, abs=1e-6, nan_ok=True)
 
 
 def test_rows_count_alike_over_blocks_iterations_and_layouts(monkeypatch):

@@ -53,25 +53,25 @@ def pairs(draw, dtypes):
 @np.errstate(all="ignore")
 def test_statistics_are_those_of_the_plain_float64_definition(pair, atol, rtol, level):
     a, b = pair
-    found = statistics(a, b, quantiles=(level,), atol=atol, rtol=rtol)
+    stats = statistics(a, b, quantiles=(level,), atol=atol, rtol=rtol)
     d, r = plain_errors(a, b)
-    assert found.elements == a.size
+    assert stats.elements == a.size
     expected = plain_statistics(a, b, atol, rtol)
     for name in ("max_abs", "max_rel", "violations"):
-        assert getattr(found, name) == pytest.approx(expected[name], rel=1e-12, nan_ok=True), name
+        assert getattr(stats, name) == pytest.approx(expected[name], rel=1e-12, nan_ok=True), name
     for name in ("mean_abs", "mean_rel", "l2", "cosine", "psnr", "snr"):
-        assert getattr(found, name) == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), name
+        assert getattr(stats, name) == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), name
     for values, *quantiles_found in (
-        (d, found.median_abs, found.quantile(level).abs),
-        (r, found.median_rel, found.quantile(level).rel),
+        (d, stats.median_abs, stats.quantile(level).abs),
+        (r, stats.median_rel, stats.quantile(level).rel),
     ):
-        for place, value in zip((0.5, level), quantiles_found):
+        for quantile_level, value in zip((0.5, level), quantiles_found):
             ordered = np.full(values.size, np.nan) if np.isnan(values).any() else np.sort(values)
-            position = place * (values.size - 1)
+            position = quantile_level * (values.size - 1)
             below, above = ordered[math.floor(position)], ordered[math.ceil(position)]
             expected = below if below == above else below + (above - below) * (position % 1)
             assert value == pytest.approx(float(expected), rel=1e-9, nan_ok=True)
-    assert found.any_violation(atol, rtol) == (found.violations > 0)
+    assert stats.any_violation(atol, rtol) == (stats.violations > 0)
 
 
 @np.errstate(all="ignore")
@@ -98,8 +98,8 @@ def plain_statistics(a, b, atol, rtol):
 def test_quantiles_of_large_arrays_are_exact(kind, seed, monkeypatch):
     if kind == "missed by sample":
         found_between = quantiles._Bounds.elements
-        kept = lambda bounds, ranks: found_between(bounds, ranks) if bounds.low == -math.inf else None  # noqa: E731
-        monkeypatch.setattr(quantiles._Bounds, "elements", kept)
+        bounded_elements = lambda bounds, ranks: found_between(bounds, ranks) if bounds.low == -math.inf else None  # noqa: E731
+        monkeypatch.setattr(quantiles._Bounds, "elements", bounded_elements)
     random = np.random.default_rng(seed)
     b = random.standard_normal(300_000 + seed).astype(np.float32)
     noise = {
@@ -112,12 +112,12 @@ def test_quantiles_of_large_arrays_are_exact(kind, seed, monkeypatch):
     }.get(kind, random.standard_normal(b.size) * 1e-3)
     a = (b + noise).astype(np.float32)
 
-    found = statistics(a, b, quantiles=(0.01, 0.9, 0.99, 0.999, 1.0))
+    stats = statistics(a, b, quantiles=(0.01, 0.9, 0.99, 0.999, 1.0))
     d, r = plain_errors(a, b)
-    for quantile in found.quantiles:
+    for quantile in stats.quantiles:
         assert quantile.abs == pytest.approx(np.quantile(d, quantile.level), rel=1e-12)
         assert quantile.rel == pytest.approx(np.quantile(r, quantile.level), rel=1e-12)
-    assert (found.median_abs, found.median_rel) == (np.median(d), np.median(r))
+    assert (stats.median_abs, stats.median_rel) == (np.median(d), np.median(r))
 
 
 def test_statistics_cover_all_iterations():
@@ -138,30 +138,30 @@ def test_statistics_cover_all_iterations():
 )
 def test_frontier_decides_any_tolerances(b, scale, atol, rtol):
     a = (b * np.float32(1 + scale) + np.roll(b, 1) * np.float32(scale)).astype(np.float32)
-    found = statistics(a, b, atol=123.0, rtol=456.0)
+    stats = statistics(a, b, atol=123.0, rtol=456.0)
     d, r = plain_errors(a, b)
-    assert found.frontier_exact
-    assert found.any_violation(atol, rtol) == bool(((d > largest_within(atol)) & (r > largest_within(rtol))).any())
+    assert stats.frontier_exact
+    assert stats.any_violation(atol, rtol) == bool(((d > largest_within(atol)) & (r > largest_within(rtol))).any())
 
 
 def test_thinned_frontier_never_hides_violations():
     n = 5000
     d = np.linspace(1, 2, n)
     b = np.linspace(1, 4, n) ** 2  # the larger the absolute error, the smaller the relative one
-    found = statistics(b + d, b)
-    assert not found.frontier_exact and len(found.frontier) <= 512
+    stats = statistics(b + d, b)
+    assert not stats.frontier_exact and len(stats.frontier) <= 512
     d, r = plain_errors(b + d, b)
     for atol in np.linspace(0.9, 2.1, 40):
         for rtol in np.linspace(r.min() * 0.9, r.max() * 1.1, 40):
             if ((d > atol) & (r > rtol)).any():
-                assert found.any_violation(atol, rtol)
+                assert stats.any_violation(atol, rtol)
 
 
 def test_64_bit_integers_are_compared_exactly():
     a = np.array([2**62, 2**63 - 1, -(2**63)], np.int64)
     b = np.array([2**62 + 1, -(2**63), 2**63 - 1], np.int64)
-    found = statistics(a, b, atol=0.5, rtol=0)
-    assert (found.violations, found.max_abs) == (3, float(2**64 - 1))
+    stats = statistics(a, b, atol=0.5, rtol=0)
+    assert (stats.violations, stats.max_abs) == (3, float(2**64 - 1))
     assert statistics(np.array([2**64 - 1], np.uint64), np.array([-1], np.int64)).max_abs == float(2**64)
 
 
@@ -170,9 +170,9 @@ def test_small_floats_strings_and_empty_outputs():
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16):
         assert statistics(values.astype(dtype), values + 0.5).max_abs == 0.5
     a = np.array(["cat", "dog", "日本"], object)
-    found = statistics(a, np.array(["cat", "cow", "日本"]))
-    assert (found.dtype, found.max_abs, found.violations, found.cosine) == ("str", 1.0, 1, None)
-    assert found.mean_abs == pytest.approx(1 / 3)
+    stats = statistics(a, np.array(["cat", "cow", "日本"]))
+    assert (stats.dtype, stats.max_abs, stats.violations, stats.cosine) == ("str", 1.0, 1, None)
+    assert stats.mean_abs == pytest.approx(1 / 3)
     empty = statistics(np.zeros((0, 3), np.float32), np.ones((0, 3), np.float32))
     assert (empty.elements, empty.max_abs, empty.median_rel, empty.violations) == (0, 0, 0, 0)
     assert (empty.cosine, empty.psnr, empty.l2) == (1.0, math.inf, 0.0)
@@ -224,9 +224,9 @@ def test_memory_order_makes_no_difference():
         (np.repeat(a, 2, axis=1)[:, ::2], b),
         (a[::-1].copy()[::-1], b),
     ):
-        found = statistics(ours, theirs)
+        stats = statistics(ours, theirs)
         for name in ("max_abs", "median_abs", "median_rel", "psnr", "top1_agreement"):
-            assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
+            assert getattr(stats, name) == pytest.approx(getattr(expected, name)), name
 
 
 def test_extra_memory_stays_below_64_mb():

@@ -128,7 +128,7 @@ SHAPE_VALUE = [("x", np.float32, (-1, 3)), ("n", np.int64, (2,))]  # the shape a
 
 
 @pytest.mark.parametrize(
-    ("options", "inputs", "asked"),
+    ("options", "inputs", "requested"),
     [
         ({}, FLOATS, []),
         ({"seed": 7, "iterations": 3, "val_range": (-5, 9)}, INTEGERS, []),
@@ -142,14 +142,14 @@ SHAPE_VALUE = [("x", np.float32, (-1, 3)), ("n", np.int64, (2,))]  # the shape a
         ({}, SHAPE_VALUE, [("x", None, (2, 2, 2))]),
     ],
 )
-def test_random_inputs_are_theirs_bit_for_bit(options, inputs, asked):
+def test_random_inputs_are_theirs_bit_for_bit(options, inputs, requested):
     loaders = []
     for kind, metadata in [(DataLoader, TensorMetadata), (theirs.DataLoader, their_common.TensorMetadata)]:
-        wanted, model = metadata(), metadata()
-        for found, entries in ((wanted, asked), (model, inputs)):
+        requested_metadata, model = metadata(), metadata()
+        for tensor_metadata, entries in ((requested_metadata, requested), (model, inputs)):
             for name, dtype, shape in entries:
-                found.add(name, dtype, shape)
-        loaders.append(kind(**options, input_metadata=wanted or None))
+                tensor_metadata.add(name, dtype, shape)
+        loaders.append(kind(**options, input_metadata=requested_metadata or None))
         loaders[-1].input_metadata = model
     ours, reference = map(list, loaders)
     assert len(ours) == len(reference)

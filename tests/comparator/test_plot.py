@@ -70,15 +70,15 @@ def test_outputs_of_any_rank_are_drawn(shape):
 
 
 def test_large_outputs_show_their_worst_elements():
-    def planted(shape, place):
+    def planted(shape, index):
         actual = np.zeros(shape, np.float32)
-        actual[place] = 8.0
+        actual[index] = 8.0
         return actual, np.zeros(shape, np.float32)
 
     assert "16 of 64 slices" in plot.heatmap(*planted((64, 5, 5), (37, 2, 2)), "x", "absolute").get_suptitle()
     highest = viridis(1.0)
-    for shape, place in (((64, 5, 5), (37, 2, 2)), ((3000, 2000), (1234, 567)), ((20, 900, 700), (7, 800, 1))):
-        colors = drawn_colors(*planted(shape, place), "absolute")
+    for shape, index in (((64, 5, 5), (37, 2, 2)), ((3000, 2000), (1234, 567)), ((20, 900, 700), (7, 800, 1))):
+        colors = drawn_colors(*planted(shape, index), "absolute")
         assert highest in colors and viridis(0.0) in colors, shape
     _, absolute, _ = plot._sampled_errors(*planted(300_000, 299_999))
     assert absolute.max() == 8.0 and absolute.size < 60_000

@@ -116,8 +116,8 @@ def test_bundles_evaluate_as_reports_do():
             for wrong in (golden, golden + 1, golden * 1.01, np.zeros_like(golden), golden[:, ::-1], golden + 0.03):
                 actual = wrong.astype(golden.dtype)
                 report = compare_outputs({"x": actual}, {"x": golden}, tolerances)
-                found = standalone.objections([actual], [golden], dataclasses.asdict(tolerances))
-                assert (found == []) == bool(report), (report.reasons, found)
+                objections = standalone.objections([actual], [golden], dataclasses.asdict(tolerances))
+                assert (objections == []) == bool(report), (report.reasons, objections)
 
 
 def test_invalid_tolerances_are_refused():

@@ -59,14 +59,14 @@ def test_metric_names_are_unique():
 @named(RECORDED)
 def test_recorded_metrics_are_in_the_statistics(metric):
     actual, golden = arrays_for(metric)
-    found = statistics(actual, golden)
-    value = getattr(found, metric.name)
+    stats = statistics(actual, golden)
+    value = getattr(stats, metric.name)
     assert value is not None and not math.isnan(value)
-    assert found.to_dict()[metric.name] == value
+    assert stats.to_dict()[metric.name] == value
     outputs = ({"x": actual, "y": actual}, {"x": golden, "y": actual})
     logged = evaluation_metrics(Evaluation(report=compare_outputs(*outputs)))
     assert logged.get(("error", metric.name)) == (value if metric.logged else None)  # of the worse output
-    assert logged["error", "x", "max_abs"] == found.max_abs and logged["error", "y", "max_abs"] == 0
+    assert logged["error", "x", "max_abs"] == stats.max_abs and logged["error", "y", "max_abs"] == 0
 
 
 @named(LIMITED)
@@ -79,8 +79,8 @@ def test_tolerances_hold_up_to_their_limit(metric):
     assert not report.evaluate(Tolerances(atol=9.0, **{metric.tolerance: math.nan}))
     [reason] = report.evaluate(Tolerances(atol=9.0, **{metric.tolerance: beyond})).reasons
     assert reason.startswith(f"x: {metric.label} is ") and reason.count(metric.suffix or "is") >= 1
-    own = Tolerances(atol=9.0, per_output={"x": OutputTolerances(**{metric.tolerance: beyond})})
-    assert not report.evaluate(own) and Tolerances.from_json(own.to_json()) == own
+    tolerances = Tolerances(atol=9.0, per_output={"x": OutputTolerances(**{metric.tolerance: beyond})})
+    assert not report.evaluate(tolerances) and Tolerances.from_json(tolerances.to_json()) == tolerances
     assert f"{metric.tolerance}: The {metric.limit_kind} allowed" in Tolerances.__doc__
 
 
@@ -92,13 +92,13 @@ def test_each_limit_has_a_compare_function(metric, tmp_path):
     outputs = IterationResult({"x": ACTUAL}), IterationResult({"x": GOLDEN})
     assert getattr(function(), metric.option) == metric.limit
     assert function({"x": value, "": beyond})(*outputs)["x"]
-    found = function(beyond)(*outputs)["x"]
-    assert not found and found.metric_values() == {metric.result_field: value}
-    assert found.describe()[0].startswith(f"{metric.title}: ") and "FAILED" in found.describe()[0]
-    AccuracyResults([AccuracyResult({("a", "b"): [{"x": found}]})]).save(tmp_path / "accuracy.json")
+    comparison = function(beyond)(*outputs)["x"]
+    assert not comparison and comparison.metric_values() == {metric.result_field: value}
+    assert comparison.describe()[0].startswith(f"{metric.title}: ") and "FAILED" in comparison.describe()[0]
+    AccuracyResults([AccuracyResult({("a", "b"): [{"x": comparison}]})]).save(tmp_path / "accuracy.json")
     again = AccuracyResults.load(tmp_path / "accuracy.json")[0]["a", "b"][0]["x"]
-    assert type(again) is type(found) and not again and again.thresholds == found.thresholds
-    assert again.metric_values() == found.metric_values()
+    assert type(again) is type(comparison) and not again and again.thresholds == comparison.thresholds
+    assert again.metric_values() == comparison.metric_values()
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)
@@ -115,10 +115,10 @@ def test_each_limit_has_an_option(metric):
     [flag] = [flag for flag in groups.THRESHOLDS.flags if flag.dest == metric.option]
     assert flag.names[0] == f"--{metric.option.replace('_', '-')}"
     assert (flag in groups.STATISTICS.flags) == metric.recorded
-    asked = {each.dest: None for group in (groups.THRESHOLDS, groups.COMPARING) for each in group.flags}
-    args = Options(**{**asked, metric.option: [("", 0.5), ("x", 0.25)], "compare": [metric.function]})
-    [made] = loading.compare_functions(args)
-    assert getattr(made, metric.option) == {"": 0.5, "x": 0.25}
+    unset_options = {option.dest: None for group in (groups.THRESHOLDS, groups.COMPARING) for option in group.flags}
+    args = Options(**{**unset_options, metric.option: [("", 0.5), ("x", 0.25)], "compare": [metric.function]})
+    [compare_func] = loading.compare_functions(args)
+    assert getattr(compare_func, metric.option) == {"": 0.5, "x": 0.25}
     if metric.tolerance is not None:
         tolerances = configs.tolerances(args)
         assert getattr(tolerances, metric.tolerance) == 0.5
@@ -130,11 +130,11 @@ def test_names_and_limits_that_polygraphy_has_are_polygraphys():
     theirs = pytest.importorskip("polygraphy.comparator")
     fields = {name for kind in vars(theirs).values() if hasattr(kind, "metric_fields") for name in kind.metric_fields()}
     assert {metric.polygraphy for metric in METRICS} - {None} <= fields
-    known = [c for c in COMPARISONS if hasattr(theirs, c.compare_func)]
-    assert {c.name for c in known} >= {"l2", "cosine_similarity", "psnr", "snr"}
-    for comparison in known:
+    shared_metrics = [c for c in COMPARISONS if hasattr(theirs, c.compare_func)]
+    assert {c.name for c in shared_metrics} >= {"l2", "cosine_similarity", "psnr", "snr"}
+    for comparison in shared_metrics:
         parameters = inspect.signature(getattr(theirs, comparison.compare_func)).parameters
         assert {*comparison.limits, "check_shapes", "fail_fast", "find_output_func"} >= parameters.keys()
         if hasattr(theirs, comparison.result):
-            ours, other = (getattr(place, comparison.result) for place in (trtops.comparator, theirs))
+            ours, other = (getattr(module, comparison.result) for module in (trtops.comparator, theirs))
             assert ours.metric_fields() == other.metric_fields()

@@ -78,8 +78,10 @@ class EngineBackendContract:
         with backend.runner(build.engine) as runner:
             expected = {name: np.array(array) for name, array in runner.infer(case.feed).items()}
         (tmp_path / "engine.bin").write_bytes(build.engine.plan)
-        kept = {"backend": build.engine.backend, "options": dict(build.engine.options)}
-        (tmp_path / "engine.json").write_text(json.dumps(kept | {"environment": build.engine.environment.to_dict()}))
+        engine_fields = {"backend": build.engine.backend, "options": dict(build.engine.options)}
+        (tmp_path / "engine.json").write_text(
+            json.dumps(engine_fields | {"environment": build.engine.environment.to_dict()})
+        )
         np.savez(tmp_path / "feed.npz", **case.feed)
 
         root = Path(__file__).parents[2]
@@ -155,6 +157,6 @@ class EngineBackendContract:
         assert build.tactics.differing_layers(again.tactics) == ()
         assert again.spec.replay_sha256 == build.tactics.digest
         with backend.runner(build.engine) as first, backend.runner(again.engine) as second:
-            wanted, got = first.infer(case.feed), second.infer(case.feed)
-            for name, array in wanted.items():
-                np.testing.assert_allclose(got[name], array, rtol=0, atol=1e-6)
+            expected, actual = first.infer(case.feed), second.infer(case.feed)
+            for name, array in expected.items():
+                np.testing.assert_allclose(actual[name], array, rtol=0, atol=1e-6)

@@ -33,8 +33,8 @@ class RunnerContract:
 
     def test_input_metadata(self, make_runner):
         with make_runner(models.multi_output().proto) as runner:
-            [(name, found)] = runner.get_input_metadata().items()
-        assert (name, found.dtype, found.shape[1]) == ("x", DataType.FLOAT32, 4)
+            [(name, tensor)] = runner.get_input_metadata().items()
+        assert (name, tensor.dtype, tensor.shape[1]) == ("x", DataType.FLOAT32, 4)
 
     def test_runner_can_be_activated_again(self, make_runner, case):
         runner = make_runner(case.proto)
@@ -97,10 +97,10 @@ class RunnerContract:
                 return [np.array(runner.infer({"x": x[seed]})["relu"]) for _ in range(20)][-1]
 
         with ThreadPoolExecutor(len(x)) as pool:
-            found = list(pool.map(work, x))
+            outputs = list(pool.map(work, x))
 
         for seed, array in x.items():
-            np.testing.assert_array_equal(found[seed], np.maximum(array, 0))
+            np.testing.assert_array_equal(outputs[seed], np.maximum(array, 0))
 
     def test_failing_activation_leaves_runner_inactive(self, make_runner, case):
         broken = onnx.ModelProto.FromString(case.proto.SerializeToString())

@@ -29,8 +29,8 @@ HERE = owner.current()
 DEAD = dataclasses.replace(HERE, pid=2**22 + 1, started=1)
 
 
-def start(tracker: Tracker, name: str = "r", **more: object) -> Run:
-    return tracker.start("m", name, **{"kind": "build", **more})  # type: ignore[arg-type]
+def start(tracker: Tracker, name: str = "r", **fields: object) -> Run:
+    return tracker.start("m", name, **{"kind": "build", **fields})  # type: ignore[arg-type]
 
 
 class TrackerContract:
@@ -79,8 +79,15 @@ class TrackerContract:
         run.log_params({"text": "x", "i": 3, "b": True, "n": None, "l": (1, 0.5), "d": {"b": 1, "a": 2}, "e": ""})
         with pytest.raises(errors.LogError, match="text"):
             run.log_params({"text": "y", "other": 1})
-        wanted = {"text": "x", "i": "3", "b": "true", "l": "[1,0.5]", "d.b": "1", "d.a": "2"}  # unset ones are left out
-        assert tracker.info(run.id).params == wanted
+        expected_params = {
+            "text": "x",
+            "i": "3",
+            "b": "true",
+            "l": "[1,0.5]",
+            "d.b": "1",
+            "d.a": "2",
+        }  # unset ones are left out
+        assert tracker.info(run.id).params == expected_params
 
         assert tracker.peek(run.id, "a.bin") is None
         for value in (0.0, 5e-324, 1e-9, -1.5, 1e308, -1e308, math.nan, math.inf, -math.inf, 0.5):
@@ -163,8 +170,11 @@ class TrackerContract:
         for path in ("a", "a/b/c"):
             with pytest.raises(errors.LogError, match="folder"):
                 run.log_bytes(b"x", path)
-        for file, said in ((tmp_path / "missing.plan", r"missing\.plan.*found nothing"), (tmp_path, "found a folder")):
-            with pytest.raises(errors.LogError, match=said):
+        for file, message in (
+            (tmp_path / "missing.plan", r"missing\.plan.*found nothing"),
+            (tmp_path, "found a folder"),
+        ):
+            with pytest.raises(errors.LogError, match=message):
                 run.log_file(file, "engine/x.plan")
         run.finish()
 
@@ -216,8 +226,8 @@ class TrackerContract:
         finished.finish()
         failed.fail("x")
         for run in (finished, failed):
-            given = ((run.log_params, {"a": 1}), (run.set_tags, {"a": "1"}), (run.log_metrics, {("a",): 1.0}))
-            for log, values in (*given, (lambda data, run=run: run.log_bytes(data, "a"), b"")):
+            calls = ((run.log_params, {"a": 1}), (run.set_tags, {"a": "1"}), (run.log_metrics, {("a",): 1.0}))
+            for log, values in (*calls, (lambda data, run=run: run.log_bytes(data, "a"), b"")):
                 with pytest.raises(errors.LogError, match="has ended"):
                     log(values)  # type: ignore[operator]
 
@@ -306,10 +316,10 @@ class TrackerContract:
 
         def work(i: int) -> str:
             with tracked(tracker, f"m{i % 2}", f"run {i}", kind="iteration") as run:
-                for each in (run, shared):
-                    each.log_params({f"p{i}": i})
-                    each.log_metrics({("m", str(i)): float(i)})
-                    each.log_text(str(i), f"files/{i}.txt")
+                for target_run in (run, shared):
+                    target_run.log_params({f"p{i}": i})
+                    target_run.log_metrics({("m", str(i)): float(i)})
+                    target_run.log_text(str(i), f"files/{i}.txt")
             return run.id
 
         with ThreadPoolExecutor(8) as pool:
@@ -361,15 +371,15 @@ class TrackerContract:
 
     def test_complete_and_live_runs_are_not_reopened(self, tracker: Tracker):
         elsewhere = {Tag.OWNER: dataclasses.replace(HERE, host="elsewhere").text()}
-        whole, mine, far = start(tracker), start(tracker), start(tracker, tags=elsewhere)
+        whole, mine, remote = start(tracker), start(tracker), start(tracker, tags=elsewhere)
         whole.finish()
-        for run_id, why in ((whole.id, "complete"), (mine.id, "may still be writing"), (far.id, "elsewhere")):
-            with pytest.raises(errors.LogError, match=why):
+        for run_id, message in ((whole.id, "complete"), (mine.id, "may still be writing"), (remote.id, "elsewhere")):
+            with pytest.raises(errors.LogError, match=message):
                 tracker.reopen(run_id)
 
     def test_only_runs_of_dead_processes_are_reaped(self, tracker: Tracker):
-        far = dataclasses.replace(DEAD, host="elsewhere")
-        owners = {"mine": HERE.text(), "dead": DEAD.text(), "far": far.text(), "foreign": "not ours"}
+        remote = dataclasses.replace(DEAD, host="elsewhere")
+        owners = {"mine": HERE.text(), "dead": DEAD.text(), "far": remote.text(), "foreign": "not ours"}
         runs = {name: start(tracker, name, tags={Tag.OWNER: tag}) for name, tag in owners.items()}
 
         assert [info.name for info in reap(tracker)] == ["dead"]

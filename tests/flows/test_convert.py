@@ -57,7 +57,7 @@ def test_invalid_parameters_leave_no_run(store: Path, model: Path, tmp_path: Pat
 
 def test_runs_of_crashed_processes_are_closed(store: Path, model: Path) -> None:
     tags = {schema.Tag.PREFECT_FLOW_RUN: "11111111-2222-3333-4444-555555555555"}
-    mine, other = (default_tracker().start("e", "run", kind="build", tags=given) for given in (tags, {}))
+    mine, other = (default_tracker().start("e", "run", kind="build", tags=run_tags) for run_tags in (tags, {}))
     flow_run = SimpleNamespace(id=tags[schema.Tag.PREFECT_FLOW_RUN], name="happy-owl")
     run_in_children(lambda name: default_tracker().start("e", name, kind="build"), ["dead"])
     [left] = [info.id for info in default_tracker().find("e") if info.name == "dead"]
@@ -81,9 +81,9 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
     assert info.fact(schema.Tag.PREFECT_URL) == f"https://prefect.example.org/runs/flow-run/{flow_run}"
     with get_client(sync_client=True) as client:
         artifact = max(client.read_artifacts(), key=lambda artifact: artifact.created)
-        wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run)]))
-        until(lambda: len(client.read_task_runs(flow_run_filter=wanted)) >= 7)  # they are sent in the background
-        tasks = client.read_task_runs(flow_run_filter=wanted)
+        flow_filter = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run)]))
+        until(lambda: len(client.read_task_runs(flow_run_filter=flow_filter)) >= 7)  # they are sent in the background
+        tasks = client.read_task_runs(flow_run_filter=flow_filter)
         run = client.read_flow_run(UUID(flow_run))
         resource = {"id": [f"trtops.run.{result.run_id}"]}
         events = {"filter": {"event": {"name": ["trtops.convert.good"]}, "resource": resource}}

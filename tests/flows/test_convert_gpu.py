@@ -60,8 +60,8 @@ def test_tensorrt_run_is_as_whole_as_onnxruntimes(store: Path, tmp_path: Path) -
     assert result.verdict == again.verdict == same.verdict == "good"
     assert again.reused_from == result.run_id and again.engine_sha256 == result.engine_sha256
     assert run.info.experiment == "small" and run.info.tags[Tag.PREFECT_FLOW_RUN]
-    kept = (Artifact.TACTICS, Artifact.LAYERS, Artifact.TIMING_CACHE, Artifact.ACCURACY, Artifact.SPEC)
-    assert {entry.path for entry in run.manifest.artifacts} >= {"engine/engine.engine", "model/small.onnx", *kept}
+    artifacts = (Artifact.TACTICS, Artifact.LAYERS, Artifact.TIMING_CACHE, Artifact.ACCURACY, Artifact.SPEC)
+    assert {entry.path for entry in run.manifest.artifacts} >= {"engine/engine.engine", "model/small.onnx", *artifacts}
     assert "[INFO]" in run.read_bytes(Artifact.BUILD_LOG).decode()
     metrics = run.info.metrics
     assert metrics["build", "seconds"] > 0 and metrics["build", "engine_bytes"] == result.engine_bytes

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from flows.digits import Digits
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from trtops.cli import registry
 from trtops.cli.command_line import load, parser_of
 from trtops.cli.main import main
@@ -62,41 +62,43 @@ def blocks(path: Path, language: str) -> list[str]:
 
 def lines(path: Path) -> list[tuple[str, set[int]]]:
     """Command lines of a page, each with the exit codes that it may have."""
-    found = []
+    documented = []
     for line in "\n".join(blocks(path, "sh")).splitlines():
-        command, _, said = line.strip().partition("  #")
+        command, _, comment = line.strip().partition("  #")
         if command:
-            found.append((command, {int(code) for code in re.findall(r"\d", said)} if "exit code" in said else {0}))
-    return found
+            documented.append(
+                (command, {int(code) for code in re.findall(r"\d", comment)} if "exit code" in comment else {0})
+            )
+    return documented
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, digits: Digits) -> Iterator[Path]:
     """The demo's model and images, a store, and what the examples bring."""
-    place = tmp_path_factory.mktemp("documents")
+    work = tmp_path_factory.mktemp("documents")
     for file in (digits.model, digits.calibration):
-        shutil.copy(file, place)
-    np.savez(place / digits.images.name, image=np.load(digits.images)["image"][:HELD_OUT])
-    np.save(place / digits.labels.name, np.load(digits.labels)[:HELD_OUT])
+        shutil.copy(file, work)
+    np.savez(work / digits.images.name, image=np.load(digits.images)["image"][:HELD_OUT])
+    np.save(work / digits.labels.name, np.load(digits.labels)[:HELD_OUT])
     for file in EXAMPLES.glob("*/*"):
         if file.suffix != ".md":
-            shutil.copy(file, place)
-    (place / "models").mkdir()
-    shutil.copy(place / "digits.onnx", place / "models")
+            shutil.copy(file, work)
+    (work / "models").mkdir()
+    shutil.copy(work / "digits.onnx", work / "models")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.setenv("TRTOPS_HOME", str(place / "mlruns"))
+        patch.chdir(work)
+        patch.setenv("TRTOPS_HOME", str(work / "mlruns"))
         patch.setattr(sys, "path", [str(ROOT), *sys.path])
-        yield place
+        yield work
 
 
 def filled(line: str, store: Path) -> str:
     """A line with the newest run of each kind: of campaigns one with bad builds, of others a good one."""
 
-    def newest(found: re.Match[str]) -> str:
-        wanted = "bad" if found[1] == "campaign" else "good"
-        infos = open_tracker(store).find(tags={schema.Tag.KIND: KINDS[found[1]], schema.Tag.VERDICT: wanted})
-        assert infos, f"{line}: no {KINDS[found[1]]} run is {wanted}"
+    def newest(match: re.Match[str]) -> str:
+        verdict = "bad" if match[1] == "campaign" else "good"
+        infos = open_tracker(store).find(tags={schema.Tag.KIND: KINDS[match[1]], schema.Tag.VERDICT: verdict})
+        assert infos, f"{line}: no {KINDS[match[1]]} run is {verdict}"
         return max(infos, key=lambda info: info.start_time).id
 
     return re.sub(f"<({'|'.join(KINDS)})>", newest, line)
@@ -134,16 +136,16 @@ def test_all_blocks_run(path, folder, capsys, caplog, monkeypatch):
 
 
 def test_links_lead_to_files_and_headings():
-    made = {PAGES / "mistakes.md", PAGES / "reference" / "commands.md", PAGES / "reference" / "config.md"}
+    generated = {PAGES / "mistakes.md", PAGES / "reference" / "commands.md", PAGES / "reference" / "config.md"}
     for path in (ROOT / "CHANGELOG.md", *DOCUMENTS):
         text = re.sub("```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if target.startswith(("http://", "https://", "mailto:")):
                 continue
             file, _, heading = target.partition("#")
-            there = (path.parent / file).resolve() if file else path
-            assert there in made or there.exists(), f"{path}: {target}"
-            heads = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
+            target_path = (path.parent / file).resolve() if file else path
+            assert target_path in generated or target_path.exists(), f"{path}: {target}"
+            heads = re.findall(r"^#+ (.*)$", target_path.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
             anchors = {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
             assert not heading or heading in anchors, f"{path}: {target}"
 

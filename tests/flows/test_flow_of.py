@@ -100,23 +100,23 @@ def test_parameters_are_those_of_op_and_config():
 
 
 def test_options_replace_those_of_the_config():
-    made = flow_of(op)
+    flow = flow_of(op)
 
-    assert made("x").config == Config()
-    assert made("x", Config(times=3), check_data="d", limit=0.1).config == Config(
+    assert flow("x").config == Config()
+    assert flow("x", Config(times=3), check_data="d", limit=0.1).config == Config(
         times=3, check=Check(data="d", limit=0.1)
     )
-    assert made("x", {"times": 4}).config == Config(times=4)
+    assert flow("x", {"times": 4}).config == Config(times=4)
     assert "trtops.prefect_flow_run_id" in calls[-1]
     with pytest.raises(errors.ConfigError, match="times"):
-        made("x", times="often")
+        flow("x", times="often")
 
 
 def test_other_verdicts_fail_the_run():
-    made = flow_of(op)
+    flow = flow_of(op)
 
-    assert made("bad").verdict == "bad"
-    state = made("bad", return_state=True)
+    assert flow("bad").verdict == "bad"
+    state = flow("bad", return_state=True)
     assert state.is_failed() and state.name == "Bad"
     with pytest.raises(VerdictError):
         state.result()
@@ -157,10 +157,10 @@ def test_steps_are_tasks_of_the_flow_run(monkeypatch):
 
 @pytest.mark.parametrize("name", flows.__all__)
 def test_every_parameter_is_explained(name: str):
-    made = getattr(flows, name)
-    for key, part in made.parameters.properties.items():
+    flow = getattr(flows, name)
+    for key, part in flow.parameters.properties.items():
         assert part.get("description"), f"{name}: {key}"
-    assert getattr(importlib.import_module(f"flows.{name}"), name) is made  # a checkout has the same flows
+    assert getattr(importlib.import_module(f"flows.{name}"), name) is flow  # a checkout has the same flows
 
 
 def test_every_option_of_convert_is_a_parameter():
@@ -179,9 +179,9 @@ def test_deployments_name_flows_and_their_parameters():
     for deployment in listed:
         module, _, name = deployment["entrypoint"].rpartition(".")
         flow = getattr(importlib.import_module(module), name)
-        given = deployment.get("parameters", {})
-        assert set(given) <= set(inspect.signature(flow.fn).parameters)
-        assert not {"precision", "config"} & set(given)  # they would hide what the form asks for
+        parameters = deployment.get("parameters", {})
+        assert set(parameters) <= set(inspect.signature(flow.fn).parameters)
+        assert not {"precision", "config"} & set(parameters)  # they would hide what the form asks for
         assert "env" not in deployment["work_pool"].get("job_variables", {})
         # Two deployments of one flow for one pool need two names.
         pool, flow_name = deployment["work_pool"]["name"].removeprefix("trtops-"), flow.name
@@ -190,13 +190,15 @@ def test_deployments_name_flows_and_their_parameters():
         assert deployment.get("concurrency_limit", {}).get("collision_strategy") in (None, "CANCEL_NEW")
         queue = deployment["work_pool"]["work_queue_name"]
         assert queue == "scheduled" if deployment.get("schedules") else queue in ("interactive", "bulk")
-    assert len({(each["entrypoint"], each["name"]) for each in listed}) == len(listed)
+    assert len({(entry["entrypoint"], entry["name"]) for entry in listed}) == len(listed)
     assert list(QUEUES.items()) == [("scheduled", None), ("interactive", None), ("bulk", 1)]
 
 
 def test_automations_call_webhook_and_deployments():
     webhook, ids = uuid.uuid4(), {f"gate/gate-{device}": uuid.uuid4() for device in ("cpu", "gpu")}
-    shipped = {each.name.removeprefix("trtops: "): each for each in automations(webhook, ids.__getitem__)}
+    shipped = {
+        automation.name.removeprefix("trtops: "): automation for automation in automations(webhook, ids.__getitem__)
+    }
     alone = automations(None, ids.__getitem__)
 
     assert list(shipped) == [
@@ -206,21 +208,21 @@ def test_automations_call_webhook_and_deployments():
     names = ("flow runs without heartbeats", "denied tactic", "denied tactic of TensorRT")
     silent, *denied = (shipped.pop(name) for name in names)
     assert alone == [silent, *denied]
-    for each, deployment in zip(denied, ids.values()):
-        [action] = each.actions
+    for automation, deployment in zip(denied, ids.values()):
+        [action] = automation.actions
         assert (
             action.deployment_id == deployment
             and {*action.parameters} <= inspect.signature(flows.gate).parameters.keys()
         )
-    for each in shipped.values():
-        [action] = each.actions
+    for automation in shipped.values():
+        [action] = automation.actions
         assert action.block_document_id == webhook
         text = jinja2.Template(action.payload.replace("|ui_url", ".url")).render(
-            automation={"name": each.name},
+            automation={"name": automation.name},
             flow_run={"state": {"name": 'Bad: "a"', "message": "b\n"}, "url": "u"},
             work_pool={"name": "pool"},
         )
-        assert each.name in json.loads(text)["text"]
+        assert automation.name in json.loads(text)["text"]
 
 
 ENDED_BY = {
@@ -235,32 +237,32 @@ ENDED_BY = {
 """The state of a flow run whose process is gone, by state, status and verdict of its first run."""
 
 
-@pytest.mark.parametrize("given", ENDED_BY)
+@pytest.mark.parametrize("recorded", ENDED_BY)
 @pytest.mark.parametrize("alive", [False, True])
-def test_flow_run_is_settled_by_first_run(given: tuple[StateType, RunStatus, str], alive: bool):
-    kind, status, verdict = given
-    own = owner.current() if alive else replace(owner.current(), started=1)
-    tags = {Tag.VERDICT: verdict, Tag.HEADLINE: "why", Tag.OWNER: own.text()}
+def test_flow_run_is_settled_by_first_run(recorded: tuple[StateType, RunStatus, str], alive: bool):
+    kind, status, verdict = recorded
+    run_owner = owner.current() if alive else replace(owner.current(), started=1)
+    tags = {Tag.VERDICT: verdict, Tag.HEADLINE: "why", Tag.OWNER: run_owner.text()}
     data = RunData(experiment="e", name="n", parent=None, start_time=0.0, tags=tags, status=status)
     later = replace(data, parent="0", status="finished", tags=tags | {Tag.VERDICT: "bad"})
     flow_run = FlowRun(flow_id=uuid.uuid4(), state=State(type=kind))
 
-    found = settled_state(flow_run, [later.info_as("1"), data.info_as("0")])
+    settled = settled_state(flow_run, [later.info_as("1"), data.info_as("0")])
 
-    expected = None if alive and kind == "RUNNING" else ENDED_BY[given]
-    assert (None if found is None else found.name) == expected
+    expected = None if alive and kind == "RUNNING" else ENDED_BY[recorded]
+    assert (None if settled is None else settled.name) == expected
     if expected and expected != "Crashed":
-        assert found is not None and found.is_completed() == (verdict == "good")
+        assert settled is not None and settled.is_completed() == (verdict == "good")
     if kind == "CRASHED":  # a flow run that resumed a campaign has iterations only
         assert settled_state(flow_run, [later.info_as("1")]) is None
 
 
 def test_flow_run_that_no_process_started_is_repeated():
-    now = datetime.now(timezone.utc)
+    current_time = datetime.now(timezone.utc)
     for minutes, repeated in ((1, False), (11, True)):
-        pending = State(type="PENDING", timestamp=now - timedelta(minutes=minutes))
-        found = settled_state(FlowRun(flow_id=uuid.uuid4(), state=pending), [])
-        assert (found is not None and found.is_scheduled()) == repeated
+        pending = State(type="PENDING", timestamp=current_time - timedelta(minutes=minutes))
+        settled = settled_state(FlowRun(flow_id=uuid.uuid4(), state=pending), [])
+        assert (settled is not None and settled.is_scheduled()) == repeated
 
 
 def test_missing_server_is_reported(tmp_path: Path):
@@ -270,7 +272,7 @@ def test_missing_server_is_reported(tmp_path: Path):
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
     plain["TRTOPS_HOME"] = str(tmp_path)
 
-    for server, said in (
+    for server, message in (
         ({}, "No Prefect server is configured."),
         ({"PREFECT_API_URL": url}, f"server at {url} cannot be used"),
     ):
@@ -278,5 +280,5 @@ def test_missing_server_is_reported(tmp_path: Path):
             [sys.executable, "-m", "flows.deployments"], env=plain | server, capture_output=True, text=True
         )
         assert done.returncode == 3
-        assert said in done.stderr and "make up" in done.stderr
+        assert message in done.stderr and "make up" in done.stderr
         assert not [line for line in done.stderr.splitlines() if "Traceback" in line]

@@ -16,7 +16,7 @@ MODEL = Path("conv_net.onnx")
 
 
 @pytest.fixture
-def place(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def hostile_folder(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with victim_of(tmp_path / "victim", template) as folder:
         monkeypatch.setenv("TRTOPS_HOME", str(folder / "mlruns"))
         yield folder
@@ -56,7 +56,7 @@ WRITING = {"accuracy", "precision", "reduce", "triage"}
 """Flows that read no run."""
 
 
-def run_all(flows: dict[str, Callable[[], object]], place: Path) -> list[str]:
+def run_all(flows: dict[str, Callable[[], object]], hostile_folder: Path) -> list[str]:
     """Call flows; each returns, or raises an error of ours. Returns the names of those that returned."""
     returned = []
     for name, call in flows.items():
@@ -65,7 +65,7 @@ def run_all(flows: dict[str, Callable[[], object]], place: Path) -> list[str]:
             returned.append(name)
         except errors.TrtopsError as exc:
             assert str(exc), name
-        check_unharmed(place, name)
+        check_unharmed(hostile_folder, name)
     return returned
 
 
@@ -73,22 +73,22 @@ def test_no_flow_is_missing() -> None:
     assert {*flows.__all__} == {*flows_on(RUN), *flows_on_store(), *WRITING}
 
 
-def test_flows_survive_forged_runs(place: Path) -> None:
+def test_flows_survive_forged_runs(hostile_folder: Path) -> None:
     # The ways of the others are tried by the same operations in tests/cli/test_hostile_store.py.
-    campaign = forged_runs(place)[1]
-    returned = set(run_all(flows_on(campaign), place))
+    campaign = forged_runs(hostile_folder)[1]
+    returned = set(run_all(flows_on(campaign), hostile_folder))
     assert returned <= {"audit", "diff_tactics", "gate"}
 
     Path("models.yaml").write_text("models:\n  - model: conv_net.onnx\n")
-    assert {"convert", "nightly", "reap"} <= set(run_all(flows_on_store(), place))
+    assert {"convert", "nightly", "reap"} <= set(run_all(flows_on_store(), hostile_folder))
 
 
-def test_flows_survive_a_hostile_server(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flows_survive_a_hostile_server(hostile_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # tests/cli/test_hostile_store.py has the other ways, and the same operations on them.
-    with serving(server_that("digest", place)) as address:
+    with serving(server_that("digest", hostile_folder)) as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        assert run_all({name: flows_on(RUN)[name] for name in ("debug_build", "promote")}, place) == []
-        assert run_all({"convert": flows_on_store()["convert"]}, place) == ["convert"]  # its run is spooled
+        assert run_all({name: flows_on(RUN)[name] for name in ("debug_build", "promote")}, hostile_folder) == []
+        assert run_all({"convert": flows_on_store()["convert"]}, hostile_folder) == ["convert"]  # its run is spooled
 
 
 @pytest.mark.usefixtures("children")

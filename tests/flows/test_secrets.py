@@ -60,7 +60,7 @@ def test_secrets_are_masked_everywhere(store: Path, tmp_path: Path, prefect_home
     )
     model = models.conv_net().fixed().write(tmp_path)
     quick = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
-    said = []
+    messages = []
 
     assert convert(model, quick, experiment=text_with_secrets[:400]).verdict == "good"
     for failing in (
@@ -70,12 +70,12 @@ def test_secrets_are_masked_everywhere(store: Path, tmp_path: Path, prefect_home
     ):
         with pytest.raises(errors.TrtopsError) as raised:
             failing()
-        said.append(f"{raised.value!s} {raised.value!r}")
+        messages.append(f"{raised.value!s} {raised.value!r}")
     assert main(["convert", str(model), "-o", str(tmp_path / "x.ort"), "--data-loader-script", text_with_secrets]) != 0
     assert main(["runs", "list", "--store", f"postgresql://me:{SECRETS['password of a database']}@db/runs"]) == 3
     captured = capfd.readouterr()
 
-    assert leaks(" ".join([*said, captured.out, captured.err, caplog.text])) == []
+    assert leaks(" ".join([*messages, captured.out, captured.err, caplog.text])) == []
     assert leaks(dump(store / "mlflow.db") + read_all(store / "artifacts")) == []
     assert leaks(dump(prefect_home / "prefect.db") + read_all(prefect_home)) == []
 
@@ -88,7 +88,7 @@ def test_password_of_tracking_address_is_masked(monkeypatch: pytest.MonkeyPatch,
         tracker = MlflowTracker()
         with pytest.raises(errors.TrackingError) as raised:
             tracker.load("cd" * 16)
-        said = [repr(tracker), str(tracker.context), tracker.shown, str(raised.value)]
+        shown_texts = [repr(tracker), str(tracker.context), tracker.shown, str(raised.value)]
     try:
         open_tracker(address).find()
     except errors.TrackingUnavailableError:
@@ -96,7 +96,7 @@ def test_password_of_tracking_address_is_masked(monkeypatch: pytest.MonkeyPatch,
     assert main(["runs", "list"]) == 3
     captured = capfd.readouterr()
 
-    assert leaks("\n".join([*said, captured.out, captured.err])) == []
+    assert leaks("\n".join([*shown_texts, captured.out, captured.err])) == []
 
 
 def test_log_records_are_masked_for_all_handlers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,6 @@ def test_campaign_uses_both_gpus(store: Path, tmp_path: Path) -> None:
     assert [(limit.limit, limit.active_slots) for limit in limits] == [(1, 0), (1, 0)]
 
 
-def _overlap(one: RunInfo, other: RunInfo) -> bool:
-    assert one.end_time is not None and other.end_time is not None
-    return one.start_time < other.end_time and other.start_time < one.end_time
+def _overlap(first: RunInfo, second: RunInfo) -> bool:
+    assert first.end_time is not None and second.end_time is not None
+    return first.start_time < second.end_time and second.start_time < first.end_time

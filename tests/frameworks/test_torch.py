@@ -27,14 +27,14 @@ def identity_of(dtype: str, folder: Path) -> Path:
 def test_tensors_in_give_tensors_out(tmp_path: Path) -> None:
     case = models.conv_net()
     with runner(case.write(tmp_path)) as active:
-        wanted = active.infer(case.feed)["scores"]
+        expected = active.infer(case.feed)["scores"]
         image = torch.from_numpy(case.feed["image"])
         turned = image.transpose(2, 3).contiguous().transpose(2, 3).requires_grad_(True)
 
         for tensor in (image, turned):
-            found = active.infer({"image": tensor})["scores"]
-            assert isinstance(found, torch.Tensor) and not found.requires_grad
-            np.testing.assert_array_equal(found.numpy(), wanted)
+            actual = active.infer({"image": tensor})["scores"]
+            assert isinstance(actual, torch.Tensor) and not actual.requires_grad
+            np.testing.assert_array_equal(actual.numpy(), expected)
         with pytest.raises(errors.InputError, match=r"unexpected dtype: torch.float64. Expected float32"):
             active.infer({"image": image.double()})
 
@@ -43,8 +43,8 @@ def test_tensors_in_give_tensors_out(tmp_path: Path) -> None:
 def test_types_without_numpy_are_passed_bitwise(dtype: str, tmp_path: Path) -> None:
     tensor = (torch.arange(6).reshape(2, 3) % 2).to(getattr(torch, dtype))
     with runner(identity_of(dtype.replace("_", ""), tmp_path)) as active:
-        found = active.infer({"x": tensor})["y"]
-    assert found.dtype == tensor.dtype and torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
+        output = active.infer({"x": tensor})["y"]
+    assert output.dtype == tensor.dtype and torch.equal(output.view(torch.uint8), tensor.view(torch.uint8))
 
 
 def test_strings_stay_arrays(tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_strings_stay_arrays(tmp_path: Path) -> None:
     onnx.save(models.model(text), tmp_path / "strings.onnx")
 
     with runner(tmp_path / "strings.onnx") as active:
-        found = active.infer({"x": torch.ones(2), "t": np.array(["a", "b"], object)})
+        outputs = active.infer({"x": torch.ones(2), "t": np.array(["a", "b"], object)})
 
-    assert isinstance(found["y"], torch.Tensor) and found["u"].tolist() == ["a", "b"]
+    assert isinstance(outputs["y"], torch.Tensor) and outputs["u"].tolist() == ["a", "b"]
 
 
 def test_random_tensors_are_compared_and_saved(tmp_path: Path) -> None:
@@ -77,6 +77,6 @@ def test_random_tensors_are_compared_and_saved(tmp_path: Path) -> None:
 def test_random_tensors_have_the_input_type(dtype: str, tmp_path: Path) -> None:
     loader = DataLoader(iterations=1, data_loader_backend_module="torch", val_range=(0, 1))
     results = Comparator.run([runner(identity_of(dtype, tmp_path))], data_loader=loader)
-    found = results[0][1][0]["y"]
-    assert isinstance(found, torch.Tensor) and str(found.dtype).replace("_", "") == f"torch.{dtype}"
-    assert 0 <= float(found.float().min()) <= float(found.float().max()) <= 1
+    output = results[0][1][0]["y"]
+    assert isinstance(output, torch.Tensor) and str(output.dtype).replace("_", "") == f"torch.{dtype}"
+    assert 0 <= float(output.float().min()) <= float(output.float().max()) <= 1

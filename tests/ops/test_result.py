@@ -31,9 +31,9 @@ def test_page_has_heading_body_and_link() -> None:
 def test_page_omits_runs_of_this_process() -> None:
     result = Measured(title="measure m", verdict="good", error=0.0)
     with op_run(MemoryTracker(), "m", "measure m", kind="compare") as run:
-        kept = result.kept_in(run, "m")
-    assert (kept.run_id, kept.experiment) == (run.id, "m")
-    assert "MLflow" not in kept.page() and kept.page() == result.page()
+        recorded = result.kept_in(run, "m")
+    assert (recorded.run_id, recorded.experiment) == (run.id, "m")
+    assert "MLflow" not in recorded.page() and recorded.page() == result.page()
 
 
 def test_times_of_steps_are_recorded() -> None:
@@ -44,9 +44,9 @@ def test_times_of_steps_are_recorded() -> None:
             with op_run(tracker, "m", "inner", kind="compare"):
                 run_step("inner", time.sleep, 0.0)
         run_step("log", finish_with, run, Measured(verdict="good", error=0.0), tracker)
-    found = json.loads(tracker.load(run.id).read_bytes(Artifact.TIMING))
-    assert found["sleep"]["seconds"] >= 0.04 > found["sleep"]["cpu_seconds"]
-    assert found["total"]["seconds"] >= found["sleep"]["seconds"] + found["other"]["seconds"] - 1e-3
+    timings = json.loads(tracker.load(run.id).read_bytes(Artifact.TIMING))
+    assert timings["sleep"]["seconds"] >= 0.04 > timings["sleep"]["cpu_seconds"]
+    assert timings["total"]["seconds"] >= timings["sleep"]["seconds"] + timings["other"]["seconds"] - 1e-3
     assert StepTimes.last is not None and [*StepTimes.last.to_dict()] == ["sleep", "log", "other", "total"]
 
 

@@ -67,7 +67,9 @@ def test_reevaluation_leaves_the_store_unchanged(tracker: MemoryTracker, built: 
     strict = reevaluate([good, bad], Tolerances(atol=0, rtol=0), tracker)
     loose = reevaluate([bad], Tolerances(atol=1, rtol=1), tracker)
 
-    assert [(each.before, each.verdict) for each in loose] == [("bad", "good")] and loose[0].reasons == ()
+    assert [(evaluation.before, evaluation.verdict) for evaluation in loose] == [("bad", "good")] and loose[
+        0
+    ].reasons == ()
     assert strict[1].verdict == "bad" and strict[1].reasons
     assert tracker.info(bad).verdict == "bad"
     with pytest.raises(errors.RunNotFoundError):

@@ -1,4 +1,4 @@
-"""Triage of planted faults: kind and place are named, answers are kept. `python -m tests.triage.shown` runs all."""
+"""Triage of planted faults: kind and place are named. `python -m tests.triage.evaluate_faults` runs all."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from tests import models
+from tests.triage.evaluate_faults import named
 from tests.triage.planted import FAULTS, Planted
-from tests.triage.shown import named
 from trtops.cli.main import main
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.triaging.op import QUESTIONS, triage
@@ -19,7 +19,7 @@ from trtops.tracking.schema import Artifact, Tag
 
 
 def planted(name: str) -> Planted:
-    [fault] = [each for each in FAULTS if each.name == name]
+    [fault] = [candidate for candidate in FAULTS if candidate.name == name]
     return fault
 
 

@@ -83,8 +83,8 @@ def language(name: str, path: Path) -> None:
 
     config_name, model_name = TRANSFORMERS[name]
     kind = getattr(transformers, config_name)
-    known = kind().to_dict()
-    config = kind(**{key: value for key, value in _SMALL.items() if key in known or key in kind.attribute_map})
+    config_keys = kind().to_dict()
+    config = kind(**{key: value for key, value in _SMALL.items() if key in config_keys or key in kind.attribute_map})
     config.return_dict, config._attn_implementation = False, "eager"
     ids = torch.randint(0, WORDS, (1, 12))
     net = getattr(transformers, model_name)(config)
@@ -123,7 +123,7 @@ def learner(name: str, path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((200, 8)).astype(np.float32)
     y = (x[:, 0] + x[:, 1] ** 2 > 0.5).astype(np.int64) + (x[:, 2] > 1)
-    made = {
+    estimators = {
         "forest": lambda: ensemble.RandomForestClassifier(20, random_state=0),
         "boosting": lambda: ensemble.GradientBoostingRegressor(n_estimators=30, random_state=0),
         "logistic": lambda: pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression()),
@@ -131,20 +131,20 @@ def learner(name: str, path: Path) -> None:
         "kmeans": lambda: cluster.KMeans(4, n_init=1, random_state=0),
         "mlp": lambda: neural_network.MLPClassifier((32, 16), max_iter=60, random_state=0),
     }[name]()
-    onnx.save(to_onnx(made.fit(x, y), x[:1]), path)
+    onnx.save(to_onnx(estimators.fit(x, y), x[:1]), path)
     np.savez(path.with_suffix(".npz"), X=x[:5])
 
 
 def zoo() -> dict[str, Callable[[Path], None]]:
     """The function that writes each model, fast ones first."""
-    made: dict[str, Callable[[Path], None]] = {
+    exporters: dict[str, Callable[[Path], None]] = {
         f"sklearn_{n}": lambda p, n=n: learner(n, p) for n in ("forest", "boosting", "logistic", "svc", "kmeans", "mlp")
     }
-    made |= {n: lambda p, n=n: recurrent(n, p) for n in ("lstm", "gru")}
-    made |= {n: lambda p, n=n: language(n, p) for n in TRANSFORMERS}
-    made |= {n: lambda p, n=n: vision(n, p) for n in sorted(VISION, key=lambda n: "vit" in n)}
-    made |= {f"{n}_dynamo": lambda p, n=n: vision(n, p, dynamo=True) for n in ("resnet18", "mobilenet_v2")}
-    return made
+    exporters |= {n: lambda p, n=n: recurrent(n, p) for n in ("lstm", "gru")}
+    exporters |= {n: lambda p, n=n: language(n, p) for n in TRANSFORMERS}
+    exporters |= {n: lambda p, n=n: vision(n, p) for n in sorted(VISION, key=lambda n: "vit" in n)}
+    exporters |= {f"{n}_dynamo": lambda p, n=n: vision(n, p, dynamo=True) for n in ("resnet18", "mobilenet_v2")}
+    return exporters
 
 
 def main() -> int:

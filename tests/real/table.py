@@ -90,35 +90,35 @@ def plain(model: Path, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {node.name: value for node, value in outputs if isinstance(value, np.ndarray) and value.dtype.kind in "fiub"}
 
 
-def distance(found: dict[str, np.ndarray], golden: dict[str, np.ndarray]) -> float:
+def distance(actual: dict[str, np.ndarray], golden: dict[str, np.ndarray]) -> float:
     """The largest relative difference of an output, or the share of different integers; infinite if one is missing."""
     worst = 0.0
     for name, expected in golden.items():
-        if name not in found or found[name].shape != expected.shape:
+        if name not in actual or actual[name].shape != expected.shape:
             return float("inf")
         if expected.dtype.kind != "f":
-            worst = max(worst, float((found[name] != expected).mean()) if expected.size else 0.0)
+            worst = max(worst, float((actual[name] != expected).mean()) if expected.size else 0.0)
             continue
-        difference = np.abs(found[name].astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
+        difference = np.abs(actual[name].astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
         worst = max(worst, float(difference / max(float(np.abs(expected).max(initial=0.0)), 1e-30)))
     return worst
 
 
-def command_line(tool: str, what: str, model: Path, folder: Path) -> list[str]:
+def command_line(tool: str, job: str, model: Path, folder: Path) -> list[str]:
     """The arguments of one command."""
     feed = str(model.with_suffix(".npz"))
-    if what in LOWERED:
-        return [sys.executable, "-c", CONVERT, str(model), feed, str(folder / "out.npz"), what]
+    if job in LOWERED:
+        return [sys.executable, "-c", CONVERT, str(model), feed, str(folder / "out.npz"), job]
     words = {
         "lint": ["check", "lint", str(model)],
         "sanitize": ["surgeon", "sanitize", str(model), "--fold-constants", "-o", "out.onnx"],
         "run": ["run", str(model), "--onnxrt", "--load-inputs", "inputs.json", "--save-outputs", "out.json"],
     }
     program = [sys.executable, "-m", "trtops.cli"] if tool == "trtops" else [str(Path(sys.executable).parent / tool)]
-    return [*program, *words[what]]
+    return [*program, *words[job]]
 
 
-def measure(model: Path, tool: str, what: str) -> Row:
+def measure(model: Path, tool: str, job: str) -> Row:
     """Run one command on one model, and compare its result with plain ONNX Runtime."""
     from trtops.json import save_json
 
@@ -126,42 +126,42 @@ def measure(model: Path, tool: str, what: str) -> Row:
     with tempfile.TemporaryDirectory(prefix="trtops-zoo-") as name:
         folder = Path(name)
         save_json([feed], str(folder / "inputs.json"))
-        code, text, cpu, memory = run_measured(command_line(tool, what, model, folder), folder)
+        code, text, cpu, memory = run_measured(command_line(tool, job, model, folder), folder)
         lines = text.strip().splitlines() or [""]
         try:
-            right, result = check(what, model, folder, feed, lines)
+            right, result = check(job, model, folder, feed, lines)
         except Exception as exc:  # the result cannot be used at all
             right, result = False, f"exit {code}: {lines[-1][:160]} {type(exc).__name__}: {exc!s:.140}"
-        if code and what != "lint":
+        if code and job != "lint":
             right = False
-    return Row(model.stem, f"{tool} {what}", right, result, cpu, memory)
+    return Row(model.stem, f"{tool} {job}", right, result, cpu, memory)
 
 
-def check(what: str, model: Path, folder: Path, feed: dict[str, np.ndarray], lines: list[str]) -> tuple[bool, str]:
+def check(job: str, model: Path, folder: Path, feed: dict[str, np.ndarray], lines: list[str]) -> tuple[bool, str]:
     """Whether the result of a command is correct, and a short result."""
-    if what == "lint":
+    if job == "lint":
         wrong = [line for line in lines if "error" in line.lower().replace("0 error", "")]
         return not wrong, wrong[0][:140] if wrong else "clean"
     golden = plain(model, feed)
-    if what == "sanitize":
-        found = plain(folder / "out.onnx", feed)
-    elif what == "run":
+    if job == "sanitize":
+        outputs = plain(folder / "out.onnx", feed)
+    elif job == "run":
         from trtops.comparator.results import RunResults
 
         (_, [iteration]), *_ = RunResults.load(folder / "out.json").items()
-        found = dict(iteration)
+        outputs = dict(iteration)
     else:
         _, verdict, called, reasons = next(line for line in lines if line.startswith("RESULT|")).split("|", 3)
         if verdict == "refused":  # only INT8 may be, if there is nothing to quantize
-            return what == "int8" and "no layer of the model is quantized" in reasons, f"refused: {reasons}"
+            return job == "int8" and "no layer of the model is quantized" in reasons, f"refused: {reasons}"
         with np.load(folder / "out.npz") as saved:
             off = distance(dict(saved), golden)
         if verdict == "good":
-            return off <= LOWERED[what], f"good, {called}, off by {off:.1e}"
+            return off <= LOWERED[job], f"good, {called}, off by {off:.1e}"
         # FP16 flushes small outputs to 0, though this engine computes in FP32.
-        lost = what == "fp16" and min(np.abs(array).max(initial=0.0) for array in golden.values()) < SMALLEST_FP16
-        return bool(reasons) and (off > SOUND[what] or lost), f"{verdict}, {called}, off by {off:.1e}: {reasons}"
-    off = distance(found, golden)
+        lost = job == "fp16" and min(np.abs(array).max(initial=0.0) for array in golden.values()) < SMALLEST_FP16
+        return bool(reasons) and (off > SOUND[job] or lost), f"{verdict}, {called}, off by {off:.1e}: {reasons}"
+    off = distance(outputs, golden)
     return off <= TOLERANCE, f"off by {off:.1e}"
 
 
@@ -180,9 +180,9 @@ def main() -> int:
     rows: list[Row] = []
     print("| model | command | right | result | CPU s | peak MB |\n|---|---|---|---|---|---|")
     for model in sorted(folder.glob("*.onnx")):
-        for what in COMMANDS if model.with_suffix(".npz").exists() else ():
-            for tool in ("trtops", "polygraphy") if what in COMPARED else ("trtops",):
-                rows.append(row := measure(model, tool, what))
+        for job in COMMANDS if model.with_suffix(".npz").exists() else ():
+            for tool in ("trtops", "polygraphy") if job in COMPARED else ("trtops",):
+                rows.append(row := measure(model, tool, job))
                 words = (row.model, row.command, "yes" if row.right else "NO", row.result)
                 print("|", " | ".join(words), f"| {row.cpu:.2f} | {row.memory:.0f} |", flush=True)
     print("\n| command | models | wrong | CPU s, sum | peak MB, largest |\n|---|---|---|---|---|")

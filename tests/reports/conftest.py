@@ -15,6 +15,6 @@ def browser() -> Iterator[Any]:
     if chromium is None:
         pytest.skip("chromium is not installed (Debian: apt install chromium)")
     with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield found
-        found.close()
+        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield launched
+        launched.close()

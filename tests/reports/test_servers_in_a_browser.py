@@ -57,7 +57,7 @@ class Served:
 
     mlflow: str
     prefect: str
-    made: dict[str, str]
+    runs: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +89,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     try:
         until(answers, while_alive=prefect)
         command = [sys.executable, "-c", MAKE, json.dumps(OUTPUTS)]
-        made = subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
-        assert made.returncode == 0, made.stderr.decode()[-3000:]
+        process = subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
+        assert process.returncode == 0, process.stderr.decode()[-3000:]
         with MlflowServer(folder / "mlruns", by_command=True) as mlflow:
-            yield Served(mlflow.address, api.removesuffix("/api"), json.loads(made.stdout.decode().splitlines()[-1]))
+            yield Served(mlflow.address, api.removesuffix("/api"), json.loads(process.stdout.decode().splitlines()[-1]))
     finally:
         os.killpg(prefect.pid, signal.SIGKILL)
         prefect.wait()
@@ -132,31 +132,31 @@ OWN_GAPS = ("/users/current", "/favicon")
 @pytest.fixture
 def watched(browser: Any) -> Iterator[Watched]:
     page = browser.new_page(viewport={"width": 2200, "height": 1000})
-    found = Watched(page, [])
-    page.on("pageerror", lambda error: found.wrong.append(str(error)))
+    page_watch = Watched(page, [])
+    page.on("pageerror", lambda error: page_watch.wrong.append(str(error)))
     page.on(
         "response",
         lambda answer: (
-            found.wrong.append(f"{answer.status} {answer.url}")
+            page_watch.wrong.append(f"{answer.status} {answer.url}")
             if answer.status >= 400 and not any(gap in answer.url for gap in OWN_GAPS)
             else None
         ),
     )
     page.set_default_timeout(PATIENCE)
-    yield found
+    yield page_watch
     page.close()
 
 
 def test_mlflow_s_table_says_which_build_is_bad(served: Served, watched: Watched) -> None:
-    assert served.made["verdict"] == "bad"  # a bad engine is a result of a flow that is called
-    experiment = served.made["url"].split("/")[2]
+    assert served.runs["verdict"] == "bad"  # a bad engine is a result of a flow that is called
+    experiment = served.runs["url"].split("/")[2]
     watched.see(f"{served.mlflow}/#/experiments/{experiment}/runs?workflowType=machine_learning", "INT8 ort")
     watched.keep("mlflow-runs")
     assert watched.wrong == []
 
 
 def test_a_run_s_page_begins_with_its_verdict_and_shows_its_pictures(served: Served, watched: Watched) -> None:
-    run = f"{served.mlflow}/{served.made['url'].partition('?')[0]}"
+    run = f"{served.mlflow}/{served.runs['url'].partition('?')[0]}"
     watched.see(f"{run}?workflowType=machine_learning", "convert odd.onnx to INT8 on onnxruntime", "two/y: ")
     watched.keep("mlflow-run")
     # Addresses of artifacts are no way in: MLflow does not decode them. A person clicks, too.
@@ -186,5 +186,5 @@ def test_prefect_s_list_says_the_verdict_and_its_artifact_leads_to_the_report(se
     watched.see(f"{served.prefect}/artifacts", "convert odd.onnx")
     watched.page.locator("a[href*='/artifacts/key/convert-odd-onnx']").first.click()
     watched.page.locator("a[href*='/artifacts/artifact/']").first.click()  # the newest
-    watched.page.get_by_text(f"trtops report {served.made['bad']}").first.wait_for(timeout=PATIENCE)
+    watched.page.get_by_text(f"trtops report {served.runs['bad']}").first.wait_for(timeout=PATIENCE)
     assert watched.wrong == []

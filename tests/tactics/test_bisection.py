@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.amounts import amount
+from tests.long_runs import amount
 from trtops.tactics.bisection import Bisection, CulpritSearch, SearchResult, TrialResult
 from trtops.tactics.contributions import find_sum
 
@@ -61,10 +61,10 @@ def test_planted_culprits_are_named_within_few_trials(kind, units, wrong, fails,
         def bad(rng: np.random.Generator, taken: np.ndarray, _: int, a: int = a, b: int = b) -> bool:
             return bool((EXPECTED[kind](taken, a, b) and rng.random() < fails) ^ (rng.random() < wrong))
 
-        found = played(seed, units, bad)
-        trials.append(found.trials)
+        answer = played(seed, units, bad)
+        trials.append(answer.trials)
         expected = {"one": ((a,),), "together": ((a, b),), "either": ((a,), (b,))}[kind]
-        named += found.decided() == "confirmed" and found.best.clauses == expected
+        named += answer.decided() == "confirmed" and answer.best.clauses == expected
 
     assert named >= int(right / 60 * SEEDS)
     assert np.median(trials) <= median
@@ -96,8 +96,8 @@ def test_e_value_has_mean_one_over_the_coin():
         for falls in itertools.product((False, True), repeat=len(verdicts)):
             bisection = Bisection(4)
             for verdict, fall in zip(verdicts, falls):
-                one, other = sorted(bisection.next(), key=lambda taken: taken.tolist())
-                bisection.add(*((one, verdict, other) if fall else (other, verdict, one)))
+                first, second = sorted(bisection.next(), key=lambda taken: taken.tolist())
+                bisection.add(*((first, verdict, second) if fall else (second, verdict, first)))
             values.append(math.exp(bisection.log_e_value))
 
         assert np.mean(values) == pytest.approx(1.0, rel=1e-9)
@@ -106,10 +106,10 @@ def test_e_value_has_mean_one_over_the_coin():
 def test_two_of_four_is_an_unresolved_combination():
     decisions: Counter[str | None] = Counter()
     for seed in range(10):
-        found = played(seed, 12, lambda rng, taken, _: bool(taken[:4].sum() >= 2))
-        decisions[found.decided()] += 1
-        if found.decided() == "combination":
-            assert set(np.flatnonzero(found.probabilities >= 0.5).tolist()) <= {0, 1, 2, 3}
+        answer = played(seed, 12, lambda rng, taken, _: bool(taken[:4].sum() >= 2))
+        decisions[answer.decided()] += 1
+        if answer.decided() == "combination":
+            assert set(np.flatnonzero(answer.probabilities >= 0.5).tolist()) <= {0, 1, 2, 3}
 
     assert decisions["combination"] >= 5
     assert decisions["chance"] == 0
@@ -119,8 +119,8 @@ def mask(units: int, *taken: int) -> np.ndarray:
     return np.isin(np.arange(units), taken)
 
 
-@pytest.mark.parametrize(("suspected", "most"), [((3,), 5), ((8, 9), 9)])
-def test_suspected_units_cost_one_trial_at_most(suspected, most):
+@pytest.mark.parametrize(("suspected", "max_trials"), [((3,), 5), ((8, 9), 9)])
+def test_suspected_units_cost_one_trial_at_most(suspected, max_trials):
     trials = {}
     for first in (None, mask(30, *suspected)):
         bisection = Bisection(30, 0, first=first)
@@ -131,7 +131,7 @@ def test_suspected_units_cost_one_trial_at_most(suspected, most):
         trials[first is None] = bisection.trials
         assert bisection.best.clauses == ((3,),)
 
-    assert trials[False] <= min(most, trials[True] + 1)
+    assert trials[False] <= min(max_trials, trials[True] + 1)
 
 
 def searched(
@@ -152,15 +152,15 @@ def searched(
 )
 def test_search_confirms_what_decides(kind, clauses):
     search = CulpritSearch(units=20, held=mask(20))
-    found, masks = searched(search, lambda taken: TrialResult(taken, bool(EXPECTED[kind](taken, 3, 9))))
+    answer, masks = searched(search, lambda taken: TrialResult(taken, bool(EXPECTED[kind](taken, 3, 9))))
 
-    assert found.outcome == "confirmed"
-    assert found.explanation is not None and found.explanation.clauses == clauses
-    assert found.explanation.trials == len(masks)
+    assert answer.outcome == "confirmed"
+    assert answer.explanation is not None and answer.explanation.clauses == clauses
+    assert answer.explanation.trials == len(masks)
 
 
-@pytest.mark.parametrize(("units", "most"), [(20, 7), (100, 9), (400, 12)])
-def test_equal_errors_replace_the_coin(units, most):
+@pytest.mark.parametrize(("units", "max_trials"), [(20, 7), (100, 9), (400, 12)])
+def test_equal_errors_replace_the_coin(units, max_trials):
     trials = []
     for seed in range(SEEDS):
         culprit, _ = culprits(seed, units)
@@ -171,11 +171,11 @@ def test_equal_errors_replace_the_coin(units, most):
 
         ends = build(mask(units)), build(~mask(units))
         search = CulpritSearch(units=units, held=mask(units), errors=(ends[0].errors, ends[1].errors), seed=seed)
-        found, _ = searched(search, build)
-        assert found.explanation.clauses == ((culprit,),)
-        trials.append(found.explanation.trials)
+        answer, _ = searched(search, build)
+        assert answer.explanation.clauses == ((culprit,),)
+        trials.append(answer.explanation.trials)
 
-    assert np.median(trials) <= most
+    assert np.median(trials) <= max_trials
 
 
 def test_errors_that_do_not_repeat_need_the_coin():
@@ -197,7 +197,7 @@ def test_errors_that_do_not_repeat_need_the_coin():
 
 def test_verdicts_against_equal_errors_need_the_coin():
     """Errors repeat and follow one unit; every fourth verdict says the opposite."""
-    named, found = 0, Counter[str]()
+    named, counts = 0, Counter[str]()
     for seed in range(amount(40, in_every_run=12)):
         rng = np.random.default_rng(seed)
 
@@ -206,20 +206,20 @@ def test_verdicts_against_equal_errors_need_the_coin():
 
         ends = (1.0, 0.0), (10.0, 1.2)
         result = searched(CulpritSearch(units=12, held=mask(12), errors=ends, seed=seed), build)[0]
-        found[result.repeatability] += 1
+        counts[result.repeatability] += 1
         named += result.explanation is not None and result.explanation.clauses != ((3,),)
 
-    assert found["contradicted"] > 0.6 * found.total()
+    assert counts["contradicted"] > 0.6 * counts.total()
     assert named <= 1
 
 
 def test_held_units_are_checked_first():
     needs_more = CulpritSearch(units=10, held=mask(10, 4))
-    found, masks = searched(needs_more, lambda taken: TrialResult(taken, bool(taken[4] and taken[7])))
+    answer, masks = searched(needs_more, lambda taken: TrialResult(taken, bool(taken[4] and taken[7])))
     enough, tried = searched(needs_more, lambda taken: TrialResult(taken, bool(taken[4])))
 
     assert all(taken[4] for taken in masks)
-    assert found.explanation.clauses == ((7,),) and masks[0].sum() == 1
+    assert answer.explanation.clauses == ((7,),) and masks[0].sum() == 1
     assert (enough.outcome, len(tried)) == ("sufficient", 2)
 
 
@@ -233,9 +233,9 @@ def test_held_units_are_checked_first():
     ids=["budget", "not built as wanted", "always good"],
 )
 def test_searches_without_culprits_end(build, outcome):
-    found, masks = searched(CulpritSearch(units=6, held=mask(6)), build)
+    answer, masks = searched(CulpritSearch(units=6, held=mask(6)), build)
 
-    assert found.outcome == outcome and found.explanation is None
+    assert answer.outcome == outcome and answer.explanation is None
     assert len(masks) < LIMIT
 
 
@@ -245,17 +245,23 @@ def test_trials_that_stray_are_not_repeated():
         got[1] = got[0]  # a layer that follows another one
         return TrialResult(got, bool(got[4]))
 
-    found, masks = searched(CulpritSearch(units=8, held=mask(8)), build)
+    answer, masks = searched(CulpritSearch(units=8, held=mask(8)), build)
 
     strayed = [tuple(taken) for taken in masks if taken[0] != taken[1]]
-    assert found.explanation.clauses == ((4,),)
+    assert answer.explanation.clauses == ((4,),)
     assert len(set(strayed)) == len(strayed)
 
 
 @pytest.mark.parametrize(("parts", "decides"), [((10.0, 1.0, 0.5), True), ((10.0, 4.0, 3.0), False)])
 def test_choice_decides_if_others_stay_below_the_limit(parts, decides):
     # All mixtures but the one of both others, which may be bad without the first.
-    taken = np.array([each for each in itertools.product((False, True), repeat=3) if each != (False, True, True)])
+    taken = np.array(
+        [
+            combination
+            for combination in itertools.product((False, True), repeat=3)
+            if combination != (False, True, True)
+        ]
+    )
 
     error_sum = find_sum(taken, 10 + taken @ np.array(parts), taken[:, 0])
 

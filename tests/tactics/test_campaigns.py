@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.amounts import amount, long_only
+from tests.long_runs import amount, long_only
 from tests.tactics.synthetic import Campaign, Culprit, campaign, layer_table
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
@@ -17,47 +17,49 @@ SEEDS = amount(100, in_every_run=10)
 
 def outcomes(culprit: Culprit, builds: int, *, ordered: bool = True) -> list[tuple[Campaign, TacticDiff]]:
     """Every second campaign has all verdicts right, in every other one up to 5 % are wrong."""
-    made = []
+    campaigns = []
     for seed in range(SEEDS):
         noise = seed % 2 * (0.03 + 0.02 * (seed % 4 == 1))
         bad_rate = (0.05, 0.2, 0.4, 0.7)[seed % 4]
         played = campaign(seed, builds, culprit=culprit, noise=noise, bad_rate=bad_rate, ordered=ordered)
-        made.append((played, diff(played.table)))
-    return made
+        campaigns.append((played, diff(played.table)))
+    return campaigns
 
 
-def is_named_first(played: Campaign, found: TacticDiff) -> bool:
+def is_named_first(played: Campaign, difference: TacticDiff) -> bool:
     """Whether the culprits are the first suspects; those that copy a culprit in every build stand with it."""
-    first = found.suspects[: len(played.culprits)]
+    first = difference.suspects[: len(played.culprits)]
     return all(any(c in played.culprits for c in ((x.layer, x.choice) for x in s.choices)) for s in first)
 
 
-def names_wrongly(played: Campaign, found: TacticDiff) -> bool:
-    return any(not any((c.layer, c.choice) in played.culprits for c in suspect.choices) for suspect in found.confirmed)
+def names_wrongly(played: Campaign, difference: TacticDiff) -> bool:
+    return any(
+        not any((c.layer, c.choice) in played.culprits for c in suspect.choices) for suspect in difference.confirmed
+    )
 
 
 @pytest.mark.parametrize(
     ("builds", "ordered"),
-    [(16, False), (40, True), (100, True), *(long_only(*each) for each in ((16, True), (40, False), (500, True)))],
+    [(16, False), (40, True), (100, True), *(long_only(*case) for case in ((16, True), (40, False), (500, True)))],
 )
 @pytest.mark.parametrize("culprit", ["one", "together"])
 def test_campaigns_rank_and_confirm_the_culprit(culprit, builds, ordered):
-    found = outcomes(culprit, builds, ordered=ordered)
+    campaigns = outcomes(culprit, builds, ordered=ordered)
 
     is_long = builds >= 100
     missing = () if is_long else ("not enough runs", "no bad builds")
-    assert sum(is_named_first(*pair) or pair[1].conclusion in missing for pair in found) >= 0.95 * SEEDS
-    assert sum(names_wrongly(*pair) for pair in found) <= 0.05 * SEEDS
+    assert sum(is_named_first(*pair) or pair[1].conclusion in missing for pair in campaigns) >= 0.95 * SEEDS
+    assert sum(names_wrongly(*pair) for pair in campaigns) <= 0.05 * SEEDS
     if is_long:
-        assert sum(outcome.conclusion in ("confirmed", "narrowed down") for _, outcome in found) >= 0.95 * SEEDS
+        assert sum(outcome.conclusion in ("confirmed", "narrowed down") for _, outcome in campaigns) >= 0.95 * SEEDS
 
 
 @pytest.mark.parametrize(
     ("builds", "ordered"),
-    [(100, True), (20, False), *(long_only(*each) for each in ((16, True), (500, True), (100, False)))],
+    [(100, True), (20, False), *(long_only(*case) for case in ((16, True), (500, True), (100, False)))],
 )
 def test_clean_campaigns_name_few_culprits(builds, ordered):
-    conclusions = Counter(found.conclusion for _, found in outcomes("none", builds, ordered=ordered))
+    conclusions = Counter(difference.conclusion for _, difference in outcomes("none", builds, ordered=ordered))
 
     assert conclusions["confirmed"] + conclusions["narrowed down"] <= 0.05 * SEEDS
     if builds >= 100 and ordered:
@@ -98,7 +100,7 @@ def test_time_and_machines_are_not_blamed_on_choices(kind):
         table, machines = without_culprit(seed, kind)
         blocks = machines if kind == "machines" else {}
         looks = [diff(layer_table(table.codes[:n], table.verdicts[:n]), blocks=blocks) for n in range(12, 61, 6)]
-        named += any(found.conclusion == "confirmed" for found in looks)
+        named += any(difference.conclusion == "confirmed" for difference in looks)
         more_evidence += diff(table).e_value_log10 < diff(table, blocks=blocks).e_value_log10
         reported += bool(looks[-1].confounder)
 
@@ -110,6 +112,6 @@ def test_time_and_machines_are_not_blamed_on_choices(kind):
 def test_culprit_is_confirmed_without_confounders():
     codes = np.random.default_rng(0).integers(0, 4, (60, 20))
 
-    found = diff(layer_table(codes, codes[:, 3] == 2), blocks={str(i): f"machine {i % 2}" for i in range(60)})
+    difference = diff(layer_table(codes, codes[:, 3] == 2), blocks={str(i): f"machine {i % 2}" for i in range(60)})
 
-    assert found.conclusion == "confirmed" and found.confounder == ""
+    assert difference.conclusion == "confirmed" and difference.confounder == ""

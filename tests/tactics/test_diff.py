@@ -20,7 +20,7 @@ def gelu_campaign(builds: int = 40) -> CampaignTable:
     for i in range(builds):
         approximate, blocked, threads = (bool(x) for x in rng.random(3) < 0.4)
         fused = {} if approximate else {"block0/bias": "Add"}
-        made = record(
+        tactic_record = record(
             {
                 "optimization.enable_gelu_approximation": str(int(approximate)),
                 "optimization.nchwc": str(int(blocked)),
@@ -31,30 +31,30 @@ def gelu_campaign(builds: int = 40) -> CampaignTable:
             **fused,
             head=str(rng.choice(["MatMul", "FusedMatMul"])),
         )
-        table.append(f"run-{i}", "bad" if approximate else "good", made)
+        table.append(f"run-{i}", "bad" if approximate else "good", tactic_record)
     return table
 
 
 def test_layers_of_one_setting_are_one_suspect():
-    found = diff(gelu_campaign())
+    difference = diff(gelu_campaign())
 
-    assert found.conclusion == "confirmed"
-    (culprit,) = found.confirmed
+    assert difference.conclusion == "confirmed"
+    (culprit,) = difference.confirmed
     assert culprit.settings == (("optimization.enable_gelu_approximation", "1"),)
     assert [(c.layer, c.choice) for c in culprit.choices] == [("block0/gelu", FAST), ("block1/gelu", FAST)]
-    assert culprit.probability > 0.95 and (culprit.bad, culprit.good) == (found.bad, 0)
-    assert "optimization.enable_gelu_approximation=1" in found.summary
+    assert culprit.probability > 0.95 and (culprit.bad, culprit.good) == (difference.bad, 0)
+    assert "optimization.enable_gelu_approximation=1" in difference.summary
 
 
 def test_two_that_fail_together_are_one_clause():
     played = campaign(4, 200, culprit="together", noise=0.03)
-    found = diff(played.table)
+    difference = diff(played.table)
 
-    assert found.explanation is not None and found.explanation.clauses == ((0, 1),)
-    first = {(c.layer, c.choice) for suspect in found.suspects[:2] for c in suspect.choices}
+    assert difference.explanation is not None and difference.explanation.clauses == ((0, 1),)
+    first = {(c.layer, c.choice) for suspect in difference.suspects[:2] for c in suspect.choices}
     assert set(played.culprits) <= first
-    assert "which fail only together" in found.summary
-    page = found.markdown(limit=5)
+    assert "which fail only together" in difference.summary
+    page = difference.markdown(limit=5)
     assert page.startswith("# Confirmed\n") and all(layer in page for layer, _ in played.culprits)
     assert "more, less suspicious." in page
 
@@ -69,10 +69,10 @@ def test_layers_that_part_once_are_both_named():
         bad = a != (i in (11, 20, 33, 41, 50, 58))
         others = {f"layer{k}": str(rng.integers(3)) for k in range(10)}
         table.append(f"run-{i}", "bad" if bad else "good", record(a=f"t{int(a)}", b=f"t{int(b)}", **others))
-    found = diff(table)
+    difference = diff(table)
 
-    assert found.conclusion == "narrowed down" and not found.decided
-    assert "most likely a: t1" in found.summary and "or instead b: t1" in found.summary
+    assert difference.conclusion == "narrowed down" and not difference.decided
+    assert "most likely a: t1" in difference.summary and "or instead b: t1" in difference.summary
 
 
 def test_crashed_builds_are_no_evidence():
@@ -97,10 +97,12 @@ def test_unproven_builds_count_as_good():
         choices=table.choices,
         codes=table.codes,
     )
-    found, expected = diff(unproven), diff(table)
+    difference, expected = diff(unproven), diff(table)
 
-    assert unproven.named("good") == () and len(unproven.named("good", "unproven")) == found.good == expected.good
-    assert [each.describe() for each in found.confirmed] == [each.describe() for each in expected.confirmed]
+    assert unproven.named("good") == () and len(unproven.named("good", "unproven")) == difference.good == expected.good
+    assert [suspect.describe() for suspect in difference.confirmed] == [
+        suspect.describe() for suspect in expected.confirmed
+    ]
     assert set_difference(unproven) == set_difference(table)
     assert CampaignTable.from_bytes(unproven.to_bytes()).named("unproven") == unproven.named("unproven")
 
@@ -119,11 +121,11 @@ def test_conclusions_without_an_answer(builds, conclusion, words):
     table = CampaignTable()
     for i, (verdict, tactic) in enumerate(builds):
         table.append(f"run-{i}", verdict, record(a=tactic))
-    found = diff(table)
+    difference = diff(table)
 
-    assert found.conclusion == conclusion and words in found.summary
-    assert not found.decided
-    assert found.markdown()
+    assert difference.conclusion == conclusion and words in difference.summary
+    assert not difference.decided
+    assert difference.markdown()
 
 
 def test_precision_and_format_differ_under_one_tactic():
@@ -143,8 +145,10 @@ def test_equal_tactic_names_are_numbered():
     table = CampaignTable()
     for i in range(30):
         choice = TacticChoice(layer="fc", op="", tactic="gemm", implementation=1, tactic_id=i % 2)
-        made = TacticRecord(mechanism="algorithm_selector", backend_version="", device_sha256="", choices=(choice,))
-        table.append(f"run-{i}", "bad" if i % 2 else "good", made)
+        tactic_record = TacticRecord(
+            mechanism="algorithm_selector", backend_version="", device_sha256="", choices=(choice,)
+        )
+        table.append(f"run-{i}", "bad" if i % 2 else "good", tactic_record)
 
     assert diff(table).confirmed[0].choices[0].choice == "gemm (implementation 1, tactic 1)"
 
@@ -157,9 +161,9 @@ def shuffled(table: CampaignTable, seed: int, *, ordered: bool) -> CampaignTable
 def test_unordered_builds_ignore_their_order():
     table = campaign(7, 24, culprit="together", noise=0.05).table
 
-    found = diff(shuffled(table, 0, ordered=False))
-    assert not found.ordered
-    assert all(diff(shuffled(table, seed, ordered=False)) == found for seed in range(1, 6))
+    difference = diff(shuffled(table, 0, ordered=False))
+    assert not difference.ordered
+    assert all(diff(shuffled(table, seed, ordered=False)) == difference for seed in range(1, 6))
     in_order = (diff(shuffled(table, seed, ordered=True)) for seed in (0, 1))
     assert len({ordered.e_value_log10 for ordered in in_order}) == 2
 
@@ -175,8 +179,8 @@ def test_missing_layer_is_a_suspect():
     table = CampaignTable()
     for i in range(30):
         table.append(f"run-{i}", *(("good", record(a="x", cast="y")) if i % 3 else ("bad", record(a="x"))))
-    found = diff(table)
+    difference = diff(table)
 
-    (culprit,) = found.confirmed
+    (culprit,) = difference.confirmed
     assert culprit.choices[0].layer == "cast" and culprit.choices[0].choice is None
-    assert TacticDiff.from_json(found.to_json()) == found
+    assert TacticDiff.from_json(difference.to_json()) == difference

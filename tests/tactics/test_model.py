@@ -15,9 +15,9 @@ def weighed(codes: np.ndarray, bad: np.ndarray) -> tuple[Posterior, set[frozense
     """The evidence, and its best explanation as columns and codes."""
     features = features_of(codes)
     groups = groups_of(features)
-    found = weigh(groups.present, groups.log_share, bad)
+    posterior = weigh(groups.present, groups.log_share, bad)
     keys = [(int(features.column[g[0]]), int(features.code[g[0]])) for g in groups.members]
-    return found, {frozenset(keys[g] for g in clause) for clause in found.best}
+    return posterior, {frozenset(keys[g] for g in clause) for clause in posterior.best}
 
 
 @pytest.mark.parametrize("prior", [MOSTLY, ALWAYS])
@@ -41,8 +41,8 @@ def test_counts_equal_counting_by_hand(seed, builds, choices):
     counts = Counts.of(present, bad, np.arange(choices))
 
     for a, b in itertools.combinations(range(choices), 2):
-        both, either = present[:, a] & present[:, b], present[:, a] | present[:, b]
-        assert (counts.pair_size[a, b], counts.pair_hits[a, b]) == (both.sum(), (both & bad).sum())
+        together, either = present[:, a] & present[:, b], present[:, a] | present[:, b]
+        assert (counts.pair_size[a, b], counts.pair_hits[a, b]) == (together.sum(), (together & bad).sum())
         assert (counts.pair_size[b, a], counts.pair_hits[b, a]) == (either.sum(), (either & bad).sum())
 
 
@@ -76,7 +76,7 @@ def test_priors_do_not_depend_on_later_builds():
 @given(st.integers(0, 10_000), st.integers(2, 14), st.integers(1, 6))
 def test_features_are_choices_of_varying_layers(seed, builds, layers):
     codes = np.random.default_rng(seed).integers(-1, 3, (builds, layers))
-    found = features_of(codes)
+    features = features_of(codes)
 
     expected = {
         (layer, code): tuple(codes[:, layer] == code)
@@ -84,7 +84,7 @@ def test_features_are_choices_of_varying_layers(seed, builds, layers):
         for code in set(codes[:, layer].tolist())
         if len(set(codes[:, layer].tolist())) > 1
     }
-    columns, present = zip(found.column.tolist(), found.code.tolist()), found.present.T
+    columns, present = zip(features.column.tolist(), features.code.tolist()), features.present.T
     assert {key: tuple(row) for key, row in zip(columns, present)} == expected
 
 
@@ -100,7 +100,7 @@ def test_features_are_choices_of_varying_layers(seed, builds, layers):
 def test_each_kind_of_explanation_is_found(rule, expected):
     codes = np.random.default_rng(11).integers(0, 3, (150, 30))
     bad = rule(codes)
-    found, best = weighed(codes, bad ^ (np.random.default_rng(1).random(150) < 0.03))
+    posterior, best = weighed(codes, bad ^ (np.random.default_rng(1).random(150) < 0.03))
 
-    assert best == expected and found.p_chance < 0.01
-    assert np.array_equal(found.expected_bad, bad)
+    assert best == expected and posterior.p_chance < 0.01
+    assert np.array_equal(posterior.expected_bad, bad)

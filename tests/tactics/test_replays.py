@@ -56,12 +56,12 @@ def test_sorted_folders_become_a_campaign(tmp_path):
 
 
 def test_own_records_are_read(tmp_path):
-    good, made = tmp_path / "good.json", record(fc="x")
-    good.write_text(made.to_json())
+    good, written = tmp_path / "good.json", record(fc="x")
+    good.write_text(written.to_json())
     write_replay(tmp_path / "bad.json", {"fc": algorithm(1, -(2**63))})
     table = load_replays(good, tmp_path / "bad.json")[0]
 
-    assert read_record(good) == made
+    assert read_record(good) == written
     assert table.layers == ("fc",) and -(2**63) in {getattr(c, "tactic_id", None) for c in table.choices}
 
 
@@ -108,10 +108,10 @@ def test_set_difference_equals_polygraphys(tmp_path):
     )
     theirs = {}
     for layer, algorithms in re.findall(r"Layer: (\S+)\n\s*Algorithms: (.*)", done.stdout):
-        found = re.findall(
+        rows = re.findall(
             r"Implementation: (-?\d+), Tactic: (-?\d+)\) \| Inputs: \(TensorInfo\((DataType\.\w+)", algorithms
         )
-        theirs[layer] = {(int(i), int(t), dtype) for i, t, dtype in found}
+        theirs[layer] = {(int(i), int(t), dtype) for i, t, dtype in rows}
     ours = {
         d.layer: {(c.implementation, c.tactic_id, c.inputs[0].dtype) for c in d.choices}
         for d in set_difference(load_replay_folder(tmp_path / "replays")[0])

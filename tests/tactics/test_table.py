@@ -26,8 +26,8 @@ def test_layers_may_appear_late():
     table.append("r2", "bad", record(a="y", c="x"))
 
     assert table.names == ("r0", "r1", "r2") and table.layers == ("a", "b", "c")
-    made = [[None if code < 0 else getattr(table.choices[code], "tactic", "") for code in row] for row in table.codes]
-    assert made == [["x", "y", "", "", None], [None] * 5, ["y", None, "", "", "x"]]
+    names = [[None if code < 0 else getattr(table.choices[code], "tactic", "") for code in row] for row in table.codes]
+    assert names == [["x", "y", "", "", None], [None] * 5, ["y", None, "", "", "x"]]
     assert table.named("error") == ("r1",)
     assert table.has(("layer", "a"), "y").tolist() == [False, False, True]
     assert table.has(("setting", "backend_version"), "1.20").tolist() == [True, False, True]
@@ -93,16 +93,16 @@ def test_changed_byte_never_changes_the_content(data):
     """A table that is cut off is refused. Some bytes of an archive, such as times of its members, have no meaning."""
     sound = campaign(1, 12, culprit="none", layers=20).table
     whole = bytearray(sound.to_bytes())
-    place = data.draw(st.integers(0, len(whole) - 1))
+    position = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(errors.FormatError, match=r"[Cc]ampaign table"):
-        CampaignTable.from_bytes(bytes(whole[:place]))
-    whole[place] ^= data.draw(st.integers(1, 255))
+        CampaignTable.from_bytes(bytes(whole[:position]))
+    whole[position] ^= data.draw(st.integers(1, 255))
 
     try:
-        found = CampaignTable.from_bytes(bytes(whole))
+        loaded = CampaignTable.from_bytes(bytes(whole))
     except errors.FormatError:
         return
-    assert same(found, sound)
+    assert same(loaded, sound)
 
 
 @pytest.mark.parametrize(

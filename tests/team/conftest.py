@@ -35,9 +35,9 @@ QUICK = {
 
 def eventually(look: Callable[[], T], pause: float = 0.2) -> T:
     """Wait for a true value of ``look()``; the test's own time limit ends this."""
-    while not (found := look()):
+    while not (answer := look()):
         time.sleep(pause)
-    return found
+    return answer
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class RunningTeam:
 
     def start(self, deployment: str, job_variables: Mapping[str, Any] | None = None, **parameters: Any) -> str:
         """Create a flow run of a deployment; returns its id."""
-        found = self.deployment(deployment)
+        record = self.deployment(deployment)
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}, "job_variables": job_variables or {}}
-        return str(self.call("POST", f"deployments/{found['id']}/create_flow_run", body)["id"])
+        return str(self.call("POST", f"deployments/{record['id']}/create_flow_run", body)["id"])
 
     def flow_state(self, flow_run: str) -> tuple[str, str]:
         """Type and message of a flow run's state."""
@@ -86,7 +86,7 @@ class RunningTeam:
 
     def wait_for(self, flow_run: str, *types: str) -> str:
         """Wait until a flow run ends in one of some states; returns the state's message."""
-        kind, message = eventually(lambda: found if (found := self.flow_state(flow_run))[0] in FINAL else None)
+        kind, message = eventually(lambda: state if (state := self.flow_state(flow_run))[0] in FINAL else None)
         assert kind in types, f"{kind}: {message}\n{(self.folder / 'logs' / 'worker-cpu.log').read_text()[-3000:]}"
         return message
 
@@ -101,10 +101,10 @@ def running_team(folder: Path) -> Iterator[RunningTeam]:
     before = dict(os.environ)
     os.environ.update(QUICK)
     team = folder / "team"
-    with socket.socket() as one, socket.socket() as two:
-        for free in (one, two):
+    with socket.socket() as first, socket.socket() as second:
+        for free in (first, second):
             free.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], two.getsockname()[1]
+        ports = first.getsockname()[1], second.getsockname()[1]
     try:
         servers.up(team, prefect_port=ports[0], mlflow_port=ports[1], gpu=False, wait_seconds=FOR_EVER)
         os.environ["TRTOPS_CREDENTIALS"] = str(team / "passwords.ini")

@@ -28,10 +28,10 @@ SLEEP = f"{STARTED}; time.sleep(600)"
 SILENT = "import time; time.sleep(600)"
 
 
-def service(name: str, program: str, **more: str) -> Service:
+def service(name: str, program: str, **options: str) -> Service:
     """A service that is up once it has printed that it has started."""
     command = [sys.executable, "-c", program]
-    return Service(name=name, command=command, environment=dict(os.environ), **{"address": f"the {name}", **more})
+    return Service(name=name, command=command, environment=dict(os.environ), **{"address": f"the {name}", **options})
 
 
 def write_state(folder: Path, state: TeamState) -> None:
@@ -42,11 +42,11 @@ def write_state(folder: Path, state: TeamState) -> None:
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[list[list[Service]]]:
     """The programs to start: put them here."""
-    made: list[list[Service]] = []
-    monkeypatch.setattr(servers, "stages", lambda *_: made)
+    service_stages: list[list[Service]] = []
+    monkeypatch.setattr(servers, "stages", lambda *_: service_stages)
     monkeypatch.setattr(servers, "_STOP_SECONDS", 5.0)
     monkeypatch.setattr(servers, "_KILL_SECONDS", 0.3)
-    yield made
+    yield service_stages
     servers.down(folder)
 
 
@@ -56,11 +56,11 @@ def test_failing_service_is_reported_and_others_stay(folder, stages):
     password = started_state(folder).mlflow_password
 
     dying = f"import sys; sys.exit('no {password} here')"
-    for program, said in ((dying, r"(?s)second ended .*:\nno \*\*\* here$"), (SILENT, "did not answer within 0 s")):
+    for program, message in ((dying, r"(?s)second ended .*:\nno \*\*\* here$"), (SILENT, "did not answer within 0 s")):
         stages[1:] = [[service("second", program)]]
-        with pytest.raises(errors.ConfigError, match=said):
+        with pytest.raises(errors.ConfigError, match=message):
             servers.up(folder, wait_seconds=0.4)
-        assert [each.state for each in servers.status(folder)] == ["up", "down"]
+        assert [status.state for status in servers.status(folder)] == ["up", "down"]
 
 
 def test_dead_service_is_restarted_and_its_children_ended(folder, stages, tmp_path, monkeypatch):
@@ -77,13 +77,13 @@ def test_dead_service_is_restarted_and_its_children_ended(folder, stages, tmp_pa
     eventually(lambda: servers.main_process(folder, "second") is None)
 
     dead = servers.status(folder)
-    assert [each.state for each in dead] == ["up", "dead"] and dead[1].text.endswith("started!")
+    assert [status.state for status in dead] == ["up", "dead"] and dead[1].text.endswith("started!")
     [left] = servers.all_processes(folder, "second")
-    [kept] = tmp_path.glob("tmp/*/*")
+    [leftover] = tmp_path.glob("tmp/*/*")
 
-    assert [each.state for each in servers.up(folder)] == ["up", "up"]
+    assert [status.state for status in servers.up(folder)] == ["up", "up"]
     assert servers.main_process(folder, "first") == first and left not in servers.all_processes(folder, "second")
-    assert not kept.exists()
+    assert not leftover.exists()
     servers.down(folder)
     assert not [*tmp_path.glob("tmp/*")]
 
@@ -197,15 +197,15 @@ def test_invalid_config_is_refused():
 
 def test_passwords_are_stored_with_mode_600(folder: Path, stages):
     servers.up(folder)
-    made = started_state(folder)
+    state = started_state(folder)
 
     servers.up(folder)
-    assert started_state(folder) == made != TeamState(gpu=made.gpu)
-    assert made.mlflow_password not in repr(made) and made.prefect_password not in repr(made)
-    assert made.hide(f"a {made.mlflow_password} {made.prefect_auth}") == "a *** trtops:***"
+    assert started_state(folder) == state != TeamState(gpu=state.gpu)
+    assert state.mlflow_password not in repr(state) and state.prefect_password not in repr(state)
+    assert state.hide(f"a {state.mlflow_password} {state.prefect_auth}") == "a *** trtops:***"
     for name in ("passwords.ini", "team.json"):
         assert (folder / name).stat().st_mode & 0o777 == 0o600
-    assert read_credentials(folder / "passwords.ini") == ("admin", made.mlflow_password)
+    assert read_credentials(folder / "passwords.ini") == ("admin", state.mlflow_password)
     (folder / "team.json").chmod(0o640)
     with pytest.raises(errors.ConfigError, match="has mode 640"):
         servers.status(folder)
@@ -215,20 +215,20 @@ def test_passwords_are_stored_with_mode_600(folder: Path, stages):
 def test_shell_lines_contain_no_password(folder: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(errors.ConfigError, match="No servers were started"):
         access.shell_lines(folder)
-    found = TeamState(prefect_port=4201, mlflow_port=5001)
-    write_state(folder, found)
+    state = TeamState(prefect_port=4201, mlflow_port=5001)
+    write_state(folder, state)
     root = str(folder.parent)
 
     assert main(["team", "env", "--root", root]) == 0
     lines = capsys.readouterr().out
-    for server, password in (("prefect", found.prefect_auth), ("mlflow", f"admin:{found.mlflow_password}")):
+    for server, password in (("prefect", state.prefect_auth), ("mlflow", f"admin:{state.mlflow_password}")):
         assert main(["team", "password", server, "--root", root]) == 0
         assert capsys.readouterr().out.strip() == password
 
     assert "export PREFECT_API_URL=http://127.0.0.1:4201/api\n" in lines
     assert "export MLFLOW_TRACKING_URI=http://127.0.0.1:5001\n" in lines
     assert f'PREFECT_API_AUTH_STRING="$(trtops team password prefect --root {root})"' in lines
-    assert found.mlflow_password not in lines and found.prefect_auth not in lines
+    assert state.mlflow_password not in lines and state.prefect_auth not in lines
 
 
 def test_variables_of_other_servers_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -236,12 +236,12 @@ def test_variables_of_other_servers_are_removed(folder: Path, monkeypatch: pytes
     for name in (*others, "NO_PROXY", "PREFECT_SERVER_LOGGING_LEVEL"):
         monkeypatch.setenv(name, "elsewhere")
 
-    found = access.service_environment(folder, {})
+    environment = access.service_environment(folder, {})
 
-    assert not set(others) & set(found)
-    assert found["NO_PROXY"] == "elsewhere,127.0.0.1,localhost"
-    assert found["PREFECT_SERVER_LOGGING_LEVEL"] == "elsewhere"
-    assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
+    assert not set(others) & set(environment)
+    assert environment["NO_PROXY"] == "elsewhere,127.0.0.1,localhost"
+    assert environment["PREFECT_SERVER_LOGGING_LEVEL"] == "elsewhere"
+    assert environment["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
 
 
 def test_status_and_down_without_servers(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -17,7 +17,7 @@ import requests
 
 from flows.deployments import QUEUES
 from tests import models
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from tests.team.conftest import RunningTeam, eventually, running_team
 from trtops import errors
 from trtops.team import servers
@@ -50,9 +50,9 @@ def deployed(running: RunningTeam) -> RunningTeam:
     assert done.returncode == 0, done.stderr
     assert "Created the work pool trtops-gpu." in done.stdout  # the worker made the other one
     assert "All deployments are registered" in done.stdout
-    made = {each["name"]: each for each in running.call("POST", "automations/filter", {})}
-    silence, denied = made.pop("trtops: flow runs without heartbeats"), made["trtops: denied tactic"]
-    assert denied["actions"][0]["deployment_id"] == running.deployment("gate/gate-cpu")["id"] and len(made) == 2
+    automations = {automation["name"]: automation for automation in running.call("POST", "automations/filter", {})}
+    silence, denied = automations.pop("trtops: flow runs without heartbeats"), automations["trtops: denied tactic"]
+    assert denied["actions"][0]["deployment_id"] == running.deployment("gate/gate-cpu")["id"] and len(automations) == 2
     assert silence["enabled"] and silence["actions"][0]["state"] == "CRASHED"
     assert running.deployment("convert/convert-cpu")["work_pool_name"] == "trtops-cpu"
     queues = running.call("POST", "work_pools/trtops-cpu/queues/filter", {})
@@ -62,14 +62,16 @@ def deployed(running: RunningTeam) -> RunningTeam:
 
 def test_running_servers_are_not_started_again(running: RunningTeam):
     status = servers.status(running.folder)
-    assert [(each.name, each.state) for each in status] == [(n, "up") for n in ("prefect", "mlflow", "worker-cpu")]
+    assert [(service.name, service.state) for service in status] == [
+        (n, "up") for n in ("prefect", "mlflow", "worker-cpu")
+    ]
     assert running.state.mlflow_url in status[1].text and "since 20" in status[1].text
 
-    before, processes = running.state, [servers.main_process(running.folder, each.name) for each in status]
+    before, processes = running.state, [servers.main_process(running.folder, service.name) for service in status]
     servers.up(running.folder)
 
     assert running.state == before
-    assert processes == [servers.main_process(running.folder, each.name) for each in status]
+    assert processes == [servers.main_process(running.folder, service.name) for service in status]
     with pytest.raises(errors.ConfigError, match="up with other settings"):
         servers.up(running.folder, mlflow_port=1)
 
@@ -79,17 +81,19 @@ def test_servers_are_protected(running: RunningTeam):
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(url, timeout=60)
 
-    found = running.state
-    secrets = (found.mlflow_password, found.prefect_password)
+    state = running.state
+    secrets = (state.mlflow_password, state.prefect_password)
     processes = {name: servers.all_processes(running.folder, name) for name in servers._started(running.folder)}
     lines = [" ".join(process.cmdline()) for group in processes.values() for process in group]
     logs = [file.read_text() for file in running.folder.glob("logs/*.log")]
     assert len(lines) >= 3 and len(logs) == 3
     assert not [secret for secret in secrets for text in (*lines, *logs) if secret in text]
-    assert found.mlflow_password not in str(processes["worker-cpu"][0].environ())
+    assert state.mlflow_password not in str(processes["worker-cpu"][0].environ())
 
     ports = {running.state.prefect_port, running.state.mlflow_port}
-    addresses = {each.laddr for each in psutil.net_connections("inet") if each.status == psutil.CONN_LISTEN}
+    addresses = {
+        connection.laddr for connection in psutil.net_connections("inet") if connection.status == psutil.CONN_LISTEN
+    }
     assert {ip for ip, port in addresses if port in ports} == {"127.0.0.1"}
 
 
@@ -115,8 +119,8 @@ def test_acceptance_names_the_authenticated_user(running: RunningTeam, monkeypat
 
 @long
 def test_wrong_parameters_of_deployments_are_refused(deployed: RunningTeam):
-    for wrong, said in (({}, "'model' is a required property"), ({"model": "x.onnx", "precision": "fp61"}, "fp61")):
-        with pytest.raises(LookupError, match=said):
+    for wrong, message in (({}, "'model' is a required property"), ({"model": "x.onnx", "precision": "fp61"}, "fp61")):
+        with pytest.raises(LookupError, match=message):
             deployed.start("convert/convert-cpu", **wrong)
 
 
@@ -124,13 +128,13 @@ def test_wrong_parameters_of_deployments_are_refused(deployed: RunningTeam):
 def test_schedule_builds_list_on_the_workers_server(deployed: RunningTeam):
     listed = deployed.models / "list.yaml"
     listed.write_text("models:\n  - model: conv_net.onnx\n    experiment: scheduled\n  - model: conv_nett.onnx\n")
-    found = deployed.deployment("nightly/nightly-cpu")
+    deployment = deployed.deployment("nightly/nightly-cpu")
     # One run in a few seconds. With a short interval, further runs would start before the first one ends.
     interval = {"interval": 60, "anchor_date": (datetime.now(timezone.utc) + timedelta(seconds=3)).isoformat()}
     schedule = {"schedule": interval, "active": True, "parameters": {"models": str(listed)}}
-    made = deployed.call("POST", f"deployments/{found['id']}/schedules", [schedule])
+    schedules = deployed.call("POST", f"deployments/{deployment['id']}/schedules", [schedule])
     build = eventually(lambda: next(iter(deployed.tracker().find("scheduled", status="finished")), None))
-    deployed.call("DELETE", f"deployments/{found['id']}/schedules/{made[0]['id']}")
+    deployed.call("DELETE", f"deployments/{deployment['id']}/schedules/{schedules[0]['id']}")
 
     flow_run = build.tags[schema.Tag.PREFECT_FLOW_RUN]
     assert "conv_nett.onnx matches no file" in deployed.wait_for(flow_run, "FAILED")
@@ -175,7 +179,7 @@ def test_campaign_resumes_after_worker_was_killed(deployed: RunningTeam):
         """Kill the worker's processes with this text in their command line, in the middle of an iteration."""
         eventually(held.exists)
         running = servers.all_processes(deployed.folder, "worker-cpu")
-        doomed = [each for each in running if command in " ".join(each.cmdline())]
+        doomed = [candidate for candidate in running if command in " ".join(candidate.cmdline())]
         for process in doomed:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -132,15 +132,15 @@ ASK = "from trtops.tracking import owner; print(owner.current().text(), flush=Tr
 
 def test_live_process_is_not_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", ASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    own = owner.Owner.read(child.stdout.readline().strip())
-    assert not owner.is_gone(own)
+    child_owner = owner.Owner.read(child.stdout.readline().strip())
+    assert not owner.is_gone(child_owner)
 
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but not reaped by its parent
 
-    assert owner.is_gone(own)
+    assert owner.is_gone(child_owner)
     child.communicate()
-    assert owner.is_gone(own)
+    assert owner.is_gone(child_owner)
 
 
 def test_processes_end_by_reboot_or_start_time() -> None:

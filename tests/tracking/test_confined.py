@@ -43,9 +43,9 @@ def test_links_out_of_a_run_are_refused(embedded: MlflowTracker, tmp_path: Path)
     (tmp_path / "folder").mkdir()
     run = embedded.start("m", "r", kind="build")
     run.log_bytes(b"plan", "engine/x.plan")
-    place = Path(embedded._entity(run.id).info.artifact_uri)
-    (place / "link").symlink_to(tmp_path / "secret")
-    (place / "out").symlink_to(tmp_path / "folder")
+    run_folder = Path(embedded._entity(run.id).info.artifact_uri)
+    (run_folder / "link").symlink_to(tmp_path / "secret")
+    (run_folder / "out").symlink_to(tmp_path / "folder")
 
     with pytest.raises(errors.StoreError, match="link"):
         embedded.peek(run.id, "link")
@@ -53,8 +53,8 @@ def test_links_out_of_a_run_are_refused(embedded: MlflowTracker, tmp_path: Path)
         run.log_bytes(b"x", "out/x")
     assert list((tmp_path / "folder").iterdir()) == []
     run.finish()
-    (place / "engine" / "x.plan").unlink()
-    (place / "engine" / "x.plan").symlink_to(tmp_path / "secret")
+    (run_folder / "engine" / "x.plan").unlink()
+    (run_folder / "engine" / "x.plan").symlink_to(tmp_path / "secret")
     with pytest.raises(errors.StoreError, match="link"):
         embedded.load(run.id).read_bytes("engine/x.plan")
 
@@ -92,12 +92,12 @@ def test_linked_lock_file_is_not_followed(tmp_path: Path) -> None:
 def test_file_of_wrong_size_is_not_read(embedded: MlflowTracker) -> None:
     with tracked(embedded, "m", "r", kind="build") as run:
         run.log_bytes(b"plan", "engine/x.plan")
-    place = Path(embedded._entity(run.id).info.artifact_uri)
-    os.truncate(place / "engine" / "x.plan", 1 << 42)  # sparse: it takes no room
+    run_folder = Path(embedded._entity(run.id).info.artifact_uri)
+    os.truncate(run_folder / "engine" / "x.plan", 1 << 42)  # sparse: it takes no room
 
     with pytest.raises(errors.IncompleteRunError, match="4398046511104 bytes"):
         embedded.load(run.id).read_bytes("engine/x.plan")
-    os.truncate(place / "manifest.json", 1 << 42)
+    os.truncate(run_folder / "manifest.json", 1 << 42)
     with pytest.raises(errors.StoreError, match="trtops did not write it"):
         embedded.load(run.id)
 
@@ -113,8 +113,8 @@ def test_changed_engine_is_not_deserialized(
 
     quick = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
     result = convert(models.conv_net().write(tmp_path), quick, tracker=embedded)
-    place = Path(embedded._entity(result.run_id).info.artifact_uri)
-    engine = place / "engine" / "engine.ort"
+    run_folder = Path(embedded._entity(result.run_id).info.artifact_uri)
+    engine = run_folder / "engine" / "engine.ort"
     data = bytearray(engine.read_bytes())
     data[len(data) // 2] ^= 1
     engine.write_bytes(data)
@@ -268,4 +268,4 @@ def test_huge_json_is_not_read(hostile: HostileServer) -> None:
     hostile.listed[""] = [(Artifact.MANIFEST, 1 << 40, False)]
     with pytest.raises(errors.StoreError, match="1099511627776 bytes"):
         read(hostile)
-    assert not any(os.fsdecode(path).endswith(Artifact.MANIFEST) for path in hostile.asked)
+    assert not any(os.fsdecode(path).endswith(Artifact.MANIFEST) for path in hostile.requested_paths)

@@ -139,6 +139,6 @@ def test_run_is_spooled_if_the_disk_fills_up(small_disk: Path, new_store, tmp_pa
     assert len(offline.spool.runs()) == 1
     assert offline.load(run.id).info.verdict == "good"
     other.unlink()
-    assert [each.run_id for each in upload(tracker, offline.spool)] == [run.id]
+    assert [uploaded.run_id for uploaded in upload(tracker, offline.spool)] == [run.id]
     stored = tracker.load(run.id)
     assert (len(stored.read_bytes("engine/engine.ort")), stored.read_bytes("early.bin")) == (2 << 20, b"early")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.amounts import amount
 from tests.contracts.tracker import TrackerContract
 from tests.forking import ForkedProcess, run_in_children
+from tests.long_runs import amount
 from tests.servers import MlflowServer
 from tests.stores import copy_store
 from trtops import errors
@@ -256,8 +256,8 @@ def test_forked_children_use_connections_of_their_own(embedded: MlflowTracker):
     run_in_children(work, range(4))
     work(4)
 
-    found = {info.name: info.metrics["i",] for info in embedded.find("m", status="finished")}
-    assert found == {f"{i} {k}": float(i) for i in range(5) for k in range(3)}
+    metrics_by_name = {info.name: info.metrics["i",] for info in embedded.find("m", status="finished")}
+    assert metrics_by_name == {f"{i} {k}": float(i) for i in range(5) for k in range(3)}
 
 
 def test_import_does_not_import_mlflow():
@@ -302,13 +302,13 @@ def test_only_good_runs_are_shown_as_finished(embedded: MlflowTracker) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["server", "embedded"])
-def test_many_processes_log_builds_at_once(place: str, request, server_root: Path, new_store, tmp_path: Path):
+@pytest.mark.parametrize("storage", ["server", "embedded"])
+def test_many_processes_log_builds_at_once(storage: str, request, server_root: Path, new_store, tmp_path: Path):
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - the children have it ready and so really meet
 
     processes, builds = amount(8, in_every_run=4), amount(50, in_every_run=4)
-    root = server_root if place == "server" else new_store(tmp_path / "mlruns")
-    address = request.getfixturevalue("server") if place == "server" else root
+    root = server_root if storage == "server" else new_store(tmp_path / "mlruns")
+    address = request.getfixturevalue("server") if storage == "server" else root
 
     def work(process: int) -> None:
         tracker = MlflowTracker(address)
@@ -372,8 +372,8 @@ class TestEngines:
         assert (model.name, model.status, model.source_run_id) == ("FP16 ort x2-0", "READY", built)
         assert model.params == {"precision": "fp16", "env.device": "L4"}
         assert model.tags["kernel/gemm"] == "2" and model.tags[Tag.VERDICT] == "good"
-        found = {(m.key, m.value, m.run_id, m.dataset_name, m.dataset_digest) for m in model.metrics}
-        assert found == {
+        logged_metrics = {(m.key, m.value, m.run_id, m.dataset_name, m.dataset_digest) for m in model.metrics}
+        assert logged_metrics == {
             ("error/max_abs", 2.0, built, "d.json", "7f"),
             ("latency/p50_ms", 0.5, built, "d.json", "7f"),
             ("error/max_abs", 4.0, run.id, "other.json", "8a"),
@@ -381,29 +381,31 @@ class TestEngines:
         assert embedded.load(built).details().history["error/max_abs"] == (2.0,)
 
     def test_engines_are_found_and_sorted(self, embedded: MlflowTracker, run_of):
-        two, one, bad = run_of(2.0), run_of(1.0), run_of(4.0, kernel="b 'q")
+        slow, fast, bad = run_of(2.0), run_of(1.0), run_of(4.0, kernel="b 'q")
         models = embedded._client.search_logged_models(embedded._all_experiments())
-        assert {model.source_run_id: model.status for model in models} == {two: "READY", one: "READY", bad: "FAILED"}
+        assert {model.source_run_id: model.status for model in models} == {slow: "READY", fast: "READY", bad: "FAILED"}
         elsewhere, other = run_of(0.5, device="CPU"), run_of(0.25, data="8a")
-        embedded.register("m", two, "engine/engine.ort", alias="a")
+        embedded.register("m", slow, "engine/engine.ort", alias="a")
 
         def search(verdict: str | None = None, **query: object) -> list[str]:
             return [info.id for info, _ in embedded.engines(EngineQuery(**query), verdict=verdict)]
 
         best = {"best": "error/max_abs", "device": "L4"}
-        assert search(**best, data="d.json@7f") == [one, two, bad]
-        assert search("good", **best, data="d.json") == [other, one, two]
+        assert search(**best, data="d.json@7f") == [fast, slow, bad]
+        assert search("good", **best, data="d.json") == [other, fast, slow]
         assert search("good", best="latency/p50_ms", data="d.json@8a") == [other]
         assert search(best="absent") == search(data="absent") == []
-        assert {*search(kernel="gemm")} == {two, one, elsewhere, other} and search(kernel="b 'q") == [bad]
-        assert search(kernel="gemm", above=(("error/max_abs", 0.75),), accepted=True) == [two]
+        assert {*search(kernel="gemm")} == {slow, fast, elsewhere, other} and search(kernel="b 'q") == [bad]
+        assert search(kernel="gemm", above=(("error/max_abs", 0.75),), accepted=True) == [slow]
         assert search(accepted=True, above=(("error/max_abs", 3.0),)) == []
-        embedded.register("m", one, "engine/engine.ort", alias="a")
-        embedded.register("n", one, "engine/engine.ort", alias="b")
+        embedded.register("m", fast, "engine/engine.ort", alias="a")
+        embedded.register("n", fast, "engine/engine.ort", alias="b")
         embedded._client.set_registered_model_alias("n", "c", "1")
-        assert search(accepted=True) == [one]
+        assert search(accepted=True) == [fast]
         [tags] = [
-            m.tags for m in embedded._client.search_logged_models(embedded._all_experiments()) if m.source_run_id == one
+            m.tags
+            for m in embedded._client.search_logged_models(embedded._all_experiments())
+            if m.source_run_id == fast
         ]
         assert json.loads(tags["mlflow.modelVersions"]) == [
             {"name": "m", "version": "2"},

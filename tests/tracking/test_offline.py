@@ -150,14 +150,14 @@ def everything(tracker: MemoryTracker) -> dict[str, object]:
     infos = tracker.find()
     names = {info.id: info.name for info in infos} | {info.tags[Tag.LOCAL_ID]: info.name for info in infos}
     volatile = {Tag.OWNER, Tag.LOCAL_ID}
-    found: dict[str, object] = {}
+    runs_by_name: dict[str, object] = {}
     for info in infos:
-        assert info.name not in found
+        assert info.name not in runs_by_name
         artifacts: dict[str, bytes] | None = None
         if info.status == "finished":
             stored = tracker.load(info.id)
             artifacts = {entry.path: stored.read_bytes(entry.path) for entry in stored.manifest.artifacts}
-        found[info.name] = (
+        runs_by_name[info.name] = (
             info.status,
             names[info.parent] if info.parent else None,
             {name: re.sub("[0-9a-f]{32}", "an id", value) for name, value in info.tags.items() if name not in volatile},
@@ -166,7 +166,7 @@ def everything(tracker: MemoryTracker) -> dict[str, object]:
             artifacts,
             {path: tracker.peek(info.id, path) for path in ("engine/engine.ort", "caches/file")},
         )
-    return found
+    return runs_by_name
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,7 @@ def test_resumed_run_is_spooled_whole(memory, offline, spool) -> None:
     assert spooled.run_id == run.id and spooled.only_in_store == ("early.bin",)
     come_back(memory)
 
-    assert [each.run_id for each in upload(memory, spool)] == [run.id]
+    assert [uploaded.run_id for uploaded in upload(memory, spool)] == [run.id]
     stored = memory.load(run.id)
     assert (stored.info.status, stored.info.verdict, stored.info.params) == ("finished", "good", {"a": "1"})
     assert (stored.read_bytes("early.bin"), stored.read_bytes("late.bin")) == (b"early", b"late")
@@ -311,9 +311,9 @@ def test_lost_runs_are_made_again_if_complete(memory, offline, spool, tmp_path: 
     memory._runs.clear()  # the store was restored from an old backup
     come_back(memory)
 
-    found = {each.name: each for each in upload(memory, spool)}
+    uploads = {uploaded.name: uploaded for uploaded in upload(memory, spool)}
 
-    assert not found["whole"].reason and "x.bin" in found["lacking"].reason
+    assert not uploads["whole"].reason and "x.bin" in uploads["lacking"].reason
     assert memory.load(whole.record.local_id).read_bytes("x.bin") == b"x" * 100
     assert len(spool.runs()) == 1
 
@@ -333,13 +333,13 @@ def test_damaged_and_foreign_runs_are_left(memory, offline, spool) -> None:
     memory.shown = "elsewhere"
     come_back(memory)
 
-    found = upload(memory, spool)
+    uploads = upload(memory, spool)
 
-    why = {each.folder: each.reason for each in found}
-    assert all(why.values()) and why.keys() == set(by_name.values())
-    assert "other content" in why[by_name["artifact"]] and "damaged" in why[by_name["json"]]
-    assert "is missing" in why[by_name["gone"]] and "meant for This process" in why[by_name["foreign"]]
-    assert {each.name for each in upload(memory, spool, moved=True) if not each.reason} == {"foreign"}
+    reasons = {uploaded.folder: uploaded.reason for uploaded in uploads}
+    assert all(reasons.values()) and reasons.keys() == set(by_name.values())
+    assert "other content" in reasons[by_name["artifact"]] and "damaged" in reasons[by_name["json"]]
+    assert "is missing" in reasons[by_name["gone"]] and "meant for This process" in reasons[by_name["foreign"]]
+    assert {uploaded.name for uploaded in upload(memory, spool, moved=True) if not uploaded.reason} == {"foreign"}
     assert [info.name for info in memory.find()] == ["foreign"]
 
 
@@ -398,7 +398,7 @@ def test_run_of_a_full_store_is_spooled(memory, offline, spool) -> None:
     offline.start("m", "another", kind="build").finish("bad")
     assert offline.load(run.id).read_bytes("engine/x.plan") == b"plan"
     come_back(memory)
-    assert [each.name for each in spool.runs()] == ["r", "another"]
+    assert [spooled.name for spooled in spool.runs()] == ["r", "another"]
     OfflineTracker(memory, spool).start("m", "of another process", kind="build").finish("good")
     assert spool.runs() == [] and memory.load(run.id).read_bytes("engine/x.plan") == b"plan"
 
@@ -465,6 +465,6 @@ def test_default_spool_depends_on_the_store(tmp_path: Path, monkeypatch: pytest.
     places = {Store(database=tmp_path / name / "mlflow.db") for name in "ab"}
 
     assert default_spool(None).folder == tmp_path / "spool"
-    assert len({default_spool(place).folder for place in places}) == 2
+    assert len({default_spool(address).folder for address in places}) == 2
     monkeypatch.setenv("TRTOPS_SPOOL", str(tmp_path / "mine"))
-    assert {default_spool(place).folder for place in (None, *places)} == {tmp_path / "mine"}
+    assert {default_spool(address).folder for address in (None, *places)} == {tmp_path / "mine"}

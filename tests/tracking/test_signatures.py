@@ -36,7 +36,7 @@ def test_unchanged_run_is_signed(key: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "message"),
     [
         ("verdict", "has bad; tag trtops.verdict has good"),
         ("verdict removed", "has bad; tag trtops.verdict has nothing"),
@@ -45,7 +45,7 @@ def test_unchanged_run_is_signed(key: Path) -> None:
         ("no signature", "not signed"),
     ],
 )
-def test_changed_runs_do_not_match_their_signature(key: Path, change: str, why: str) -> None:
+def test_changed_runs_do_not_match_their_signature(key: Path, change: str, message: str) -> None:
     tracker = MemoryTracker()
     run_id = log_run(tracker)
     data = tracker._data(run_id)
@@ -56,7 +56,7 @@ def test_changed_runs_do_not_match_their_signature(key: Path, change: str, why: 
     elif change == "spec.json":  # with a manifest that fits
         data.artifacts[Artifact.SPEC] = b"{}"
         manifest = json.loads(data.artifacts[Artifact.MANIFEST])
-        entry = next(each for each in manifest["artifacts"] if each["path"] == Artifact.SPEC)
+        entry = next(artifact for artifact in manifest["artifacts"] if artifact["path"] == Artifact.SPEC)
         entry |= {"size": 2, "sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}
         data.artifacts[Artifact.MANIFEST] = json.dumps(manifest).encode()
     elif change == "another run":
@@ -64,8 +64,8 @@ def test_changed_runs_do_not_match_their_signature(key: Path, change: str, why: 
     else:
         del data.artifacts[Artifact.SIGNATURE]
 
-    with pytest.raises(errors.SignatureError, match=why):
+    with pytest.raises(errors.SignatureError, match=message):
         require_signed(tracker.load(run_id), [key])
     problems: list[str] = []
-    assert check_signature(tracker.load(run_id), (), lambda subject, why: problems.append(subject)) == ""
+    assert check_signature(tracker.load(run_id), (), lambda subject, message: problems.append(subject)) == ""
     assert bool(problems) == (change != "no signature")

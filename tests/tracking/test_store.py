@@ -38,10 +38,10 @@ def test_default_location(monkeypatch, tmp_path: Path):
     assert location.resolve() == "http://tracking:5000"
     assert location.default_root() == tmp_path / "home"
 
-    place = location.resolve(tmp_path)
-    assert place.uri == f"sqlite:///{tmp_path}/mlflow.db"
-    assert place.artifacts == tmp_path / "artifacts"
-    assert place.artifacts_of("resnet50") == tmp_path / "artifacts" / "resnet50"
+    address = location.resolve(tmp_path)
+    assert address.uri == f"sqlite:///{tmp_path}/mlflow.db"
+    assert address.artifacts == tmp_path / "artifacts"
+    assert address.artifacts_of("resnet50") == tmp_path / "artifacts" / "resnet50"
 
 
 def test_other_addresses_are_refused(tmp_path: Path):

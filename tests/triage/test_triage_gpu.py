@@ -40,8 +40,8 @@ def test_triage_names_and_bundles_the_overflow(overflowing: tuple[Path, CheckCon
     assert any("keep in FP32" in remedy for remedy in result.remedies) and (tmp_path / "bundle.zip").is_file()
     bad = [info for info in tracker.find(tags={schema.Tag.KIND: "build"}) if info.verdict == "bad"]
 
-    made = bundle(bad[0].id, BundleConfig(output=str(tmp_path / "engine.zip")), tracker=tracker)
+    bundled = bundle(bad[0].id, BundleConfig(output=str(tmp_path / "engine.zip")), tracker=tracker)
     again = run_as_a_stranger(tmp_path / "engine.zip", tmp_path / "there")
-    print(made.page(), again)
-    assert "engine/engine.engine" in made.files and "verdict: bad" in made.printed
+    print(bundled.page(), again)
+    assert "engine/engine.engine" in bundled.files and "verdict: bad" in bundled.printed
     assert again.returncode == 0 and "verdict: bad" in again.stdout and "TensorRT" in again.stdout

@@ -53,18 +53,18 @@ def with_function() -> onnx.ModelProto:
 @lru_cache
 def bases() -> tuple[bytes, ...]:
     """The models that are mutated."""
-    made = [make().proto for make in (*models.ALL, models.no_kernel)] + [sparse(), with_function()]
-    return tuple(proto.SerializeToString() for proto in made)
+    protos = [make().proto for make in (*models.ALL, models.no_kernel)] + [sparse(), with_function()]
+    return tuple(proto.SerializeToString() for proto in protos)
 
 
 def messages(message: Message) -> list[Message]:
     """A message and all messages inside it, at any depth."""
-    found = [message]
-    for part in found:
+    all_messages = [message]
+    for part in all_messages:
         for field, value in part.ListFields():
             if field.message_type is not None:
-                found += [value] if isinstance(value, Message) else value
-    return found
+                all_messages += [value] if isinstance(value, Message) else value
+    return all_messages
 
 
 def scalar(random: Random, value: object, names: list[str]) -> object:
@@ -93,11 +93,11 @@ def change(random: Random, message: Message, names: list[str]) -> None:
         del value[random.randrange(len(value))]
     elif field.message_type is None:
         kind = {field.CPPTYPE_STRING: ""}.get(field.cpp_type, 0)
-        made = scalar(random, b"" if field.type == field.TYPE_BYTES else kind, names)
+        replacement = scalar(random, b"" if field.type == field.TYPE_BYTES else kind, names)
         if len(value) and random.random() < 0.7:
-            value[random.randrange(len(value))] = made
+            value[random.randrange(len(value))] = replacement
         else:
-            value.append(made)
+            value.append(replacement)
     elif len(value) and random.random() < 0.5:
         items = [type(item).FromString(item.SerializeToString()) for item in value]
         random.shuffle(items)
@@ -148,8 +148,8 @@ def _linted(path: Path) -> None:
 
 
 def _inserted(path: Path) -> None:
-    made = [name for node in read_proto(path).graph.node for name in node.output if name]
-    ops.insert(path, path.parent / "out" / "inserted.onnx", "Neg", made[:1], made[:1])
+    tensors = [name for node in read_proto(path).graph.node for name in node.output if name]
+    ops.insert(path, path.parent / "out" / "inserted.onnx", "Neg", tensors[:1], tensors[:1])
 
 
 def _stripped(path: Path) -> None:

@@ -20,8 +20,8 @@ def written(case: models.Case, folder: Path) -> Path:
     return models.write_external(case, folder, threshold=1)
 
 
-def assert_same_outputs(found: onnx.ModelProto, expected: onnx.ModelProto, feed: models.Arrays) -> None:
-    np.testing.assert_equal(reference_outputs(found, [feed])[0], reference_outputs(expected, [feed])[0])
+def assert_same_outputs(actual: onnx.ModelProto, expected: onnx.ModelProto, feed: models.Arrays) -> None:
+    np.testing.assert_equal(reference_outputs(actual, [feed])[0], reference_outputs(expected, [feed])[0])
 
 
 def test_lean_model_equals_its_source(large_models: None, tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_lean_16_bit_weights_are_rounded_alike(
     expected = lower_precision(case.proto, "fp16").model
     with tempfile.TemporaryDirectory() as folder:
         lean = Model.load(written(case, tmp_path / "model")).proto(lean=True)
-        found = lower_precision(lean, "fp16", weights=Path(folder)).model
-        assert is_lean(found) and model_digest(found) == model_digest(expected)
-        for model in (found, expected):
+        lowered = lower_precision(lean, "fp16", weights=Path(folder)).model
+        assert is_lean(lowered) and model_digest(lowered) == model_digest(expected)
+        for model in (lowered, expected):
             emulate_low_precision(model)
-        assert_same_outputs(found, expected, case.feed)
+        assert_same_outputs(lowered, expected, case.feed)

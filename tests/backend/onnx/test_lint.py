@@ -199,16 +199,16 @@ def test_failures_in_polygraphy_are_failures_here(
 @pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)
 def test_only_weights_are_kept_apart(make: Callable[[], models.Case], tmp_path: Path) -> None:
     case = make()
-    found, kept = _load_apart(case.write(tmp_path), 0)
+    loaded, separate_weights = _load_apart(case.write(tmp_path), 0)
 
     values = {tensor.name: tensor for tensor in case.proto.graph.initializer}
-    for tensor in found.graph.initializer:
-        if tensor.name in kept:
+    for tensor in loaded.graph.initializer:
+        if tensor.name in separate_weights:
             assert not tensor.raw_data and tensor.data_location == TensorProto.EXTERNAL
             assert tensor.data_type != TensorProto.INT64
-            np.testing.assert_array_equal(kept[tensor.name], numpy_helper.to_array(values[tensor.name]))
+            np.testing.assert_array_equal(separate_weights[tensor.name], numpy_helper.to_array(values[tensor.name]))
             tensor.CopyFrom(values[tensor.name])
-    assert found == case.proto
+    assert loaded == case.proto
 
 
 @pytest.mark.parametrize(
@@ -229,19 +229,19 @@ def test_damaged_weights_are_not_kept_apart(damage: Callable[[TensorProto], None
     damage(proto.graph.initializer[0])
     (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
 
-    found, kept = _load_apart(tmp_path / "model.onnx", 0)
+    loaded, separate_weights = _load_apart(tmp_path / "model.onnx", 0)
 
-    assert found.graph.initializer[0] == proto.graph.initializer[0]
-    assert "w0" not in kept and "w2" in kept
+    assert loaded.graph.initializer[0] == proto.graph.initializer[0]
+    assert "w0" not in separate_weights and "w2" in separate_weights
 
 
 def test_external_data_is_mapped_and_checked(tmp_path: Path) -> None:
     path = models.write_external(models.conv_net(), tmp_path, threshold=0)
     proto, data = onnx.load(path), tmp_path / "weights.bin"
-    found, kept = _load_apart(path, 1000)
-    assert kept.keys() == {t.name for t in proto.graph.initializer if len(t.raw_data) > 1000} != set()
-    for tensor, original in zip(found.graph.initializer, proto.graph.initializer):
-        array = kept.get(tensor.name)
+    loaded, separate_weights = _load_apart(path, 1000)
+    assert separate_weights.keys() == {t.name for t in proto.graph.initializer if len(t.raw_data) > 1000} != set()
+    for tensor, original in zip(loaded.graph.initializer, proto.graph.initializer):
+        array = separate_weights.get(tensor.name)
         assert (tensor.raw_data if array is None else array.tobytes()) == original.raw_data
 
     whole = data.read_bytes()

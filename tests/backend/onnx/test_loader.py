@@ -120,8 +120,8 @@ def test_extracted_parts_compute_the_same() -> None:
     part = loaders.extract_subgraph(branch.proto, TensorMetadata().add("t").add("flag"), TensorMetadata().add("y"))
     assert names(part.graph.initializer) == ["w"]
     t = branch.feed["x"] * numpy_helper.to_array(branch.proto.graph.initializer[0])
-    found = run(part, {"t": t, "flag": np.array(True)})["y"]
-    np.testing.assert_allclose(found, branch.expected["y"], rtol=1e-6)
+    output = run(part, {"t": t, "flag": np.array(True)})["y"]
+    np.testing.assert_allclose(output, branch.expected["y"], rtol=1e-6)
 
     split = "(float[4] x) => (float[2] y) { a, b = Split<axis = 0>(x)\n c = Add(a, b)\n y = Relu(c) }"
     proto, start = models.model(split, opset=13), TensorMetadata().add("x").add("a")
@@ -217,9 +217,9 @@ def test_small_tensors_stay_inside(tmp_path: Path) -> None:
     outside = {t.name for t in stored.graph.initializer if t.external_data}
     assert outside == {"w_q", "w_k", "w_v", "w_o", "w_in", "w_out"}
     assert (tmp_path / "w" / "eights.bin").stat().st_size % 64 == 0
-    for place in ("../w.bin", str(tmp_path.parent / "w.bin")):
+    for location in ("../w.bin", str(tmp_path.parent / "w.bin")):
         with pytest.raises(errors.InvalidModelError, match="leads out"):
-            loaders.save_onnx(models.conv_net().proto, tmp_path / "m.onnx", external_data_path=place)
+            loaders.save_onnx(models.conv_net().proto, tmp_path / "m.onnx", external_data_path=location)
 
 
 def test_failed_saves_keep_the_old_file(tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_computed_shapes_of_deep_models_are_known() -> None:
 
     shapes.infer_shapes(proto)
 
-    known = {value.name: value.type.tensor_type.shape.dim for value in proto.graph.value_info}
-    assert [dim.dim_value for dim in known["x39"]] == [1, 16, 32]
+    inferred_shapes = {value.name: value.type.tensor_type.shape.dim for value in proto.graph.value_info}
+    assert [dim.dim_value for dim in inferred_shapes["x39"]] == [1, 16, 32]
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,10 @@ def test_digest_is_equal_for_typed_and_raw_data(element: str) -> None:
     assert not typed.HasField("raw_data") and raw.HasField("raw_data")
 
     proto = models.model("(float[1] x) => (float[1] y) { y = Identity(x) }")
-    one, other = (changed(proto, lambda p, t=tensor: p.graph.initializer.append(t)) for tensor in (typed, raw))
-    assert model_digest(one) == model_digest(other) != model_digest(proto)
+    typed_proto, raw_proto = (
+        changed(proto, lambda p, t=tensor: p.graph.initializer.append(t)) for tensor in (typed, raw)
+    )
+    assert model_digest(typed_proto) == model_digest(raw_proto) != model_digest(proto)
 
 
 def _document(proto: onnx.ModelProto) -> None:
@@ -77,11 +79,11 @@ def _document(proto: onnx.ModelProto) -> None:
 
 
 def test_digest_ignores_comments_and_attribute_order() -> None:
-    proto, one, other = (models.conv_net().proto for _ in range(3))
+    proto, group_first, extra_first = (models.conv_net().proto for _ in range(3))
     assert model_digest(changed(proto, _document)) == model_digest(proto)
-    for each, names in ((one, ("group", "extra")), (other, ("extra", "group"))):
-        each.graph.node[0].attribute.extend(helper.make_attribute(name, 1) for name in names)
-    assert model_digest(one) == model_digest(other)
+    for extended, names in ((group_first, ("group", "extra")), (extra_first, ("extra", "group"))):
+        extended.graph.node[0].attribute.extend(helper.make_attribute(name, 1) for name in names)
+    assert model_digest(group_first) == model_digest(extra_first)
 
 
 def _weight(proto: onnx.ModelProto) -> None:
@@ -103,7 +105,7 @@ CHANGES: dict[str, Change] = {
 
 def test_digest_changes_with_content() -> None:
     proto = models.conv_net().proto
-    same = [what for what, change in CHANGES.items() if model_digest(changed(proto, change)) == model_digest(proto)]
+    same = [label for label, change in CHANGES.items() if model_digest(changed(proto, change)) == model_digest(proto)]
     assert not same
 
 
@@ -116,7 +118,7 @@ def test_digest_covers_function_attributes_and_weights() -> None:
     other = changed(whole, lambda p: p.functions[0].attribute.__setitem__(0, "beta"))
     weight = changed(whole, lambda p: setattr(p.functions[0].node[0].attribute[0].t, "raw_data", bytes(8)))
 
-    assert len({model_digest(each) for each in (proto, whole, other, weight)}) == 4
+    assert len({model_digest(variant) for variant in (proto, whole, other, weight)}) == 4
 
 
 def test_protos_are_new_and_complete(tmp_path: Path) -> None:
@@ -203,8 +205,8 @@ def test_impossible_external_data_is_refused(tmp_path: Path, entries: dict[str, 
     proto = onnx.load(path, load_external_data=False)
     tensor = next(t for t in proto.graph.initializer if t.external_data)
     for key, value in entries.items():
-        found = [e for e in tensor.external_data if e.key == key]
-        (found[0] if found else tensor.external_data.add(key=key)).value = value
+        matching = [e for e in tensor.external_data if e.key == key]
+        (matching[0] if matching else tensor.external_data.add(key=key)).value = value
     path.write_bytes(proto.SerializeToString())
 
     with pytest.raises(errors.InvalidModelError, match=message):

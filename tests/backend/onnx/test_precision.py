@@ -69,12 +69,12 @@ def test_products_round_their_inputs_to_tf32() -> None:
         bits = array.view(np.uint32)
         return ((bits + 0xFFF + (bits >> 13 & 1)) & ~np.uint32(0x1FFF)).view(np.float32)
 
-    found, x = run(round_to_tf32(case.proto), case.feed), case.feed["x"]
+    outputs, x = run(round_to_tf32(case.proto), case.feed), case.feed["x"]
 
     expected = tf32(x).astype(np.float64) @ tf32(weights["w"]).astype(np.float64) + weights["b"]
-    np.testing.assert_allclose(found["y"], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(outputs["y"], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     assert np.abs(expected - (x.astype(np.float64) @ weights["w"] + weights["b"])).max() > 1e-4 * np.abs(expected).max()
-    np.testing.assert_array_equal(found["z"], x + x)  # no product
+    np.testing.assert_array_equal(outputs["z"], x + x)  # no product
     nested = round_to_tf32(models.loop().proto)
     onnx.checker.check_model(nested, full_check=True)
 
@@ -131,9 +131,9 @@ MIXED: dict[str, tuple[str, models.Arrays, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("what", MIXED)
-def test_operators_with_mixed_types_stay_valid(what: str) -> None:
-    text, weights, shape = MIXED[what]
+@pytest.mark.parametrize("label", MIXED)
+def test_operators_with_mixed_types_stay_valid(label: str) -> None:
+    text, weights, shape = MIXED[label]
     proto = models.model(text, weights)
 
     half = convert_to_fp16(proto)
@@ -181,9 +181,9 @@ INDEX_ARITHMETIC: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
-@pytest.mark.parametrize("what", INDEX_ARITHMETIC)
-def test_index_arithmetic_stays_exact(what: str, to: Literal["fp16", "bf16"]) -> None:
-    text, kept = INDEX_ARITHMETIC[what]
+@pytest.mark.parametrize("label", INDEX_ARITHMETIC)
+def test_index_arithmetic_stays_exact(label: str, to: Literal["fp16", "bf16"]) -> None:
+    text, exact_nodes = INDEX_ARITHMETIC[label]
     numbers = {"three": [3], "two": [2], "one": [1], "big": [1e4]}
     weights = {name: np.array(value, np.float32) for name, value in numbers.items() if f"{name})" in text}
     integers = {"i0": np.array(0), "i1": np.array(1), "i1s": np.array([1])}
@@ -193,13 +193,13 @@ def test_index_arithmetic_stays_exact(what: str, to: Literal["fp16", "bf16"]) ->
 
     low = lower_precision(proto, to)
 
-    assert set(kept) <= set(low.fp32_nodes)
-    assert to == "bf16" or low.indices == kept  # BF16 has no sine
+    assert set(exact_nodes) <= set(low.fp32_nodes)
+    assert to == "bf16" or low.indices == exact_nodes  # BF16 has no sine
     emulate_low_precision(low.model)
-    expected, found = run(proto, feed), run(low.model, feed)
+    expected, actual = run(proto, feed), run(low.model, feed)
     for name, array in expected.items():
-        if array.dtype != np.float32 or what.startswith("sine"):
-            np.testing.assert_array_equal(found[name], array)
+        if array.dtype != np.float32 or label.startswith("sine"):
+            np.testing.assert_array_equal(actual[name], array)
 
 
 @pytest.mark.parametrize(
@@ -294,24 +294,24 @@ BINARY = ("Add", "Sub", "Mul", "Max")
     st.sampled_from(["fp16", "bf16"]),
 )
 def test_any_exclusion_gives_a_valid_model(
-    steps: list[tuple[str, int, int]], kept: set[int], keep_io: bool, to: Literal["fp16", "bf16"]
+    steps: list[tuple[str, int, int]], excluded: set[int], keep_io: bool, to: Literal["fp16", "bf16"]
 ) -> None:
-    made = ["x", "w"]
+    tensors = ["x", "w"]
     lines = []
     for i, (op, a, b) in enumerate(steps):
-        args = [made[a % len(made)], *([made[b % len(made)]] if op in BINARY else [])]
+        args = [tensors[a % len(tensors)], *([tensors[b % len(tensors)]] if op in BINARY else [])]
         lines.append(f"[n{i}] t{i} = {op}({', '.join(args)})")
-        made.append(f"t{i}")
+        tensors.append(f"t{i}")
     outputs = [f"t{i}" for i in range(len(steps)) if i % 2 == 0 or i == len(steps) - 1]
     declared = ", ".join(f"float[3] {name}" for name in outputs)
     proto = models.model(f"(float[3] x) => ({declared}) {{ {chr(10).join(lines)} }}", {"w": models.random(3, seed=1)})
 
-    lowered = lower_precision(proto, to, keep_io=keep_io, exclude=[f"n{i}" for i in kept if i < len(steps)])
+    lowered = lower_precision(proto, to, keep_io=keep_io, exclude=[f"n{i}" for i in excluded if i < len(steps)])
 
     onnx.checker.check_model(lowered.model, full_check=True)
     assert sorted([*lowered.lowered, *lowered.fp32_nodes]) == sorted(f"n{i}" for i in range(len(steps)))
-    wanted = DataType.FLOAT32 if keep_io else DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
-    assert {spec.dtype for spec in Model.from_proto(lowered.model).info.outputs} == {wanted}
+    io_dtype = DataType.FLOAT32 if keep_io else DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
+    assert {spec.dtype for spec in Model.from_proto(lowered.model).info.outputs} == {io_dtype}
 
 
 @pytest.mark.parametrize("opset", [7, 8, 9, 17])
@@ -325,10 +325,10 @@ def test_peaks_are_those_of_finite_values(opset: int) -> None:
     peaks = watch_peaks(low)
     feed = {"x": np.float32([1, -2, np.nan, 1e5, np.inf]), "e": np.zeros(0, np.float32)}
     outputs = run(low, feed)
-    found = {tensor: float(outputs[peak]) for tensor, peak in peaks.items()}
+    peak_values = {tensor: float(outputs[peak]) for tensor, peak in peaks.items()}
     # 1e5 * 1e6 stands for infinity, and what 16 bit cannot hold is infinite in the tensors behind.
-    assert {tensor: peak for tensor, peak in found.items() if peak > 1} == {"x": 1e5, "a": 2e6, "m": 2.0}
-    assert {"b", "n", "e"} <= found.keys()
+    assert {tensor: peak for tensor, peak in peak_values.items() if peak > 1} == {"x": 1e5, "a": 2e6, "m": 2.0}
+    assert {"b", "n", "e"} <= peak_values.keys()
 
 
 @pytest.mark.parametrize("opset", [7, 9, 12])

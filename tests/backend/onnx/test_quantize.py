@@ -133,7 +133,7 @@ def test_onnx_runtime_computes_in_integers(tmp_path) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(
-    ("pattern", "kept"),
+    ("pattern", "kept_layers"),
     [
         ("mlp_in", ["mlp_in"]),
         ("mlp_*", ["mlp_in", "mlp_out"]),
@@ -141,16 +141,16 @@ def test_onnx_runtime_computes_in_integers(tmp_path) -> None:
         ("?0", ["q", "k", "v", "scores", "a0"]),
     ],
 )
-def test_layers_are_kept_by_name_pattern_or_output(pattern, kept, style) -> None:
+def test_layers_are_kept_by_name_pattern_or_output(pattern, kept_layers, style) -> None:
     case = models.transformer()
     everything = quantizable_layers(case.proto, config(style))
 
     done = insert_qdq(case.proto, calibrated(models.transformer()), config(style, keep=(pattern,)))
 
-    assert list(done.kept_layers) == kept
-    assert done.layers == tuple(name for name in everything if name not in kept)
+    assert list(done.kept_layers) == kept_layers
+    assert done.layers == tuple(name for name in everything if name not in kept_layers)
     for node in case.proto.graph.node:
-        if node_name(node) in kept:
+        if node_name(node) in kept_layers:
             assert not any(name.endswith("_dequantized") for name in node.input)
 
 
@@ -311,14 +311,14 @@ RULED = [  # rule, precision, graph, weights, and whether node n is quantized wi
 def test_each_rule_decides_about_its_node(rule, precision, text, weights, quantized) -> None:
     names = placement.RULES
     assert {row[0] for row in RULED} | {"concat"} == set(names)
-    found = {}
+    was_quantized = {}
     for rules in (None, tuple(name for name in names if name != rule)):
         proto = models.model(text, weights)
         done = insert_qdq(proto, of_ones(proto), config(precision=precision, qdq_rules=rules))
         onnx.checker.check_model(proto, full_check=True)
-        found[rules is None] = "n" in done.layers
+        was_quantized[rules is None] = "n" in done.layers
         assert ("n" in dict(done.excluded).get(rule, ())) == (rules is None and not quantized)
-    assert found == {True: quantized, False: not quantized}
+    assert was_quantized == {True: quantized, False: not quantized}
 
 
 def test_residual_sum_reads_only_its_other_operand_in_8_bits() -> None:

@@ -34,11 +34,11 @@ def config(precision="fp32", profiles=(), **options) -> BuildConfig:
 
 def pinned(backend, **settings: str) -> TacticRecord:
     """A record that pins settings, without layers."""
-    here = backend.environment()
+    environment = backend.environment()
     return TacticRecord(
         mechanism="onnxruntime",
-        backend_version=here.backend_version,
-        device_sha256=here.device_sha256,
+        backend_version=environment.backend_version,
+        device_sha256=environment.device_sha256,
         settings=tuple(sorted(settings.items())),
     )
 
@@ -69,8 +69,8 @@ def error(backend, model, case):
     golden = outputs(reference_runner(model), case.feed)
 
     def measure(build) -> float:
-        found = outputs(backend.runner(build.engine), case.feed)
-        return max(float(np.abs(found[name] - array).max()) for name, array in golden.items())
+        actual = outputs(backend.runner(build.engine), case.feed)
+        return max(float(np.abs(actual[name] - array).max()) for name, array in golden.items())
 
     return measure
 
@@ -119,8 +119,8 @@ def test_tf32_is_coarser_only_when_allowed(backend):
     errors_of = []
     for tf32 in (False, True):
         build = backend.build(model, config(providers=("cuda",), tactics=(), tf32=tf32))
-        found = outputs(backend.runner(build.engine), feed)["y"]
-        errors_of.append(float(np.abs(found - golden).max() / np.abs(golden).max()))
+        actual = outputs(backend.runner(build.engine), feed)["y"]
+        errors_of.append(float(np.abs(actual - golden).max() / np.abs(golden).max()))
         assert check_precision(build).name == ("TF32" if tf32 else "FP32")
 
     assert errors_of[0] < 2e-6 < 5e-5 < errors_of[1]
@@ -143,11 +143,16 @@ class TestOnnxRuntimeBackendOnDouble(TestOnnxRuntimeBackend):
 def test_device_of_a_build_is_what_runs_it(backend, model, monkeypatch, capsys):
     plain, engine = backend.environment(), backend.build(model, config(tactics=())).engine
     cuda_double.install(monkeypatch, starts=False)
-    here = backend.environment(config(providers=("cuda", "cpu")))
+    environment = backend.environment(config(providers=("cuda", "cpu")))
 
-    assert (here.device, here.compute_capability, here.cuda, here.cudnn) == ("NVIDIA H100", "9.0", "13.2", "9.13.1")
-    assert here.device_key.endswith(f"_onnxruntime_{ort.__version__}_cuda-13.2_cudnn-9.13.1")
-    assert here.device_sha256 != plain.device_sha256 and backend.environment(config()) == plain
+    assert (environment.device, environment.compute_capability, environment.cuda, environment.cudnn) == (
+        "NVIDIA H100",
+        "9.0",
+        "13.2",
+        "9.13.1",
+    )
+    assert environment.device_key.endswith(f"_onnxruntime_{ort.__version__}_cuda-13.2_cudnn-9.13.1")
+    assert environment.device_sha256 != plain.device_sha256 and backend.environment(config()) == plain
     assert ort.preload_dlls.call_count == 1 and capsys.readouterr().out == ""
     # ONNX Runtime would use the CPU instead, without an error.
     with pytest.raises(errors.BackendUnavailableError, match="CUDAExecutionProvider does not start"):
@@ -263,11 +268,11 @@ def test_timings_depend_on_shapes(backend, model):
     profile, another = (OptimizationProfile.fixed(x=(batch, 5, 16)) for batch in (2, 3))
 
     other = backend.build(model, config(profiles=(profile,)), caches=Caches(timing=first.timing_cache))
-    both = backend.build(model, config(profiles=(profile, another)))
+    two_profiles = backend.build(model, config(profiles=(profile, another)))
 
     assert other.timing_cache_use.hits == 0
     assert len(TimingCache.from_bytes(other.timing_cache)) == 2 * len(TimingCache.from_bytes(first.timing_cache))
-    assert both.timing_cache_use.misses == 2 * other.timing_cache_use.misses
+    assert two_profiles.timing_cache_use.misses == 2 * other.timing_cache_use.misses
 
 
 def shapes_of(timing_cache: bytes) -> set[str]:
@@ -359,21 +364,29 @@ def test_unsuitable_replays_are_refused(backend, model):
 
 def test_changes_since_another_release_are_named(backend, model):
     off = pinned(backend, GeluFusionL2="off", NoSuchTactic="on")
-    there = backend.build(model, config(), caches=Caches(replay=replace(off, settings=off.settings[:1]))).tactics
-    first, *rest = there.choices
+    other_release = backend.build(
+        model, config(), caches=Caches(replay=replace(off, settings=off.settings[:1]))
+    ).tactics
+    first, *rest = other_release.choices
     other = replace(first, tactic="com.example.Other@CPUExecutionProvider")
-    record = replace(there, backend_version="0.0.1", settings=off.settings, choices=(other, *rest))
+    record = replace(other_release, backend_version="0.0.1", settings=off.settings, choices=(other, *rest))
 
     with pytest.raises(errors.TacticMismatchError, match="or set carry_over"):
         backend.build(model, config(), caches=Caches(replay=record))
     build = backend.build(model, config(), caches=Caches(replay=record, carry_over=True))
-    found = CarriedOver.between(record, build.tactics)
+    carried_over = CarriedOver.between(record, build.tactics)
 
     assert dict(build.tactics.settings)["GeluFusionL2"] == "off"
-    assert ("NoSuchTactic", "on", "") in found.settings and (first.layer, other.tactic, first.tactic) in found.changed
-    differing = {layer for layer, *_ in found.changed}
-    assert differing == set(record.differing_layers(build.tactics)) and found.carried == found.layers - len(differing)
-    assert found.sentence() in build.log and "0.0.1 on" in build.log
+    assert ("NoSuchTactic", "on", "") in carried_over.settings and (
+        first.layer,
+        other.tactic,
+        first.tactic,
+    ) in carried_over.changed
+    differing = {layer for layer, *_ in carried_over.changed}
+    assert differing == set(
+        record.differing_layers(build.tactics)
+    ) and carried_over.carried == carried_over.layers - len(differing)
+    assert carried_over.sentence() in build.log and "0.0.1 on" in build.log
 
 
 def test_layers_are_named_after_tensors(backend):
@@ -428,8 +441,14 @@ def test_int8_keeps_products_fused_with_their_bias(backend):
     model = Model.from_proto(models.model(f"(float[n,8] x) => (float[n,4] y) {{ {nodes} }}", weights))
     data = [{"x": models.random(4, 8, seed=seed)} for seed in range(3)]
     every = backend.build(model, config("int8"), calibration_data=data).quantization
-    kept = backend.build(model, replace(config("int8"), keep=("mm",)), calibration_data=data).quantization
-    assert {"mm", "last"} <= set(every.layers) and "mm" not in kept.layers and kept.kept_layers == ("mm",)
+    partial_quantization = backend.build(
+        model, replace(config("int8"), keep=("mm",)), calibration_data=data
+    ).quantization
+    assert (
+        {"mm", "last"} <= set(every.layers)
+        and "mm" not in partial_quantization.layers
+        and partial_quantization.kept_layers == ("mm",)
+    )
 
 
 def test_int8_repeats_from_its_calibration_cache(backend, conv_model):
@@ -442,8 +461,10 @@ def test_int8_repeats_from_its_calibration_cache(backend, conv_model):
     np.testing.assert_array_equal(second, first)
     assert 0 < np.abs(first - golden).max() < 0.05
     # Each integer kernel has its own nodes of the model, also on channels last, whose tensors have other names.
-    own = models.conv_net().proto.graph.node
-    kernels = [{n for n in x.onnx_nodes if n in {node.name for node in own}} for x in build.layers if "QLinear" in x.op]
+    model_nodes = models.conv_net().proto.graph.node
+    kernels = [
+        {n for n in x.onnx_nodes if n in {node.name for node in model_nodes}} for x in build.layers if "QLinear" in x.op
+    ]
     assert {"conv1", "relu1"} in kernels and sum(map(len, kernels)) == len(set().union(*kernels))
     assert build.spec.calibration_sha256 and again.spec.calibration_sha256 != build.spec.calibration_sha256
 
@@ -514,8 +535,8 @@ def test_bare_engine_file_loads(backend, model, case):
     build = backend.build(model, config())
     bare = replace(build.engine, options={})
 
-    full, found = (outputs(backend.runner(engine), case.feed)["y"] for engine in (build.engine, bare))
-    np.testing.assert_array_equal(found, full)
+    full_output, bare_output = (outputs(backend.runner(engine), case.feed)["y"] for engine in (build.engine, bare))
+    np.testing.assert_array_equal(bare_output, full_output)
     with pytest.raises(errors.EngineLoadError, match="verification failed"):
         backend.runner(replace(bare, plan=bare.plan[:1000])).activate()
 
@@ -523,8 +544,8 @@ def test_bare_engine_file_loads(backend, model, case):
 def test_back_ends_by_name_and_suffix():
     assert isinstance(engine_backend("onnxruntime"), OnnxRuntimeBackend)
     assert set(BACKENDS) == {"onnxruntime", "tensorrt"}
-    found = [backend_of_suffix(suffix) for suffix in (".ort", ".engine", ".plan", ".onnx")]
-    assert found == ["onnxruntime", "tensorrt", "tensorrt", None]
+    backends = [backend_of_suffix(suffix) for suffix in (".ort", ".engine", ".plan", ".onnx")]
+    assert backends == ["onnxruntime", "tensorrt", "tensorrt", None]
     with pytest.raises(errors.ConfigError, match="Did you mean 'onnxruntime'"):
         engine_backend("onnxrt")
 
@@ -567,5 +588,5 @@ def int4() -> onnx.ModelProto:
 def test_low_bit_models_are_built(backend, make):
     proto, feed = make(), {"x": models.random(3, 8)}
     build = backend.build(Model.from_proto(proto), BuildConfig())
-    found = outputs(backend.runner(build.engine), feed)["y"]
-    np.testing.assert_allclose(found, reference_outputs(proto, [feed])[0]["y"], rtol=1e-5, atol=1e-5)
+    output = outputs(backend.runner(build.engine), feed)["y"]
+    np.testing.assert_allclose(output, reference_outputs(proto, [feed])[0]["y"], rtol=1e-5, atol=1e-5)

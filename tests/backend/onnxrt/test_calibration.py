@@ -43,14 +43,14 @@ def test_minmax_equals_onnx_runtimes_calibrator(tmp_path) -> None:
     reader = type("Reader", (), {"get_next": lambda self: next(source, None)})()
     theirs.collect_data(reader)
 
-    found = collect(CASE.proto, images(4), inputs=INPUTS).cache()
-    ours = found.by_name()
+    calibration = collect(CASE.proto, images(4), inputs=INPUTS).cache()
+    ours = calibration.by_name()
 
     assert ours.keys() == {"image", *(name for node in CASE.proto.graph.node for name in node.output)}
     for name, data in theirs.compute_data().items():
         assert (ours[name].low, ours[name].high) == (np.asarray(data.lowest).item(), np.asarray(data.highest).item())
     assert all(entry.amax == max(-entry.low, entry.high) and entry.clipped == 0 for entry in ours.values())
-    assert (found.feeds, found.samples, found.complete) == (4, 16, True)
+    assert (calibration.feeds, calibration.samples, calibration.complete) == (4, 16, True)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -216,7 +216,7 @@ def test_best_algorithm_follows_the_data(kind, percentile, best, others) -> None
     comparison = compare(collected, Quantizer(SCORES, SessionLog(), INT8), percentile)
 
     assert comparison.chosen == best and comparison.feeds == 4
-    error = {each.algorithm: each.error for each in comparison.errors}
+    error = {algorithm_error.algorithm: algorithm_error.error for algorithm_error in comparison.errors}
     assert all(error[name] >= factor * error[best] for name, factor in others.items())
     assert comparison.sentence().startswith(f"Best algorithm: {best}, relative error {error[best]:.3g}, ")
 
@@ -230,10 +230,10 @@ def test_compared_errors_are_those_of_held_out_feeds() -> None:
     comparison = compare(collected, quantized)
 
     golden = reference_outputs(SCORES, feeds)
-    for each in comparison.errors:
-        apart = collect(SCORES, trained, inputs=SCORES_INPUTS).cache(each.algorithm)
+    for algorithm_error in comparison.errors:
+        apart = collect(SCORES, trained, inputs=SCORES_INPUTS).cache(algorithm_error.algorithm)
         actual = reference_outputs(quantized(apart)[0], feeds[held_out])
-        assert each.error == relative_error(actual, golden[held_out])
+        assert algorithm_error.error == relative_error(actual, golden[held_out])
     # The ranges are of all the data, as if no feed was held out.
     for algorithm in ALGORITHMS:
         assert collected.cache(algorithm) == collect(SCORES, feeds, inputs=SCORES_INPUTS).cache(algorithm)
@@ -278,5 +278,5 @@ def test_layers_in_functions_are_quantized(options) -> None:
     quantized, done = Quantizer(proto, SessionLog(), config)(collected.cache())
 
     assert len(done.layers) == 3
-    found, expected = reference_outputs(quantized, feeds), reference_outputs(proto, feeds)
-    assert 0 < relative_error(found, expected) < 0.05
+    actual, expected = reference_outputs(quantized, feeds), reference_outputs(proto, feeds)
+    assert 0 < relative_error(actual, expected) < 0.05

@@ -133,16 +133,16 @@ def test_sequences_and_maps_become_arrays() -> None:
             return runner.infer(dict(case.feed))
 
     halves = zoo.sequence()
-    found = outputs(halves)
-    np.testing.assert_array_equal(found["halves"], np.stack(np.split(found["y"], 2, axis=1)))
-    found = outputs(zoo.zipmap())
-    assert found["probabilities"].shape == (5, 3)
-    np.testing.assert_array_equal(found["probabilities"].argmax(axis=1), found["label"])
-    assert compare_outputs(found, found)
+    arrays = outputs(halves)
+    np.testing.assert_array_equal(arrays["halves"], np.stack(np.split(arrays["y"], 2, axis=1)))
+    arrays = outputs(zoo.zipmap())
+    assert arrays["probabilities"].shape == (5, 3)
+    np.testing.assert_array_equal(arrays["probabilities"].argmax(axis=1), arrays["label"])
+    assert compare_outputs(arrays, arrays)
 
     halves.proto.graph.node[1].attribute[0].i = 4  # 6 columns in pieces of 4, which cannot be stacked
-    found = outputs(halves)
-    assert [found[f"halves/{i}"].shape for i in range(2)] == [(2, 4), (2, 2)]
+    arrays = outputs(halves)
+    assert [arrays[f"halves/{i}"].shape for i in range(2)] == [(2, 4), (2, 2)]
 
 
 def test_session_from_every_source(tmp_path):
@@ -157,16 +157,16 @@ def test_external_data_is_found(tmp_path):
     case = models.conv_net()
     path = models.write_external(case, tmp_path)
 
-    found, expected = (session_from_onnx(source).run(None, dict(case.feed))[0] for source in (path, case.proto))
+    actual, expected = (session_from_onnx(source).run(None, dict(case.feed))[0] for source in (path, case.proto))
 
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_optimization_level_is_passed_on():
     levels = ort.GraphOptimizationLevel
-    for level, kept in ((levels.ORT_DISABLE_ALL, levels.ORT_DISABLE_ALL), (None, levels.ORT_ENABLE_ALL)):
+    for level, session_level in ((levels.ORT_DISABLE_ALL, levels.ORT_DISABLE_ALL), (None, levels.ORT_ENABLE_ALL)):
         session = session_from_onnx(models.identity().proto, graph_optimization_level=level)
-        assert session.get_session_options().graph_optimization_level == kept
+        assert session.get_session_options().graph_optimization_level == session_level
 
 
 def test_unusable_models_and_providers_are_refused(tmp_path):

@@ -31,8 +31,8 @@ FAST = "com.microsoft.FastGelu@CPUExecutionProvider"
 
 
 def config(**options: Any) -> BuildConfig:
-    given = {"allow_approximation": True, "timing_iterations": 1, "intra_op_threads": 1} | options
-    return BuildConfig(options=OnnxRuntimeOptions(**given))
+    all_options = {"allow_approximation": True, "timing_iterations": 1, "intra_op_threads": 1} | options
+    return BuildConfig(options=OnnxRuntimeOptions(**all_options))
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ GELU = Candidate.toggling(["GeluApproximation"])
 
 
 @pytest.mark.parametrize(
-    ("ratios", "chosen", "said"),
+    ("ratios", "chosen", "message"),
     [
         # 20 % less beyond the noise, and within it; 2 % less without any noise; too few rounds; more
         (
@@ -176,14 +176,14 @@ GELU = Candidate.toggling(["GeluApproximation"])
     ],
 )
 def test_default_is_kept_unless_another_is_faster_beyond_noise(
-    model: Model, ratios: list[float], chosen: str, said: str, monkeypatch: pytest.MonkeyPatch
+    model: Model, ratios: list[float], chosen: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured_ratios(monkeypatch, {GELU: ratios})
 
     build = BACKEND.build(model, config(tactics=("GeluApproximation",)))
 
     assert dict(build.tactics.settings) == {"GeluApproximation": chosen}
-    assert said in build.tuning and not build.denied
+    assert message in build.tuning and not build.denied
 
 
 def measured_ratios(monkeypatch: pytest.MonkeyPatch, ratios: dict[Candidate, list[float]]) -> None:
@@ -191,7 +191,10 @@ def measured_ratios(monkeypatch: pytest.MonkeyPatch, ratios: dict[Candidate, lis
 
     def seconds(self: Measurement, candidates: list[Candidate], feed: Any) -> dict[Candidate, Timing]:
         logs = {c: tuple(map(math.log, ratios.get(c, ()))) for c in candidates}
-        return {c: Timing(median_seconds=2e-3, cost_seconds=0.1, log_ratios=own) for c, own in logs.items()}
+        return {
+            c: Timing(median_seconds=2e-3, cost_seconds=0.1, log_ratios=candidate_ratios)
+            for c, candidate_ratios in logs.items()
+        }
 
     monkeypatch.setattr(Measurement, "seconds", seconds)
 
@@ -220,10 +223,10 @@ def test_log_of_default_finds_effective_tactics(name: str) -> None:
     with Optimizer(MODELS[name](), OnnxRuntimeOptions(intra_op_threads=1), SessionLog()) as optimizer:
         usual = optimizer(Candidate()).graph.signature
         changing = {t for t in TACTICS if optimizer(Candidate.toggling([t.name])).graph.signature != usual}
-        found = {t for t in TACTICS if optimizer.may_change(t)}
+        effective = {t for t in TACTICS if optimizer.may_change(t)}
 
-    assert changing <= found
-    assert len(found) <= len(changing) + 1  # NCHWc kernels fuse activations themselves
+    assert changing <= effective
+    assert len(effective) <= len(changing) + 1  # NCHWc kernels fuse activations themselves
 
 
 def test_without_time_default_is_built_again_from_cache(model: Model) -> None:
@@ -283,12 +286,12 @@ def test_denied_tactic_is_never_chosen(model: Model, fast: TacticRecord) -> None
     seeds = range(12)
 
     free = [BACKEND.build(model, config(tactic_seed=seed)) for seed in seeds]
-    kept = [BACKEND.build(model, config(tactic_seed=seed), caches=denied) for seed in seeds]
+    without_fast = [BACKEND.build(model, config(tactic_seed=seed), caches=denied) for seed in seeds]
     by_time = BACKEND.build(model, config(), caches=denied)
 
     assert any(choice.tactic == FAST for build in free for choice in build.tactics.choices)
-    assert not any(choice.tactic == FAST for build in [*kept, by_time] for choice in build.tactics.choices)
-    changed = [after for before, after in zip(free, kept) if before.tactics != after.tactics]
+    assert not any(choice.tactic == FAST for build in [*without_fast, by_time] for choice in build.tactics.choices)
+    changed = [after for before, after in zip(free, without_fast) if before.tactics != after.tactics]
     assert changed and all("run1" in build.log and "taking the next" in build.log for build in changed)
     assert by_time.spec.denied_sha256 and by_time.spec.digest != BACKEND.build(model, config()).spec.digest
 

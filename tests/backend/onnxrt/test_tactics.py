@@ -162,8 +162,8 @@ def test_eight_bit_overflow_needs_x86_without_vnni(machine, sets, overflows):
 
 
 def key(candidate: str = "default", **changes) -> str:
-    given = {"model_sha256": "m", "providers": ("CPUExecutionProvider",), "threads": 0, "shapes": {"x": (1, 2)}}
-    return timing_key(candidate_id=candidate, **(given | changes))
+    key_parts = {"model_sha256": "m", "providers": ("CPUExecutionProvider",), "threads": 0, "shapes": {"x": (1, 2)}}
+    return timing_key(candidate_id=candidate, **(key_parts | changes))
 
 
 def make_cache(device: str = "here", **medians: float) -> TimingCache:
@@ -229,8 +229,8 @@ def test_nodes_equal_onnx_runtimes_reader(make, tmp_path):
     with Optimizer(make().proto, OnnxRuntimeOptions(), SessionLog()) as optimizer:
         path.write_bytes(optimizer(Candidate()).plan)
 
-    found = read_graph(path.read_bytes())
-    nodes, types = found.nodes, found.scopes[""].types
+    graph = read_graph(path.read_bytes())
+    nodes, types = graph.nodes, graph.scopes[""].types
     done = subprocess.run([sys.executable, "-c", _ORACLE, str(path)], capture_output=True, text=True, check=True)
 
     ours = [

@@ -18,9 +18,9 @@ RELEASES: tuple[str, ...] = tuple(_CONTENT["releases"])
 @functools.cache
 def names(release: str) -> frozenset[str]:
     """Dotted names of everything in a release: ``ICudaEngine``, ``ICudaEngine.name``, ``BuilderFlag.FP16``."""
-    place = RELEASES.index(release)
+    column = RELEASES.index(release)
     return frozenset(
-        name for digits, text in _CONTENT["names"].items() if digits[place] == "1" for name in text.split(" ")
+        name for digits, text in _CONTENT["names"].items() if digits[column] == "1" for name in text.split(" ")
     )
 
 

@@ -18,9 +18,9 @@ def adding_network() -> Callable[[], Any]:
     @func.extend(CreateNetwork())
     def create(builder: Any, network: Any) -> None:
         trt = library.load()
-        given = network.add_input(name="input", shape=(64, 64), dtype=trt.float32)
+        network_input = network.add_input(name="input", shape=(64, 64), dtype=trt.float32)
         ones = network.add_constant((64, 64), np.ones((64, 64), np.float32)).get_output(0)
-        total = network.add_elementwise(given, ones, trt.ElementWiseOperation.SUM).get_output(0)
+        total = network.add_elementwise(network_input, ones, trt.ElementWiseOperation.SUM).get_output(0)
         total.name = "output"
         network.mark_output(total)
 

@@ -243,17 +243,17 @@ result.append(str(meta))
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder for each tool, with the models that the code names."""
-    made = {}
+    tool_folders = {}
     three_layers = "(float[1,8,4,4] x) => (float[1,8,4,4] y) { [relu] a = Relu(x) [neg] b = Neg(a) [exp] y = Exp(b) }"
     for tool in ("polygraphy", "trtops"):
-        made[tool] = tmp_path_factory.mktemp(tool)
-        models.identity().write(made[tool], "identity")
-        models.dynamic_identity().write(made[tool], "dynamic")
-        models.conv_net().write(made[tool], "conv_net")
-        onnx.save(models.model(three_layers), made[tool] / "three_layers.onnx")
+        tool_folders[tool] = tmp_path_factory.mktemp(tool)
+        models.identity().write(tool_folders[tool], "identity")
+        models.dynamic_identity().write(tool_folders[tool], "dynamic")
+        models.conv_net().write(tool_folders[tool], "conv_net")
+        onnx.save(models.model(three_layers), tool_folders[tool] / "three_layers.onnx")
         nonzero = "(int64[4] x) => (int64[1,n] y) { y = NonZero(x) }"
-        onnx.save(models.model(nonzero), made[tool] / "nonzero.onnx")
-    return made
+        onnx.save(models.model(nonzero), tool_folders[tool] / "nonzero.onnx")
+    return tool_folders
 
 
 @pytest.fixture(scope="module")
@@ -283,8 +283,8 @@ def assert_equal(theirs: Any, ours: Any, where: str = "result") -> None:
         assert_equal(list(theirs.items()), list(ours.items()), where)
     elif isinstance(theirs, Sequence) and not isinstance(theirs, (str, bytes)):
         assert len(theirs) == len(ours), f"{where}: {theirs} != {ours}"
-        for index, (one, other) in enumerate(zip(theirs, ours, strict=True)):
-            assert_equal(one, other, f"{where}[{index}]")
+        for index, (their_element, our_element) in enumerate(zip(theirs, ours, strict=True)):
+            assert_equal(their_element, our_element, f"{where}[{index}]")
     else:
         assert theirs == ours, f"{where}: {theirs!r} != {ours!r}"
 

@@ -101,11 +101,11 @@ def test_fp16_engine_agrees_with_onnx_runtime():
     network = back.SetLayerPrecisions(network_of(case.proto), {"conv[012]": "float16"})
 
     with back.TrtRunner(engine_of(network, fp16=True, precision_constraints="obey")) as runner:
-        found = runner.infer(case.feed)["y"]
+        output = runner.infer(case.feed)["y"]
         layers = read_layers(runner.engine)
 
     assert [layer.precision for layer in layers if layer.name.startswith("conv")] == ["fp16"] * 3
-    assert np.abs(found - golden).max() < 2e-2 * np.abs(golden).max()
+    assert np.abs(output - golden).max() < 2e-2 * np.abs(golden).max()
 
 
 def test_layers_get_the_requested_precisions():
@@ -114,8 +114,8 @@ def test_layers_get_the_requested_precisions():
 
     layers = read_layers(engine_of(network, fp16=True, precision_constraints="obey"))
 
-    found = {word: x.precision for x in layers for word in ("conv0", "conv1", "conv2") if x.name.startswith(word)}
-    assert found == {"conv0": "fp16", "conv1": "fp32", "conv2": "fp32"}
+    by_layer = {word: x.precision for x in layers for word in ("conv0", "conv1", "conv2") if x.name.startswith(word)}
+    assert by_layer == {"conv0": "fp16", "conv1": "fp32", "conv2": "fp32"}
 
 
 def batches(count, shape):
@@ -136,11 +136,11 @@ def test_each_calibrator_makes_an_int8_engine(name, tmp_path):
 
     engine = engine_of(network, int8=True, calibrator=first)
     with back.TrtRunner(engine) as runner:
-        found = runner.infer(case.feed)["y"]
+        output = runner.infer(case.feed)["y"]
 
     assert first.num_batches == 4 and len(first.data_digest()) == 64
     assert "int8" in {layer.precision for layer in read_layers(engine)}
-    assert np.linalg.norm(found - golden) < 0.2 * np.linalg.norm(golden)
+    assert np.linalg.norm(output - golden) < 0.2 * np.linalg.norm(golden)
     written = CalibrationCache.from_bytes(cache.read_bytes())
     assert "x" in written.by_name() and written.to_tensorrt() == cache.read_bytes()
     assert first.cache_contents == cache.read_bytes()
@@ -176,8 +176,8 @@ def test_int8_from_data_uses_ranges_of_best_algorithm():
 
     build = back.TensorRTBackend().build(model, config, calibration_data=data)
 
-    found = CalibrationCache.from_bytes(build.calibration_cache)
-    assert {name: entry.amax for name, entry in found.by_name().items()} == pytest.approx(
+    calibration_cache = CalibrationCache.from_bytes(build.calibration_cache)
+    assert {name: entry.amax for name, entry in calibration_cache.by_name().items()} == pytest.approx(
         {name: entry.amax for name, entry in best.by_name().items()}, rel=1e-6
     )
     assert build.spec.calibration_sha256 == best.data_sha256
@@ -217,8 +217,8 @@ def test_three_profiles_serve_their_shapes_and_refuse_others():
         for profile, batch in ((0, 1), (1, 1), (1, 32), (1, 7), (2, 128), (0, 1)):
             runner.set_profile(profile)
             feed = {"image": models.random(batch, 3, 8, 8, seed=batch)}
-            found = runner.infer(feed)["scores"]
-            np.testing.assert_allclose(found, models.run(case.proto, feed)["scores"], rtol=1e-4, atol=1e-5)
+            output = runner.infer(feed)["scores"]
+            np.testing.assert_allclose(output, models.run(case.proto, feed)["scores"], rtol=1e-4, atol=1e-5)
 
         with pytest.raises(errors.InputError, match=r"profile 0 expects min \(1, 3, 8, 8\).*set_profile\(1\)"):
             runner.infer({"image": np.zeros((5, 3, 8, 8), np.float32)})
@@ -239,9 +239,9 @@ def test_inference_works_after_a_refused_input():
         larger = models.random(8, 4, seed=2)
         with pytest.raises(errors.InputError, match="'b'"):
             runner.infer({"a": larger, "b": models.random(9, 4)})
-        found = runner.infer({"a": larger, "b": feed["b"]})["y"]  # "a" is known by now, and yet the output has grown
+        output = runner.infer({"a": larger, "b": feed["b"]})["y"]  # "a" is known by now, and yet the output has grown
 
-        np.testing.assert_array_equal(found, np.concatenate([larger, feed["b"]]))
+        np.testing.assert_array_equal(output, np.concatenate([larger, feed["b"]]))
 
 
 def test_given_context_keeps_its_profile():
@@ -268,8 +268,8 @@ def test_data_dependent_outputs_follow_the_batch():
     proto = models.model("(float[n,4] x) => (int64[2,k] where) { where = NonZero(x) }")
     profile = back.Profile().add("x", (1, 4), (2, 4), (4096, 4))
     with back.TrtRunner(engine_of(network_of(proto), profiles=[profile])) as runner:
-        for rows, kept in ((2, 0.0), (8, -9.0), (1, 0.0), (8, 9.0), (2, -9.0), (2, 0.5), (4096, -9.0), (1, 0.0)):
-            x = np.where(models.random(rows, 4, seed=rows) > kept, 1, 0).astype(np.float32)
+        for rows, threshold in ((2, 0.0), (8, -9.0), (1, 0.0), (8, 9.0), (2, -9.0), (2, 0.5), (4096, -9.0), (1, 0.0)):
+            x = np.where(models.random(rows, 4, seed=rows) > threshold, 1, 0).astype(np.float32)
             np.testing.assert_array_equal(runner.infer({"x": x})["where"], np.array(np.nonzero(x)))
 
 
@@ -280,8 +280,8 @@ def test_values_of_shape_tensors_decide_the_outputs_shape():
 
     with back.TrtRunner(engine_of(network_of(proto), profiles=[profile])) as runner:
         for rows in (3, 9, 1, 3):
-            found = runner.infer({"x": x, "shape": np.array([rows, 4])})["y"]
-            np.testing.assert_array_equal(found, np.broadcast_to(x, (rows, 4)))
+            output = runner.infer({"x": x, "shape": np.array([rows, 4])})["y"]
+            np.testing.assert_array_equal(output, np.broadcast_to(x, (rows, 4)))
         # 8.6 tells the range of the first value alone.
         with pytest.raises(errors.InputError, match=r"\[10, 4\].*min \(1,.*max \(9,"):
             runner.infer({"x": x, "shape": np.array([10, 4])})
@@ -392,11 +392,11 @@ def test_a_replay_repeats_every_tactic(tmp_path):
     again = engine_of(network, fp16=True, algorithm_selector=replayer)
 
     assert len(recorded) >= 3 and replayer.chosen == recorded and replayer.mismatches == {}
-    found, first = ([(x.name, x.tactic, x.tactic_value) for x in read_layers(e)] for e in (again, engine))
-    assert [name for name, _, _ in found] == [name for name, _, _ in first]
+    replayed, first = ([(x.name, x.tactic, x.tactic_value) for x in read_layers(e)] for e in (again, engine))
+    assert [name for name, _, _ in replayed] == [name for name, _, _ in first]
     # No selector sees the copies between formats: the builder times their kernels again.
-    assert [x for x in found if not x[0].startswith(COPY)] == [x for x in first if not x[0].startswith(COPY)]
-    assert sum(not name.startswith(COPY) for name, _, _ in found) >= 3
+    assert [x for x in replayed if not x[0].startswith(COPY)] == [x for x in first if not x[0].startswith(COPY)]
+    assert sum(not name.startswith(COPY) for name, _, _ in replayed) >= 3
 
 
 def test_engine_stays_if_its_tactics_cannot_be_recorded(monkeypatch):
@@ -514,7 +514,7 @@ def test_two_writers_share_a_timing_cache(tmp_path, caplog):
     with ThreadPoolExecutor(len(nets)) as pool:
         built = list(pool.map(functools.partial(build_with_timing_cache, path=path), nets))
 
-    largest = max(own.entries for own, _ in built)
+    largest = max(cache.entries for cache, _ in built)
     assert 0 < largest <= entries_in(path)
     # The nets have no layer in common.
     assert "could not merge" in caplog.text or entries_in(path) > largest
@@ -535,10 +535,10 @@ def test_inputs_and_outputs_may_stay_on_the_device():
     case = models.identity()
     with back.TrtRunner(load(case.proto)) as runner, DeviceArray() as x:
         x.copy_from(case.feed["x"])
-        found = runner.infer({"x": x}, copy_outputs_to_host=False)["y"]
+        view = runner.infer({"x": x}, copy_outputs_to_host=False)["y"]
 
-        assert isinstance(found, DeviceView)
-        np.testing.assert_array_equal(found.numpy(), case.feed["x"])
+        assert isinstance(view, DeviceView)
+        np.testing.assert_array_equal(view.numpy(), case.feed["x"])
         other = models.random(1, 1, 2, 2, seed=5)
         np.testing.assert_array_equal(runner.infer({"x": other})["y"], other)
         np.testing.assert_array_equal(runner.infer({"x": x})["y"], case.feed["x"])
@@ -703,9 +703,9 @@ def test_trial_times_a_fifth_of_the_build(recorded: tuple[Build, int]) -> None:
     bare, bare_timings = timed(caches=replace(trial, timing=None))
 
     assert len(choices_of(build)) >= 3
-    for made in (first, again, bare):
-        assert choices_of(made) == choices_of(build)
-        assert REPEATED not in made.log and made.timing_cache is None
+    for rebuilt in (first, again, bare):
+        assert choices_of(rebuilt) == choices_of(build)
+        assert REPEATED not in rebuilt.log and rebuilt.timing_cache is None
     assert first_timings * 5 <= timings
     assert bare_timings > first_timings  # nothing but a cache saves it
 
@@ -726,12 +726,12 @@ def test_seed_takes_precedence_over_timing_cache(recorded: tuple[Build, int]) ->
     build, timings = recorded
     drawn = replace(RECORDED, options=replace(RECORDED.options, tactic_seed=5))
 
-    made, drawn_timings = timed(drawn, Caches(timing=build.timing_cache))
+    seeded, drawn_timings = timed(drawn, Caches(timing=build.timing_cache))
 
-    assert "the timing cache was not used: TensorRT only offers" in made.log
+    assert "the timing cache was not used: TensorRT only offers" in seeded.log
     assert drawn_timings * 2 > timings
-    repeated, _ = timed(RECORDED, Caches.replaying(made.tactics, made.timing_cache))
-    assert choices_of(repeated) == choices_of(made)
+    repeated, _ = timed(RECORDED, Caches.replaying(seeded.tactics, seeded.timing_cache))
+    assert choices_of(repeated) == choices_of(seeded)
 
 
 def test_deny_list_takes_precedence_over_timing_cache(recorded: tuple[Build, int]) -> None:
@@ -740,10 +740,10 @@ def test_deny_list_takes_precedence_over_timing_cache(recorded: tuple[Build, int
     where = {"backend_version": build.tactics.backend_version, "device_sha256": build.tactics.device_sha256}
     entry = DeniedTactic(**where, choices=(denied_choice,))
 
-    made, _ = timed(caches=Caches(timing=build.timing_cache, denied=DenyList(entries=(entry,))))
+    denied_build, _ = timed(caches=Caches(timing=build.timing_cache, denied=DenyList(entries=(entry,))))
 
-    assert dict(choices_of(made))[denied_choice.layer] != denied_choice.tactic
-    assert "tactics are on the deny-list" in made.log and denied_choice.tactic in made.left_out
+    assert dict(choices_of(denied_build))[denied_choice.layer] != denied_choice.tactic
+    assert "tactics are on the deny-list" in denied_build.log and denied_choice.tactic in denied_build.left_out
 
 
 class TestTrtRunner(RunnerContract):

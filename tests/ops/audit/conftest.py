@@ -209,13 +209,15 @@ def make_store(folder: Path, *, signed: bool = True) -> Logged:
 @pytest.fixture(scope="session")
 def pristine(shared_folder: Path) -> Logged:
     """The store as it was logged: for reading. What writes a run takes ``logged``, or tests see each other's runs."""
-    folder, known = shared_folder / "audited", shared_folder / "audited.json"
+    folder, runs_file = shared_folder / "audited", shared_folder / "audited.json"
     with locked(f"{folder}.lock"):
-        if not known.exists():
+        if not runs_file.exists():
             folder.mkdir()
-            known.write_text(json.dumps(make_store(folder).runs))
+            runs_file.write_text(json.dumps(make_store(folder).runs))
             close_workers()
-    return Logged((folder / "mlruns").resolve(), json.loads(known.read_text()), folder / "key.pub", folder / "key.pem")
+    return Logged(
+        (folder / "mlruns").resolve(), json.loads(runs_file.read_text()), folder / "key.pub", folder / "key.pem"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests import models
-from tests.amounts import LONG
 from tests.keys import new_key
+from tests.long_runs import LONG
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from tests.servers import MlflowServer
 from tests.stores import copy_store
@@ -37,10 +37,10 @@ def test_runs_are_selected_by_every_filter(pristine: Logged) -> None:
 
     assert chosen(AuditConfig(runs=(runs["fp32"], runs["fp16"]))) == (runs["fp32"], runs["fp16"])
     builds = chosen(AuditConfig(experiment="conv_net", tags=((Tag.KIND, "build"),)))
-    assert set(builds) == {runs[each] for each in ("fp32", "fp16", "int8", "reused")}
+    assert set(builds) == {runs[label] for label in ("fp32", "fp16", "int8", "reused")}
     assert chosen(AuditConfig(accepted=True)) == (runs["accepted"],)
     drawn = [chosen(AuditConfig(experiment="conv_net", sample=2, seed=seed)) for seed in range(8)]
-    assert all(len(set(each)) == 2 for each in drawn) and len({frozenset(each) for each in drawn}) > 1
+    assert all(len(set(runs)) == 2 for runs in drawn) and len({frozenset(runs) for runs in drawn}) > 1
     assert drawn[3] == chosen(AuditConfig(experiment="conv_net", sample=2, seed=3))
     with pytest.raises(errors.ConfigError, match="No run matches"):
         chosen(AuditConfig(experiment="another"))
@@ -61,16 +61,16 @@ def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tm
     model = next(pristine.root.parent.glob("moved-conv_net.onnx"))
     new_key(tmp_path / "other.pem", tmp_path / "other.pub")
 
-    found = resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key])
-    assert found.run_id == logged.runs["accepted"] and found.signed_by == signing.key_id(logged.key)
-    assert found.engine(logged.tracker).plan
+    resolved = resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key])
+    assert resolved.run_id == logged.runs["accepted"] and resolved.signed_by == signing.key_id(logged.key)
+    assert resolved.engine(logged.tracker).plan
     other = resolve(model, tracker=logged.tracker, name="conv_net", keys=[tmp_path / "other.pub"])
     assert other.run_id is None and "is not one of the given keys" in other.reason
 
     logged.edit("accepted", "engine/engine.ort", lambda data: data[:-1] + bytes([data[-1] ^ 1]))
     logged.rewrite_manifest("accepted")
     with pytest.raises(errors.IncompleteRunError, match="that was resolved"):
-        found.engine(logged.tracker)
+        resolved.engine(logged.tracker)
     logged.rewrite_tags("accepted")
     engine = logged.tracker.info(logged.runs["accepted"]).tags[Tag.ENGINE_SHA256]
     logged.set("accepted", "version", Tag.ENGINE_SHA256, engine)
@@ -97,7 +97,7 @@ def test_reports_are_escaped_readable_and_signed(logged: Logged, monkeypatch: py
     assert result.headline in page and logged.runs["fp32"] in page and "http:" not in page
     assert "<script>alert" not in page and "&lt;script&gt;" in page
     _, statement = signing.verify(tracker.peek(result.run_id, Artifact.SIGNATURE) or b"", [logged.key])
-    names = {each["name"] for each in statement["subject"]}
+    names = {subject["name"] for subject in statement["subject"]}
     assert {Artifact.AUDIT_RESULT, Artifact.REPORT, Artifact.MANIFEST} <= names
     assert statement["predicate"]["verdict"] == "good"
 
@@ -123,10 +123,10 @@ def test_spooled_runs_are_verified(logged: Logged, tmp_path: Path, monkeypatch: 
             spooled.append(convert(model, config, tracker=tracker).run_id)
     tracker.upload_spool()
 
-    found = audit(AuditConfig(runs=tuple(spooled), rebuild=False, keys=(str(logged.key),)), tracker=tracker)
+    audited = audit(AuditConfig(runs=tuple(spooled), rebuild=False, keys=(str(logged.key),)), tracker=tracker)
 
     assert tracker.spool.runs() == [] and all(tracker.load(run).manifest.run.spooled for run in spooled)  # type: ignore[union-attr]
-    assert found.verdict == "good", found.page()
+    assert audited.verdict == "good", audited.page()
 
 
 @pytest.mark.parametrize("served", [False, pytest.param(True, marks=pytest.mark.skipif(not LONG, reason="long"))])
@@ -155,7 +155,7 @@ def test_two_machines_share_only_the_store(
         tracker = machine("b")
         audited = audit(AuditConfig(runs=(run,), ways=("replay",)), tracker=tracker)
         promoted = promote(run, tracker=tracker)
-        found = resolve(tmp_path / "renamed.onnx", tracker=tracker)
+        resolved = resolve(tmp_path / "renamed.onnx", tracker=tracker)
         forged = tmp_path / "b" / "engine.ort"
         forged.write_bytes(b"forged")
         MlflowTracker(location)._client.log_artifact(run, str(forged), "engine")
@@ -164,8 +164,8 @@ def test_two_machines_share_only_the_store(
         again = machine("a")
         result = audit(AuditConfig(runs=(run, promoted.run_id), rebuild=False), tracker=again)
 
-    assert audited.verdict == promoted.verdict == "good" and found.run_id == promoted.run_id
-    texts = [[each.text() for each in found.contradictions] for found in result.runs]
+    assert audited.verdict == promoted.verdict == "good" and resolved.run_id == promoted.run_id
+    texts = [[contradiction.text() for contradiction in run.contradictions] for run in result.runs]
     assert any("engine/engine.ort" in line for line in texts[0]) and any("verdict: " in line for line in texts[1])
     assert not [*(tmp_path / "b").rglob("*.ort")][1:] and not [*tmp_path.glob("?/spool/*")]
 
@@ -174,8 +174,8 @@ def test_exit_code_reports_failed_runs(logged: Logged, tmp_path: Path, capsys: p
     line = ["runs", "audit", "--store", str(logged.root), "--no-rebuild"]
 
     assert main([*line, logged.runs["fp32"]]) == 0
-    said = capsys.readouterr().out
-    assert "whole, " in said and "1 of 1 runs pass" in said
+    output = capsys.readouterr().out
+    assert "whole, " in output and "1 of 1 runs pass" in output
     logged.set("fp32", "tag", Tag.ENGINE_SHA256, "0" * 64)
     assert main([*line, logged.runs["fp32"]]) == 1
     assert f"tag {Tag.ENGINE_SHA256} says {'0' * 64}" in capsys.readouterr().out

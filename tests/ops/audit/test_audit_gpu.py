@@ -50,25 +50,27 @@ def test_builds_are_rebuilt_from_a_server(tmp_path: Path) -> None:
         run = results[1].runs[0].id
         tracker._client.set_tag(run, Tag.ENGINE_SHA256, "0" * 64)
         [tampered] = audit(AuditConfig(runs=(run,), rebuild=False), tracker=tracker).runs
-    assert [each.subject for each in tampered.contradictions] == ["engine"]
+    assert [finding.subject for finding in tampered.contradictions] == ["engine"]
     runs = [run for result in results for run in result.runs]
     assert len(runs) == 20
     assert not [run.headline() for run in runs if run.contradictions or not run.whole or run.missing]
     reached = [run for run in runs if run.grade is not None and reaches(run.grade, "tactics")]
     assert len(reached) >= 19, [list(run.details()) for run in runs if run not in reached]
-    assert all(each.name.startswith("device ") for run in runs for each in run.differences)
+    assert all(finding.name.startswith("device ") for run in runs for finding in run.differences)
 
 
 def build_all(tracker: MlflowTracker, folder: Path) -> None:
     """14 builds that timing caches repeat, of five models and another one, and six of two models that are watched."""
     first: dict[Precision, str] = {}
 
-    def build(path: Path, precision: Precision, options: TensorRTOptions, experiment: str, given: bool = False) -> None:
+    def build(
+        path: Path, precision: Precision, options: TensorRTOptions, experiment: str, with_cache: bool = False
+    ) -> None:
         config = ConvertConfig(
             build=BuildConfig(precision=precision, options=options, calibration_samples=4),
             check=CHECK,
             rebuild=True,
-            timing_cache=f"run:{first[precision]}" if given else None,
+            timing_cache=f"run:{first[precision]}" if with_cache else None,
         )
         first.setdefault(precision, convert(path, config, tracker=tracker, experiment=experiment).run_id)
         path.unlink()  # an audit needs the store only

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.amounts import LONG
+from tests.long_runs import LONG
 from tests.ops.audit.conftest import Logged, make_store
 from tests.ops.audit.test_integrity import DERIVED, ENGINE, FILES, IN_THE_DATABASE, PAGE
 from tests.stores import copy_store, execute
@@ -44,7 +44,7 @@ def relog(store: Logged, without: str = "") -> None:
                 values["facts"] = run_facts(rows[values["run"]], None)
             new.append(json.dumps(values | {"tree": tree}, ensure_ascii=False))  # as the product writes it
             tree = grown(tree, len(new) - 1, new[-1])
-    assert [Entry.read(*each).run for each in enumerate(new)]
+    assert [Entry.read(*numbered).run for numbered in enumerate(new)]
     for number in texts:
         if number < len(new):
             store.execute("UPDATE params SET value = ? WHERE key = ?", new[number], str(number))
@@ -59,12 +59,12 @@ def delete(store: Logged, run: str) -> None:
     store.execute("DELETE FROM runs WHERE run_uuid = ?", store.runs[run])
 
 
-def delete_run(run: str, how: str, store: Logged) -> None:
-    if how == "in MLflow":
+def delete_run(run: str, method: str, store: Logged) -> None:
+    if method == "in MLflow":
         store.set(run, "run", "lifecycle_stage", "deleted")
     else:
         delete(store, run)
-    if how == "with its entry":
+    if method == "with its entry":
         relog(store, without=store.runs[run])
 
 
@@ -97,36 +97,36 @@ def change_row(name: str, level: int, store: Logged) -> None:
 def forgeries() -> dict[str, Forgery]:
     """All of them, by name."""
     levels = ("", " and manifest", ", manifest and tags", ", manifest, tags and database", ", ..., and log")
-    found: dict[str, Forgery] = {}
-    for name, (run, path, _, place) in FILES.items():
-        named = (f"{path}: ", f"{path}: tag {Tag.NOTE} says", *[place] * 3)
+    forgeries_by_name: dict[str, Forgery] = {}
+    for name, (run, path, _, message) in FILES.items():
+        named = (f"{path}: ", f"{path}: tag {Tag.NOTE} says", *[message] * 3)
         for level, text in enumerate(named):
-            found[f"{name}: file{levels[level]}"] = run, partial(change_file, name, level), (text,)
-    for name, (run, _, _, _, place) in IN_THE_DATABASE.items():
-        logged = place if name in DERIVED else "manifest: entry {entry} of the log says"
+            forgeries_by_name[f"{name}: file{levels[level]}"] = run, partial(change_file, name, level), (text,)
+    for name, (run, _, _, _, message) in IN_THE_DATABASE.items():
+        logged = message if name in DERIVED else "manifest: entry {entry} of the log says"
         # The tag is in the manifest's statement again, and the number perhaps only on the page.
         stated = logged, f"{PAGE}: ", f"tag {Tag.ENGINE_SHA256}: "
         for hidden, text in (
-            ("", (place, "status: entry {entry} of the log says")),
+            ("", (message, "status: entry {entry} of the log says")),
             (" and manifest", stated),
-            (", manifest and log", ("entry {entry} was changed", place)),
+            (", manifest and log", ("entry {entry} was changed", message)),
         ):
             level = ("", " and manifest", ", manifest and log").index(hidden)
-            found[f"{name}: database{hidden}"] = run, partial(change_row, name, level), text
+            forgeries_by_name[f"{name}: database{hidden}"] = run, partial(change_row, name, level), text
     for run in ("fp32", "accepted", "iteration", "campaign", "gate", "calibrate"):
-        for how, text in (
+        for method, text in (
             ("in MLflow", "status: entry {entry} of the log says"),
             ("with its files", "it was deleted permanently; entry {entry} of the log"),
             # Its manifest, which states the head before the entry, is gone as well.
             ("with its entry", "{before} to {entry} was changed|entry 0 was changed|{before} to {after} was changed"),
         ):
-            found[f"{run} deleted {how}"] = run, partial(delete_run, run, how), tuple(text.split("|"))
-    return found
+            forgeries_by_name[f"{run} deleted {method}"] = run, partial(delete_run, run, method), tuple(text.split("|"))
+    return forgeries_by_name
 
 
 def lines(result: AuditResult) -> list[str]:
-    found = [each.text() for run in result.runs for each in run.contradictions]
-    return [*found, *(each.text() for each in result.log.contradictions)]
+    contradictions = [contradiction.text() for run in result.runs for contradiction in run.contradictions]
+    return [*contradictions, *(contradiction.text() for contradiction in result.log.contradictions)]
 
 
 @pytest.mark.skipif(not LONG, reason="TRTOPS_TEST_LONG=1 runs it")
@@ -140,11 +140,11 @@ def test_forgeries_are_named_and_untouched_runs_pass(plain: Logged, tmp_path: Pa
         root = copy_store(plain.root, tmp_path / f"forged{number}").resolve()
         run, forge, texts = every[name]
         forge(Logged(root, plain.runs, plain.key, plain.private))
-        found = lines(audit(config, tracker=Logged(root, plain.runs, plain.key, plain.private).tracker))
-        own = entries[plain.runs[run]]
-        named = [text.format(entry=own, before=own - 1, after=own + 1) for text in texts]
-        if not any(text in line for text in named for line in found):
-            unnamed[name] = named, found
+        reported = lines(audit(config, tracker=Logged(root, plain.runs, plain.key, plain.private).tracker))
+        entry = entries[plain.runs[run]]
+        named = [text.format(entry=entry, before=entry - 1, after=entry + 1) for text in texts]
+        if not any(text in line for text in named for line in reported):
+            unnamed[name] = named, reported
         shutil.rmtree(root)
 
     runs, alarms = 0, list[str]()
@@ -152,7 +152,10 @@ def test_forgeries_are_named_and_untouched_runs_pass(plain: Logged, tmp_path: Pa
         root = copy_store(plain.root, tmp_path / f"untouched{runs}").resolve()
         result = audit(config, tracker=Logged(root, plain.runs, plain.key, plain.private).tracker)
         runs += len(result.runs)
-        alarms += [*lines(result), *(f"{each.id}: {each.unverified}" for each in result.runs if each.unverified)]
+        alarms += [
+            *lines(result),
+            *(f"{run_audit.id}: {run_audit.unverified}" for run_audit in result.runs if run_audit.unverified),
+        ]
     print(f"{len(names) - len(unnamed)} of {len(names)} forgeries named; {len(alarms)} alarms in {runs} untouched runs")
     for name, missing in unnamed.items():
         print(name, missing)

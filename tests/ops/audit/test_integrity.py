@@ -24,10 +24,10 @@ from trtops.tracking.base import tracked
 from trtops.tracking.schema import MAX_SHORT_TAG, Artifact, Tag
 
 
-def checked(store: Logged, run: str, **asked: object) -> RunAudit:
-    config = AuditConfig(runs=(store.runs[run],), rebuild=False, **asked)  # type: ignore[arg-type]
-    [found] = audit(config, tracker=store.tracker).runs
-    return found
+def checked(store: Logged, run: str, **options: object) -> RunAudit:
+    config = AuditConfig(runs=(store.runs[run],), rebuild=False, **options)  # type: ignore[arg-type]
+    [run_audit] = audit(config, tracker=store.tracker).runs
+    return run_audit
 
 
 def flipped(data: bytes) -> bytes:
@@ -56,9 +56,9 @@ def edited(change: Callable[[Any], object]) -> Callable[[bytes], bytes]:
     """A JSON file that was changed in place."""
 
     def edit(data: bytes) -> bytes:
-        found = json.loads(data)
-        change(found)
-        return json.dumps(found, indent=2, ensure_ascii=False).encode()
+        content = json.loads(data)
+        change(content)
+        return json.dumps(content, indent=2, ensure_ascii=False).encode()
 
     return edit
 
@@ -66,10 +66,10 @@ def edited(change: Callable[[Any], object]) -> Callable[[bytes], bytes]:
 def set_to(value: object, *keys: str | int) -> Callable[[bytes], bytes]:
     """A JSON file with another value in it."""
 
-    def change(found: Any) -> None:
+    def change(content: Any) -> None:
         for key in keys[:-1]:
-            found = found[key]
-        found[keys[-1]] = value
+            content = content[key]
+        content[keys[-1]] = value
 
     return edited(change)
 
@@ -77,10 +77,10 @@ def set_to(value: object, *keys: str | int) -> Callable[[bytes], bytes]:
 def doubled(*keys: str | int) -> Callable[[bytes], bytes]:
     """A JSON file with a number doubled."""
 
-    def change(found: Any) -> None:
+    def change(content: Any) -> None:
         for key in keys[:-1]:
-            found = found[key]
-        found[keys[-1]] *= 2
+            content = content[key]
+        content[keys[-1]] *= 2
 
     return edited(change)
 
@@ -105,7 +105,9 @@ def scaled(data: bytes) -> bytes:
         file.write_bytes(data)
         [(name, iterations)] = RunResults.load(str(file))
         results = RunResults()
-        results.add([{n: np.asarray(a) * 3 for n, a in each.items()} for each in iterations], runner_name=name)
+        results.add(
+            [{n: np.asarray(a) * 3 for n, a in iteration.items()} for iteration in iterations], runner_name=name
+        )
         results.save(str(file))
         return file.read_bytes()
 
@@ -133,11 +135,11 @@ FILES: dict[str, tuple[str, str, Callable[[bytes], bytes], str]] = {
     "the engine's threads": ("fp32", OPTIONS, set_to(7, "intra_op_threads"), "intra_op_threads of the engine"),
     "a kernel": ("fp32", TACTICS, swapped("@CPU", "@GPU"), LAYERS),
     "a kernel of an iteration": ("iteration", TACTICS, swapped("@CPU", "@GPU"), LAYERS),
-    "a missing tactic": ("fp32", TACTICS, edited(lambda found: found["choices"].pop()), LAYERS),
+    "a missing tactic": ("fp32", TACTICS, edited(lambda content: content["choices"].pop()), LAYERS),
     "the release of the tactics": ("fp32", TACTICS, set_to("9.9", "backend_version"), "release that chose"),
     "a layer's kernel": ("fp32", LAYERS, swapped("@CPU", "@GPU"), ENGINE),
-    "a missing layer": ("fp32", LAYERS, edited(lambda found: found.pop()), ENGINE),
-    "a layer's tensor": ("int8", LAYERS, edited(lambda found: found[0]["outputs"].append("x")), ENGINE),
+    "a missing layer": ("fp32", LAYERS, edited(lambda content: content.pop()), ENGINE),
+    "a layer's tensor": ("int8", LAYERS, edited(lambda content: content[0]["outputs"].append("x")), ENGINE),
     "the precision": ("fp16", SPEC, swapped('"fp16"', '"fp32"'), "param precision"),
     "the model of the spec": ("fp32", SPEC, set_to("0" * 64, "model_sha256"), "model: "),
     "the seed of an iteration": ("iteration", SPEC, set_to(77, "config", "options", "tactic_seed"), CONFIG),
@@ -156,7 +158,12 @@ FILES: dict[str, tuple[str, str, Callable[[bytes], bytes], str]] = {
     "an output's name": ("fp32", ACCURACY, set_to("y", "report", "outputs", 0, "name"), "the model"),
     "a bit of the model": ("fp32", "model/conv_net.onnx", flipped, "model"),
     "the materials' data": ("gate", MATERIALS, swapped('"name": "data",', '"name": "golden",'), "golden given"),
-    "the digest of the data": ("gate", MATERIALS, edited(lambda found: found["inputs"][-1].update(sha256="0")), "data"),
+    "the digest of the data": (
+        "gate",
+        MATERIALS,
+        edited(lambda content: content["inputs"][-1].update(sha256="0")),
+        "data",
+    ),
     "the check data": ("gate", "materials/data.json", other_data, "data given"),
     "the ranges given": ("calibrated", GIVEN, doubled("ranges", 0, "amax"), "calibration cache given"),
     "the ranges built with": ("calibrated", CACHE, lambda data: data + b" ", "calibration cache given"),
@@ -193,21 +200,21 @@ FILES: dict[str, tuple[str, str, Callable[[bytes], bytes], str]] = {
 
 def texts(store: Logged, run: str, keys: tuple[str, ...] = ()) -> str:
     """All contradictions of a run, by default as an audit without keys finds them."""
-    found = check_integrity(store.tracker.load(store.runs[run]), SharedReads(store.tracker, keys))
-    return "\n".join(each.text() for each in found.contradictions)
+    integrity = check_integrity(store.tracker.load(store.runs[run]), SharedReads(store.tracker, keys))
+    return "\n".join(contradiction.text() for contradiction in integrity.contradictions)
 
 
 def test_untouched_runs_have_no_contradictions(pristine: Logged, unsigned: Logged) -> None:
     result = audit(AuditConfig(runs=tuple(pristine.runs.values()), rebuild=False, keys=(str(pristine.key),)),
                    tracker=pristine.tracker)  # fmt: skip
-    assert [each.headline() for each in result.runs if each.answer("bytes") != "verified"] == []
-    assert {each.signature for each in result.runs} == {signing.key_id(pristine.key)}
+    assert [run_audit.headline() for run_audit in result.runs if run_audit.answer("bytes") != "verified"] == []
+    assert {run_audit.signature for run_audit in result.runs} == {signing.key_id(pristine.key)}
     assert {run: texts(unsigned, run) for run in unsigned.runs} == dict.fromkeys(unsigned.runs, "")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_changed_file_is_named_however_well_hidden(name: str, victim: Logged) -> None:
-    run, path, change, place = FILES[name]
+    run, path, change, message = FILES[name]
     victim.edit(run, path, change)
     assert path in texts(victim, run)  # it does not match the manifest
 
@@ -215,20 +222,24 @@ def test_changed_file_is_named_however_well_hidden(name: str, victim: Logged) ->
     if path == ENGINE:
         assert f"{path}: tag {Tag.NOTE} says" in texts(victim, run)
     victim.rewrite_tags(run)
-    assert place in texts(victim, run)
+    assert message in texts(victim, run)
 
     # Every number and tag of the database, and the manifest's statement of them.
     if path == ENGINE:
         victim.set(run, "metric", "build/engine_bytes", (victim.folder(run) / path).stat().st_size)
     victim.restate(run)
-    assert place in texts(victim, run)
+    assert message in texts(victim, run)
 
 
 def test_rewritten_engine_contradicts_the_registry(logged: Logged) -> None:
     logged.edit("accepted", ENGINE, flipped)
     logged.rewrite_manifest("accepted")
     logged.rewrite_tags("accepted")
-    [engine] = [each for each in checked(logged, "accepted").contradictions if each.subject == "engine"]
+    [engine] = [
+        contradiction
+        for contradiction in checked(logged, "accepted").contradictions
+        if contradiction.subject == "engine"
+    ]
     assert any(claim.source.startswith("version 1 of 'conv_net'") for claim in engine.claims)
 
 
@@ -311,7 +322,7 @@ def test_changed_database_value_is_named(name: str, victim: Logged) -> None:
 def test_forged_rows_are_found_by_filters(victim: Logged) -> None:
     victim.set("fp32", "run", "status", "KILLED")
     [iteration] = [
-        each for each in victim.tracker.find(parent=victim.runs["campaign"]) if each.tags[Tag.ITERATION] == "1"
+        info for info in victim.tracker.find(parent=victim.runs["campaign"]) if info.tags[Tag.ITERATION] == "1"
     ]
     victim.execute("UPDATE runs SET lifecycle_stage = 'deleted' WHERE run_uuid = ?", iteration.id)
 
@@ -348,7 +359,7 @@ def test_forged_data_runs_no_script_and_fills_no_memory(victim: Logged, tmp_path
     script = victim.folder("gate") / "materials/evil.py"
     script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nload_data = list\n")
     for path in ("materials/evil.py", "materials/evil.py:load_data"):
-        victim.edit("gate", MATERIALS, edited(lambda found, path=path: found["inputs"][-1].update(path=path)))
+        victim.edit("gate", MATERIALS, edited(lambda materials, path=path: materials["inputs"][-1].update(path=path)))
         victim.list_file("gate", "materials/evil.py")
         victim.rewrite_manifest("gate")
         assert "materials/evil.py" in texts(victim, "gate")
@@ -369,10 +380,10 @@ def test_page_of_another_release_is_not_verified(victim: Logged) -> None:
     victim.rewrite_manifest("fp32")
     victim.restate("fp32")
 
-    found = checked(victim, "fp32")
+    run_audit = checked(victim, "fp32")
 
-    assert found.contradictions == () and found.answer("bytes") == "not verified"
-    assert any(PAGE in each for each in found.unverified) and not found.passes("tolerance")
+    assert run_audit.contradictions == () and run_audit.answer("bytes") == "not verified"
+    assert any(PAGE in sentence for sentence in run_audit.unverified) and not run_audit.passes("tolerance")
 
 
 def test_campaign_table_is_compared_with_iterations(logged: Logged) -> None:
@@ -382,8 +393,10 @@ def test_campaign_table_is_compared_with_iterations(logged: Logged) -> None:
 
     parent, child = checked(logged, "campaign"), checked(logged, "iteration")
 
-    assert f"verdict of iteration {logged.runs['iteration']}" in {each.subject for each in parent.contradictions}
-    [verdict] = [each for each in child.contradictions if each.subject == "verdict"]
+    assert f"verdict of iteration {logged.runs['iteration']}" in {
+        contradiction.subject for contradiction in parent.contradictions
+    }
+    [verdict] = [contradiction for contradiction in child.contradictions if contradiction.subject == "verdict"]
     assert any(claim.source.startswith(Artifact.CAMPAIGN_TABLE) for claim in verdict.claims)
 
 
@@ -394,17 +407,17 @@ def test_forged_and_missing_signatures_are_named(
     new_key(tmp_path / "forger.pem", tmp_path / "forger.pub")
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "forger.pem"))
     _, signed = signing.open_envelope(file.read_bytes())
-    subjects = {each["name"]: each["digest"]["sha256"] for each in signed["subject"]}
+    subjects = {subject["name"]: subject["digest"]["sha256"] for subject in signed["subject"]}
     file.write_bytes(signing.sign(subjects, signed["predicate"]))
     monkeypatch.delenv(signing.KEY_VARIABLE)
 
-    own = (str(logged.key),)
-    forged, replaced = checked(logged, "fp32", keys=own).contradictions
+    trusted = (str(logged.key),)
+    forged, replaced = checked(logged, "fp32", keys=trusted).contradictions
     assert "is not one of the given keys" in forged.reason and "of the log" in replaced.claims[0].source
-    assert checked(logged, "fp32", keys=(*own, str(tmp_path / "forger.pub"))).contradictions == (replaced,)
+    assert checked(logged, "fp32", keys=(*trusted, str(tmp_path / "forger.pub"))).contradictions == (replaced,)
 
     file.unlink()
-    assert "is not signed, and a signature is required" in texts(logged, "fp32", keys=own)
+    assert "is not signed, and a signature is required" in texts(logged, "fp32", keys=trusted)
     assert "was signed when it finished" in texts(logged, "fp32")
     logged.execute("DELETE FROM tags WHERE run_uuid = ? AND key = ?", logged.runs["fp16"], Tag.MANIFEST_SHA256)
     assert Tag.MANIFEST_SHA256 in texts(logged, "fp16")
@@ -413,8 +426,8 @@ def test_forged_and_missing_signatures_are_named(
 def test_unsigned_run_of_a_signed_store_is_not_verified(logged: Logged) -> None:
     with tracked(logged.tracker, "nets", "unsigned", kind="compare") as run:
         run.finish("good")
-    found = check_integrity(logged.tracker.load(run.id), SharedReads(logged.tracker))
-    assert found.contradictions == () and "it is not signed" in found.unverified[0]
+    integrity = check_integrity(logged.tracker.load(run.id), SharedReads(logged.tracker))
+    assert integrity.contradictions == () and "it is not signed" in integrity.unverified[0]
 
     logged.unsign("fp16")  # which the log shows, however well it is hidden
     assert "signature: entry" in texts(logged, "fp16") and "manifest: entry" in texts(logged, "fp16")
@@ -422,14 +435,19 @@ def test_unsigned_run_of_a_signed_store_is_not_verified(logged: Logged) -> None:
 
 def test_signature_covers_verdict_and_run(logged: Logged) -> None:
     logged.set("fp32", "tag", Tag.VERDICT, "bad")
-    found = checked(logged, "fp32", keys=(str(logged.key),))
-    assert f"manifest.dsse.json has good; tag {Tag.VERDICT} has bad" in [each.reason for each in found.contradictions]
+    run_audit = checked(logged, "fp32", keys=(str(logged.key),))
+    assert f"manifest.dsse.json has good; tag {Tag.VERDICT} has bad" in [
+        contradiction.reason for contradiction in run_audit.contradictions
+    ]
 
     # An old run cannot replace a new one, although its signature is valid.
     for path in (Artifact.SIGNATURE, Artifact.MANIFEST):
         (logged.folder("int8") / path).write_bytes((logged.folder("fp16") / path).read_bytes())
-    found = checked(logged, "int8", keys=(str(logged.key),))
-    assert any(f"it was made for run {logged.runs['fp16']}" in each.reason for each in found.contradictions)
+    run_audit = checked(logged, "int8", keys=(str(logged.key),))
+    assert any(
+        f"it was made for run {logged.runs['fp16']}" in contradiction.reason
+        for contradiction in run_audit.contradictions
+    )
 
 
 def test_private_key_is_never_stored(pristine: Logged) -> None:

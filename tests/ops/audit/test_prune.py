@@ -28,7 +28,7 @@ def test_only_unneeded_engines_are_deleted(tmp_path: Path) -> None:
     tracker = MlflowTracker(tmp_path / "mlruns")
     old, evidence, reused = (logged_run(tracker) for _ in range(3))
     accepted = logged_run(tracker)
-    kept = [evidence, reused, accepted, logged_run(tracker, "promote"), logged_run(tracker, "compare")]
+    needed = [evidence, reused, accepted, logged_run(tracker, "promote"), logged_run(tracker, "compare")]
     tracker.register("model", accepted, ENGINE, alias="chosen", tags={Tag.EVIDENCE: evidence})
     later = logged_run(tracker, **{Tag.REUSED_FROM: reused})
 
@@ -41,7 +41,7 @@ def test_only_unneeded_engines_are_deleted(tmp_path: Path) -> None:
     stored = tracker.load(old)
     assert [entry.path for entry in stored.manifest.dropped] == [ENGINE]
     assert len(stored.read_bytes(Artifact.TACTICS)) == len(stored.read_bytes(Artifact.ENGINE_OPTIONS)) == 1000
-    assert all(tracker.load(run).read_bytes(ENGINE) for run in kept)
+    assert all(tracker.load(run).read_bytes(ENGINE) for run in needed)
     assert not prune_runs(tracker=tracker, older_than_days=0, apply=True).engines
     with pytest.raises(errors.ConfigError, match="0 or more"):
         prune_runs(tracker=tracker, older_than_days=-1)
@@ -53,9 +53,9 @@ def test_pruned_run_passes_audit_and_rebuilds(logged: Logged, capsys: pytest.Cap
     assert (logged.folder("fp32") / ENGINE).exists() and not (logged.folder("int8") / ENGINE).exists()
     config = AuditConfig(runs=(logged.runs["int8"],), keys=(str(logged.key),))
 
-    [found] = audit(config, tracker=logged.tracker).runs
-    assert found.passes("tactics") and found.signature and found.whole
+    [run_audit] = audit(config, tracker=logged.tracker).runs
+    assert run_audit.passes("tactics") and run_audit.signature and run_audit.whole
 
     logged.edit("int8", Artifact.MANIFEST, lambda data: data.replace(b'"dropped"', b'"missed"'))
-    [found] = audit(config, tracker=logged.tracker).runs
-    assert not found.passes("tolerance")
+    [run_audit] = audit(config, tracker=logged.tracker).runs
+    assert not run_audit.passes("tolerance")

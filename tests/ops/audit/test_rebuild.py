@@ -34,20 +34,20 @@ from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import AS_PARAM, Artifact, Tag
 
 
-def rebuilt(store: Logged, run: str, **asked: object) -> RunAudit:
-    config = AuditConfig(runs=(store.runs[run],), **asked)  # type: ignore[arg-type]
-    [found] = audit(config, tracker=store.tracker).runs
-    return found
+def rebuilt(store: Logged, run: str, **options: object) -> RunAudit:
+    config = AuditConfig(runs=(store.runs[run],), **options)  # type: ignore[arg-type]
+    [run_audit] = audit(config, tracker=store.tracker).runs
+    return run_audit
 
 
 @pytest.mark.parametrize("run", ["fp32", "fp16", "int8", "reused", "iteration", "accepted"])
 def test_build_is_rebuilt_from_the_store_alone(run: str, pristine: Logged) -> None:
-    found = rebuilt(pristine, run)
+    run_audit = rebuilt(pristine, run)
 
-    assert reaches(found.grade, "tactics"), list(found.details())
-    assert [each.way for each in found.rebuilds] == ["replay", "timing cache", "plain"]
-    assert found.contradictions == () and found.differences == ()
-    assert found.missing == () or run == "iteration"
+    assert reaches(run_audit.grade, "tactics"), list(run_audit.details())
+    assert [attempt.way for attempt in run_audit.rebuilds] == ["replay", "timing cache", "plain"]
+    assert run_audit.contradictions == () and run_audit.differences == ()
+    assert run_audit.missing == () or run == "iteration"
 
 
 CHANGED = {
@@ -80,15 +80,15 @@ def test_changed_environment_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     close_workers()
     try:
-        found = rebuilt(pristine, "fp16")
+        run_audit = rebuilt(pristine, "fp16")
     finally:
         close_workers()
 
-    assert {each.name for each in found.differences} == named
-    assert found.grade is not None and found.grade != "drifted"
-    grades = {each.way: each.grade for each in found.rebuilds}
+    assert {difference.name for difference in run_audit.differences} == named
+    assert run_audit.grade is not None and run_audit.grade != "drifted"
+    grades = {attempt.way: attempt.grade for attempt in run_audit.rebuilds}
     assert (grades["replay"] == "cannot be rebuilt") == (refused == "replay")
-    assert all(each.logged and each.current for each in found.differences)
+    assert all(difference.logged and difference.current for difference in run_audit.differences)
 
 
 def test_materials_come_from_run_or_folder(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_materials_come_from_run_or_folder(tmp_path: Path) -> None:
     build, check = BuildConfig(options=ONE_THREAD), replace(QUICK, data=str(data))
     first = convert(path, ConvertConfig(build=build, check=check), tracker=tracker)
     shutil.copyfile(tracker.load(first.run_id).local_path(Artifact.TIMING_CACHE), cache)
-    given = ConvertConfig(build=build, check=check, timing_cache=str(cache))
-    second = convert(path, given, tracker=tracker)
+    config = ConvertConfig(build=build, check=check, timing_cache=str(cache))
+    second = convert(path, config, tracker=tracker)
     build = BuildConfig(options=replace(ONE_THREAD, timing_iterations=1))
     third = convert(path, ConvertConfig(build=build, check=QUICK, keep_model=False), tracker=tracker)
     elsewhere = tmp_path / "elsewhere"
@@ -109,16 +109,16 @@ def test_materials_come_from_run_or_folder(tmp_path: Path) -> None:
     cache.unlink()
     precise = Logged(tmp_path / "mlruns", {"given": second.run_id, "bare": third.run_id}, elsewhere, elsewhere)
 
-    found = rebuilt(precise, "given")
-    assert found.missing == () and found.grade in ("bytes equal", "tactics equal")
-    assert [reaches(each.grade, "tactics") for each in found.rebuilds] == [True] * 3
+    run_audit = rebuilt(precise, "given")
+    assert run_audit.missing == () and run_audit.grade in ("bytes equal", "tactics equal")
+    assert [reaches(attempt.grade, "tactics") for attempt in run_audit.rebuilds] == [True] * 3
 
     without = rebuilt(precise, "bare")
-    given = rebuilt(precise, "bare", materials=str(elsewhere), ways=("replay",))
+    bare = rebuilt(precise, "bare", materials=str(elsewhere), ways=("replay",))
     assert without.grade == "cannot be rebuilt" and "The model with digest" in without.explanation
     assert not without.passes("tolerance") and without.contradictions == ()
-    assert given.grade in ("bytes equal", "tactics equal")
-    assert any("another-name.onnx is used" in each for each in given.missing)
+    assert bare.grade in ("bytes equal", "tactics equal")
+    assert any("another-name.onnx is used" in text for text in bare.missing)
 
 
 @pytest.mark.parametrize("logs_data", [True, False])
@@ -132,21 +132,21 @@ def test_rebuilds_are_timed_at_the_logged_shapes(
     config = ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=replace(QUICK, data=str(data)))
     run = convert(path, config, tracker=tracker).run_id
     data.unlink()
-    made = []
+    recorded_builds = []
 
     class Recording(IsolatedBackend):
         def build(self, *args: Any, **kwargs: Any) -> Build:
-            made.append(super().build(*args, **kwargs))
-            return made[-1]
+            recorded_builds.append(super().build(*args, **kwargs))
+            return recorded_builds[-1]
 
     logged = gather(tracker.load(run), tracker, MaterialFolder(None))
     with Worker() as worker:
-        found = rebuild("plain", logged, Recording("onnxruntime", worker=worker))
+        attempt = rebuild("plain", logged, Recording("onnxruntime", worker=worker))
 
-    assert reaches(found.grade, "tolerance"), found
+    assert reaches(attempt.grade, "tolerance"), attempt
     assert (logged.missing == ()) == logs_data
-    assert [build.spec.timed_shapes for build in made] == [(("x", (3, 7, 16)),)]
-    assert made[0].spec.digest == logged.build.spec.digest
+    assert [build.spec.timed_shapes for build in recorded_builds] == [(("x", (3, 7, 16)),)]
+    assert recorded_builds[0].spec.digest == logged.build.spec.digest
 
 
 def test_bad_runs_do_not_end_an_audit(logged: Logged) -> None:
@@ -156,7 +156,7 @@ def test_bad_runs_do_not_end_an_audit(logged: Logged) -> None:
     (logged.folder("int8") / Artifact.MANIFEST).unlink()
     for file in (logged.folder("accepted") / "model").iterdir():
         file.unlink()
-    runs = (unknown, *(logged.runs[each] for each in ("fp32", "int8", "accepted", "fp16")))
+    runs = (unknown, *(logged.runs[name] for name in ("fp32", "int8", "accepted", "fp16")))
 
     result = audit(AuditConfig(runs=runs, ways=("replay",)), tracker=logged.tracker)
 
@@ -175,10 +175,10 @@ def test_damaged_engine_is_rebuilt(logged: Logged) -> None:
     logged.edit("fp32", "engine/engine.ort", lambda data: data[:-1] + b"?")
 
     for run in ("fp16", "fp32"):
-        found = rebuilt(logged, run, ways=("replay",))
-        assert found.grade in ("bytes equal", "tactics equal") and "the engine" in found.missing[0]
-        assert not found.whole and not found.passes("tolerance")
-        assert {each.subject for each in found.contradictions} == {"engine/engine.ort"}
+        run_audit = rebuilt(logged, run, ways=("replay",))
+        assert run_audit.grade in ("bytes equal", "tactics equal") and "the engine" in run_audit.missing[0]
+        assert not run_audit.whole and not run_audit.passes("tolerance")
+        assert {contradiction.subject for contradiction in run_audit.contradictions} == {"engine/engine.ort"}
 
 
 def test_adjusted_engine_contradicts_its_numbers(victim: Logged) -> None:
@@ -193,11 +193,11 @@ def test_adjusted_engine_contradicts_its_numbers(victim: Logged) -> None:
         shutil.copyfile(victim.folder("retrained") / path, victim.folder("fp32") / path)
     victim.adjust("fp32")
 
-    found = rebuilt(victim, "fp32", ways=("replay",))
+    run_audit = rebuilt(victim, "fp32", ways=("replay",))
 
-    named = [each.text() for each in found.contradictions]
-    assert found.whole and found.answer("tolerance") == "contradicted"
-    assert any(each.startswith("largest error of scores: accuracy/results.json says") for each in named), named
+    named = [contradiction.text() for contradiction in run_audit.contradictions]
+    assert run_audit.whole and run_audit.answer("tolerance") == "contradicted"
+    assert any(text.startswith("largest error of scores: accuracy/results.json says") for text in named), named
 
 
 def test_doubled_range_is_no_equal_build(victim: Logged) -> None:
@@ -211,11 +211,11 @@ def test_doubled_range_is_no_equal_build(victim: Logged) -> None:
     victim.edit("int8", Artifact.CALIBRATION_CACHE, doubled)
     victim.adjust("int8")
 
-    found = rebuilt(victim, "int8", ways=("replay",))
+    run_audit = rebuilt(victim, "int8", ways=("replay",))
 
-    assert not reaches(found.grade, "tactics") and found.answer("tactics") == "contradicted"
-    assert [each.subject for each in found.contradictions] == ["outputs"]
-    assert found.rebuilds[0].tactics == () and "kernels equal" in found.contradictions[0].reason
+    assert not reaches(run_audit.grade, "tactics") and run_audit.answer("tactics") == "contradicted"
+    assert [contradiction.subject for contradiction in run_audit.contradictions] == ["outputs"]
+    assert run_audit.rebuilds[0].tactics == () and "kernels equal" in run_audit.contradictions[0].reason
 
 
 def test_changed_golden_outputs_contradict_the_model(victim: Logged) -> None:
@@ -227,9 +227,9 @@ def test_changed_golden_outputs_contradict_the_model(victim: Logged) -> None:
     for run in ("campaign", "iteration"):
         victim.restate(run)
 
-    found = rebuilt(victim, "iteration", ways=("replay",))
+    run_audit = rebuilt(victim, "iteration", ways=("replay",))
 
-    assert "golden outputs" in [each.subject for each in found.contradictions]
+    assert "golden outputs" in [contradiction.subject for contradiction in run_audit.contradictions]
 
 
 def test_engine_of_another_place_is_not_verified(pristine: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,26 +264,36 @@ def test_gated_engine_is_rebuilt_and_checked(tmp_path: Path) -> None:
     wrong = write(with_wrong_weight(case.proto), tmp_path / "wrong", path.stem)
     worse = gate(wrong, config, tracker=tracker)
     refused = gate(models.no_kernel().write(tmp_path), replace(config, check=GateConfig().check), tracker=tracker)
-    assert [each.decision for each in (built, evaluated, worse, refused)] == ["accept", "accept", "refuse", "refuse"]
+    assert [gate_result.decision for gate_result in (built, evaluated, worse, refused)] == [
+        "accept",
+        "accept",
+        "refuse",
+        "refuse",
+    ]
     path.unlink()
     data.unlink()
 
     accepted = audit(AuditConfig(accepted=True, ways=("replay",)), tracker=tracker)
     gated = (built.run_id, worse.run_id, evaluated.run_id, refused.run_id)
-    both = audit(AuditConfig(runs=gated, ways=("replay",)), tracker=tracker)
+    audited = audit(AuditConfig(runs=gated, ways=("replay",)), tracker=tracker)
 
     assert {run.id for run in accepted.runs} == {converted}  # it has the alias of the one before it
-    assert accepted.verdict == both.verdict == "good", both.page()
-    again, refused_again, only_evaluated, never_built = both.runs
+    assert accepted.verdict == audited.verdict == "good", audited.page()
+    again, refused_again, only_evaluated, never_built = audited.runs
     assert {again.grade, refused_again.grade} <= {"bytes equal", "tactics equal"} and again.missing == ()
     assert only_evaluated.grade is never_built.grade is None
     tracker._client.set_tag(evaluated.run_id, Tag.GATE, "refuse")
-    [found] = audit(AuditConfig(accepted=True, rebuild=False), tracker=tracker).runs
-    assert [each.subject for each in found.contradictions] == [f"registry ({Tag.EVIDENCE}): the gate's decision"]
+    [run_audit] = audit(AuditConfig(accepted=True, rebuild=False), tracker=tracker).runs
+    assert [contradiction.subject for contradiction in run_audit.contradictions] == [
+        f"registry ({Tag.EVIDENCE}): the gate's decision"
+    ]
     tracker._client.set_tag(worse.run_id, Tag.GATE, "accept")
     tracker._client.log_metric(worse.run_id, "gate/size_ratio", 0.5)
-    [found] = audit(AuditConfig(runs=(worse.run_id,), rebuild=False), tracker=tracker).runs
-    assert {each.subject for each in found.contradictions} >= {"the gate's decision", "metric gate/size_ratio"}
+    [run_audit] = audit(AuditConfig(runs=(worse.run_id,), rebuild=False), tracker=tracker).runs
+    assert {contradiction.subject for contradiction in run_audit.contradictions} >= {
+        "the gate's decision",
+        "metric gate/size_ratio",
+    }
 
 
 def test_missing_backend_is_a_grade(logged: Logged) -> None:
@@ -312,6 +322,6 @@ def test_replay_uses_the_timing_cache_of_its_build() -> None:
         record = TacticRecord(mechanism=mechanism, backend_version="10.8.0", device_sha256="d", choices=())  # type: ignore[arg-type]
         build = SimpleNamespace(spec=SimpleNamespace(config=config), tactics=record, timing_cache=b"timings")
         logged = SimpleNamespace(build=build, caches=Caches(calibration=b"ranges", timing=b"given"))
-        made, caches = builder_inputs("replay", logged)  # type: ignore[arg-type]
-        assert made.options == TensorRTOptions()
+        build_config, caches = builder_inputs("replay", logged)  # type: ignore[arg-type]
+        assert build_config.options == TensorRTOptions()
         assert caches == Caches(calibration=b"ranges", replay=record, timing=timing)

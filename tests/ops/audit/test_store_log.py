@@ -24,8 +24,8 @@ from trtops.tracking.store_log import Entry, grown
 ENGINE = "engine/engine.ort"
 
 
-def log_run(tracker: MlflowTracker, name: str, kind: str = "compare", verdict: str = "good", **more: str) -> str:
-    with tracked(tracker, "nets", name, kind=kind, **more) as run:  # type: ignore[arg-type]
+def log_run(tracker: MlflowTracker, name: str, kind: str = "compare", verdict: str = "good", **fields: str) -> str:
+    with tracked(tracker, "nets", name, kind=kind, **fields) as run:  # type: ignore[arg-type]
         run.log_bytes(name.encode(), ENGINE)
         run.finish(verdict)  # type: ignore[arg-type]
     return run.id
@@ -77,8 +77,8 @@ class Store:
                 self.sql("DELETE FROM params WHERE key = ?", str(number))
 
     def number(self, run: str, event: str = "ended") -> int:
-        found = {n: Entry.read(n, text) for n, text in self.entries().items()}
-        return next(n for n, entry in found.items() if (entry.run, entry.event) == (self.runs[run], event))
+        entries = {n: Entry.read(n, text) for n, text in self.entries().items()}
+        return next(n for n, entry in entries.items() if (entry.run, entry.event) == (self.runs[run], event))
 
     def delete(self, run: str, *, permanently: bool = False) -> None:
         self.tracker._client.delete_run(self.runs[run])
@@ -88,13 +88,15 @@ class Store:
             for table in ("tags", "params", "metrics", "latest_metrics", "runs"):
                 self.sql(f"DELETE FROM {table} WHERE run_uuid = ?", self.runs[run])
 
-    def audit(self, *runs: str, **asked: object) -> list[str]:
+    def audit(self, *runs: str, **options: object) -> list[str]:
         """All contradictions as lines."""
         ids = tuple(self.runs[run] for run in runs)
-        every = {} if ids or asked else {"sample": 1000}
-        result = audit(AuditConfig(runs=ids, rebuild=False, **{**every, **asked}), tracker=self.tracker)  # type: ignore[arg-type]
-        found = [each for run in result.runs for each in run.contradictions] + [*result.log.contradictions]
-        return [each.text() for each in found]
+        every = {} if ids or options else {"sample": 1000}
+        result = audit(AuditConfig(runs=ids, rebuild=False, **{**every, **options}), tracker=self.tracker)  # type: ignore[arg-type]
+        contradictions = [contradiction for run in result.runs for contradiction in run.contradictions] + [
+            *result.log.contradictions
+        ]
+        return [contradiction.text() for contradiction in contradictions]
 
 
 @pytest.fixture(scope="module")
@@ -242,9 +244,9 @@ def test_forgery_is_named_with_its_place(store: Store, name: str) -> None:
     forge, named = FORGERIES[name]
     forge(store)
 
-    found = store.audit()
+    reported = store.audit()
 
-    assert any(named in line for line in found), found
+    assert any(named in line for line in reported), reported
 
 
 def test_whole_rewrite_contradicts_old_head(
@@ -315,7 +317,7 @@ def test_runs_outside_of_the_log_are_not_verified(store: Store) -> None:
     for name in ("removed", "closed"):
         tracker = store.tracker
         run = tracker.start("nets", name, kind="compare")
-        run._end = lambda *args, **more: None  # type: ignore[method-assign] # the process is killed
+        run._end = lambda *args, **keywords: None  # type: ignore[method-assign] # the process is killed
         run.finish("good")
         close(tracker, run.id, force=True)
         ids.append(run.id)
@@ -325,9 +327,9 @@ def test_runs_outside_of_the_log_are_not_verified(store: Store) -> None:
     config = AuditConfig(runs=tuple(ids), rebuild=False)
 
     result = audit(config, tracker=store.tracker)
-    why = [each.unverified[-1] for each in result.runs]
-    assert "store: its process was killed before it wrote the entry, or the entry was removed" in why[0]
-    assert "logged later" in why[1] and result.verdict == "unproven" and not result.log.contradictions
+    reasons = [run_audit.unverified[-1] for run_audit in result.runs]
+    assert "store: its process was killed before it wrote the entry, or the entry was removed" in reasons[0]
+    assert "logged later" in reasons[1] and result.verdict == "unproven" and not result.log.contradictions
     store.sql("UPDATE runs SET end_time = 1000000 WHERE run_uuid = ?", ids[0])
     older = "the run is older than the log, which began at 20"
     assert older in audit(config, tracker=store.tracker).runs[0].unverified[-1]

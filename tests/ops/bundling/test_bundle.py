@@ -46,11 +46,11 @@ def runs(tracker: MemoryTracker, tmp_path_factory: pytest.TempPathFactory) -> di
     """Runs: a build with a bad tactic, and one that overflows in FP16."""
     folder = tmp_path_factory.mktemp("models")
     files = {case.name: case.write(folder) for case in (models.transformer().fixed(), overflowing())}
-    asked = {
+    requests = {
         "tactic": ("transformer", ConvertConfig(build=BuildConfig(options=APPROXIMATE), check=CHECK)),
         "overflow": ("overflowing", ConvertConfig(build=BuildConfig(precision="fp16"), check=CHECK)),
     }
-    return {name: convert(files[model], config, tracker=tracker).run_id for name, (model, config) in asked.items()}
+    return {name: convert(files[model], config, tracker=tracker).run_id for name, (model, config) in requests.items()}
 
 
 def run_as_a_stranger(zipped: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -85,9 +85,9 @@ def test_settings_of_cuda_are_in_the_case() -> None:
     options = OnnxRuntimeOptions(providers=("cuda", "cpu"), tf32=True)
     record = Mock(settings=(("CudnnHeuristicSearch", "on"), ("PreferNhwc", "off")))
     with patch("trtops.ops.bundling.case.replace", side_effect=lambda case, **changes: changes):
-        made = engine_case(case, BuildConfig(options=options), record, None, Mock())
+        engine = engine_case(case, BuildConfig(options=options), record, None, Mock())
     settings = {"use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC"}
-    assert made["settings"]["providers"] == [["CUDAExecutionProvider", settings], "CPUExecutionProvider"]
+    assert engine["settings"]["providers"] == [["CUDAExecutionProvider", settings], "CPUExecutionProvider"]
 
 
 def test_case_with_a_cuda_graph_is_run_without(

@@ -15,9 +15,9 @@ import onnx
 import pytest
 
 from tests import models
-from tests.amounts import amount
 from tests.campaigns import config
 from tests.forking import ForkedProcess
+from tests.long_runs import amount
 from tests.tactics.synthetic import record
 from trtops import errors
 from trtops.comparator.report import Tolerances
@@ -84,18 +84,20 @@ def test_culprit_is_confirmed_and_logged(bisected, tracker):
 
 def test_page_says_how_chance_was_excluded(bisected):
     pages = {
-        each: dataclasses.replace(bisected, repeatability=each).page()
-        for each in ("unknown", "repeats", "contradicted")
+        repeatability: dataclasses.replace(bisected, repeatability=repeatability).page()
+        for repeatability in ("unknown", "repeats", "contradicted")
     }
 
-    assert [each for each, page in pages.items() if "to the last bit" in page] == ["repeats"]
-    assert [each for each, page in pages.items() if "no larger errors" in page] == ["contradicted"]
+    assert [repeatability for repeatability, page in pages.items() if "to the last bit" in page] == ["repeats"]
+    assert [repeatability for repeatability, page in pages.items() if "no larger errors" in page] == ["contradicted"]
 
 
 def test_confirmed_culprits_are_asked_first(bisected, tracker):
     again = bisect(bisected.good_run, bisected.bad_run, tracker=tracker)
 
-    assert {unit.choice for unit in again.suspected} == {u.choice for each in bisected.culprits for u in each.units}
+    assert {unit.choice for unit in again.suspected} == {
+        u.choice for culprit in bisected.culprits for u in culprit.units
+    }
     assert again.culprits[0].units == bisected.culprits[0].units and bisected.suspected == ()
     names, others = {unit.name for unit in again.suspected}, again.units - len(again.suspected)
     assert any(set(t.taken) == names or (len(t.taken) == others and not names & set(t.taken)) for t in again.trials[:4])
@@ -182,11 +184,11 @@ def test_mixture_reports_request_and_outcome(campaign, tracker, bisected):
     mixture = Mixture(tracker.load(bisected.good_run), tracker.load(bisected.bad_run))
     everything, nothing = np.ones(len(mixture.units), bool), np.zeros(len(mixture.units), bool)
 
-    for wanted, run in ((everything, bisected.bad_run), (nothing, bisected.good_run)):
+    for requested, run in ((everything, bisected.bad_run), (nothing, bisected.good_run)):
         record = load_record(tracker.load(run))
-        got = mixture.outcome(wanted, record)
-        assert got.taken is not None and (got.taken == wanted).all() and not got.strayed
-        assert dict(mixture.request(wanted).replay.settings).items() <= dict(record.settings).items()
+        outcome = mixture.outcome(requested, record)
+        assert outcome.taken is not None and (outcome.taken == requested).all() and not outcome.strayed
+        assert dict(mixture.request(requested).replay.settings).items() <= dict(record.settings).items()
     assert mixture.outcome(everything, None).taken is None
     assert set(mixture.outcome(everything, load_record(tracker.load(bisected.good_run))).strayed) == {
         unit.name for unit in mixture.units
@@ -267,10 +269,10 @@ def test_later_builds_avoid_the_culprit(model, data):
     result = debug_build(model, config(data, seed=200, complete=True, clean_builds=6), tracker=tracker)
 
     seen = load_table(tracker, result.run_id)
-    found, first = merge_culprits(result.bisections), result.bisections[0]
+    culprits, first = merge_culprits(result.bisections), result.bisections[0]
     after = 1 + max(seen.names.index(name) for name in (first.good_run, first.bad_run))
-    held = np.logical_or.reduce([one.is_in(seen) for one in found])
-    assert len(found) == 1 and held[:after].any()
+    held = np.logical_or.reduce([culprit.is_in(seen) for culprit in culprits])
+    assert len(culprits) == 1 and held[:after].any()
     assert len(seen) > after and not held[after:].any()
     assert seen.named("bad") == tuple(name for name, has in zip(seen.names, held) if has)
     assert result.good >= 6
@@ -312,19 +314,19 @@ def test_other_choices_need_an_editable_timing_cache(mechanism, editable):
 
     def build(last: str) -> StoredRun:
         run = tracker.start("e", "build", kind="build")
-        asked = BuildConfig(precision="fp16", options=TensorRTOptions(tactic_seed=3))
-        run.log_json(BuildSpec(model_sha256="m", config=asked), Artifact.SPEC)
+        config = BuildConfig(precision="fp16", options=TensorRTOptions(tactic_seed=3))
+        run.log_json(BuildSpec(model_sha256="m", config=config), Artifact.SPEC)
         run.log_json(dataclasses.replace(record(conv0="a", conv1=last), mechanism=mechanism), Artifact.TACTICS)
         run.finish("good")
         return tracker.load(run.id)
 
     good, bad = map(build, "bc")
-    own, other = (Mixture(good, bad).request(np.array([taken])) for taken in (False, True))
+    good_request, bad_request = (Mixture(good, bad).request(np.array([taken])) for taken in (False, True))
 
-    assert own.replayed_run == good.info.id
-    assert own.build.options == TensorRTOptions()  # no longer drawn at random
-    assert bool(other.replayed_run) is editable
-    assert other.replay is not None and [choice.tactic for choice in other.replay.choices] == ["a", "c"]
+    assert good_request.replayed_run == good.info.id
+    assert good_request.build.options == TensorRTOptions()  # no longer drawn at random
+    assert bool(bad_request.replayed_run) is editable
+    assert bad_request.replay is not None and [choice.tactic for choice in bad_request.replay.choices] == ["a", "c"]
 
 
 def test_setting_of_one_build_is_a_unit():
@@ -334,8 +336,8 @@ def test_setting_of_one_build_is_a_unit():
     def build(**settings: str) -> StoredRun:
         run = tracker.start("e", "build", kind="build")
         run.log_json(BuildSpec(model_sha256="m", config=BuildConfig()), Artifact.SPEC)
-        made = dataclasses.replace(record(), mechanism="onnxruntime", settings=tuple(sorted(settings.items())))
-        run.log_json(made, Artifact.TACTICS)
+        tactic_record = dataclasses.replace(record(), mechanism="onnxruntime", settings=tuple(sorted(settings.items())))
+        run.log_json(tactic_record, Artifact.TACTICS)
         run.finish("good")
         return tracker.load(run.id)
 

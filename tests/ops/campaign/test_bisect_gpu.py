@@ -81,15 +81,17 @@ class Planted:
             return iteration.evaluate_in_child(engine, *others)
 
     def _is_planted(self, engine: Engine) -> bool:
-        layers = (found.to_layer() for found in inspector.read_layers(engine_from_bytes(bytes(engine.plan))))
+        layers = (
+            engine_layer.to_layer() for engine_layer in inspector.read_layers(engine_from_bytes(bytes(engine.plan)))
+        )
         # Copies between formats are called after the layer that they serve.
         mine = (x for x in layers if self.layer in x.name and not x.name.startswith(("Reformatting", "reshape_")))
         tactic = "; ".join(f"{layer.name}: {layer.tactic}" for layer in mine)
-        known = self.seen.read_text().splitlines() if self.seen.exists() else []
-        if tactic not in known:
-            known.append(tactic)
-            self.seen.write_text("\n".join(known))
-        return known.index(tactic) % 2 == 1
+        seen_tactics = self.seen.read_text().splitlines() if self.seen.exists() else []
+        if tactic not in seen_tactics:
+            seen_tactics.append(tactic)
+            self.seen.write_text("\n".join(seen_tactics))
+        return seen_tactics.index(tactic) % 2 == 1
 
 
 class _Scaled:

@@ -37,13 +37,15 @@ def bisection(
     bad: str,
     *confirmed: tuple[Unit, ...],
     outcome: SearchOutcome = "confirmed",
-    given: tuple[Unit, ...] = (),
+    held_units: tuple[Unit, ...] = (),
 ) -> BisectResult:
     culprits = tuple(
         BisectCulprit(units=units, clauses=(tuple(range(len(units))),), probability=0.99, builds=8)
         for units in confirmed
     )
-    return BisectResult(outcome=outcome, culprits=culprits, good_run=good, bad_run=bad, units=3, held=given, trials=())
+    return BisectResult(
+        outcome=outcome, culprits=culprits, good_run=good, bad_run=bad, units=3, held=held_units, trials=()
+    )
 
 
 def planner(*done: BisectResult, clean: int = 3, after: int = 0) -> Planner:
@@ -70,32 +72,32 @@ def test_most_similar_builds_are_mixed_first():
 
 
 def test_unexplained_bad_build_is_mixed_too():
-    found = planner(bisection("0", "1", (unit(0),)))
+    plan = planner(bisection("0", "1", (unit(0),)))
 
-    pair = found.pair(table(["000", "100", "110", "010"], "gbbb"))
+    pair = plan.pair(table(["000", "100", "110", "010"], "gbbb"))
 
     assert pair is not None and (pair.good, pair.bad) == ("0", "3")
 
 
 def test_culprit_is_put_into_the_most_different_build():
-    found = planner(bisection("0", "1", (unit(0),)))
+    plan = planner(bisection("0", "1", (unit(0),)))
 
     # Builds 0 and 1 share the last three layers, and the first may need one of them.
-    pair = found.pair(table(["00111", "11111", "01101", "01000"], "gbgg"))
+    pair = plan.pair(table(["00111", "11111", "01101", "01000"], "gbgg"))
 
     assert pair == BuildPair("3", "1", held=(unit(0),))
 
 
 def test_good_build_with_a_culprit_shows_another_need():
-    found = planner(bisection("0", "1", (unit(0),)))
+    plan = planner(bisection("0", "1", (unit(0),)))
     builds = table(["0111", "1111", "1101"], "gbg")
-    assert found.pair(builds) == BuildPair("2", "1", held=(unit(0),))
+    assert plan.pair(builds) == BuildPair("2", "1", held=(unit(0),))
 
-    found.add(bisection("2", "1", (unit(2),), given=(unit(0),)), 3)
+    plan.add(bisection("2", "1", (unit(2),), held_units=(unit(0),)), 3)
 
-    (culprit,) = found.culprits
+    (culprit,) = plan.culprits
     assert set(culprit.units) == {unit(0), unit(2)} and culprit.settled
-    assert found.pair(builds) is None
+    assert plan.pair(builds) is None
     assert culprit.is_in(builds).tolist() == [False, True, False]
 
 
@@ -109,19 +111,19 @@ def test_single_culprit_replaces_pairs_that_contain_it():
 
 
 def test_culprit_with_either_of_two_becomes_two_pairs():
-    given = BisectCulprit(units=(unit(1), unit(2)), clauses=((0,), (1,)), probability=0.99, builds=8)
-    second = replace(bisection("2", "1", given=(unit(0),)), culprits=(given,))
+    either_culprit = BisectCulprit(units=(unit(1), unit(2)), clauses=((0,), (1,)), probability=0.99, builds=8)
+    second = replace(bisection("2", "1", held_units=(unit(0),)), culprits=(either_culprit,))
 
-    found = merge_culprits([bisection("0", "1", (unit(0),)), second])
+    merged = merge_culprits([bisection("0", "1", (unit(0),)), second])
 
-    assert [c.choices for c in found] == [choices_of((unit(0), unit(n))) for n in (1, 2)]
-    assert all(culprit.settled for culprit in found)
+    assert [c.choices for c in merged] == [choices_of((unit(0), unit(n))) for n in (1, 2)]
+    assert all(culprit.settled for culprit in merged)
 
 
 def test_culprit_good_in_more_builds_is_dropped():
     confirmed = bisection("0", "1", (unit(0),))
-    good = [bisection(name, "1", outcome="not repeatable", given=(unit(0),)) for name in "234"]
-    bad = [bisection(name, "1", outcome="sufficient", given=(unit(0),)) for name in "56"]
+    good = [bisection(name, "1", outcome="not repeatable", held_units=(unit(0),)) for name in "234"]
+    bad = [bisection(name, "1", outcome="sufficient", held_units=(unit(0),)) for name in "56"]
 
     assert merge_culprits([confirmed, good[0]])
     assert merge_culprits([confirmed, *good[:2]]) == []
@@ -129,17 +131,17 @@ def test_culprit_good_in_more_builds_is_dropped():
 
 
 def test_campaign_ends_with_enough_good_builds():
-    found = planner(bisection("0", "1", (unit(0),)))
+    plan = planner(bisection("0", "1", (unit(0),)))
     rows, verdicts = ["0011", "1111"], "gb"
     transfers = 0
-    while not found.is_answered(builds := table(rows, verdicts)):
-        pair = found.pair(builds)
+    while not plan.is_answered(builds := table(rows, verdicts)):
+        pair = plan.pair(builds)
         if pair is None:
             rows.append("0100" if len(rows) % 2 else "0001")
             verdicts += "g"
             continue
         assert pair.held == (unit(0),) and pair.good != "0"
-        found.add(bisection(pair.good, pair.bad, outcome="sufficient", given=pair.held), len(rows))
+        plan.add(bisection(pair.good, pair.bad, outcome="sufficient", held_units=pair.held), len(rows))
         transfers += 1
 
     assert verdicts.count("g") >= 3 and 1 <= transfers <= 5
@@ -149,10 +151,10 @@ def test_campaign_ends_with_the_first_confirmed_culprit():
     confirmed = replace(
         bisection("0", "1", (unit(0),)), trials=mixtures((0,), (0, 1), (1, 2), (2,), (0,), (3,), verdicts="bbggbg")
     )
-    found = Planner(DebugBuildConfig(), [confirmed])
+    plan = Planner(DebugBuildConfig(), [confirmed])
 
-    assert found.is_answered(table(["0000", "1111"], "gb"))
-    assert not found.is_answered(table(["0000", "1111", "1000"], "gbg"))  # a good build has it
+    assert plan.is_answered(table(["0000", "1111"], "gb"))
+    assert not plan.is_answered(table(["0000", "1111", "1000"], "gbg"))  # a good build has it
     assert not planner(confirmed).is_answered(table(["0000", "1111"], "gb"))
     sums = replace(bisection("0", "1"), outcome="contributions")
     assert Planner(DebugBuildConfig(), [sums]).is_answered(table(["00", "11"], "gb"))
@@ -160,19 +162,19 @@ def test_campaign_ends_with_the_first_confirmed_culprit():
 
 @pytest.mark.parametrize(("outcome", "pairs"), [("not repeatable", 4), ("units missing", 8), ("combination", 4)])
 def test_campaign_ends_after_pairs_without_culprits(outcome, pairs):
-    found = planner()
+    plan = planner()
     rows = [f"{row:04b}" for row in range(16)]
     builds = table(rows, "gb" * 8)
     goods = []
     for _ in range(pairs):
-        assert not found.is_answered(builds)
-        pair = found.pair(builds)
+        assert not plan.is_answered(builds)
+        pair = plan.pair(builds)
         assert pair is not None
         goods.append(pair.good)
-        found.add(bisection(pair.good, pair.bad, outcome=outcome), len(rows))
+        plan.add(bisection(pair.good, pair.bad, outcome=outcome), len(rows))
 
-    assert found.is_answered(builds)
-    assert found.confidence() > 0.95
+    assert plan.is_answered(builds)
+    assert plan.confidence() > 0.95
     if outcome == "not repeatable":  # another good build each time: one may have a culprit that fails only sometimes
         assert len(set(goods)) == 4
 
@@ -182,14 +184,14 @@ def test_culprits_are_denied_unless_builds_fail():
     run = tracker.start("e", "bad", kind="iteration")
     run.log_json(record(**{"layer-0": "tactic-1", "layer-1": "tactic-1"}), schema.Artifact.TACTICS)
     run.finish("bad")
-    found = planner(bisection("0", run.id, (unit(0), unit(1))), after=2)
+    plan = planner(bisection("0", run.id, (unit(0), unit(1))), after=2)
 
-    (entry,) = found.denied(tracker, table(["00", "11", "00"], "gbg")).entries
+    (entry,) = plan.denied(tracker, table(["00", "11", "00"], "gbg")).entries
 
     # Without the first of the two they do not occur together, and builds show the second one alone.
     assert [choice.layer for choice in entry.choices] == ["layer-0"]
     assert (entry.backend_version, entry.device_sha256) == ("1.20", "d")
-    assert found.denied(tracker, table(["00", "11", "00"], "gbe")).entries == ()
+    assert plan.denied(tracker, table(["00", "11", "00"], "gbe")).entries == ()
 
 
 def test_one_verdict_calls_for_settings_not_built_yet():

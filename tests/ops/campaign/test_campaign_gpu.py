@@ -83,9 +83,9 @@ def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> float:
     Tactics are drawn at random: which of two is faster changes when other work begins or ends on the GPU.
     """
     debug_build(model, campaign(folder, 1e9, until=8), tracker=tracker, experiment="errors")
-    found = largest_errors(tracker, "errors")
-    gap, middle = max((b - a, (a + b) / 2) for a, b in list(itertools.pairwise(found))[1:-1])
-    assert gap > 0, f"the builds are alike: {found}"
+    largest = largest_errors(tracker, "errors")
+    gap, middle = max((b - a, (a + b) / 2) for a, b in list(itertools.pairwise(largest))[1:-1])
+    assert gap > 0, f"the builds are alike: {largest}"
     return middle
 
 
@@ -135,6 +135,6 @@ def proofs_of(run_id: str, suspects: tuple, tracker: MlflowTracker) -> list[Prov
 def promote_and_resolve(run_id: str, model: Path, tracker: MlflowTracker):  # type: ignore[no-untyped-def]
     good = next(info for info in tracker.find("campaign", parent=run_id) if info.verdict == "good")
     promoted = promote(good.id, tracker=tracker)
-    found = resolve(model, tracker=tracker, backend="tensorrt")
-    assert found.run_id == promoted.run_id, found.reason
-    return found.engine(tracker).environment
+    resolved = resolve(model, tracker=tracker, backend="tensorrt")
+    assert resolved.run_id == promoted.run_id, resolved.reason
+    return resolved.engine(tracker).environment

@@ -15,10 +15,10 @@ from unittest.mock import Mock
 import pytest
 
 from tests import models
-from tests.amounts import amount
 from tests.campaigns import FAST, GELUS, config, of_one_node
 from tests.dying import run_until_spent, seconds_of
 from tests.forking import ForkedProcess
+from tests.long_runs import amount
 from tests.waiting import workers_time_out_when
 from trtops import errors
 from trtops.backend.base import Engine
@@ -54,21 +54,21 @@ def tracker() -> MemoryTracker:
 @pytest.fixture(scope="module")
 def decided(model: Path, data: Path, tracker: MemoryTracker) -> tuple[DebugBuildResult, list[CampaignProgress]]:
     """A campaign that ran until it was decided, and its progress."""
-    said: list[CampaignProgress] = []
-    return debug_build(model, config(data, bisect=False), tracker=tracker, progress=said.append), said
+    reports: list[CampaignProgress] = []
+    return debug_build(model, config(data, bisect=False), tracker=tracker, progress=reports.append), reports
 
 
 def test_campaign_confirms_only_the_approximation(decided) -> None:
-    result, said = decided
+    result, reports = decided
 
     [culprit] = result.diff.confirmed
     assert {(c.layer, c.choice) for c in culprit.choices} == {(layer, FAST) for layer in GELUS}
     assert ("GeluApproximation", "on") in culprit.settings  # what decides them
     assert result.diff.explanation.clauses == ((0,),)
     assert result.verdict == "bad" and result.good > 0 and result.bad > 0 and result.errors == 0
-    assert [p.done for p in said] == list(range(result.iterations + 1))
-    assert (said[-1].good, said[-1].bad) == (result.good, result.bad)
-    assert not any(p.diff.decided for p in said[:-1])
+    assert [p.done for p in reports] == list(range(result.iterations + 1))
+    assert (reports[-1].good, reports[-1].bad) == (result.good, result.bad)
+    assert not any(p.diff.decided for p in reports[:-1])
 
 
 def test_iterations_are_complete_runs(decided, tracker) -> None:
@@ -106,10 +106,10 @@ def test_iterations_are_complete_runs(decided, tracker) -> None:
 
 
 def test_builds_that_drew_tactics_are_counted(model, data) -> None:
-    own = MemoryTracker()
-    result = debug_build(model, config(data, random_tactics=False, max_iterations=2), tracker=own)
+    own_tracker = MemoryTracker()
+    result = debug_build(model, config(data, random_tactics=False, max_iterations=2), tracker=own_tracker)
 
-    runs = own.find("blocks", parent=result.run_id, tags={Tag.KIND: "iteration"})
+    runs = own_tracker.find("blocks", parent=result.run_id, tags={Tag.KIND: "iteration"})
     assert [info.params.get("options.tactic_seed") is None for info in runs].count(False) == result.drawn == 1
     assert "Tactics of 1 were drawn at random; timing may never choose them." in result.page()
 
@@ -175,29 +175,29 @@ def test_limits_of_ones_own_deny_only_builds_with_them(decided, model, data, tra
     environment = Environment.from_json(bad.read_bytes(Artifact.ENVIRONMENT))
     record = TacticRecord.from_json(bad.read_bytes(Artifact.TACTICS))
     approximate = {("setting", "GeluApproximation")}
-    own = MemoryTracker()
+    own_tracker = MemoryTracker()
     for name, fields in (("limits", scope), ("command", {"command": "check.py {engine}"})):
-        run = own.start("e", name, kind="proof")
+        run = own_tracker.start("e", name, kind="proof")
         run.log_json(DeniedTactic.of(record, approximate, run.id, **fields), Artifact.DENIED)
         run.set_tags({Tag.PROOF: "confirmed"})
         run.finish()
-        deny(run.id, tracker=own)
+        deny(run.id, tracker=own_tracker)
 
     def denying(*check: object) -> list[str]:
-        return [entry.scope for entry in deny_list(own, environment, *check).entries]
+        return [entry.scope for entry in deny_list(own_tracker, environment, *check).entries]
 
     assert denying() == denying(Tolerances(atol=1e-3, rtol=1e-4)) == []
     assert denying(Tolerances(atol=1e-4, rtol=0)) == [" at atol 0.0001, rtol 0.0001"]
     assert denying(None, "check.py {engine}") == [" by the check `check.py {engine}`"]
-    always = deny(run.id, always=True, tracker=own)
+    always = deny(run.id, always=True, tracker=own_tracker)
     assert denying() == [" by the check `check.py {engine}`"] and "For all builds." in always.page()
     # A plain conversion, and one at the limits of the proof.
     drawn = config(data).build_of(0)  # all approximations
     plain = ConvertConfig(build=drawn, check=dataclasses.replace(config(data).check, tolerances=None))
     strict = ConvertConfig(build=drawn, check=config(data).check)
-    pardon(always.run_id, tracker=own, why="a test")
-    assert not convert(model, plain, tracker=own).left_out
-    assert "at atol 0.0001, rtol 0.0001 (`trtops runs pardon" in convert(model, strict, tracker=own).left_out
+    pardon(always.run_id, tracker=own_tracker, why="a test")
+    assert not convert(model, plain, tracker=own_tracker).left_out
+    assert "at atol 0.0001, rtol 0.0001 (`trtops runs pardon" in convert(model, strict, tracker=own_tracker).left_out
 
 
 def test_tolerances_that_imply_others() -> None:
@@ -229,9 +229,9 @@ def test_cleared_suspect_is_refuted(decided, tracker) -> None:
 def test_diff_of_all_sources_agrees(decided, tracker, tmp_path: Path) -> None:
     result, _ = decided
     for info in tracker.find("blocks", parent=result.run_id, tags={Tag.KIND: "iteration"}):
-        place = tmp_path / info.verdict
-        place.mkdir(exist_ok=True)
-        (place / f"{info.id}.json").write_bytes(tracker.load(info.id).read_bytes(Artifact.TACTICS))
+        verdict_folder = tmp_path / info.verdict
+        verdict_folder.mkdir(exist_ok=True)
+        (verdict_folder / f"{info.id}.json").write_bytes(tracker.load(info.id).read_bytes(Artifact.TACTICS))
 
     by_run = diff_tactics(DiffTacticsConfig(runs=(result.run_id,)), tracker=tracker)
     by_experiment = diff_tactics(
@@ -265,12 +265,12 @@ def test_diff_needs_one_source(tracker) -> None:
 
 @pytest.mark.parametrize("until", ["good", "bad"])
 def test_campaign_stops_at_first_verdict(model, data, until: str) -> None:
-    said: list[CampaignProgress] = []
+    reports: list[CampaignProgress] = []
 
-    result = debug_build(model, config(data, until=until), tracker=MemoryTracker(), progress=said.append)
+    result = debug_build(model, config(data, until=until), tracker=MemoryTracker(), progress=reports.append)
 
     assert getattr(result, until) == 1
-    assert said[-1].last.verdict == until
+    assert reports[-1].last.verdict == until
     assert result.diff.summary
 
 
@@ -283,8 +283,8 @@ def test_campaign_stops_at_its_limit(model, data) -> None:
 
 
 def test_last_build_starts_within_the_time_limit(model, data, monkeypatch: pytest.MonkeyPatch) -> None:
-    late, now = [0.0], time.perf_counter
-    monkeypatch.setattr(time, "perf_counter", lambda: now() + late[0])
+    late, clock = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
 
     def evaluate(engine: Engine) -> bool:
         late[0] += 60
@@ -424,8 +424,8 @@ def test_resume_needs_the_same_model_and_the_lock(model, data, tmp_path: Path) -
         debug_build(tracker=memory)
 
 
-def trial(swap: str, verdict: str, **more: object) -> ProofTrial:
-    return ProofTrial(swap=swap, run_id="r", verdict=verdict, **({"followed": True} | more))  # type: ignore[arg-type]
+def trial(swap: str, verdict: str, **fields: object) -> ProofTrial:
+    return ProofTrial(swap=swap, run_id="r", verdict=verdict, **({"followed": True} | fields))  # type: ignore[arg-type]
 
 
 SOUND, BROKEN = trial("good as it was", "good"), trial("bad as it was", "bad")
@@ -446,9 +446,9 @@ SOUND, BROKEN = trial("good as it was", "good"), trial("bad as it was", "bad")
     ],
 )
 def test_conclusions_of_proofs(trials, outcome: str, words: str) -> None:
-    found, summary = conclude((*trials, SOUND, BROKEN))
+    conclusion, summary = conclude((*trials, SOUND, BROKEN))
 
-    assert found == outcome and words in summary
+    assert conclusion == outcome and words in summary
 
 
 # Killed at any moment
@@ -497,8 +497,8 @@ def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path) -> None:
     def live_and_die() -> None:
         platform.node = lambda: "container-1"
 
-        def die(now: CampaignProgress) -> None:
-            if now.done == 1:
+        def die(progress: CampaignProgress) -> None:
+            if progress.done == 1:
                 [run] = tracker.find("identity", tags={Tag.KIND: "debug_build"})
                 tracker.start("identity", "iteration 1", kind="iteration", parent=run.id, tags={Tag.ITERATION: "1"})
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -528,15 +528,15 @@ def test_missing_table_rows_come_from_runs(model, data) -> None:
     result = debug_build(model, config(data, until=4), tracker=memory)
     info = memory.info(result.run_id)
     whole = campaigns.iterations(memory, info).whole
-    kept = memory._runs[result.run_id]
-    written = CampaignTable.from_bytes(kept.artifacts[Artifact.CAMPAIGN_TABLE])
+    stored_run = memory._runs[result.run_id]
+    written = CampaignTable.from_bytes(stored_run.artifacts[Artifact.CAMPAIGN_TABLE])
 
     first_two = CampaignTable()
     first_two.take(written, written.names[:2])
     for data_ in (None, b"damaged", first_two.to_bytes()):
-        kept.artifacts.pop(Artifact.CAMPAIGN_TABLE, None)
+        stored_run.artifacts.pop(Artifact.CAMPAIGN_TABLE, None)
         if data_ is not None:
-            kept.artifacts[Artifact.CAMPAIGN_TABLE] = data_
+            stored_run.artifacts[Artifact.CAMPAIGN_TABLE] = data_
         again = campaigns.table_of(memory, info, whole.values())
         assert again.names == written.names and list(again.verdicts) == list(written.verdicts)
         assert [again.choices[c] for c in again.codes.ravel()] == [written.choices[c] for c in written.codes.ravel()]

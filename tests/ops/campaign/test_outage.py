@@ -85,11 +85,11 @@ def test_outages_are_waited_for_or_spooled(
         capsys.readouterr()
         return main(["store", "upload", "--root", server.address]), capsys.readouterr().out
 
-    def go_away(now: CampaignProgress) -> None:
-        if now.done == 1:
+    def go_away(progress: CampaignProgress) -> None:
+        if progress.done == 1:
             server.kill()
             restart.start()
-        if now.done == 2:
+        if progress.done == 2:
             restart.join()
             assert tracker.spool.runs() == []
             monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
@@ -97,16 +97,16 @@ def test_outages_are_waited_for_or_spooled(
 
     result = debug_build(model, campaign, tracker=tracker, experiment="away", progress=go_away)
 
-    kept = tracker.spool.runs()
-    assert len(kept) == 1 + (BUILDS - 2)  # the campaign, and each iteration that the server missed
+    spooled = tracker.spool.runs()
+    assert len(spooled) == 1 + (BUILDS - 2)  # the campaign, and each iteration that the server missed
     assert (result.good, result.bad) == (undisturbed[0].good, undisturbed[0].bad)
     assert upload()[0] == 3  # it is still away, and nothing is lost by asking
-    assert len(tracker.spool.runs()) == len(kept)
+    assert len(tracker.spool.runs()) == len(spooled)
 
     server.start()
-    (done, said), again = upload(), upload()
+    (done, output), again = upload(), upload()
 
-    assert (done, said.splitlines()[0]) == (0, f"{len(kept)} runs uploaded, 0 left.")
+    assert (done, output.splitlines()[0]) == (0, f"{len(spooled)} runs uploaded, 0 left.")
     assert again == (0, "0 runs uploaded, 0 left.\n")
     fresh = MlflowTracker(server.address)
     assert what_is_kept(fresh, result.run_id) == undisturbed[1]

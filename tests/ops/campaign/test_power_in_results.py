@@ -83,25 +83,25 @@ def test_comparisons_need_a_model_for_power(model: Path, check: CheckConfig, tra
 def test_campaigns_and_promotions_measure_power(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
     config = DebugBuildConfig(build=BUILD, check=check, random_tactics=True, until=2, max_iterations=2)
     campaign = debug_build(model, config, tracker=tracker)
-    found = tracker.find("conv", parent=campaign.run_id)
-    powers = [measured(stored(tracker, info.id)) for info in found if info.tags[schema.Tag.KIND] == "iteration"]
+    infos = tracker.find("conv", parent=campaign.run_id)
+    powers = [measured(stored(tracker, info.id)) for info in infos if info.tags[schema.Tag.KIND] == "iteration"]
     assert len(powers) == 2 and powers[0] == powers[1]
-    measured(promote(found[0].id, PromoteConfig(check=check), tracker=tracker).evaluation)
+    measured(promote(infos[0].id, PromoteConfig(check=check), tracker=tracker).evaluation)
 
 
 def test_campaigns_check_engines_against_themselves(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
-    asked = replace(check, power=False, self_check=True)
-    config = DebugBuildConfig(build=BUILD, check=asked, random_tactics=True, until=1, max_iterations=1)
+    check_config = replace(check, power=False, self_check=True)
+    config = DebugBuildConfig(build=BUILD, check=check_config, random_tactics=True, until=1, max_iterations=1)
     campaign = debug_build(model, config, tracker=tracker)
     [info] = tracker.find("conv", parent=campaign.run_id)
-    found = stored(tracker, info.id).self_check
-    assert found is not None and "repeated inference" in found.named("held") and not found.reasons
+    self_check = stored(tracker, info.id).self_check
+    assert self_check is not None and "repeated inference" in self_check.named("held") and not self_check.reasons
 
 
 def test_gate_notes_power_and_coverage(model: Path, check: CheckConfig, tracker: MemoryTracker) -> None:
     config = GateConfig(build=BUILD, check=check, policy=Policy(limits=Limits(latency=None)), register=False)
-    for each, subject in ((config, "power"), (replace(config, check=replace(check, power=False)), "data")):
-        result = gate(model, each, tracker=tracker)
+    for gate_config, subject in ((config, "power"), (replace(config, check=replace(check, power=False)), "data")):
+        result = gate(model, gate_config, tracker=tracker)
         [note] = [finding for finding in result.findings if finding.subject in ("power", "data")]
         assert (note.subject, note.outcome) == (subject, "note") and "negative values of `image`" in note.text
         assert note.text in result.page()
@@ -121,8 +121,8 @@ def test_saved_golden_outputs_have_power(model: Path, check: CheckConfig, tracke
 
 def only_build(model: Path, tracker: MemoryTracker, **config: object) -> RunInfo:
     """The run of a campaign's only build."""
-    made = debug_build(model, DebugBuildConfig(until=1, **config), tracker=tracker)  # type: ignore[arg-type]
-    [info] = tracker.find(parent=made.run_id, tags={schema.Tag.KIND: "iteration"})
+    campaign = debug_build(model, DebugBuildConfig(until=1, **config), tracker=tracker)  # type: ignore[arg-type]
+    [info] = tracker.find(parent=campaign.run_id, tags={schema.Tag.KIND: "iteration"})
     return info
 
 

@@ -58,12 +58,12 @@ def test_good_iteration_is_rebuilt_and_registered(promoted, good_and_bad, tracke
 
 
 def test_resolving_gives_the_accepted_engine_and_it_runs(promoted, model, data, tracker) -> None:
-    found = resolve(model, tracker=tracker)
+    resolved = resolve(model, tracker=tracker)
 
-    engine = found.engine(tracker)
+    engine = resolved.engine(tracker)
     with np.load(data) as feed, engine_backend(engine.backend).runner(engine) as runner:
         assert set(runner.infer(dict(feed))) == {"two/y"}
-    assert (found.run_id, found.version, found.reason) == (promoted.run_id, promoted.version, "")
+    assert (resolved.run_id, resolved.version, resolved.reason) == (promoted.run_id, promoted.version, "")
 
 
 def test_newest_promoted_build_is_accepted(folder, tracker) -> None:
@@ -90,15 +90,15 @@ def test_reused_engine_is_promoted_without_builders_files(tmp_path, tracker) -> 
     builder.mkdir()
     models.identity().write(builder, "cnn_a")  # the place may hold another model on another machine
 
-    kept = promote(again.run_id, tracker=tracker)
-    given = promote(again.run_id, PromoteConfig(model=str(local)), tracker=tracker)
+    from_store = promote(again.run_id, tracker=tracker)
+    from_model = promote(again.run_id, PromoteConfig(model=str(local)), tracker=tracker)
 
-    assert (kept.name, given.name) == ("cnn_a", "cnn_a")
-    assert (kept.evaluation.verdict, kept.agreement.verdict) == ("good", "good")
+    assert (from_store.name, from_model.name) == ("cnn_a", "cnn_a")
+    assert (from_store.evaluation.verdict, from_store.agreement.verdict) == ("good", "good")
     by_name = resolve(local, tracker=tracker, name="cnn_a")
     by_digest = [resolve(local, tracker=tracker, name=name) for name in (None, "other")]
-    assert by_digest == [by_name, by_name] and by_name.run_id == given.run_id
-    promote(given.run_id, PromoteConfig(name="third"), tracker=tracker)
+    assert by_digest == [by_name, by_name] and by_name.run_id == from_model.run_id
+    promote(from_model.run_id, PromoteConfig(name="third"), tracker=tracker)
     assert [resolve(local, tracker=tracker, name=name).name for name in ("cnn_a", "other")] == ["cnn_a", "third"]
 
 
@@ -106,16 +106,18 @@ def test_reused_build_reads_as_its_own(folder, tracker) -> None:
     path = models.conv_net().fixed().write(folder, "reused")
     quick = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
     configs = [dataclasses.replace(quick, rebuild=new) for new in (True, False)]
-    first, again = (convert(path, each, tracker=tracker).run_id for each in configs)
+    first, again = (convert(path, config, tracker=tracker).run_id for config in configs)
 
-    one, other = tracker.load(first), tracker.load(again)
-    assert builds.load_build(one) == dataclasses.replace(builds.load_build(other), log=builds.load_build(one).log)
+    first_run, second_run = tracker.load(first), tracker.load(again)
+    assert builds.load_build(first_run) == dataclasses.replace(
+        builds.load_build(second_run), log=builds.load_build(first_run).log
+    )
     assert not any(line.name.startswith("build/") for line in side_by_side([first, again], tracker))
-    layers = f"Layers ({len(builds.load_build(one).layers)})"
-    assert layers in report_page(tracker, again) and layers in other.read_bytes(Artifact.REPORT).decode()
+    layers = f"Layers ({len(builds.load_build(first_run).layers)})"
+    assert layers in report_page(tracker, again) and layers in second_run.read_bytes(Artifact.REPORT).decode()
     assert audit(AuditConfig(runs=(again,), rebuild=False), tracker=tracker).verdict == "good"
 
-    holder = one.local_path(Artifact.TACTICS)
+    holder = first_run.local_path(Artifact.TACTICS)
     rewrite(tracker, first, Artifact.TACTICS, holder.read_bytes() + b" ")
     with pytest.raises(errors.IncompleteRunError, match="has other files now"):
         builds.load_build(tracker.load(again))
@@ -126,8 +128,8 @@ def test_campaign_build_is_promoted_without_builders_files(good_and_bad, model, 
     try:
         promoted = promote(good_and_bad["good"], PromoteConfig(name="moved"), tracker=tracker)
     finally:
-        for file, place in zip(moved, (model, data)):
-            file.rename(place)
+        for file, original in zip(moved, (model, data)):
+            file.rename(original)
     assert list(tracker.aliases("moved")) == [promoted.alias]
 
 
@@ -172,8 +174,8 @@ def test_resolving_lists_accepted_engines(promoted, model, folder, tracker) -> N
     weight = proto.graph.initializer[0]
     weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 2, weight.name))
     retrained = resolve(Model.from_proto(proto, "blocks"), tracker=tracker)
-    here = resolve(model, tracker=tracker).engine(tracker).environment
-    elsewhere = resolve(model, tracker=tracker, environment=dataclasses.replace(here, backend_version="99.0"))
+    environment = resolve(model, tracker=tracker).engine(tracker).environment
+    elsewhere = resolve(model, tracker=tracker, environment=dataclasses.replace(environment, backend_version="99.0"))
 
     assert "engines of that name: none" in never.reason
     assert promoted.alias in retrained.reason and promoted.alias != retrained.alias
@@ -190,9 +192,9 @@ def test_a_changed_engine_is_not_accepted_any_more(good_and_bad, model, tracker)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
 
-    found = resolve(model, tracker=tracker, name="changed")
+    resolved = resolve(model, tracker=tracker, name="changed")
 
-    assert found.run_id is None and "other content than its manifest says" in found.reason
+    assert resolved.run_id is None and "other content than its manifest says" in resolved.reason
 
 
 def test_forged_versions_are_refused(promoted, good_and_bad, model, folder, tracker) -> None:
@@ -204,12 +206,12 @@ def test_forged_versions_are_refused(promoted, good_and_bad, model, folder, trac
         version = client.create_model_version(name, source, promoted.run_id)
         client.set_registered_model_alias(name, promoted.alias, version.version)
 
-        found = resolve(model, tracker=tracker, name=name)
+        resolved = resolve(model, tracker=tracker, name=name)
 
-        assert found.run_id is None and "not an artifact of a run" in found.reason
+        assert resolved.run_id is None and "not an artifact of a run" in resolved.reason
 
     tracker.register("sneaked", good_and_bad["bad"], "engine/engine.ort", alias=promoted.alias)
 
-    found = resolve(model, tracker=tracker, name="sneaked")
+    resolved = resolve(model, tracker=tracker, name="sneaked")
 
-    assert found.run_id is None and "not registered by promoting" in found.reason
+    assert resolved.run_id is None and "not registered by promoting" in resolved.reason

@@ -52,8 +52,8 @@ def plant(tracker: MlflowTracker, run_id: str, member: str, value: object, *, ma
     listed = json.loads(tracker.peek(run_id, Artifact.MANIFEST) or b'{"artifacts": []}')
     for path in PLANTED:
         stored = json.loads(tracker.peek(run_id, path))
-        place = stored["check"] if member == "data" else stored
-        place[member] = value
+        section = stored["check"] if member == "data" else stored
+        section[member] = value
         data = json.dumps(stored).encode()
         if member == "data" or path == Artifact.CAMPAIGN:
             write_artifact(root, run_id, path, data)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests import models
-from tests.amounts import amount
+from tests.long_runs import amount
 from trtops import errors
 from trtops.ops.engines.board import board
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, BuildOutcome, build_list
@@ -59,9 +59,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("time.time", found)
-    return found
+    fake_clock = Clock()
+    monkeypatch.setattr("time.time", fake_clock)
+    return fake_clock
 
 
 def listed(folder: Path, text: str) -> Path:
@@ -108,8 +108,8 @@ def test_failing_builds_do_not_stop_others(folder: Path, tracker: MemoryTracker)
 
 def test_unproven_builds_leave_the_list_unproven(folder: Path, tracker: MemoryTracker):
     def unproven(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
-        found = convert(model, config, tracker=tracker, experiment=experiment, tags=tags)
-        return replace(found, verdict="unproven" if "conv_net" in model else found.verdict)
+        outcome = convert(model, config, tracker=tracker, experiment=experiment, tags=tags)
+        return replace(outcome, verdict="unproven" if "conv_net" in model else outcome.verdict)
 
     for policy in ("fail", "report"):
         text = f"  - {{model: conv_net.onnx, policy: {{bad: {policy}}}}}\n  - model: identity.onnx\n"
@@ -233,7 +233,7 @@ class Nights:
     def check(self, build: BuildOutcome) -> None:
         """Whether the history of a broken build is true."""
         seen = self.seen[Path(build.model).stem]
-        streak = [*itertools.takewhile(lambda each: each[0] != "good", reversed(seen))]
+        streak = [*itertools.takewhile(lambda entry: entry[0] != "good", reversed(seen))]
         good = seen[-len(streak) - 1] if len(seen) > len(streak) else None
         _, night, content, _ = streak[-1]
         text = " ".join(build.reasons)
@@ -281,8 +281,8 @@ def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: Memo
         assert result.verdict == expected
         verdicts[result.verdict] += 1
         shown = board(tracker=tracker, nights=3)
-        now = {name: nights.states[nights.content(name)] for name in nights.seen}
-        broken = {name: "error" if state in FAILURES else state for name, state in now.items()}
+        current_states = {name: nights.states[nights.content(name)] for name in nights.seen}
+        broken = {name: "error" if state in FAILURES else state for name, state in current_states.items()}
         assert {Path(row.last.model).stem: row.last.outcome for row in shown.rows} == broken
         assert shown.verdict == expected and max(len(row.nights) for row in shown.rows) <= 3
     assert min(verdicts[verdict] for verdict in ("good", "bad", "unproven")) > 1

@@ -70,7 +70,7 @@ def test_default_compares_algorithms_in_one_pass(conv_net: Path) -> None:
     result = calibrate(conv_net, config, data=data, tracker=tracker)
 
     assert (data.starts, data.read) == (1, 6) and result.comparison is not None
-    error = {each.algorithm: each.error for each in result.comparison.errors}
+    error = {algorithm_error.algorithm: algorithm_error.error for algorithm_error in result.comparison.errors}
     assert result.algorithm == result.comparison.chosen and error[result.algorithm] <= 1.01 * min(error.values())
     assert (result.comparison.data, result.comparison.feeds) == ("held-out calibration data", 3)
     named = calibrate(conv_net, replace(config, algorithm=result.algorithm), data=images(6), tracker=tracker)
@@ -187,13 +187,13 @@ def test_caches_are_written_and_loaded(conv_net: Path, tmp_path: Path) -> None:
 
     written = replace(config, output=str(text))
     first = calibrate(conv_net, written, data=list(images(3)), tracker=tracker, progress=progress)
-    assert [each.args[0] for each in progress.call_args_list] == [4, 8, 12]
+    assert [call.args[0] for call in progress.call_args_list] == [4, 8, 12]
     loud = [{"image": feed["image"] * 3} for feed in images(3)]
     second = calibrate(conv_net, config, data=loud, tracker=tracker)
 
     assert text.read_bytes().startswith(b"TRT-8600-EntropyCalibration2\nimage: ")
-    one, two = (load_cache(f"run:{run.run_id}", tracker) for run in (first, second))
-    ranges = [c.by_name()["image"].amax for c in (load_cache(str(text)), one, two)]
+    first_cache, second_cache = (load_cache(f"run:{run.run_id}", tracker) for run in (first, second))
+    ranges = [c.by_name()["image"].amax for c in (load_cache(str(text)), first_cache, second_cache)]
     assert ranges == pytest.approx([ranges[0], ranges[0], 3 * ranges[0]])
     with pytest.raises(errors.ConfigError, match=r"nowhere\.cache"):
         load_cache(str(tmp_path / "nowhere.cache"))

@@ -137,13 +137,13 @@ def test_layers_beyond_fp16_are_kept_by_data(tracker: MemoryTracker, tmp_path: P
     ranges = CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="b", amax=1.5e5),))
     (tmp_path / "ranges.json").write_bytes(ranges.to_bytes())
     half, data = BuildConfig(precision="fp16"), replace(QUICK, data=str(tmp_path / "x.npy"))
-    asked = (
+    configs = (
         ConvertConfig(build=half, check=QUICK),
         ConvertConfig(build=half, check=data),
         ConvertConfig(build=half, check=QUICK, calibration_data=str(tmp_path / "x.npy")),
         ConvertConfig(build=half, check=QUICK, calibration_cache=str(tmp_path / "ranges.json")),
     )
-    plain, *measured = (convert(path, config, tracker=tracker) for config in asked)
+    plain, *measured = (convert(path, config, tracker=tracker) for config in configs)
 
     assert plain.verdict == "bad" and "no ranges show whether all values fit FP16" in "\n".join(plain.body())
     for result in measured:
@@ -152,12 +152,12 @@ def test_layers_beyond_fp16_are_kept_by_data(tracker: MemoryTracker, tmp_path: P
     assert "of 1 feeds" in measured[0].ranges and "rt (b: 1.5e+05)" in measured[2].ranges
 
     # INT8 may use FP16 for the rest: what FP16 cannot hold is in neither.
-    for also in ("fp16", "fp32"):
-        eight = BuildConfig(precision="int8", keep=("mm",), options=TensorRTOptions(also=(also,)))
+    for lower_precision in ("fp16", "fp32"):
+        eight = BuildConfig(precision="int8", keep=("mm",), options=TensorRTOptions(also=(lower_precision,)))
         fitted = _fit_precision(Model.load(path), ConvertConfig(build=eight, check=data))[0].build
-        assert fitted.keep == (("mm", "sq", "rt") if also == "fp16" else ("mm",))
-        kept = layers_to_keep(Model.load(path).proto(), fitted)
-        assert kept == ({"sq": "float32", "rt": "float32"} if also == "fp16" else {})
+        assert fitted.keep == (("mm", "sq", "rt") if lower_precision == "fp16" else ("mm",))
+        fp32_layers = layers_to_keep(Model.load(path).proto(), fitted)
+        assert fp32_layers == ({"sq": "float32", "rt": "float32"} if lower_precision == "fp16" else {})
 
 
 def test_8_bits_are_compared_with_fp16(tracker: MemoryTracker, conv_net: Path) -> None:
@@ -169,8 +169,10 @@ def test_8_bits_are_compared_with_fp16(tracker: MemoryTracker, conv_net: Path) -
     assert alone.speed in "\n".join(alone.body()) and first.speed == ""
     ours, theirs = (tracker.info(r.run_id).metrics[schema.Metric.LATENCY, "p50_ms"] for r in (second, first))
     expected = "slower than" if ours > theirs else "as fast as" if ours == theirs else "faster than"
-    said = f"In 8 bits {ours:.3f} ms, {expected} {first.called} with {theirs:.3f} ms (run {first.run_id}); INT8 takes "
-    assert second.speed.startswith(said) and " FP32 with " in second.speed
+    sentence = (
+        f"In 8 bits {ours:.3f} ms, {expected} {first.called} with {theirs:.3f} ms (run {first.run_id}); INT8 takes "
+    )
+    assert second.speed.startswith(sentence) and " FP32 with " in second.speed
 
 
 @pytest.mark.parametrize(
@@ -193,12 +195,12 @@ def test_slower_layers_in_8_bits_are_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def timed(made: list[Build], feed: Any) -> list[Any]:
-        found = real(made, feed)
-        assert [set(layers) for _, layers in found] == [{layer.name for layer in build.layers} for build in made]
-        low, eight = ({each.name: each for each in build.layers} for build in made)
+    def timed(builds: list[Build], feed: Any) -> list[Any]:
+        timings = real(builds, feed)
+        assert [set(layers) for _, layers in timings] == [{layer.name for layer in build.layers} for build in builds]
+        low, eight = ({built_layer.name: built_layer for built_layer in build.layers} for build in builds)
         lows = {name: 3.0 for name in low}
-        eights = {name: 9.0 if set(slow) & set(each.onnx_nodes) else 0.1 for name, each in eight.items()}
+        eights = {name: 9.0 if set(slow) & set(built_layer.onnx_nodes) else 0.1 for name, built_layer in eight.items()}
         return [([1.0, 1.2, 1.3], lows), ([ms, ms + 0.1], eights)]
 
     real = profile.timed
@@ -253,12 +255,12 @@ def test_unsuitable_timing_caches_are_refused(tracker: MemoryTracker, conv_net: 
 @pytest.mark.usefixtures("children")
 def test_isolated_builds_equal_others_or_time_out(tracker: MemoryTracker, conv_net: Path) -> None:
     config = ConvertConfig(check=QUICK, isolated=True, timeout_seconds=600)
-    here = convert(conv_net, ConvertConfig(check=QUICK), tracker=MemoryTracker())
-    there = convert(conv_net, config, tracker=tracker)
+    in_process = convert(conv_net, ConvertConfig(check=QUICK), tracker=MemoryTracker())
+    isolated = convert(conv_net, config, tracker=tracker)
     with pytest.raises(errors.WorkerError, match=r"0\.001 s"):
         convert(conv_net, replace(config, timeout_seconds=0.001, rebuild=True), tracker=tracker)
 
-    assert there.verdict == here.verdict == "good" and there.spec_sha256 == here.spec_sha256
+    assert isolated.verdict == in_process.verdict == "good" and isolated.spec_sha256 == in_process.spec_sha256
     assert [run.status for run in tracker.find()] == ["failed", "finished"]
 
 

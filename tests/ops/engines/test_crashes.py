@@ -79,15 +79,15 @@ def test_crashing_settings_are_left_out(block: Path, dies_of) -> None:
 
 
 def test_all_optimizers_are_left_out_before_failing(block: Path, dies_of) -> None:
-    known = ("default", "-MatMulAddFusion", "-BiasGeluFusion", "-NhwcTransformer")
+    left_out = ("default", "-MatMulAddFusion", "-BiasGeluFusion", "-NhwcTransformer")
     tracker, environment = MemoryTracker(), engine_backend("onnxruntime").environment()
     died = tracker.start("earlier", "died", kind="build")
-    builds.log_crash(died, known, Model.load(block).info.sha256, environment)
+    builds.log_crash(died, left_out, Model.load(block).info.sha256, environment)
     config = ConvertConfig(build=FEW, check=QUICK, isolated=True, rebuild=True)
 
-    dies_of(*known, "-ExtendedOptimizations")
+    dies_of(*left_out, "-ExtendedOptimizations")
     result = convert(block, config, tracker=tracker)
-    assert result.verdict == "good" and result.crashed == (*known, "-ExtendedOptimizations")
+    assert result.verdict == "good" and result.crashed == (*left_out, "-ExtendedOptimizations")
     assert "-AllOptimizations is built" in tracker.load(result.run_id).read_bytes("build.log").decode()
 
     dies_of("all")

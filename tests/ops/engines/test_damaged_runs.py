@@ -36,28 +36,28 @@ def convert_seeded(model: Path, tracker: MlflowTracker, seed: int):
     return convert(model, ConvertConfig(build=build, check=QUICK.check), tracker=tracker, experiment="damaged")
 
 
-def damage(tracker: MlflowTracker, run_id: str, how: str) -> None:
+def damage(tracker: MlflowTracker, run_id: str, kind: str) -> None:
     root = tracker.store.root
-    if how == "engine changed":
+    if kind == "engine changed":
         write_artifact(root, run_id, "engine/engine.ort", b"x")
-    elif how in ("engine pruned", "link"):
+    elif kind in ("engine pruned", "link"):
         file = next(root.rglob(f"{run_id}/artifacts/engine/engine.ort"))
         file.unlink()
-        if how == "link":
+        if kind == "link":
             file.symlink_to("/etc/passwd")
-    elif how == "manifest":
+    elif kind == "manifest":
         write_artifact(root, run_id, Artifact.MANIFEST, b'{"artifacts": [{"path": "../x", "size": 1, "sha256": "y"}]}')
     else:
-        rewrite(tracker, run_id, how, b"[" * 100_000 if how == Artifact.ENGINE_OPTIONS else b'"forged"')
+        rewrite(tracker, run_id, kind, b"[" * 100_000 if kind == Artifact.ENGINE_OPTIONS else b'"forged"')
 
 
 WAYS = ("engine changed", "engine pruned", "link", "manifest", Artifact.SPEC, Artifact.ENGINE_OPTIONS)
 
 
-@pytest.mark.parametrize(("seed", "how"), list(enumerate(WAYS)))
-def test_damaged_engines_are_built_again(tracker, model, seed, how, caplog) -> None:
+@pytest.mark.parametrize(("seed", "kind"), list(enumerate(WAYS)))
+def test_damaged_engines_are_built_again(tracker, model, seed, kind, caplog) -> None:
     first = convert_seeded(model, tracker, seed)
-    damage(tracker, first.run_id, how)
+    damage(tracker, first.run_id, kind)
 
     again = convert_seeded(model, tracker, seed)
 
@@ -77,12 +77,14 @@ def test_forged_build_keys_are_ignored(tracker, model, caplog) -> None:
 
 
 def test_damaged_deny_list_entries_are_ignored(tracker, model, caplog) -> None:
-    here = engine_backend("onnxruntime").environment()
-    place = {Tag.BACKEND_VERSION: here.backend_version, Tag.DEVICE_SHA256: here.device_sha256}
-    entry = DeniedTactic(backend_version=here.backend_version, device_sha256=here.device_sha256, settings=(("a", "b"),))
+    environment = engine_backend("onnxruntime").environment()
+    machine_tags = {Tag.BACKEND_VERSION: environment.backend_version, Tag.DEVICE_SHA256: environment.device_sha256}
+    entry = DeniedTactic(
+        backend_version=environment.backend_version, device_sha256=environment.device_sha256, settings=(("a", "b"),)
+    )
     data = {Artifact.DENIED: entry.to_json().encode()}
     root = tracker.store.root
-    tags = {Tag.KIND: "deny", **place}
+    tags = {Tag.KIND: "deny", **machine_tags}
     sound = forge_run(root, data, tags)
     damaged = {
         "bytes": forge_run(root, {Artifact.DENIED: b"{}"}, tags, manifest=manifest_of(data)),
@@ -93,7 +95,7 @@ def test_damaged_deny_list_entries_are_ignored(tracker, model, caplog) -> None:
         "elsewhere": forge_run(root, data, tags, uri="/etc"),
     }
 
-    assert deny_list(tracker, here).entries == (replace(entry, run=sound),)
+    assert deny_list(tracker, environment).entries == (replace(entry, run=sound),)
     for run_id in damaged.values():
         assert f"trtops runs pardon {run_id}" in caplog.text
     assert convert(model, QUICK, tracker=tracker, experiment="damaged").verdict == "good"
@@ -101,5 +103,5 @@ def test_damaged_deny_list_entries_are_ignored(tracker, model, caplog) -> None:
     for run_id in (*damaged.values(), sound):
         pardon(run_id, tracker=tracker, why="damaged")
     caplog.clear()
-    assert deny_list(tracker, here).entries == ()
+    assert deny_list(tracker, environment).entries == ()
     assert "pardon" not in caplog.text

@@ -32,9 +32,9 @@ def proto(nodes, inputs, outputs, weights=(), *, extra=(), functions=()) -> onnx
     return h.make_model(graph, opset_imports=imports, ir_version=10, functions=list(functions))
 
 
-def product(*before, weights=(W,), kind=T.FLOAT, **more) -> onnx.ModelProto:
+def product(*before, weights=(W,), kind=T.FLOAT, **options) -> onnx.ModelProto:
     nodes = [*before, node("MatMul", ["a", "w"], ["y"])]
-    return proto(nodes, [vi("x", kind, ["n", 8])], [vi("y", 1, ["n", 4])], weights, **more)
+    return proto(nodes, [vi("x", kind, ["n", 8])], [vi("y", 1, ["n", 4])], weights, **options)
 
 
 def scan() -> onnx.ModelProto:
@@ -51,10 +51,10 @@ def scan() -> onnx.ModelProto:
 
 def function() -> onnx.ModelProto:
     inside = [node("MatMul", ["p", "p"], ["q"]), node("Add", ["q", "p"], ["r"])]
-    own = h.make_function("own", "Twice", ["p"], ["r"], inside, [h.make_opsetid("", 21)])
+    twice = h.make_function("own", "Twice", ["p"], ["r"], inside, [h.make_opsetid("", 21)])
     called = node("Twice", ["x"], ["y"], domain="own")
     square = (vi("x", 1, [4, 4]), vi("y", 1, [4, 4]))
-    return proto([called], [square[0]], [square[1]], extra=[h.make_opsetid("own", 1)], functions=[own])
+    return proto([called], [square[0]], [square[1]], extra=[h.make_opsetid("own", 1)], functions=[twice])
 
 
 def tokens() -> onnx.ModelProto:
@@ -170,8 +170,8 @@ def test_bodies_convert_below_fp32(name, precision, tmp_path):
 
 def test_random_ids_and_words_are_known():
     assert accepted_inputs(MODELS["strings in"]()).words == {"x": ("cat", "dog")}
-    found = accepted_inputs(tokens())
-    assert found.ranges == {"input_ids": (0, 49), "position_ids": (0, 2), "attention_mask": (1, 1)}
+    feeds = accepted_inputs(tokens())
+    assert feeds.ranges == {"input_ids": (0, 49), "position_ids": (0, 2), "attention_mask": (1, 1)}
 
     [feed] = CheckConfig(iterations=1).open_for(Model.from_proto(tokens()))
     ids = {name: set(array.flat) for name, array in feed.items()}

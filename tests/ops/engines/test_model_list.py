@@ -98,7 +98,7 @@ BOMB = "\n".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10 if i else ['1'] *
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (BOMB, "models.yaml: its aliases stand for more values"),
         ("models: [a", "models.yaml:1: not YAML: "),
@@ -113,8 +113,8 @@ BOMB = "\n".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10 if i else ['1'] *
         ("a: \x07", "models.yaml: not YAML: "),
     ],
 )
-def test_invalid_lists_are_refused_with_lines(text: str, said: str, tmp_path: Path):
-    assert complaints(tmp_path, text)[0].startswith(said)
+def test_invalid_lists_are_refused_with_lines(text: str, message: str, tmp_path: Path):
+    assert complaints(tmp_path, text)[0].startswith(message)
 
 
 def test_patterns_expand_to_files_and_builds(tmp_path: Path):

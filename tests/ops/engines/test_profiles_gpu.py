@@ -79,6 +79,8 @@ def test_engines_agree_with_themselves(tmp_path: Path, precision: Precision) -> 
 
     result = convert(case.write(tmp_path), ConvertConfig(build=build, check=check), tracker=MemoryTracker())
 
-    found = result.evaluation.self_check
-    assert found is not None and not found.reasons, found.reasons
-    assert {"repeated inference", "buffer contents", "two contexts"} <= set(found.named("held")), found.sentence()
+    self_check = result.evaluation.self_check
+    assert self_check is not None and not self_check.reasons, self_check.reasons
+    assert {"repeated inference", "buffer contents", "two contexts"} <= set(self_check.named("held")), (
+        self_check.sentence()
+    )

@@ -121,8 +121,8 @@ def test_outlier_layers_have_most_error(path: Path, style) -> None:
 
 
 def test_budgets_decide_kept_layers_and_caches_are_complete(path: Path) -> None:
-    for budget, kept in ((0.5, 0), (0.15, 1), (1e-9, 8)):
+    for budget, kept_count in ((0.5, 0), (0.15, 1), (1e-9, 8)):
         config = SensitivityConfig(budget=budget)
-        assert len(sensitivity(path, ranges(), config, tracker=MemoryTracker(), data=HELD_OUT).keep) == kept
+        assert len(sensitivity(path, ranges(), config, tracker=MemoryTracker(), data=HELD_OUT).keep) == kept_count
     with pytest.raises(errors.CalibrationError, match="'r'"):
         sensitivity(path, models.without(ranges(), "r"), tracker=MemoryTracker(), data=HELD_OUT)

@@ -63,8 +63,8 @@ def test_thirty_wrong_engines_are_bad(tmp_path: Path, monkeypatch: pytest.Monkey
     for seed in range(EACH):
         # The sums of the first convolution are in the hundred thousands; the second one makes them small again.
         convert_bad(convolutions(seed, first=3000.0 + 500 * seed, second=1e-3), half)
-        kept = BuildConfig(precision="fp16", keep=("conv0", "conv1"), options=QUICK)
-        convert_bad(convolutions(seed), kept if seed % 2 else full)
+        partly_fp32 = BuildConfig(precision="fp16", keep=("conv0", "conv1"), options=QUICK)
+        convert_bad(convolutions(seed), partly_fp32 if seed % 2 else full)
     plant_wrong_weights(monkeypatch)
     for seed in range(EACH):
         convert_bad(convolutions(seed), half)
@@ -77,8 +77,8 @@ def test_silent_fp32_engines_are_bad(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     code = main(["convert", str(convolutions(3).write(tmp_path)), *words])
 
-    said = capsys.readouterr().out
-    assert code == 1, said
-    assert "No FP16 engine: Of 2 kernels 2 in FP32. 0% compute in the requested FP16" in said.replace("\n", " ")
+    output = capsys.readouterr().out
+    assert code == 1, output
+    assert "No FP16 engine: Of 2 kernels 2 in FP32. 0% compute in the requested FP16" in output.replace("\n", " ")
     [info] = MlflowTracker(store).find("silent", tags={schema.Tag.KIND: "build"})
     assert info.verdict == "bad" and info.metrics[schema.Metric.KERNELS_LOWERED] == 0

@@ -71,11 +71,11 @@ def test_scripts_are_called_for_each_reading(tmp_path: Path) -> None:
 def test_folders_are_read_by_name_and_digested(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", **feed(2))
     np.save(tmp_path / "a.npy", feed(1)["x"])
-    found = open_feeds(tmp_path, INPUTS)
-    assert [float(f["x"][0, 0]) for f in found] == [1, 2]
-    assert found.digest() == open_feeds([feed(1), feed(2)], INPUTS).digest()
+    feeds = open_feeds(tmp_path, INPUTS)
+    assert [float(f["x"][0, 0]) for f in feeds] == [1, 2]
+    assert feeds.digest() == open_feeds([feed(1), feed(2)], INPUTS).digest()
     for other in ([feed(2), feed(1)], [feed(1)]):
-        assert found.digest() != open_feeds(other, INPUTS).digest()
+        assert feeds.digest() != open_feeds(other, INPUTS).digest()
 
 
 def test_invalid_sources_pickles_and_data_are_refused(tmp_path: Path) -> None:
@@ -102,9 +102,13 @@ def test_numbers_are_cast_with_a_warning(tmp_path, caplog):
     np.savez(tmp_path / "f.npz", **feed)
 
     for source in ([feed], iter([feed]), tmp_path / "f.npz"):
-        [found] = open_feeds(source, inputs)
-        assert (found["x"].dtype, found["n"].dtype, found["other"].dtype) == (np.float32, np.int32, np.float64)
-        assert found["x"].tolist() == [1.5, 2.0]
+        [cast_feed] = open_feeds(source, inputs)
+        assert (cast_feed["x"].dtype, cast_feed["n"].dtype, cast_feed["other"].dtype) == (
+            np.float32,
+            np.int32,
+            np.float64,
+        )
+        assert cast_feed["x"].tolist() == [1.5, 2.0]
     assert "Input 'x' is cast from float64 to float32" in caplog.text
     with pytest.raises(errors.InputError, match="values that int32 does not hold"):
         list(open_feeds([{"n": np.array([2**40])}], inputs))
@@ -128,9 +132,9 @@ def first(feeds: list[dict[str, np.ndarray]]) -> list[dict[str, float]]:
 
 
 def test_merge_joins_inputs_and_last_outputs(tmp_path: Path) -> None:
-    one = inputs(tmp_path / "in.json", {"x": 1, "y": 9}, {"x": 2, "y": 9})
-    two = outputs(tmp_path / "out.json", early=[5, 5], late=[6, 7])
-    assert merge([one, two], tmp_path / "merged.json") == 2
+    first_file = inputs(tmp_path / "in.json", {"x": 1, "y": 9}, {"x": 2, "y": 9})
+    second_file = outputs(tmp_path / "out.json", early=[5, 5], late=[6, 7])
+    assert merge([first_file, second_file], tmp_path / "merged.json") == 2
     assert first(load_json(tmp_path / "merged.json")) == [{"x": 1, "y": 6}, {"x": 2, "y": 7}]
 
 
@@ -185,14 +189,14 @@ def saved(model: str, tmp_path: Path) -> str:
 
 
 def test_saved_outputs_are_compared_after_runners(model: str, saved: str) -> None:
-    output, both = next(iter(RunResults.load(saved)["then"][0])), RunConfig(load_outputs=(saved,))
-    result = run_models([runner(model, "now")], both, data_loader=FEED)
+    output, config = next(iter(RunResults.load(saved)["then"][0])), RunConfig(load_outputs=(saved,))
+    result = run_models([runner(model, "now")], config, data_loader=FEED)
     assert result.runners == ("now", "then")
     assert result.reasons == (f"now and then differ in {output}.",)
     alone = run_models([], RunConfig(load_outputs=(saved, saved)))
     assert (alone.verdict, alone.runners) == ("good", ("then", "then (2)"))
     ranked = {"postprocess": [PostprocessFunc.top_k(2)], "compare": [CompareFunc.indices()]}
-    assert run_models([runner(model, "now")], both, data_loader=FEED, **ranked).verdict == "good"
+    assert run_models([runner(model, "now")], config, data_loader=FEED, **ranked).verdict == "good"
 
 
 def test_validation_finds_nan(tmp_path: Path) -> None:
@@ -239,8 +243,8 @@ def test_report_has_verdicts_of_compare_functions(
     assert result.verdict == stored.info.verdict == report.verdict == verdict
     assert stored.info.tags[Tag.NOTE].startswith(f"**{verdict}**")
     assert bool(report.reasons) == (verdict == "bad")
-    kept = report.tolerances.of(report.outputs[0].name)
-    assert {name: getattr(kept, name) for name in limits} == limits
+    output_tolerances = report.tolerances.of(report.outputs[0].name)
+    assert {name: getattr(output_tolerances, name) for name in limits} == limits
 
 
 def test_later_pairs_count(model: str, saved: str) -> None:

@@ -13,9 +13,9 @@ import pytest
 from onnx import numpy_helper
 
 from tests import defects, models, zoo
-from tests.amounts import LONG
 from tests.defects import Defect, Sound
 from tests.gates import with_wrong_weight
+from tests.long_runs import LONG
 from tests.models import Case
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
@@ -63,16 +63,16 @@ def with_defect(sound: Sound, defect: Defect, precision: Precision, outputs: Run
 
 def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
     """The largest root mean square error of an output or a channel, as a multiple of the emulated one."""
-    found = [0.0]
+    ratios = [0.0]
     for output in noise.outputs:
         statistics = report.output(output.name).statistics
         if output.whole is not None and output.whole.rms > 0:
             error = statistics.nrmse * output.whole.size / output.whole.rms
-            found.append(math.inf if math.isnan(error) else error)
+            ratios.append(math.inf if math.isnan(error) else error)
         if output.channels:
             pairs = zip(statistics.channels.rms, output.channels)
-            found += [error / channel.rms for error, channel in pairs if channel.rms > 0]
-    return max(found)
+            ratios += [error / channel.rms for error, channel in pairs if channel.rms > 0]
+    return max(ratios)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -140,8 +140,8 @@ def test_sums_in_fp16_widen_tensorrt_limits() -> None:
 def test_integers_may_change_as_rounding_changes_them() -> None:
     for equal, counted, allowed in ((1.0, 10_000, 0.9997), (0.99, 10_000, 0.9797), (1.0, 4, 0.95), (0.9, 10_000, 0.95)):
         noise = NoiseLimits(precision="fp16", outputs=(OutputNoise(name="y", equal=equal, counted=counted),))
-        own = noise.tolerances(default_tolerances("fp16")).of("y")
-        assert own.min_agreement == pytest.approx(allowed)
+        tolerances = noise.tolerances(default_tolerances("fp16")).of("y")
+        assert tolerances.min_agreement == pytest.approx(allowed)
 
 
 def right_model(case: Case, precision: Precision = "fp16", **options) -> RightModel:
@@ -180,14 +180,14 @@ def test_zeros_and_constants_have_floors() -> None:
 
 
 def test_noise_of_large_outputs_takes_little_memory() -> None:
-    one, rounded = RunResults(), RunResults()
+    exact, rounded = RunResults(), RunResults()
     values = np.random.default_rng(0).standard_normal((4, 1 << 19), np.float32)
     values[3] *= 1e-3  # channels of other scales have limits of their own
-    for results, arrays in ((one, values), (rounded, values * np.float32(1 + 1e-6))):
+    for results, arrays in ((exact, values), (rounded, values * np.float32(1 + 1e-6))):
         results.add([{"y": arrays[None], "empty": np.zeros((2, 0), np.float32)}] * 4, runner_name="x")
 
     tracemalloc.start()
-    noise, empty = limits._noise_of(one, [rounded], limits._largest)
+    noise, empty = limits._noise_of(exact, [rounded], limits._largest)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -202,8 +202,8 @@ def test_noise_is_measured_only_for_default_limits(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(limits, "moved_reference", moved)
     path = zoo.segmentation().write(tmp_path)
     check = CheckConfig(latency_runs=0, plots="never", tolerances=Tolerances(atol=1.0))
-    given = ConvertConfig(build=BuildConfig(precision="fp32"), check=check)
-    result = convert(path, given, tracker=MemoryTracker())
+    convert_config = ConvertConfig(build=BuildConfig(precision="fp32"), check=check)
+    result = convert(path, convert_config, tracker=MemoryTracker())
     assert result.evaluation.noise is None and not emulated.called and not moved.called
     # Limits and emulation share one run.
     check = replace(check, tolerances=None)
@@ -253,16 +253,16 @@ def test_limits_around_quantized_parts_are_those_of_rounding(precision: Literal[
     wrong = case.proto
     scale = next(tensor for tensor in wrong.graph.initializer if tensor.name == "sa")
     scale.CopyFrom(numpy_helper.from_array(np.full(24, 6e-3 * 1.1, np.float32), "sa"))
-    found = compare_outputs(
+    report = compare_outputs(
         golden_outputs(Model.from_proto(wrong), [case.feed], None), right.golden, right.tolerances(None)
     )
-    assert found.verdict == "bad"
+    assert report.verdict == "bad"
 
 
 def test_tensorrt_rounds_what_qdq_leaves() -> None:
     right = right_model(around_qdq(), "int8")
-    for also, precision in ((("fp16",), "fp16"), (("fp16", "bf16"), "bf16"), ((), "int8")):
-        build = BuildConfig(precision="int8", options=TensorRTOptions(also=also))
+    for lower_precisions, precision in ((("fp16",), "fp16"), (("fp16", "bf16"), "bf16"), ((), "int8")):
+        build = BuildConfig(precision="int8", options=TensorRTOptions(also=lower_precisions))
         assert replace(right, build=build, _draws=[]).precision == precision
     plain = right_model(models.conv_net(), "int8")
     build = BuildConfig(precision="int8", options=TensorRTOptions(also=("fp16",)))
@@ -312,10 +312,10 @@ def test_every_row_shows_its_limit(tmp_path: Path) -> None:
     check = CheckConfig(latency_runs=0, plots="never")
     result = convert(zoo.boxes().write(tmp_path), ConvertConfig(check=check), tracker=MemoryTracker())
     columns, rows = result.evaluation.report.table()
-    place = columns.index("decided by")
-    assert all(" of " in row[place] for row in rows)
+    column = columns.index("decided by")
+    assert all(" of " in row[column] for row in rows)
     assert result.evaluation.report.decided_by in builds_table([result])
-    assert all(row[place] in result.page() for row in rows)
+    assert all(row[column] in result.page() for row in rows)
 
 
 def test_builds_of_a_campaign_share_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,5 +513,5 @@ def test_random_data_does_not_blame_fp32() -> None:
     evaluation = Evaluation(report=report, evidence=evidence, noise=right.noise)
     assert evaluation.verdict == "unproven" and "random data" in evaluation.reasons[0]
     assert not any("does not suffice" in reason for reason in evaluation.reasons)
-    given = replace(evaluation, evidence=replace(evidence, random=False))
-    assert given.verdict == "bad" and "FP32 does not suffice" in given.reasons[0]
+    with_real_data = replace(evaluation, evidence=replace(evidence, random=False))
+    assert with_real_data.verdict == "bad" and "FP32 does not suffice" in with_real_data.reasons[0]

@@ -36,8 +36,8 @@ def both_signs(case: Case) -> list[Arrays]:
 
 
 def by_kind(power: Power) -> dict[FaultKind, tuple[int, int]]:
-    found = {kind: power.of(kind) for kind in ALL_KINDS}
-    return {kind: (sum(f.caught for f in faults), len(faults)) for kind, faults in found.items() if faults}
+    faults_by_kind = {kind: power.of(kind) for kind in ALL_KINDS}
+    return {kind: (sum(f.caught for f in faults), len(faults)) for kind, faults in faults_by_kind.items() if faults}
 
 
 def halves() -> onnx.ModelProto:
@@ -54,39 +54,41 @@ def halves() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("case", [zoo.lstm, models.transformer, models.conv_net])
 def test_fp32_limits_catch_faults_of_every_kind(case: Callable[[], Case]) -> None:
-    found = measured(case().proto, both_signs(case()))
-    counts = by_kind(found)
+    power = measured(case().proto, both_signs(case()))
+    counts = by_kind(power)
 
-    assert len(found.planted) == 40 and found.left_out == ()
+    assert len(power.planted) == 40 and power.left_out == ()
     assert list(counts) == list(ALL_KINDS)
     assert all(caught for caught, _ in counts.values())
     assert all(counts[kind][0] == counts[kind][1] for kind in ALL_KINDS if kind != "shifted crop")
-    shifts = {"input" in fault.location for fault in found.of("shifted crop") if fault.caught}
+    shifts = {"input" in fault.location for fault in power.of("shifted crop") if fault.caught}
     assert shifts == {True, False}
 
 
 def test_positive_single_feed_sees_less() -> None:
     poor = [{"x": np.maximum(random(1, 6, seed=4), 0)}]
     rich = [{"x": random(4, 6, seed=seed)} for seed in (4, 5)]
-    less, more = (measured(halves(), feeds) for feeds in (poor, rich))
+    poor_power, rich_power = (measured(halves(), feeds) for feeds in (poor, rich))
 
-    assert less.share is not None and more.share is not None and less.share < 0.8 < more.share
-    missed = [fault for fault in less.planted if not fault.caught]
+    assert poor_power.share is not None and rich_power.share is not None and poor_power.share < 0.8 < rich_power.share
+    missed = [fault for fault in poor_power.planted if not fault.caught]
     assert any("`wn`" in fault.location for fault in missed) and not any(fault.changed for fault in missed)
     hidden = blind(poor, [{"y": np.ones((1, 5))}])
     assert hidden[0] == "blind to negative values of `x`" and hidden[-1] == "batch 1 only"
-    assert less.sentence(hidden).startswith(f"This check sees {less.caught} of {len(less.planted)} planted faults (")
-    assert "; blind to negative values of `x`; " in less.sentence(hidden)
+    assert poor_power.sentence(hidden).startswith(
+        f"This check sees {poor_power.caught} of {len(poor_power.planted)} planted faults ("
+    )
+    assert "; blind to negative values of `x`; " in poor_power.sentence(hidden)
     assert blind(rich, [{"y": random(4, 5)}, {"y": random(4, 5)}]) == ()
 
 
 def test_kinds_without_a_place_are_named() -> None:
     feed = {"x": np.abs(random(1, 6))}
-    one, two = measured(halves(), [feed]), measured(halves(), [feed, {"x": random(1, 6, seed=2)}])
-    assert dict(one.left_out) == {"swapped rows": "no batch above 1", "stale output": "one feed"}
-    assert dict(two.left_out) == {"swapped rows": "no batch above 1"}
-    assert by_kind(two)["stale output"] == (1, 1)
-    assert "| stale output | - | - | not planted: one feed |" in one.table()
+    single_feed, two_feeds = measured(halves(), [feed]), measured(halves(), [feed, {"x": random(1, 6, seed=2)}])
+    assert dict(single_feed.left_out) == {"swapped rows": "no batch above 1", "stale output": "one feed"}
+    assert dict(two_feeds.left_out) == {"swapped rows": "no batch above 1"}
+    assert by_kind(two_feeds)["stale output"] == (1, 1)
+    assert "| stale output | - | - | not planted: one feed |" in single_feed.table()
 
     assert dict(measured(zoo.segmentation().proto, both_signs(zoo.segmentation())).left_out) == {
         "dropped bias": "no bias"
@@ -133,8 +135,8 @@ def test_branches_not_taken_are_missed() -> None:
     )
     x = random(2, 4)
     one_way = measured(proto, [{"x": x, "flag": np.array(True)}])
-    both = measured(proto, [{"x": x, "flag": np.array(flag)} for flag in (True, False)])
-    for power, seen in ((one_way, {"`yes`"}), (both, {"`yes`", "`no`"})):
+    both_ways = measured(proto, [{"x": x, "flag": np.array(flag)} for flag in (True, False)])
+    for power, seen in ((one_way, {"`yes`"}), (both_ways, {"`yes`", "`no`"})):
         faults = power.of("zeroed channel")
         assert {fault.location.split()[-1] for fault in faults} == {"`yes`", "`no`"}
         assert {fault.location.split()[-1] for fault in faults if fault.caught} == seen
@@ -165,15 +167,15 @@ def test_switched_off_faults_change_nothing(case: Callable[[], Case]) -> None:
     shapes = {name: array.shape for name, array in feed.items()}
     faulty = FaultyModel(onnx.ModelProto.FromString(proto.SerializeToString()), proto, shapes)
     for part in faulty.places.values():
-        for place in part:
-            faulty.switch(place)
+        for planted in part:
+            faulty.switch(planted)
     assert faulty.neutral
-    [found] = reference_outputs(faulty.finish(), [{**feed, **faulty.neutral}])
+    [outputs] = reference_outputs(faulty.finish(), [{**feed, **faulty.neutral}])
     [expected] = reference_outputs(proto, [feed])
     # ONNX Runtime packs constant weights of recurrent layers, which rounds otherwise.
     tolerance = 1e-6 if case is zoo.lstm else 0
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(outputs[name], array, rtol=0, atol=tolerance)
 
 
 def blind(feeds: Iterable[Mapping[str, np.ndarray]], golden: Sequence[Mapping[str, np.ndarray]]) -> tuple[str, ...]:
@@ -208,8 +210,10 @@ def test_coverage_names_constant_and_saturated_outputs() -> None:
         "output `nothing` is without elements",
         "output `holes` is not finite everywhere",
     )
-    assert any("`y` is at one end" in each for each in blind([{"x": ends}], [{"y": np.append(ends, 0.5)}]))
-    assert not any("at one end" in each for each in blind([{"x": ends}], [{"y": np.append(ends, np.full(5, 0.5))}]))
+    assert any("`y` is at one end" in sentence for sentence in blind([{"x": ends}], [{"y": np.append(ends, 0.5)}]))
+    assert not any(
+        "at one end" in sentence for sentence in blind([{"x": ends}], [{"y": np.append(ends, np.full(5, 0.5))}])
+    )
     assert "batch 1 only" in blind([{"x": ends[:1]}], golden)
 
 

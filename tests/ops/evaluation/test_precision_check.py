@@ -62,8 +62,8 @@ def test_wrong_engines_are_bad(precision: Precision, tmp_path: Path, monkeypatch
     build = OnnxRuntimeBackend.build
 
     def build_another(self, model, config, **others):  # one weight a tenth too large, as a wrong kernel would compute
-        made = build(self, Model.from_proto(with_wrong_weight(model.proto(), 1.1), model.name), config, **others)
-        return replace(made, spec=replace(made.spec, model_sha256=model.info.sha256))
+        wrong_build = build(self, Model.from_proto(with_wrong_weight(model.proto(), 1.1), model.name), config, **others)
+        return replace(wrong_build, spec=replace(wrong_build.spec, model_sha256=model.info.sha256))
 
     monkeypatch.setattr(OnnxRuntimeBackend, "build", build_another)
     result = converted(models.conv_net(), precision, tmp_path)
@@ -97,9 +97,9 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
         CheckConfig(min_precision_share=1.5)
     assert "FP32 (not FP16)" in builds_table([result])
 
-    said = [f"In 8 bits 2.000 ms, {than} than FP16 with 1.500 ms (run r)" for than in ("slower", "faster")]
-    in_table = builds_table([replace(result, precision="int8", speed=each) for each in said])
-    assert f"in onnxruntime: {said[0]}." in in_table and said[1] not in in_table
+    sentences = [f"In 8 bits 2.000 ms, {than} than FP16 with 1.500 ms (run r)" for than in ("slower", "faster")]
+    in_table = builds_table([replace(result, precision="int8", speed=sentence) for sentence in sentences])
+    assert f"in onnxruntime: {sentences[0]}." in in_table and sentences[1] not in in_table
     info = tracker.info(result.run_id)
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
     assert "FP16 as a GPU rounds it, emulated: good" in info.tags[schema.Tag.NOTE]
@@ -236,7 +236,7 @@ def test_old_and_new_operator_sets_are_good(opset: int, precision: Precision, tm
 
 
 @pytest.mark.parametrize(
-    ("asked", "kernels", "name", "sentence"),
+    ("precision", "kernels", "name", "sentence"),
     [
         (
             "fp16",
@@ -257,33 +257,33 @@ def test_old_and_new_operator_sets_are_good(opset: int, precision: Precision, tm
     ],
 )
 def test_builds_are_named_after_their_kernels(
-    asked: Precision, kernels: dict[Any, int], name: str, sentence: str
+    precision: Precision, kernels: dict[Any, int], name: str, sentence: str
 ) -> None:
-    check = PrecisionCheck(requested=asked, kernels=tuple(kernels.items()))
+    check = PrecisionCheck(requested=precision, kernels=tuple(kernels.items()))
     assert check.name == name and sentence in check.sentence()
     # 16 bit is emulated unless all kernels compute in it.
-    assert (check.low_precision is not None) == (asked in ("fp16", "bf16"))
+    assert (check.low_precision is not None) == (precision in ("fp16", "bf16"))
 
 
 def test_precision_is_read_from_kernels_or_layers() -> None:
     build = OnnxRuntimeBackend().build(Model.from_proto(zoo.lstm().proto), BuildConfig())
-    asked = replace(build, spec=replace(build.spec, config=BuildConfig(precision="int8")))
-    found = check_precision(asked)
-    assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not INT8)")
-    evaluation = Evaluation(report=compare_outputs({"y": np.ones(3)}, {"y": np.ones(3)}), computed=found)
+    requested = replace(build, spec=replace(build.spec, config=BuildConfig(precision="int8")))
+    precision_check = check_precision(requested)
+    assert (precision_check.share, precision_check.lowered, precision_check.name) == (0.0, False, "FP32 (not INT8)")
+    evaluation = Evaluation(report=compare_outputs({"y": np.ones(3)}, {"y": np.ones(3)}), computed=precision_check)
     assert evaluation.report and evaluation.verdict == "bad"
     assert evaluation.reasons[0].startswith("No INT8 engine: Of 2 kernels 2 in FP32.")
 
     # Without tactics, layers give the precisions.
     kinds = (("Convolution", "fp16"), ("Convolution", "fp32"), ("Reformat", "fp32"))
-    asked = replace(
+    requested = replace(
         build,
         layers=tuple(Layer(name=str(n), op=op, precision=precision) for n, (op, precision) in enumerate(kinds)),
         tactics=replace(build.tactics, mechanism="algorithm_selector"),
         spec=replace(build.spec, config=BuildConfig(precision="fp16")),
     )
-    half = check_precision(asked, limit=0.5)
-    assert (check_precision(asked).share, half.lowered, half.name) == (0.5, True, "FP16")
-    below = check_precision(asked, limit=0.6)
+    half = check_precision(requested, limit=0.5)
+    assert (check_precision(requested).share, half.lowered, half.name) == (0.5, True, "FP16")
+    below = check_precision(requested, limit=0.6)
     assert (below.lowered, below.name) == (False, "FP16 in 50%")
     assert "50% compute in the requested FP16; at least 60% are required." in below.reason()

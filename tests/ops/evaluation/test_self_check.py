@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tests import models, sound, zoo
-from tests.amounts import LONG, amount
+from tests import correct_engines, models, zoo
+from tests.long_runs import LONG, amount
 from tests.models import Case
 from trtops import errors
 from trtops.backend.engines import reference_runner
@@ -63,9 +63,9 @@ class Engine(BaseRunner):
 
     def infer_impl(self, feed_dict: Feed) -> Outputs:
         self.calls += 1
-        found = self.fault(self, feed_dict, lambda feed: {n: np.array(a) for n, a in self.real.infer(feed).items()})
+        outputs = self.fault(self, feed_dict, lambda feed: {n: np.array(a) for n, a in self.real.infer(feed).items()})
         self.inference_time = self.real.inference_time
-        return found
+        return outputs
 
     def get_input_metadata_impl(self) -> TensorMetadata:
         return self.real.get_input_metadata()
@@ -116,9 +116,9 @@ def on_calls(change: Callable[[Any, int], Any]) -> Fault:
 
 def stale(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
     """The results of the inference before, if there was one of the same shape."""
-    own = infer(feed)
-    before = engine.kept.get(rows(feed), own)
-    engine.kept[rows(feed)] = own
+    outputs = infer(feed)
+    before = engine.kept.get(rows(feed), outputs)
+    engine.kept[rows(feed)] = outputs
     return before
 
 
@@ -129,30 +129,30 @@ def stuck(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
 
 def contaminated(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
     """Scratch memory of the inference before is multiplied by zero, as the padding of a kernel."""
-    found = infer(feed)
+    outputs = infer(feed)
     scratch = engine.kept.get("scratch", np.float32(0))
     engine.kept["scratch"] = np.float32(np.sum(next(a for a in feed.values() if a.dtype == np.float32)))
     with np.errstate(invalid="ignore"):
-        return changed(found, lambda array: array + 0 * scratch)
+        return changed(outputs, lambda array: array + 0 * scratch)
 
 
 def ranged(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
     """Results are rounded to steps of the inference before."""
-    found = infer(feed)
+    outputs = infer(feed)
     step = engine.kept.get("step")
-    engine.kept["step"] = max(float(np.nanmax(np.abs(array))) for array in found.values()) / 127
-    return found if step is None else changed(found, lambda a: np.asarray(np.round(a / step) * step, a.dtype))
+    engine.kept["step"] = max(float(np.nanmax(np.abs(array))) for array in outputs.values()) / 127
+    return outputs if step is None else changed(outputs, lambda a: np.asarray(np.round(a / step) * step, a.dtype))
 
 
 def left_over(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
     """After a larger batch the last value of each result is still that of the larger one."""
-    found = infer(feed)
-    before, engine.own["before"] = engine.own.get("before"), found
-    name = list(found)[-1]
-    if before is not None and before[name].shape[0] > found[name].shape[0]:
-        found = {**found, name: np.array(found[name])}
-        found[name].reshape(-1)[-1] = before[name].reshape(-1)[-1] + 1
-    return found
+    outputs = infer(feed)
+    before, engine.own["before"] = engine.own.get("before"), outputs
+    name = list(outputs)[-1]
+    if before is not None and before[name].shape[0] > outputs[name].shape[0]:
+        outputs = {**outputs, name: np.array(outputs[name])}
+        outputs[name].reshape(-1)[-1] = before[name].reshape(-1)[-1] + 1
+    return outputs
 
 
 def grown(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
@@ -185,11 +185,11 @@ def shared_input(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
 
 def shared_scratch(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
     """Both contexts add to the same accumulator."""
-    found = infer(feed)
+    outputs = infer(feed)
     engine.kept["sum"] = [*engine.kept.get("sum", []), 0.01] if "at once" in engine.kept else [0.01]
     engine.meet()
     extra = np.float32(sum(engine.kept["sum"]) - 0.01)
-    return changed(found, lambda array: np.asarray(array + extra, array.dtype))
+    return changed(outputs, lambda array: np.asarray(array + extra, array.dtype))
 
 
 def lost_second(engine: Engine, feed: Feed, infer: Infer) -> Outputs:
@@ -329,18 +329,20 @@ EDITED = {
 def singles(case: Case) -> list[dict[str, np.ndarray]]:
     """The rows of a case's feed, as two feeds of batch 1."""
     axis = 1 if case.name == "lstm" else 0
-    found = [{name: np.take(array, [row], axis, mode="wrap") for name, array in case.feed.items()} for row in (0, 1)]
-    return found if len(next(iter(case.feed.values()))) > 1 else [found[0], {n: -a for n, a in found[1].items()}]
+    feeds = [{name: np.take(array, [row], axis, mode="wrap") for name, array in case.feed.items()} for row in (0, 1)]
+    return feeds if len(next(iter(case.feed.values()))) > 1 else [feeds[0], {n: -a for n, a in feeds[1].items()}]
 
 
-def checked(case: Case, engine: BaseRunner, feeds: list[Any], precision: Precision = "fp32", **more: Any) -> SelfCheck:
+def checked(
+    case: Case, engine: BaseRunner, feeds: list[Any], precision: Precision = "fp32", **options: Any
+) -> SelfCheck:
     model = Model.from_proto(case.proto)
     with engine, reference_runner(model) as reference:
-        return self_check(engine, feeds, reference, precision=precision, nan=accepts_nan(model), **more)
+        return self_check(engine, feeds, reference, precision=precision, nan=accepts_nan(model), **options)
 
 
 def planted(case: Case, fault: Fault = sound_engine) -> Engine:
-    return Engine(sound.session(case.proto), fault)
+    return Engine(correct_engines.session(case.proto), fault)
 
 
 PLANTED = [(relation, name) for relation, faults in FAULTS.items() for name in faults]
@@ -349,9 +351,12 @@ PLANTED = [(relation, name) for relation, faults in FAULTS.items() for name in f
 @pytest.mark.parametrize(("relation", "name"), PLANTED)
 def test_fault_missed_at_batch_one_is_named(relation: RelationName, name: str) -> None:
     make, fault = FAULTS[relation][name]
-    found = found_in(make(), lambda case: planted(case, fault), name.partition(", ")[2].lower() or "fp32")
-    assert relation in found.named("broken"), found.sentence()
-    assert any(each.name == relation and each.reason() in found.reasons for each in found.relations)
+    outcome = found_in(make(), lambda case: planted(case, fault), name.partition(", ")[2].lower() or "fp32")
+    assert relation in outcome.named("broken"), outcome.sentence()
+    assert any(
+        checked_relation.name == relation and checked_relation.reason() in outcome.reasons
+        for checked_relation in outcome.relations
+    )
 
 
 @pytest.mark.parametrize("name", EDITED)
@@ -359,8 +364,8 @@ def test_edit_missed_at_batch_one_is_named(name: str) -> None:
     nodes, weights = EDITED[name]
     proto = models.model(f"{MLP} {nodes} {HEAD} }}", weights)
     proto.graph.initializer.extend(mlp().proto.graph.initializer)
-    found = found_in(mlp(), lambda case: Engine(sound.session(proto), sound_engine))
-    assert "batch size" in found.named("broken"), found.sentence()
+    outcome = found_in(mlp(), lambda case: Engine(correct_engines.session(proto), sound_engine))
+    assert "batch size" in outcome.named("broken"), outcome.sentence()
 
 
 def found_in(case: Case, make: Callable[[Case], Engine], precision: Any = "fp32") -> SelfCheck:
@@ -378,13 +383,13 @@ def test_enough_faults_are_planted() -> None:
 def test_sound_engines_raise_no_alarm() -> None:
     counts: Counter[str] = Counter()
     alarms = {}
-    engines = itertools.islice(sound.sound_engines(), 0, None, 1 if LONG else 3)
+    engines = itertools.islice(correct_engines.sound_engines(), 0, None, 1 if LONG else 3)
     for name, case, precision, make, number in engines:
-        found = checked(case, make(), sound.feeds_of(case, number), precision)
-        counts.update(relation.name for relation in found.relations if relation.outcome == "held")
+        outcome = checked(case, make(), correct_engines.feeds_of(case, number), precision)
+        counts.update(relation.name for relation in outcome.relations if relation.outcome == "held")
         counts["engines"] += 1
-        if found.reasons:
-            alarms[name] = found.reasons
+        if outcome.reasons:
+            alarms[name] = outcome.reasons
     assert not alarms
     assert counts["engines"] >= amount(200, in_every_run=60)
     # Most models keep every relation. A check that skips them would raise no alarm either.
@@ -392,21 +397,21 @@ def test_sound_engines_raise_no_alarm() -> None:
 
 
 def test_relation_that_the_model_breaks_is_skipped() -> None:
-    case = next(case for case in sound.operators() if case.name == "cumsum_rows")
-    found = checked(case, planted(case), singles(case))
-    assert not found.reasons
-    assert "batch size" in found.named("skipped")
-    assert "the model breaks it itself" in found.sentence()
+    case = next(case for case in correct_engines.operators() if case.name == "cumsum_rows")
+    outcome = checked(case, planted(case), singles(case))
+    assert not outcome.reasons
+    assert "batch size" in outcome.named("skipped")
+    assert "the model breaks it itself" in outcome.sentence()
 
 
 def test_rows_of_a_fixed_batch_are_permuted() -> None:
     case = models.two_convolutions(seed=1, batch=3)
     assert not checked(case, planted(case), [case.feed]).reasons
     swapped = on_batch(lambda a: a[[1, 0, 2]])
-    found = checked(case, planted(case, swapped), [case.feed])
-    assert "permuted rows" in found.named("broken")
-    assert "batch size" in found.named("skipped")
-    assert "the model's batch is fixed" in found.sentence()
+    outcome = checked(case, planted(case, swapped), [case.feed])
+    assert "permuted rows" in outcome.named("broken")
+    assert "batch size" in outcome.named("skipped")
+    assert "the model's batch is fixed" in outcome.sentence()
 
 
 def test_millions_of_rows_take_little_memory() -> None:
@@ -414,23 +419,23 @@ def test_millions_of_rows_take_little_memory() -> None:
     feeds = [{"x": np.linspace(-1, k, 1 << 20, dtype=np.float32)} for k in (1, 2, 3)]
 
     tracemalloc.start()
-    found = checked(case, planted(case), feeds)
+    outcome = checked(case, planted(case), feeds)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    assert found.verdict == "good" and "permuted rows" in found.named("held")
+    assert outcome.verdict == "good" and "permuted rows" in outcome.named("held")
     assert peak < 100 << 20  # a tuple for each row would take three times as much
 
 
 def test_batch_of_one_row_skips_rows() -> None:
     case = models.two_convolutions(seed=1, batch=1)
-    found = checked(case, planted(case), [case.feed])
-    assert found.named("skipped") == ("equal rows", "permuted rows", "batch size", "shape order")
-    assert found.sentence().startswith(
+    outcome = checked(case, planted(case), [case.feed])
+    assert outcome.named("skipped") == ("equal rows", "permuted rows", "batch size", "shape order")
+    assert outcome.sentence().startswith(
         "Self-check: 4 of 8 relations hold; skipped: equal rows, permuted rows, batch size"
     )
-    assert found.reference_inferences == 0
-    assert found.inferences == 5  # of the feed, half of it, NaN, and two contexts
+    assert outcome.reference_inferences == 0
+    assert outcome.inferences == 5  # of the feed, half of it, NaN, and two contexts
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -467,7 +472,7 @@ def test_batches_stay_within_the_profile() -> None:
 
 def test_contents_may_not_be_sorted_as_nan() -> None:
     assert accepts_nan(Model.from_proto(mlp().proto))
-    sorting = next(case for case in sound.operators() if case.name == "topk")
+    sorting = next(case for case in correct_engines.operators() if case.name == "topk")
     assert not accepts_nan(Model.from_proto(sorting.proto))
 
 
@@ -487,14 +492,14 @@ def test_repeated_results_need_no_inference() -> None:
     case, model = mlp(), Model.from_proto(mlp().proto)
     with planted(case) as engine:
         first, last = (dict(engine.infer(case.feed)) for _ in range(2))
-    found = check_repeated(model, [case.feed], (first, last), BuildConfig())
-    assert (found.named("held"), found.inferences) == (("repeated inference",), 0)
+    outcome = check_repeated(model, [case.feed], (first, last), BuildConfig())
+    assert (outcome.named("held"), outcome.inferences) == (("repeated inference",), 0)
     last["y"] = last["y"] + np.float32(1e-4)
-    found = check_repeated(model, [case.feed], (first, last), BuildConfig(), after_larger=True)
-    assert found.named("broken") == ("shape order", "repeated inference")
+    outcome = check_repeated(model, [case.feed], (first, last), BuildConfig(), after_larger=True)
+    assert outcome.named("broken") == ("shape order", "repeated inference")
 
 
-@pytest.mark.parametrize(("asked", "fault", "broken"), [
+@pytest.mark.parametrize(("enabled", "fault", "broken"), [
     (True, sound_engine, ()),
     (True, last_row_by(1.5), ("equal rows",)),
     (None, FAULTS["repeated inference"]["wrong from the fifth"][1], ("repeated inference",)),
@@ -502,33 +507,37 @@ def test_repeated_results_need_no_inference() -> None:
     (False, FAULTS["repeated inference"]["wrong from the fifth"][1], ()),
 ])  # fmt: skip
 def test_convert_names_broken_relations(
-    asked: bool | None, fault: Fault, broken: tuple[RelationName, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    enabled: bool | None,
+    fault: Fault,
+    broken: tuple[RelationName, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     np.savez(tmp_path / "data.npz", **singles(mlp())[0])
     opened = OnnxRuntimeBackend.runner
     monkeypatch.setattr(OnnxRuntimeBackend, "runner", lambda self, engine: Engine(opened(self, engine)._sess(), fault))
-    check = CheckConfig(data=str(tmp_path / "data.npz"), self_check=asked, latency_runs=8, plots="never")
+    check = CheckConfig(data=str(tmp_path / "data.npz"), self_check=enabled, latency_runs=8, plots="never")
     config = ConvertConfig(build=BuildConfig(options=OnnxRuntimeOptions(tactics=())), check=check)
     tracker = MemoryTracker()
     result = convert(mlp().write(tmp_path), config, tracker=tracker)
-    found = result.evaluation.self_check
-    assert (found is None) == (asked is False)
-    assert set(broken) <= set(() if found is None else found.named("broken"))
+    outcome = result.evaluation.self_check
+    assert (outcome is None) == (enabled is False)
+    assert set(broken) <= set(() if outcome is None else outcome.named("broken"))
     assert (result.verdict, result.evaluation.bad_in) == (("bad", ("outputs",)) if broken else ("good", ()))
-    if found is not None:
-        assert set(found.reasons) <= set(result.reasons)
-        assert found.sentence() in result.page()
-        assert tracker.info(result.run_id).metrics["self_check", "broken"] == len(found.named("broken"))
-        assert ("two contexts" in found.named("held")) == bool(asked)
+    if outcome is not None:
+        assert set(outcome.reasons) <= set(result.reasons)
+        assert outcome.sentence() in result.page()
+        assert tracker.info(result.run_id).metrics["self_check", "broken"] == len(outcome.named("broken"))
+        assert ("two contexts" in outcome.named("held")) == bool(enabled)
 
 
 def test_rebuilt_engine_with_broken_relation_drifted() -> None:
     case = mlp()
-    found = checked(case, planted(case, refused), singles(case))
-    assert SelfCheck.from_json(found.to_json()) == found and found.verdict == "bad"
+    outcome = checked(case, planted(case, refused), singles(case))
+    assert SelfCheck.from_json(outcome.to_json()) == outcome and outcome.verdict == "bad"
     report = compare_outputs({"y": np.eye(6)}, {"y": np.eye(6)}, default_tolerances("fp32"))
     assert _grade_outputs(Rebuilt(report), None)[0] == "outputs equal"
-    assert _grade_outputs(Rebuilt(report, broken=found.reasons), None) == ("drifted", "; ".join(found.reasons))
+    assert _grade_outputs(Rebuilt(report, broken=outcome.reasons), None) == ("drifted", "; ".join(outcome.reasons))
 
 
 def test_compare_checks_the_side_under_test(tmp_path: Path) -> None:
@@ -545,11 +554,11 @@ def test_compare_checks_the_side_under_test(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     built = convert(right, ConvertConfig(build=BuildConfig(options=OnnxRuntimeOptions(tactics=()))), tracker=tracker)
 
-    found = compare(wrong, right, config, tracker=tracker)
-    assert found.verdict == "bad" and found.evaluation.self_check.named("broken") == ("equal rows",)
+    comparison = compare(wrong, right, config, tracker=tracker)
+    assert comparison.verdict == "bad" and comparison.evaluation.self_check.named("broken") == ("equal rows",)
     for sides in ((right, right), (f"run:{built.run_id}", f"run:{built.run_id}")):  # the run names its model
-        found = compare(*sides, config, tracker=tracker)
-        assert found.verdict == "good" and "equal rows" in found.evaluation.self_check.named("held")
+        comparison = compare(*sides, config, tracker=tracker)
+        assert comparison.verdict == "good" and "equal rows" in comparison.evaluation.self_check.named("held")
 
 
 def test_compare_refuses_options_that_its_sides_do_not_use(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def loaded(text: str, **weights: np.ndarray) -> Model:
     return Model.from_proto(models.model(text, weights))
 
 
-def shapes_of(config: DataConfig, model: Model, **more: object) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in next(iter(config.open_for(model, **more))).items()}
+def shapes_of(config: DataConfig, model: Model, **options: object) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in next(iter(config.open_for(model, **options))).items()}
 
 
 def converted(folder: Path, check: CheckConfig = QUICK, text: str = ROWS, **build: object) -> ConvertResult:
@@ -198,23 +198,23 @@ def test_bad_shapes_are_named(tmp_path: Path) -> None:
     assert changed.bad_in == ("outputs",)
 
 
-@pytest.mark.parametrize(("given", "expected"), [
+@pytest.mark.parametrize(("data_options", "expected"), [
     ({"data": "rows"}, ((1, 4), (3, 4), (7, 4))),
     ({"input_shapes": {"x": (5, 4)}}, ((5, 4), (5, 4), (5, 4))),
     ({}, ((2, 4), (2, 4), (2, 4))),
 ])  # fmt: skip
-def test_data_without_profiles_decides_tensorrt_shapes(given: dict, expected: tuple, tmp_path: Path) -> None:
+def test_data_without_profiles_decides_tensorrt_shapes(data_options: dict, expected: tuple, tmp_path: Path) -> None:
     for number, rows in enumerate((7, 3, 1, 3)):
         (tmp_path / "rows").mkdir(exist_ok=True)
         np.savez(tmp_path / "rows" / f"{number}.npz", x=models.random(rows, 4), k=np.zeros(2, np.float32))
-    if "data" in given:
-        given = {"data": str(tmp_path / "rows")}
+    if "data" in data_options:
+        data_options = {"data": str(tmp_path / "rows")}
     model = loaded("(float[N,4] x, float[2] k) => (float[N,4] y, float[2] z) { y = Relu(x) z = Relu(k) }")
-    for check in (DataConfig(**given), CheckConfig(**given)):
+    for check in (DataConfig(**data_options), CheckConfig(**data_options)):
         built = check.profiled(BuildConfig(options=TensorRTOptions()), model)
         [profile] = built.profiles
-        assert [(each.name, each.min, each.opt, each.max) for each in profile.shapes] == [("x", *expected)]
-        assert bool(check.open_for(model, profiles=built.profiles).assumed) == (given == {})
+        assert [(shape.name, shape.min, shape.opt, shape.max) for shape in profile.shapes] == [("x", *expected)]
+        assert bool(check.open_for(model, profiles=built.profiles).assumed) == (data_options == {})
         # Given profiles stay, and ONNX Runtime's engines take any shape.
         assert check.profiled(built, model) is built
         assert check.profiled(BuildConfig(profiles=()), model).profiles == ()

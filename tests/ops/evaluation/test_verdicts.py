@@ -66,21 +66,21 @@ def test_verdicts_do_not_depend_on_scale(precision: Precision, scale: float) -> 
     for factor, verdict in ((1, "good"), (30, "bad")):
         noise = factor * bits[precision] * scale * models.random(4, 200, seed=2)
         assert compare_outputs({"y": golden + noise}, {"y": golden}, default_tolerances(precision)).verdict == verdict
-    zeros, own = np.zeros((2, 3), np.float32), default_tolerances(precision)
+    zeros, tolerances = np.zeros((2, 3), np.float32), default_tolerances(precision)
     if precision != "int8":
-        assert compare_outputs({"y": zeros + np.float32(1e-12)}, {"y": zeros}, own)
-        assert not compare_outputs({"y": zeros + np.float32(1e-3)}, {"y": zeros}, own)
+        assert compare_outputs({"y": zeros + np.float32(1e-12)}, {"y": zeros}, tolerances)
+        assert not compare_outputs({"y": zeros + np.float32(1e-3)}, {"y": zeros}, tolerances)
 
 
 def test_clamped_masks_pass_and_lost_ones_fail() -> None:
-    golden, own = models.random(4, 8), default_tolerances("fp16")
+    golden, tolerances = models.random(4, 8), default_tolerances("fp16")
     golden[:, 5:] = zoo.LOWEST
     mask = golden < -1e9
     for filled in (-65504.0, -np.inf):
-        assert compare_outputs({"y": np.where(mask, np.float32(filled), golden)}, {"y": golden}, own)
-    assert not compare_outputs({"y": np.where(mask, np.float32(0), golden)}, {"y": golden}, own)
+        assert compare_outputs({"y": np.where(mask, np.float32(filled), golden)}, {"y": golden}, tolerances)
+    assert not compare_outputs({"y": np.where(mask, np.float32(0), golden)}, {"y": golden}, tolerances)
     rolled = np.roll(golden, 1, axis=0)
-    report = compare_outputs({"y": np.where(mask, np.float32(-65504), rolled)}, {"y": golden}, own)
+    report = compare_outputs({"y": np.where(mask, np.float32(-65504), rolled)}, {"y": golden}, tolerances)
     assert not report
     with pytest.raises(errors.ComparisonError, match="clamped_equal"):  # what was left out needs the arrays
         report.evaluate(Tolerances())
@@ -118,9 +118,9 @@ def test_integers_and_classes_are_counted() -> None:
     assert not compare_outputs({"y": empty}, {"y": mostly_background}, default_tolerances("int8"))
     scores = np.array([[0.5, 0.499, 0.0], [0.9, 0.1, 0.0]], np.float32)
     tied, wrong = scores[:, [1, 0, 2]][:1], scores[:, [1, 0, 2]][1:]
-    own = Tolerances(atol=9, min_top1_agreement=1.0)
-    assert compare_outputs({"y": tied}, {"y": scores[:1]}, own)  # nearly equal classes may swap
-    assert not compare_outputs({"y": wrong}, {"y": scores[1:]}, own)
+    tolerances = Tolerances(atol=9, min_top1_agreement=1.0)
+    assert compare_outputs({"y": tied}, {"y": scores[:1]}, tolerances)  # nearly equal classes may swap
+    assert not compare_outputs({"y": wrong}, {"y": scores[1:]}, tolerances)
 
 
 def test_quantized_models_use_int8_tolerances() -> None:
@@ -136,8 +136,8 @@ def test_labels_are_compared_with_segmentation_classes(tmp_path: Path) -> None:
     check = CheckConfig(data=str(tmp_path / "image.npz"), labels=str(tmp_path / "labels.npy"), latency_runs=0)
     for labels, share in ((best, 1.0), ((best + 1) % 6, 0.0)):
         np.save(tmp_path / "labels.npy", labels)
-        found = convert(path, ConvertConfig(check=check), tracker=MemoryTracker()).evaluation.accuracy
-        assert (found.actual, found.samples) == (share, best.size)
+        accuracy = convert(path, ConvertConfig(check=check), tracker=MemoryTracker()).evaluation.accuracy
+        assert (accuracy.actual, accuracy.samples) == (share, best.size)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])

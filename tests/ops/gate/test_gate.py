@@ -94,9 +94,9 @@ def test_broken_relation_is_refused(accepted: GateResult) -> None:
     broken = replace(checked, relations=(wrong, *checked.relations[1:]))
     evaluation = replace(accepted.measured.evaluation, self_check=broken)
     measured = replace(accepted.measured, evaluation=evaluation)
-    [found] = [finding for finding in evaluate_measured(measured, UNTIMED) if finding.outcome == "refuse"]
-    assert found.subject == "self-check"
-    assert found.text.startswith("equal rows of a batch have different results: `y3` differs by 2")
+    [refusal] = [finding for finding in evaluate_measured(measured, UNTIMED) if finding.outcome == "refuse"]
+    assert refusal.subject == "self-check"
+    assert refusal.text.startswith("equal rows of a batch have different results: `y3` differs by 2")
 
 
 def test_unchanged_candidate_is_accepted(accepted, again, heads, tracker) -> None:
@@ -120,7 +120,7 @@ def test_gates_of_one_run_share_processes(accepted, heads, tracker) -> None:
     with GateSession() as session:
         for _ in range(2):
             gate(heads, trial(accepted=accepted.run_id, policy=UNTIMED), tracker=tracker, session=session)
-        assert [session.worker(each, HERE, "").starts for each in ("candidate", "accepted")] == [1, 1]
+        assert [session.worker(side, HERE, "").starts for side in ("candidate", "accepted")] == [1, 1]
 
 
 def test_run_stores_the_numbers_behind_the_verdict(again, tracker) -> None:
@@ -210,17 +210,17 @@ def test_gate_ends_within_its_budget(heads, accepted, tracker, monkeypatch) -> N
     assert undecided.exit_code == 4 and undecided.headline == "undecided because of latency"
     assert undecided.measured.evaluation.verdict == "good"  # what was measured is kept
 
-    given = {"person": "Ada", "reason": "seen by hand", "tracker": tracker}
-    refused = approve(undecided, late, accept=False, **given)
+    approval = {"person": "Ada", "reason": "seen by hand", "tracker": tracker}
+    refused = approve(undecided, late, accept=False, **approval)
     assert (refused.decision, refused.headline) == ("refuse", "refused because of approval")
-    approved = approve(undecided, replace(late, register=True, name="by hand"), accept=True, **given)
+    approved = approve(undecided, replace(late, register=True, name="by hand"), accept=True, **approval)
     info = tracker.info(approved.run_id)
     assert approved.decision == "accept" and approved.version == "1" and info.tags[Tag.GATE] == "accept"
     assert (info.params["decides"], info.params["person"]) == (undecided.run_id, "Ada")
     assert info.tags[Tag.EVIDENCE] == undecided.holder
     for other in (approved, short):
         with pytest.raises(errors.ConfigError, match="needs no approval"):
-            approve(other, late, accept=True, **given)
+            approve(other, late, accept=True, **approval)
     for wrong in ({"minutes": 0}, {"metric": "cpu-time", "build": BuildConfig().on_backend("tensorrt")}):
         with pytest.raises(errors.ConfigError):
             trial(**wrong)
@@ -336,16 +336,16 @@ def test_accepted_engine_of_missing_release_is_reported(heads, tracker) -> None:
 
 def test_accepted_engines_are_chosen_by_kernel(accepted, tracker, monkeypatch) -> None:
     [(_, version), *_] = tracker.accepted()
-    asked, found = [], [(tracker.info(version.run_id), None)]
-    monkeypatch.setattr(tracker, "engines", lambda query: asked.append(query) or found)
+    queries, versions = [], [(tracker.info(version.run_id), None)]
+    monkeypatch.setattr(tracker, "engines", lambda query: queries.append(query) or versions)
 
     every = {name for name, _ in accepted_candidates(trial(), (HERE,), tracker, "")}
     [(chosen, opened)] = accepted_candidates(trial(), (HERE,), tracker, "gemm")
-    found.clear()
+    versions.clear()
 
     assert chosen in every and opened()[1].accepted == version.run_id
     assert not [*accepted_candidates(trial(), (HERE,), tracker, "gemm")]
-    assert asked == [EngineQuery(kernel="gemm", accepted=True)] * 2
+    assert queries == [EngineQuery(kernel="gemm", accepted=True)] * 2
 
 
 def test_matrix_continues_after_failures(heads, folder, tracker, monkeypatch) -> None:
@@ -416,20 +416,20 @@ def sound_and_bad(heads, tracker) -> tuple[GateResult, GateResult]:
 @pytest.fixture
 def planted_builds(sound_and_bad, tracker, monkeypatch) -> Callable[[Collection[int]], GateConfig]:
     """Let some builds of a gate on builds compute in FP32 instead of INT8; returns the gate's config."""
-    held = {found.decision: builds.load_build(tracker.load(found.holder)) for found in sound_and_bad}
+    held = {gate_result.decision: builds.load_build(tracker.load(gate_result.holder)) for gate_result in sound_and_bad}
 
     def plant(numbers: Collection[int]) -> GateConfig:
-        made = itertools.count()
+        counter = itertools.count()
 
         def gate_one(model: Path, config: GateConfig, **logged: object) -> GateResult:
-            found = sound_and_bad[next(made) in numbers]
+            gate_result = sound_and_bad[next(counter) in numbers]
             with tracked(tracker, "heads", "gate", kind="gate", parent=logged["parent"]) as run:
-                build = held[found.decision]
+                build = held[gate_result.decision]
                 builds.log_spec(run, build.spec, build.engine.environment)
                 builds.log_build(run, build, ".ort")
-                run.set_tags({Tag.GATE: found.decision})
-                run.finish(found.verdict)
-            return replace(found, run_id=run.id, holder=run.id)
+                run.set_tags({Tag.GATE: gate_result.decision})
+                run.finish(gate_result.verdict)
+            return replace(gate_result, run_id=run.id, holder=run.id)
 
         monkeypatch.setattr(distribution, "gate", gate_one)
         return DISTRIBUTION
@@ -468,15 +468,15 @@ def test_size_limit_counts_from_largest_accepted_build(
     plain, sizes = distribution.gate, itertools.chain([10, 10, 10, 14, 10, 10], itertools.cycle([10, largest]))
 
     def gate_one(model: Path, config: GateConfig, **logged: object) -> GateResult:
-        found = plain(model, config, **logged)
-        assert found.measured is not None
-        sized = [replace(found.measured.candidate, engine_bytes=count << 20) for count in (next(sizes), 10)]
-        measured = replace(found.measured, candidate=sized[0], accepted=sized[1])
-        return replace(found, measured=measured, findings=evaluate_measured(measured, config.policy))
+        gate_result = plain(model, config, **logged)
+        assert gate_result.measured is not None
+        sized = [replace(gate_result.measured.candidate, engine_bytes=count << 20) for count in (next(sizes), 10)]
+        measured = replace(gate_result.measured, candidate=sized[0], accepted=sized[1])
+        return replace(gate_result, measured=measured, findings=evaluate_measured(measured, config.policy))
 
     monkeypatch.setattr(distribution, "gate", gate_one)
     # The accepted build of median latency is the reference. Without latencies that is any of the five.
-    latency = property(lambda found: SimpleNamespace(ratio=found.measured.candidate.engine_bytes))
+    latency = property(lambda gate_result: SimpleNamespace(ratio=gate_result.measured.candidate.engine_bytes))
     monkeypatch.setattr(GateResult, "ratio", latency)
     result = gate_all((heads,), config, tracker=tracker)
 
@@ -568,12 +568,14 @@ def test_other_settings_and_denied_ones_are_named(again) -> None:
 
 
 def test_differing_choices_are_named_by_their_values() -> None:
-    here = {"mechanism": "onnxruntime", "backend_version": "1", "device_sha256": "d"}
-    one, two, relu = (TacticChoice(layer=layer, op="Conv", tactic=layer) for layer in ("one", "two", "relu"))
-    usual = TacticRecord(**here, settings=(("NchwcTransformer", "on"),), choices=(one, relu))
+    machine = {"mechanism": "onnxruntime", "backend_version": "1", "device_sha256": "d"}
+    choice_one, choice_two, relu = (
+        TacticChoice(layer=layer, op="Conv", tactic=layer) for layer in ("one", "two", "relu")
+    )
+    usual = TacticRecord(**machine, settings=(("NchwcTransformer", "on"),), choices=(choice_one, relu))
     # What was tried and kept at its default is recorded or not, as time allowed.
-    tried = TacticRecord(**here, settings=(("ConvActivationFusion", "on"),), choices=(one, relu))
-    other = TacticRecord(**here, settings=(("NchwcTransformer", "off"),), choices=(one, two))
+    tried = TacticRecord(**machine, settings=(("ConvActivationFusion", "on"),), choices=(choice_one, relu))
+    other = TacticRecord(**machine, settings=(("NchwcTransformer", "off"),), choices=(choice_one, choice_two))
 
     assert differing_choices(usual, tried) == ()
     assert differing_choices(other, usual) == (
@@ -611,10 +613,10 @@ def test_release_is_not_blamed_for_one_slow_build(again, tracker, monkeypatch) -
     monkeypatch.setattr(across_releases, "gate", Mock(return_value=again))  # the next build is accepted
     slow = replace(again, findings=(Finding("latency", "refuse", "1.3 times"),))
     config = trial(accepted=again.run_id)
-    found = explain("heads", Path("heads.onnx"), config, slow, ("older.txt", "newest.txt"), {"tracker": tracker})
+    regression = explain("heads", Path("heads.onnx"), config, slow, ("older.txt", "newest.txt"), {"tracker": tracker})
 
-    assert found.first_bad_version.startswith("none; another build with newest (onnxruntime 1.")
-    assert found.what_broke == "latency: 1.3 times" and across_releases.gate.call_count == 1
+    assert regression.first_bad_version.startswith("none; another build with newest (onnxruntime 1.")
+    assert regression.what_broke == "latency: 1.3 times" and across_releases.gate.call_count == 1
 
 
 WITHOUT_TANH = """
@@ -645,11 +647,11 @@ def test_later_release_that_breaks_is_explained(folder, monkeypatch) -> None:
 
     assert accepted.decision == "accept" and result.verdict == "bad"
     assert [(cell.release, cell.decision) for cell in result.cells] == [("newest", "refuse")]
-    [found] = result.regressions
-    assert found.engine == "tanh version 1, fp16" and "no kernel for Tanh" in found.what_broke
-    assert found.first_bad_version.startswith("bad (onnxruntime 99.1); accept with older (onnxruntime 1.")
-    assert found.smallest_model.startswith("1 of 3 nodes (Tanh 'b')")
-    assert found.workaround == "build in FP32"
+    [regression] = result.regressions
+    assert regression.engine == "tanh version 1, fp16" and "no kernel for Tanh" in regression.what_broke
+    assert regression.first_bad_version.startswith("bad (onnxruntime 99.1); accept with older (onnxruntime 1.")
+    assert regression.smallest_model.startswith("1 of 3 nodes (Tanh 'b')")
+    assert regression.workaround == "build in FP32"
     page = result.page()
     for answer in ("what broke: ", "first bad version: bad", "smallest model: 1 of 3", "workaround: build in FP32"):
         assert f"- {answer}" in page

@@ -63,7 +63,7 @@ first: maybe
         read_policy(path)
 
     complaints = dict(line.split(": ", 1) for line in str(caught.value).splitlines())
-    lines = {int(place.rpartition(":")[2]): text for place, text in complaints.items()}
+    lines = {int(location.rpartition(":")[2]): text for location, text in complaints.items()}
     assert "sizes" in lines[4] and "int9" in lines[8] and "int8" in lines[8]
     assert "most" in lines[10] and "first" in lines[11]
     with pytest.raises(errors.FormatError, match="expected limits"):

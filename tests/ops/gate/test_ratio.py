@@ -37,8 +37,8 @@ def measured(monkeypatch):
     ) -> Rounds:
         monkeypatch.setattr(engine_process, "time", machine)
         accepted = SimulatedEngine(machine, **engine)
-        own = {**engine, "seconds": ratio * engine.get("seconds", 2e-4)}
-        candidate = SimulatedEngine(machine, waiting=waiting, **own)
+        engine_options = {**engine, "seconds": ratio * engine.get("seconds", 2e-4)}
+        candidate = SimulatedEngine(machine, waiting=waiting, **engine_options)
         until = machine.now + 60 * minutes
         rounds = measure_rounds(candidate, accepted, LatencyLimit(ratio=limit), deciding=deciding, until=until)
         assert machine.now < until + late  # one round
@@ -58,17 +58,17 @@ def session(rng: np.random.Generator, ratio: float, noise: float, engines: int =
         values = np.log(ratio) + noise * rng.normal(size=12)
         for count in range(1, 13):
             starts = tuple((float(value),) for value in values[:count])
-            found = estimate(starts, 1.2, 0.99, last=count == 12, start_noise=StartNoise.pooled(done))
-            if found.decision != "open":
+            outcome = estimate(starts, 1.2, 0.99, last=count == 12, start_noise=StartNoise.pooled(done))
+            if outcome.decision != "open":
                 break
         done.append(starts)
-        decisions.append((found.decision, count))
+        decisions.append((outcome.decision, count))
     return decisions
 
 
 def test_known_noise_halves_the_starts() -> None:
     rng = np.random.default_rng(0)
-    same = [each for _ in range(10) for each in session(rng, 1.0, 0.03)]
+    same = [session_decision for _ in range(10) for session_decision in session(rng, 1.0, 0.03)]
     at_the_limit = [decision for _ in range(10) for decision, _ in session(rng, 1.2, 0.03)]
 
     assert np.mean([count for _, count in same[2:]]) < 2.5 < MIN_STARTS
@@ -78,21 +78,21 @@ def test_known_noise_halves_the_starts() -> None:
 
 
 def test_larger_noise_than_known_decides_nothing() -> None:
-    known = StartNoise(variance=1e-4, freedom=12)
+    pooled_noise = StartNoise(variance=1e-4, freedom=12)
 
-    assert estimate(((0.0,), (0.01,)), 1.2, 0.99, start_noise=known).decision == "below"
-    assert estimate(((-0.15,), (0.15,)), 1.2, 0.99, start_noise=known).decision == "open"
+    assert estimate(((0.0,), (0.01,)), 1.2, 0.99, start_noise=pooled_noise).decision == "below"
+    assert estimate(((-0.15,), (0.15,)), 1.2, 0.99, start_noise=pooled_noise).decision == "open"
 
 
 def test_all_looks_spend_the_error_once() -> None:
     values = np.random.default_rng(0).normal(size=200)
     spent = 0.0
     for count in range(MIN_STARTS, len(values) + 1):
-        found = estimate([(value,) for value in values[:count]], 1.05, 0.99, last=count == len(values))
+        outcome = estimate([(value,) for value in values[:count]], 1.05, 0.99, last=count == len(values))
         cut = count // 8
-        half = math.log(found.high / found.low) / 2
+        half = math.log(outcome.high / outcome.low) / 2
         spent += special.stdtr(
-            count - 2 * cut - 1, -half / found.noise * (1 - 2 * cut / count) * math.sqrt(count)
+            count - 2 * cut - 1, -half / outcome.noise * (1 - 2 * cut / count) * math.sqrt(count)
         )  # of a decision on the wrong side
     assert 0.0098 < spent <= 0.01 + 1e-9
 
@@ -103,12 +103,12 @@ def test_no_candidate_is_decided_wrongly(noise, measured) -> None:
     undecided = 0
     for seed, (ratio, limit) in itertools.product(range(5), ((1.0, 1.015), (1.0, 1.05), (1.03, 1.015), (1.08, 1.05))):
         rounds = measured(Machine(seed, **NOISE[noise]), ratio, limit=limit)
-        found = decided(rounds, limit)
-        if found.decision == "open":
+        outcome = decided(rounds, limit)
+        if outcome.decision == "open":
             undecided += 1
-            assert found.noise > 0.02 and rounds.ended
+            assert outcome.noise > 0.02 and rounds.ended
         else:
-            assert found.decision == ("above" if ratio > limit else "below"), (seed, ratio, limit, found)
+            assert outcome.decision == ("above" if ratio > limit else "below"), (seed, ratio, limit, outcome)
     assert undecided <= (4 if noise == "loaded" else 0)
 
 
@@ -147,8 +147,8 @@ def test_killed_process_ends_with_the_rounds_before_it(measured, monkeypatch) ->
 
 
 def test_slow_engines_are_measured_within_the_budget(measured) -> None:
-    found = decided(measured(Machine(5, load=0.3), 1.2, seconds=1.0))
-    assert found.decision == "above" and found.rounds < 40
+    outcome = decided(measured(Machine(5, load=0.3), 1.2, seconds=1.0))
+    assert outcome.decision == "above" and outcome.rounds < 40
 
 
 def test_cpu_time_decides_where_latency_is_open(measured) -> None:
@@ -174,7 +174,7 @@ def test_clock_with_long_steps_is_not_used(measured, monkeypatch) -> None:
 @pytest.mark.parametrize(("apart", "bursts"), [(0.003, 0.0), (0.03, 0.1)], ids=["quiet", "bursts"])
 def test_error_probability_holds_over_all_looks(apart, bursts) -> None:
     """Of pairs at the limit, at most the error probability is decided on each side, with two metrics and 13 looks."""
-    random, found = np.random.default_rng(5), Counter()
+    random, counts = np.random.default_rng(5), Counter()
     for _ in range(80):
         starts = {}
         for metric in BOTH:
@@ -183,8 +183,8 @@ def test_error_probability_holds_over_all_looks(apart, bursts) -> None:
             starts[metric] = tuple(map(tuple, values.tolist()))
         looks = ({metric: rows[:n] for metric, rows in starts.items()} for n in range(4, 17))
         decisions = (decide_ratio(look, 1.05, 0.9, last=len(look["wall"]) == 16).decision for look in looks)
-        found[next((decision for decision in decisions if decision != "open"), "open")] += 1
-    assert max(found["above"], found["below"]) <= 0.1 * 80 * 1.6  # 0.1, and the chance of 80 pairs
+        counts[next((decision for decision in decisions if decision != "open"), "open")] += 1
+    assert max(counts["above"], counts["below"]) <= 0.1 * 80 * 1.6  # 0.1, and the chance of 80 pairs
 
 
 def test_starts_count_and_not_their_rounds() -> None:
@@ -220,31 +220,31 @@ shown = functools.cache(shown_share)
 
 
 def build_until_decided(
-    random: np.random.Generator, wanted: BuildShare, outside: float
+    random: np.random.Generator, goal: BuildShare, outside: float
 ) -> tuple[ShareDecision, int, float]:
     """What the gate on builds does, where a share of all builds is outside the limits."""
-    found = 0
-    for builds in range(1, wanted.builds + 1):
-        found += random.random() < outside
-        if (decision := decide_share(wanted, builds, found)) != "open":
+    outside_count = 0
+    for builds in range(1, goal.builds + 1):
+        outside_count += random.random() < outside
+        if (decision := decide_share(goal, builds, outside_count)) != "open":
             break
-    return decision, builds, shown(wanted, builds, found)
+    return decision, builds, shown(goal, builds, outside_count)
 
 
 @pytest.mark.parametrize("builds", [20, 60, 200])
 def test_wrong_decisions_on_builds_are_rare(builds) -> None:
     """Four of a hundred more than the stated five are what chance allows 200 gates."""
-    random, wanted = np.random.default_rng(builds), BuildShare(builds=builds, share=0.86 if builds == 20 else 0.95)
+    random, goal = np.random.default_rng(builds), BuildShare(builds=builds, share=0.86 if builds == 20 else 0.95)
 
-    at_the_limit = [build_until_decided(random, wanted, 1 - wanted.required) for _ in range(200)]
-    tolerated = [build_until_decided(random, wanted, wanted.tolerated) for _ in range(200)]
-    planted = [build_until_decided(random, wanted, 0.1) for _ in range(100)]
+    at_the_limit = [build_until_decided(random, goal, 1 - goal.required) for _ in range(200)]
+    tolerated = [build_until_decided(random, goal, goal.tolerated) for _ in range(200)]
+    planted = [build_until_decided(random, goal, 0.1) for _ in range(100)]
 
     assert sum(decision == "accept" for decision, _, _ in at_the_limit) <= 0.09 * 200
-    assert sum(low > wanted.required for _, _, low in at_the_limit) <= 0.09 * 200
+    assert sum(low > goal.required for _, _, low in at_the_limit) <= 0.09 * 200
     assert sum(decision == "refuse" for decision, _, _ in tolerated) <= 0.09 * 200
     assert sum(decision == "refuse" for decision, _, _ in planted) >= (50 if builds == 20 else 90)
-    assert build_until_decided(random, wanted, 0.0)[:2] == ("accept", 20 if builds == 20 else 59)
+    assert build_until_decided(random, goal, 0.0)[:2] == ("accept", 20 if builds == 20 else 59)
 
 
 def test_few_builds_show_less() -> None:

@@ -24,9 +24,9 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
 def test_models_are_shown_as_text_and_json(tmp_path: Path) -> None:
     for proto in (make().proto for make in models.ALL):
-        found = inspect_model(proto, show=("layers", "attrs", "weights"), infer_shapes=True)
-        assert "---- " in found.text()
-        assert json.loads(json.dumps(found.to_json()))["graph"]["nodes"][0]["op"] == proto.graph.node[0].op_type
+        inspected = inspect_model(proto, show=("layers", "attrs", "weights"), infer_shapes=True)
+        assert "---- " in inspected.text()
+        assert json.loads(json.dumps(inspected.to_json()))["graph"]["nodes"][0]["op"] == proto.graph.node[0].op_type
 
     # External weights are only read when they are shown.
     path = models.write_external(models.conv_net(), tmp_path)
@@ -41,9 +41,9 @@ def test_an_engine_of_onnx_runtime_is_shown(tmp_path: Path) -> None:
     model = Model.load(models.conv_net().write(tmp_path))
     build = engine_backend("onnxruntime").build(model, BuildConfig(options=OnnxRuntimeOptions(tactics=())))
     (tmp_path / "engine.ort").write_bytes(build.engine.plan)
-    found = inspect_model(tmp_path / "engine.ort", show=("layers",))
-    assert "ONNX Runtime Engine" in found.text()
-    assert json.dumps(found.to_json())
+    inspected = inspect_model(tmp_path / "engine.ort", show=("layers",))
+    assert "ONNX Runtime Engine" in inspected.text()
+    assert json.dumps(inspected.to_json())
     tactics = tmp_path / "tactics.json"
     tactics.write_text(build.tactics.to_json())
     assert build.tactics.choices[0].layer in inspect_tactics(tactics).text()
@@ -55,13 +55,13 @@ def test_saved_outputs_have_statistics_and_histograms(tmp_path: Path) -> None:
     results.add([IterationResult({"y": values}, runner_name="r")] * 2, runner_name="r")
     results.save(str(tmp_path / "outputs.json"))
 
-    found = inspect_data(tmp_path / "outputs.json", show_values=True, histogram=True)
+    inspected = inspect_data(tmp_path / "outputs.json", show_values=True, histogram=True)
 
-    [summary] = found.to_json()
+    [summary] = inspected.to_json()
     assert (summary["minimum"], summary["maximum"], summary["nan"], summary["inf"]) == (-3, 4, 1, 1)
     assert (summary["mean"], summary["median"], summary["magnitude"]) == (1.0, 1.5, 2.5)
-    assert "NaN=1, inf=1 | Others: mean=1, " in found.text() and "min=-3, max=4" in found.text()
-    assert "---- r (2 iterations) ----" in found.text() and "####" in found.text()
+    assert "NaN=1, inf=1 | Others: mean=1, " in inspected.text() and "min=-3, max=4" in inspected.text()
+    assert "---- r (2 iterations) ----" in inspected.text() and "####" in inspected.text()
     assert len(inspect_data(tmp_path / "outputs.json", all_iterations=True).to_json()) == 2  # type: ignore[arg-type]
 
 
@@ -72,10 +72,13 @@ def test_saved_comparisons_are_shown(tmp_path: Path) -> None:
     functions = [CompareFunc.simple(check_error_stat="max"), CompareFunc.indices()]
     Comparator.compare_accuracy(results, compare_func=functions).save(str(tmp_path / "acc.json"))
 
-    found = inspect_data(tmp_path / "acc.json")
-    assert "==== Accuracy Results (2 comparison(s)) ====" in found.text()
-    assert "a vs. b | 0/1 iteration(s) matched" in found.text() and "y | FAILED | max_absdiff=0.5, " in found.text()
-    assert found.to_json()[0]["numbers"]["max_absdiff"] == 0.5  # type: ignore[index, call-overload]
+    inspected = inspect_data(tmp_path / "acc.json")
+    assert "==== Accuracy Results (2 comparison(s)) ====" in inspected.text()
+    assert (
+        "a vs. b | 0/1 iteration(s) matched" in inspected.text()
+        and "y | FAILED | max_absdiff=0.5, " in inspected.text()
+    )
+    assert inspected.to_json()[0]["numbers"]["max_absdiff"] == 0.5  # type: ignore[index, call-overload]
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -126,8 +129,8 @@ def test_parts_are_written_as_models(tmp_path: Path) -> None:
     report = capability(case.proto, "onnxruntime", output_dir=tmp_path / "parts")
     [part] = report.parts
     assert report.supported and part.supported
-    found, expected = (models.run(proto, case.feed) for proto in (onnx.load(part.path), case.proto))
-    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
+    actual, expected = (models.run(proto, case.feed) for proto in (onnx.load(part.path), case.proto))
+    np.testing.assert_allclose(actual["scores"], expected["scores"], rtol=1e-5)
     assert report.text().endswith("nodes.")
 
 

@@ -50,7 +50,10 @@ def test_engines_of_runs_are_compared(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     path = models.conv_net().write(tmp_path)
     # Nothing is timed, since layers of timed builds depend on the machine.
-    builds = [BuildConfig(precision=each, options=OnnxRuntimeOptions(tactics=())) for each in ("fp32", "fp16", "int8")]
+    builds = [
+        BuildConfig(precision=precision, options=OnnxRuntimeOptions(tactics=()))
+        for precision in ("fp32", "fp16", "int8")
+    ]
     runs = [convert(path, ConvertConfig(build=build, isolated=False), tracker=tracker).run_id for build in builds]
 
     result = ops.inspect_engines(ops.InspectEnginesConfig(a=runs[0], b=runs[1]), tracker=tracker, experiment="e")
@@ -69,8 +72,8 @@ def test_engines_of_runs_are_compared(tmp_path: Path) -> None:
 def test_the_command_prints_the_page_or_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     times = [path.replace(".json", "_times.json") for path in files]
     assert main(["inspect", "engines", *files, "--times-a", times[0], "--times-b", times[1], "--show", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "conv1 + relu1 → conv2" in said and "And 3 more." in said
+    output = capsys.readouterr().out
+    assert "conv1 + relu1 → conv2" in output and "And 3 more." in output
 
     assert main(["inspect", "engines", *files, "--json"]) == 0
     assert InspectEnginesResult.from_dict(json.loads(capsys.readouterr().out)).a.layers == 5

@@ -41,8 +41,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Paths of three engines: FP16, INT8, and FP16 with one convolution of the second block kept in FP32."""
     from trtops.backend.trt import TensorRTBackend
 
-    place = tmp_path_factory.mktemp("engines")
-    proto = onnx.load(write_resnet50(place / "resnet50.onnx"))
+    folder = tmp_path_factory.mktemp("engines")
+    proto = onnx.load(write_resnet50(folder / "resnet50.onnx"))
     for value in proto.graph.input:
         value.type.tensor_type.shape.dim[0].dim_value = BATCH
     model = Model.from_proto(proto, "resnet50")
@@ -53,17 +53,17 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "int8": BuildConfig(precision="int8", calibration_samples=2, options=replace(OPTIONS, also=("fp16",))),
         "planted": BuildConfig(precision="fp16", options=pinned),
     }
-    found, backend, timing = {}, TensorRTBackend(), None
+    paths, backend, timing = {}, TensorRTBackend(), None
     for name, config in configs.items():
         data = [feed, feed] if name == "int8" else None
         started = time.perf_counter()
         build: Build = backend.build(model, config, caches=Caches(timing=timing), calibration_data=data)
         print(f"{name}: built in {build.seconds:.1f} s, {time.perf_counter() - started:.1f} s in all", flush=True)
         timing = build.timing_cache
-        path = place / f"{name}.engine"
+        path = folder / f"{name}.engine"
         path.write_bytes(build.engine.plan)
-        found[name] = str(path)
-    return found
+        paths[name] = str(path)
+    return paths
 
 
 def pinned_convolution(proto: onnx.ModelProto) -> str:
@@ -97,7 +97,7 @@ def test_a_planted_reformat_is_the_first_boundary(engines: dict[str, str], folde
     result = compared(engines, "fp16", "planted", folder)
 
     # Boundaries that both engines have differ by noise, which is large when other processes use the GPU.
-    first = next(each for each in result.alignment.boundaries if not each.a.bytes)
+    first = next(boundary for boundary in result.alignment.boundaries if not boundary.a.bytes)
     assert pinned in (*first.before, *first.after), result.page()
     assert (first.b.ms or 0) > (first.a.ms or 0)
     row = next(row for row in result.alignment.rows if pinned in row.nodes)

@@ -106,8 +106,8 @@ def shapes_of(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 def test_data_dependent_shapes_are_observed() -> None:
     proto = models.model("(float[n] x) => (int64[1,k] y) { a = Abs(x)\n y = NonZero(a) }")
 
-    found = with_observed_shapes(proto, [{"x": np.array([0, 2, 0, 3], np.float32)}])
-    assert shapes_of(found) == {"x": (4,), "a": (4,), "y": (1, 2)}
+    observed = with_observed_shapes(proto, [{"x": np.array([0, 2, 0, 3], np.float32)}])
+    assert shapes_of(observed) == {"x": (4,), "a": (4,), "y": (1, 2)}
     assert "dim_value" not in str(proto.graph.input[0])  # the model itself is as it was
 
 

@@ -101,8 +101,8 @@ def test_insert_refuses_cycles_and_unknown_tensors() -> None:
         ops.insert(proto, None, "Exp", ["y"], ["a"])
     with pytest.raises(errors.ConfigError, match="no tensor 'nowhere'") as caught:
         ops.insert(models.conv_net().proto, None, "Exp", ["nowhere"], ["r0"])
-    known = re.findall("'([^']*)'", str(caught.value))[1:]
-    assert known == sorted(known) and len(known) > 5
+    suggestions = re.findall("'([^']*)'", str(caught.value))[1:]
+    assert suggestions == sorted(suggestions) and len(suggestions) > 5
 
 
 def sparse_weights(model: onnx.ModelProto) -> set[str]:
@@ -115,8 +115,8 @@ def sparse_weights(model: onnx.ModelProto) -> set[str]:
 def test_pruning_keeps_two_of_four_like_polygraphy() -> None:
     matrix = models.random(8, 6)
     proto = models.model("(float[3,8] x) => (float[3,6] y) { y = MatMul(x, m) }", {"m": matrix})
-    [kept] = map(numpy_helper.to_array, ops.prune(proto).model.graph.initializer)
-    pairs = [np.sort(np.abs(each.T.reshape(6, 2, 4)), axis=2)[:, :, 2:] for each in (kept, matrix)]
+    [pruned] = map(numpy_helper.to_array, ops.prune(proto).model.graph.initializer)
+    pairs = [np.sort(np.abs(weights.T.reshape(6, 2, 4)), axis=2)[:, :, 2:] for weights in (pruned, matrix)]
     np.testing.assert_array_equal(*pairs)
 
     from polygraphy.tools.sparse import SparsityPruner

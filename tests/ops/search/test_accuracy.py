@@ -58,8 +58,8 @@ def test_observed_engines_have_the_settings_of_the_first(monkeypatch: pytest.Mon
     result = accuracy(case.proto, config, feeds=[case.feed])
 
     assert len(builds) == result.windows + 1 > 2
-    assert len({each.tactics.settings for each in builds}) == 1 and builds[0].tactics.settings
-    assert all("tactics that change" not in each.log for each in builds[1:])
+    assert len({observed.tactics.settings for observed in builds}) == 1 and builds[0].tactics.settings
+    assert all("tactics that change" not in observed.log for observed in builds[1:])
 
 
 def test_the_wrong_node_is_named() -> None:
@@ -73,10 +73,10 @@ def test_the_wrong_node_is_named() -> None:
 
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_small_windows_give_the_same_numbers(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = compared(chain(), off_by("n5", 0.01), iterations=iterations)
+    single = compared(chain(), off_by("n5", 0.01), iterations=iterations)
     monkeypatch.setattr("trtops.ops.search.accuracy._WINDOW_BYTES", 150)
     many = compared(chain(), off_by("n5", 0.01), iterations=iterations)
-    assert many.windows > one.windows and many.tensors == one.tensors
+    assert many.windows > single.windows and many.tensors == single.tensors
 
 
 def test_an_error_that_disappears_when_observed() -> None:

@@ -89,9 +89,9 @@ def test_the_written_model_has_casts_and_runs(tmp_path: Path) -> None:
 
 
 def test_modes_keep_one_end_and_checks_are_limited() -> None:
-    for mode, direction, kept in (("bisect", "forward", 18), ("linear", "reverse", 15)):
+    for mode, direction, kept_count in (("bisect", "forward", 18), ("linear", "reverse", 15)):
         result = precision(overflowing(), fast(mode=mode, direction=direction))
-        assert len(result.keep) == kept and not result.minimal
+        assert len(result.keep) == kept_count and not result.minimal
     result = precision(overflowing(), fast(max_checks=4))
     assert (result.outcome, result.minimal, result.checks) == ("mixed", False, 4)
 

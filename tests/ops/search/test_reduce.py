@@ -53,12 +53,12 @@ class Planted:
 
     def __init__(self, *culprits: set[str]) -> None:
         self.culprits = culprits
-        self.asked: list[tuple[int, ...]] = []
+        self.tested: list[tuple[int, ...]] = []
 
     def __call__(self, part: SubModel) -> bool:
-        if len(self.asked) == self.interrupt_after:
+        if len(self.tested) == self.interrupt_after:
             raise KeyboardInterrupt
-        self.asked.append(part.nodes)
+        self.tested.append(part.nodes)
         return not any(culprit <= names_in(part) for culprit in self.culprits)
 
 
@@ -91,9 +91,9 @@ def test_a_planted_culprit_is_found_alone(mode: str, culprit: set[str]):
 
     assert result.verdict == "bad" and names(result) == [culprit]
     assert result.culprit.minimal and result.nodes == 24
-    kept = {node.index for node in result.culprit.nodes}
-    assert all(tuple(sorted(kept - {index})) in check.asked for index in kept if len(kept) > 1)
-    assert len(check.asked) == len(set(check.asked)) == result.checks
+    kept_indices = {node.index for node in result.culprit.nodes}
+    assert all(tuple(sorted(kept_indices - {index})) in check.tested for index in kept_indices if len(kept_indices) > 1)
+    assert len(check.tested) == len(set(check.tested)) == result.checks
 
 
 def test_checks_are_few_and_hidden_culprits_found():
@@ -105,8 +105,8 @@ def test_checks_are_few_and_hidden_culprits_found():
 
 
 def test_wrong_nodes_of_a_back_end_are_found():
-    one = reduced(wrong_back_end("n14"))
-    assert names(one) == [{"n14"}] and one.culprit.detail.startswith("accuracy: ")
+    reduction = reduced(wrong_back_end("n14"))
+    assert names(reduction) == [{"n14"}] and reduction.culprit.detail.startswith("accuracy: ")
     assert names(reduced(wrong_back_end("n5", "n14", together=True))) == [{"n5", "n14"}]
 
 
@@ -222,8 +222,8 @@ def test_an_interrupted_reduction_resumes(tmp_path: Path, caplog):
 
     again = Planted({"n4", "n18"})
     result = reduced(again, load_replay=replay, save_replay=replay)
-    assert names(result) == [{"n4", "n18"}] and result.resumed == 5 and result.checks == len(again.asked)
-    assert not set(again.asked) & set(check.asked)
+    assert names(result) == [{"n4", "n18"}] and result.resumed == 5 and result.checks == len(again.tested)
+    assert not set(again.tested) & set(check.tested)
     assert reduced(Planted(), load_replay=replay).checks == 0  # which is complete now
 
 
@@ -242,12 +242,12 @@ def test_a_replay_of_another_search_is_refused(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         reduce(branchy().proto, check, ReduceConfig(save_replay=str(replay)))
     config = ReduceConfig(load_replay=str(replay))
-    for what, proto, other, feeds in (
+    for label, proto, other, feeds in (
         ("model", branchy(20).proto, Planted({"n1"}), None),
         ("check", branchy().proto, wrong_back_end("n1"), None),
         ("data", branchy().proto, Planted({"n1"}), [{"x": np.zeros(8, np.float32)}]),
     ):
-        with pytest.raises(errors.ConfigError, match=f"begun with {what}"):
+        with pytest.raises(errors.ConfigError, match=f"begun with {label}"):
             reduce(proto, other, config, feeds=feeds)
     text = replay.read_text()
     assert '"0-23"' in text
@@ -312,18 +312,18 @@ def test_other_branches_are_frozen_or_inputs(tmp_path: Path) -> None:
     case = branchy()
     check = Planted({"n5", "n7"})
     plain = reduce(case.proto, check).culprit.model
-    given = reduced(check, output=str(tmp_path / "small.onnx"))
+    reduction = reduced(check, output=str(tmp_path / "small.onnx"))
     several = reduce(case.proto, check, feeds=[case.feed, {"x": models.random(8, seed=5)}]).culprit.model
 
     for model in (plain, several):  # values that differ between feeds cannot be frozen
         assert {value.name for value in model.graph.input} == {"t3", "t4", "t6"}
-    frozen = given.culprit.model
+    frozen = reduction.culprit.model
     assert [value.name for value in frozen.graph.input] == ["t3"]
     case.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ("t3", "t4", "t6"))
     seen = models.run(case.proto, case.feed)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in frozen.graph.initializer}
     assert all(np.array_equal(weights[name], seen[name]) for name in ("t4", "t6"))
-    (feed,) = load_json(Path(given.culprit.inputs_path))
+    (feed,) = load_json(Path(reduction.culprit.inputs_path))
     assert list(feed) == ["t3"] and np.array_equal(feed["t3"], seen["t3"])
 
 
@@ -331,14 +331,14 @@ class Oracle:
     """A test that holds for sets that contain one of some sets; records what it is asked."""
 
     def __init__(self, *needed: Iterable[int]) -> None:
-        self.needed = [frozenset(each) for each in needed]
-        self.asked: list[Items] = []
+        self.needed = [frozenset(indices) for indices in needed]
+        self.tested: list[Items] = []
 
     def holds(self, items: Items) -> bool:
-        return any(each <= items for each in self.needed)
+        return any(indices <= items for indices in self.needed)
 
     def __call__(self, items: Items) -> bool:
-        self.asked.append(items)
+        self.tested.append(items)
         return self.holds(items)
 
 
@@ -355,15 +355,15 @@ def least(holds: Callable[[int], bool], high: int, mode: Mode = "bisect") -> tup
 @given(st.integers(1, 300))
 def test_least_finds_the_threshold_with_few_tests(high: int):
     for threshold in {1, (high + 1) // 2, high}:
-        found, tests = least(lambda n, t=threshold: n >= t, high)
-        assert found == threshold and tests <= math.ceil(math.log2(high)) + 1
+        lowest, tests = least(lambda n, t=threshold: n >= t, high)
+        assert lowest == threshold and tests <= math.ceil(math.log2(high)) + 1
         assert least(lambda n, t=threshold: n >= t, high, "linear")[0] == threshold
 
 
 def test_least_of_a_test_that_is_not_monotone():
     holding = {3, 4, 9, 10, 11, 15}
-    found, _ = least(lambda n: n in holding, 15)
-    assert found in holding and found - 1 not in holding
+    lowest, _ = least(lambda n: n in holding, 15)
+    assert lowest in holding and lowest - 1 not in holding
     assert least(lambda n: n in {3, 15}, 15, "linear")[0] == 3
 
 
@@ -371,7 +371,7 @@ def test_tests_are_limited_and_never_repeated():
     oracle = Oracle({2})
     search = Search(oracle)
     assert [search.holds([i]) for i in (1, 2, 1)] == [False, True, False]
-    assert search.holds([2]) and not search.holds([]) and len(oracle.asked) == search.tests == 2
+    assert search.holds([2]) and not search.holds([]) and len(oracle.tested) == search.tests == 2
 
     search = Search(Oracle({0, 50, 99}), max_tests=7)
     with pytest.raises(OutOfTestsError):
@@ -394,8 +394,8 @@ def test_halving_ends_where_neither_half_holds(needed: set[int]):
     low, high = Search(oracle).halve(range(64))
 
     middle = (low + high) // 2
-    found = [frozenset(range(*ends)) for ends in ((low, high), (low, middle), (middle, high))]
-    assert list(map(oracle.holds, found)) == [True, False, False]
+    halves = [frozenset(range(*ends)) for ends in ((low, high), (low, middle), (middle, high))]
+    assert list(map(oracle.holds, halves)) == [True, False, False]
 
 
 def test_halving_finds_a_number_in_long_ranges():
@@ -403,8 +403,8 @@ def test_halving_finds_a_number_in_long_ranges():
 
 
 @given(st.sets(st.integers(0, 59), min_size=1, max_size=6), st.integers(1, 20))
-def test_smallest_finds_exactly_what_is_needed(needed: set[int], more: int):
-    assert Search(Oracle(needed)).smallest(range(max(needed) + more)) == sorted(needed)
+def test_smallest_finds_exactly_what_is_needed(needed: set[int], padding: int):
+    assert Search(Oracle(needed)).smallest(range(max(needed) + padding)) == sorted(needed)
 
 
 @given(st.sets(st.frozensets(st.integers(0, 6)), max_size=40))
@@ -412,14 +412,16 @@ def test_smallest_is_minimal_for_any_test(holding: set[Items]):
     def holds(items: Items) -> bool:
         return items in holding or len(items) == 7
 
-    found = frozenset(Search(holds).smallest(range(7)))
+    smallest_set = frozenset(Search(holds).smallest(range(7)))
 
-    assert holds(found)
-    assert not any(holds(found - {item}) for item in found if len(found) > 1)
+    assert holds(smallest_set)
+    assert not any(holds(smallest_set - {item}) for item in smallest_set if len(smallest_set) > 1)
 
 
-@pytest.mark.parametrize(("needed", "most"), [({3, 90, 199}, 60), (set(range(0, 200, 4)), 500), (set(range(200)), 820)])
-def test_smallest_takes_few_tests(needed: set[int], most: int):
+@pytest.mark.parametrize(
+    ("needed", "max_tests"), [({3, 90, 199}, 60), (set(range(0, 200, 4)), 500), (set(range(200)), 820)]
+)
+def test_smallest_takes_few_tests(needed: set[int], max_tests: int):
     search = Search(Oracle(needed))
     assert search.smallest(range(200)) == sorted(needed)
-    assert search.tests < most
+    assert search.tests < max_tests

@@ -65,7 +65,7 @@ def test_the_same_fails_as_for_polygraphy(monkeypatch: pytest.MonkeyPatch):
         if fail and ignored:
             continue
         args.fail_codes, args.ignore_fail_codes = list(fail) or None, list(ignored) or None
-        args.fail_regexes = [re.compile(each) for each in regex] or None
+        args.fail_regexes = [re.compile(pattern) for pattern in regex] or None
         done = subprocess.CompletedProcess(["x"], code, printed.encode(), b"")
         monkeypatch.setattr(theirs.sp, "run", lambda *_, done=done, **__: done)
         ours = command("", fail_codes=fail, ignore_fail_codes=ignored, fail_regex=regex).evaluate(code, printed)

@@ -23,49 +23,60 @@ from trtops.tracking.schema import Tag
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def iteration_file(tmp_path: Path) -> Path:
     """Where each iteration writes its number."""
     return tmp_path / "made.txt"
 
 
-def check(made: Path, program: str, **options: object) -> CommandCheck:
+def check(iteration_file: Path, program: str, **options: object) -> CommandCheck:
     """A program that finds the iteration's number in ``n``."""
-    source = f"import sys; n = int(open({str(made)!r}).read()); {program}"
-    return CommandCheck(command=(sys.executable, "-c", source), artifact=str(made), **options)  # type: ignore[arg-type]
+    source = f"import sys; n = int(open({str(iteration_file)!r}).read()); {program}"
+    return CommandCheck(command=(sys.executable, "-c", source), artifact=str(iteration_file), **options)  # type: ignore[arg-type]
 
 
-def repeated(made: Path, check: CommandCheck, **options: object) -> RepeatResult:
-    return repeat(lambda n: made.write_text(str(n)), check, RepeatConfig(**options))  # type: ignore[arg-type]
+def repeated(iteration_file: Path, check: CommandCheck, **options: object) -> RepeatResult:
+    return repeat(lambda n: iteration_file.write_text(str(n)), check, RepeatConfig(**options))  # type: ignore[arg-type]
 
 
-def test_files_are_sorted_by_the_verdict(made: Path, tmp_path: Path) -> None:
+def test_files_are_sorted_by_the_verdict(iteration_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sorted"
-    result = repeated(made, check(made, "sys.exit(n % 2)"), until=4, artifacts=(str(made),), folder=str(folder))
+    result = repeated(
+        iteration_file,
+        check(iteration_file, "sys.exit(n % 2)"),
+        until=4,
+        artifacts=(str(iteration_file),),
+        folder=str(folder),
+    )
 
     assert [step.verdict for step in result.steps] == ["good", "bad", "good", "bad"]
     assert (result.count("good"), result.count("bad"), result.count("error")) == (2, 2, 0)
     sorted_files = {file.parent.name: file for file in folder.rglob("*_N3.txt")}
     assert list(sorted_files) == ["bad"] and sorted_files["bad"].read_text() == "3"
-    assert not made.exists()
+    assert not iteration_file.exists()
 
 
 @pytest.mark.parametrize(("until", "iterations"), [("good", 3), ("bad", 1), (2, 2)])
-def test_it_stops_as_requested(made: Path, until: object, iterations: int) -> None:
+def test_it_stops_as_requested(iteration_file: Path, until: object, iterations: int) -> None:
     seen: list[RepeatStep] = []
     config = RepeatConfig(until=until)  # type: ignore[arg-type]
-    result = repeat(lambda n: made.write_text(str(n)), check(made, "sys.exit(n < 2)"), config, progress=seen.append)
+    result = repeat(
+        lambda n: iteration_file.write_text(str(n)),
+        check(iteration_file, "sys.exit(n < 2)"),
+        config,
+        progress=seen.append,
+    )
     assert len(result.steps) == iterations and tuple(seen) == result.steps
 
 
-def test_another_failure_is_an_error_with_its_output(made: Path) -> None:
-    meant = check(made, "print('segment', n); sys.exit(7)", fail_codes=(1,))
+def test_another_failure_is_an_error_with_its_output(iteration_file: Path) -> None:
+    meant = check(iteration_file, "print('segment', n); sys.exit(7)", fail_codes=(1,))
     for show, output in (("failing", "segment 0\n"), ("none", "")):
-        [step] = repeated(made, meant, until=1, show=show).steps
+        [step] = repeated(iteration_file, meant, until=1, show=show).steps
         assert (step.verdict, step.detail, step.output) == ("error", "exit code 7", output)
 
 
-def test_errors_of_a_back_end(made: Path) -> None:
-    passes = check(made, "sys.exit(0)")
+def test_errors_of_a_back_end(iteration_file: Path) -> None:
+    passes = check(iteration_file, "sys.exit(0)")
     failing = Mock(side_effect=errors.EngineBuildError("no memory"))
     failed = repeat(failing, passes, RepeatConfig(until="bad"))
     assert [(step.verdict, step.detail) for step in failed.steps] == [("error", "no memory")]
@@ -75,15 +86,15 @@ def test_errors_of_a_back_end(made: Path) -> None:
         repeat(lambda n: n, None, RepeatConfig(until=1))
 
 
-def test_the_command_can_read_its_iteration(made: Path, tmp_path: Path) -> None:
+def test_the_command_can_read_its_iteration(iteration_file: Path, tmp_path: Path) -> None:
     info = tmp_path / "info.json"
     source = f"import json, sys; sys.exit(json.load(open({str(info)!r}))['iteration'])"
-    reads = CommandCheck(command=(sys.executable, "-c", source), artifact=str(made))
+    reads = CommandCheck(command=(sys.executable, "-c", source), artifact=str(iteration_file))
 
-    result = repeated(made, reads, until=2, info=str(info), intermediate=str(made))
+    result = repeated(iteration_file, reads, until=2, info=str(info), intermediate=str(iteration_file))
 
     assert [step.verdict for step in result.steps] == ["good", "bad"]
-    assert not info.exists() and not made.exists()
+    assert not info.exists() and not iteration_file.exists()
 
 
 def test_recorded_answers_are_not_asked_again(tmp_path: Path) -> None:

@@ -74,15 +74,15 @@ def test_overflowing_layers_are_kept_by_layer_precisions(tmp_path: Path) -> None
     assert kinds["c"] == onnx.TensorProto.FLOAT and onnx.TensorProto.FLOAT16 in kinds.values()
 
     network = NetworkFromOnnxBytes(case.proto.SerializeToString())
-    kept = SetLayerPrecisions(network, dict.fromkeys(result.keep, "float32"))
-    engine = engine_from_network(kept, CreateConfig(fp16=True, precision_constraints="obey"))
+    constrained_network = SetLayerPrecisions(network, dict.fromkeys(result.keep, "float32"))
+    engine = engine_from_network(constrained_network, CreateConfig(fp16=True, precision_constraints="obey"))
     layers = {layer.name.split(" ")[0]: layer.precision for layer in read_layers(engine)}
     with TrtRunner(engine) as runner:
-        found = [{"y": np.array(runner.infer(case.feed)["y"])}]
+        outputs = [{"y": np.array(runner.infer(case.feed)["y"])}]
     [golden] = reference_outputs(case.proto, [case.feed])
     print(layers)
     assert layers["conv1"] == layers["conv2"] == "fp32" and layers["conv0"] == "fp16"
-    assert compare_outputs(found, [dict(golden)], LOOSE).verdict == "good"
+    assert compare_outputs(outputs, [dict(golden)], LOOSE).verdict == "good"
 
 
 def test_nodes_that_the_parser_folds_are_kept_nowhere() -> None:

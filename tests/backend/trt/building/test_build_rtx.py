@@ -170,8 +170,8 @@ def test_kept_nodes_may_be_folded_or_without_names(folded_network):
     loader, _ = writer._network_and_config(candidate)
     loader()
 
-    kept = {layer.name for layer in folded_network.layers if layer.precision is not None}
-    assert kept == {"node_of_h", "s"}
+    kept_layers = {layer.name for layer in folded_network.layers if layer.precision is not None}
+    assert kept_layers == {"node_of_h", "s"}
     for layer in folded_network.layers:
         layer.name, layer.get_output = "other", lambda index: None
     with pytest.raises(errors.ConfigError, match=r"none with the name of one of the model's 4 nodes"):
@@ -235,10 +235,10 @@ def test_config_sets_all_options():
 
 def test_rtx_builds_for_chosen_compute_capabilities(network):
     parts = network()
-    made = back.create_config_rtx(*parts[:2], compute_capabilities=["SM86", "SM89"])
+    config = back.create_config_rtx(*parts[:2], compute_capabilities=["SM86", "SM89"])
 
-    assert made.num_compute_capabilities == 2
-    assert back.engine_bytes_from_network(parts, made).nbytes > 1000
+    assert config.num_compute_capabilities == 2
+    assert back.engine_bytes_from_network(parts, config).nbytes > 1000
 
 
 def test_debug_tensors_are_marked(network):

@@ -52,7 +52,7 @@ class Demo:
         """Relative error of the scores of a built engine on the held-out images, and its change in top-1 accuracy."""
         with TensorRTBackend().runner(build.engine) as runner:
             scores = np.array(runner.infer({"image": self.images})["scores"])
-        top1, fp32_top1 = ((each.argmax(1) == self.labels).mean() for each in (scores, self.golden))
+        top1, fp32_top1 = ((class_scores.argmax(1) == self.labels).mean() for class_scores in (scores, self.golden))
         return float(np.linalg.norm(scores - self.golden) / np.linalg.norm(self.golden)), float(abs(top1 - fp32_top1))
 
 
@@ -94,10 +94,10 @@ def test_cpu_cache_is_as_accurate_as_tensorrts(demo: Demo, calibrated_by_tensorr
 
     error, change = demo.evaluate(built)
     theirs, _ = demo.evaluate(calibrated_by_tensorrt)
-    found, expected = int8_layers(built), int8_layers(calibrated_by_tensorrt)
-    assert found and expected
+    actual, expected = int8_layers(built), int8_layers(calibrated_by_tensorrt)
+    assert actual and expected
     # TensorRT chooses the INT8 layers and their kernels again at each build.
-    assert theirs / 2 <= error <= (1.2 if found == expected else 2) * theirs
+    assert theirs / 2 <= error <= (1.2 if actual == expected else 2) * theirs
     assert change <= 0.01
 
 

@@ -80,20 +80,20 @@ def test_tensorrt_cache_may_lack_some_tensors(model) -> None:
 @pytest.mark.usefixtures("rtx")
 @pytest.mark.parametrize("form", ["ours", "tensorrt", "data"])
 def test_int8_without_calibrators_uses_cache_or_data(model, cache, form) -> None:
-    given = {"ours": cache.to_bytes(), "tensorrt": cache.to_tensorrt(), "data": None}[form]
-    data = images(4) if given is None else None
+    cache_bytes = {"ours": cache.to_bytes(), "tensorrt": cache.to_tensorrt(), "data": None}[form]
+    data = images(4) if cache_bytes is None else None
 
-    build = TensorRTBackend().build(model, INT8, caches=Caches(calibration=given), calibration_data=data)
+    build = TensorRTBackend().build(model, INT8, caches=Caches(calibration=cache_bytes), calibration_data=data)
 
     assert len(build.engine.plan) > 1000
     used = CalibrationCache.from_bytes(build.calibration_cache)
-    if given is None:
+    if cache_bytes is None:
         proto = models.conv_net().proto
         collected = collect(proto, images(4), inputs=INPUTS, hold_out=True)
         best = compare(collected, Quantizer(proto, SessionLog(), INT8)).chosen
         assert used.digest == collected.cache(best).digest and used.algorithm == best and used.samples == 8
     else:
-        assert build.calibration_cache == given
+        assert build.calibration_cache == cache_bytes
     assert build.spec.calibration_sha256
 
 

@@ -38,10 +38,10 @@ def test_layer_precisions_leave_weights_in_files(path: Path, request: pytest.Fix
     expected = layers_in_half(path)
     parsed = request.getfixturevalue("limit")
 
-    found = layers_in_half(path)
+    actual = layers_in_half(path)
 
-    assert found == expected and any(layer.weights for layer in found)
-    assert "float16" in {tensor.dtype.value for layer in found for tensor in layer.outputs}
+    assert actual == expected and any(layer.weights for layer in actual)
+    assert "float16" in {tensor.dtype.value for layer in actual for tensor in layer.outputs}
     largest = max(len(call.args[0]) for call in parsed.call_args_list)
     assert 0 < largest < sum(file.stat().st_size for file in path.parent.iterdir()) / 2
 
@@ -51,13 +51,13 @@ def test_large_model_gives_the_same_engine(precision: Precision, path: Path, req
     feed = models.conv_net().feed
     profile = OptimizationProfile.fixed(image=feed["image"].shape)
     config = BuildConfig(precision=precision, profiles=(profile,), options=TensorRTOptions(optimization_level=1))
-    given: dict[str, Any] = {"calibration_data": [dict(feed)] * 2} if precision == "int8" else {}
-    expected = TensorRTBackend().build(Model.load(path), config, **given)
+    calibration: dict[str, Any] = {"calibration_data": [dict(feed)] * 2} if precision == "int8" else {}
+    expected = TensorRTBackend().build(Model.load(path), config, **calibration)
     request.getfixturevalue("limit")
     model = Model.load(path)
     assert is_lean(model.proto(lean=True))
 
-    found = TensorRTBackend().build(model, config, **given)
+    actual = TensorRTBackend().build(model, config, **calibration)
 
-    assert len(found.engine.plan) == len(expected.engine.plan)
-    assert found.calibration_cache == expected.calibration_cache
+    assert len(actual.engine.plan) == len(expected.engine.plan)
+    assert actual.calibration_cache == expected.calibration_cache

@@ -73,8 +73,8 @@ def test_precision_is_in_the_models(tmp_path: Path, precision: Precision) -> Non
     config = BuildConfig(
         precision=precision, keep=("act",) if precision == "fp16" else (), qdq_rules=(), options=options
     )
-    made = tuple(TensorRange(name=name, amax=4.0) for name in ("x", "a"))
-    ranges = CalibrationCache(algorithm="min-max", ranges=made).to_bytes() if precision == "int8" else None
+    tensor_ranges = tuple(TensorRange(name=name, amax=4.0) for name in ("x", "a"))
+    ranges = CalibrationCache(algorithm="min-max", ranges=tensor_ranges).to_bytes() if precision == "int8" else None
 
     case, _ = built_by_script(tmp_path, config, ranges)
 
@@ -85,21 +85,21 @@ def test_precision_is_in_the_models(tmp_path: Path, precision: Precision) -> Non
 
 
 def test_weakly_typed_releases_get_flags() -> None:
-    made = models.conv_net()
+    conv_net = models.conv_net()
     case = Case(
-        name="c", backend="tensorrt", model=made.proto, feeds=[made.feed], golden=[{}], tolerances=Tolerances(),
+        name="c", backend="tensorrt", model=conv_net.proto, feeds=[conv_net.feed], golden=[{}], tolerances=Tolerances(),
         verdict="bad", settings={},
     )  # fmt: skip
-    there = environments.environment(
+    environment = environments.environment(
         backend="tensorrt", backend_version="10.8.0", device="H100", device_sha256="d", packages=()
     )
     options = TensorRTOptions(refittable=True, version_compatible=True, layer_precisions=(("fc", "float16"),))
     config = BuildConfig(precision="fp16", keep=("conv*",), options=options)
 
-    found = engine_case(case, config, None, None, there).manifest()
+    manifest = engine_case(case, config, None, None, environment).manifest()
 
-    assert found["flags"] == ["FP16", "OBEY_PRECISION_CONSTRAINTS", "REFIT", "VERSION_COMPATIBLE"]
+    assert manifest["flags"] == ["FP16", "OBEY_PRECISION_CONSTRAINTS", "REFIT", "VERSION_COMPATIBLE"]
     assert (
-        found["layers"] == [["conv0", "float32"], ["conv1", "float32"], ["fc", "float16"]]
-        and found["module"] == "tensorrt"
+        manifest["layers"] == [["conv0", "float32"], ["conv1", "float32"], ["fc", "float16"]]
+        and manifest["module"] == "tensorrt"
     )

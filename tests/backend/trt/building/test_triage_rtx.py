@@ -34,7 +34,7 @@ def test_a_refused_node_is_found_and_bundled(tmp_path: Path) -> None:
 
     assert (result.kind, result.verdict) == ("build", "bad"), result.page()
     assert [step.question for step in result.steps][-3:] == ["build", "minimal", "bundle"]
-    assert any("det" in place for place in result.places) and result.steps[-2].answer == "1 node"
+    assert any("det" in part for part in result.places) and result.steps[-2].answer == "1 node"
     with zipfile.ZipFile(tmp_path / "found" / "bundle.zip") as archive:
         assert '"verdict": "error"' in archive.read("case.json").decode()
 

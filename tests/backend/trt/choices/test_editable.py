@@ -127,14 +127,14 @@ class Builder:
         """The plan: each op's kernel."""
         chosen = {}
         for op in self.ops:
-            found = config.cache.entries.get(op.key)
-            if found is None:
+            entry = config.cache.entries.get(op.key)
+            if entry is None:
                 if self.error_on_miss in config.flags and not op.escapes:
                     add_to_collections("ERROR", f"Timing cache miss for {op.name}")
                     raise errors.EngineBuildError("TensorRT returns no plan")
-                found = self._time(op)
-                config.cache.entries[op.key] = found
-            chosen[op.name] = next(kernel for _, kernel, value in op.candidates() if value == found.tacticHash)
+                entry = self._time(op)
+                config.cache.entries[op.key] = entry
+            chosen[op.name] = next(kernel for _, kernel, value in op.candidates() if value == entry.tacticHash)
         return json.dumps(chosen).encode()
 
     def _time(self, op):
@@ -183,36 +183,38 @@ def builder(release):
 
 
 def editing(builder, config, ops=()):
-    known = {op.key: op for op in ops}
+    ops_by_key = {op.key: op for op in ops}
 
     def record_of(plan):
         entries = library.line().timing_entries(config)
-        return editable.to_record(entries, layers=builder.layers(plan), ops=known.values(), **WHERE)
+        return editable.to_record(entries, layers=builder.layers(plan), ops=ops_by_key.values(), **WHERE)
 
-    return editable.Editing(config=config, build_once=lambda: builder.build(config), record_of=record_of, ops=known)
+    return editable.Editing(
+        config=config, build_once=lambda: builder.build(config), record_of=record_of, ops=ops_by_key
+    )
 
 
 def first_build(builder):
     config = Config()
-    made = editing(builder, config)
-    plan = made.build(None, DenyList())
-    return config, made, plan, made.record_of(plan)
+    editor = editing(builder, config)
+    plan = editor.build(None, DenyList())
+    return config, editor, plan, editor.record_of(plan)
 
 
 def test_layers_sharing_a_kernel_keep_their_keys(builder):
-    _, made, _, record = first_build(builder)
+    _, editor, _, record = first_build(builder)
 
     keys = [str(op.key) for op in OPS]
     assert {c.layer: c.key for c in record.choices if c.key} == dict(zip(LAYERS, keys, strict=True))
     assert record.coverage == 0.75  # the layer that Myelin generates has no entry
     assert [c.layer for c in record.choices if not c.replayable] == ["__myl_TraMaxSubExpSum_myl0_1"]
-    assert len({op.key for op in made.ops.values()}) == 3
-    assert [c.kernel for c in made.ops[keys[0]].candidates] == [kernel for kernel, _ in GEMMS]
+    assert len({op.key for op in editor.ops.values()}) == 3
+    assert [c.kernel for c in editor.ops[keys[0]].candidates] == [kernel for kernel, _ in GEMMS]
 
 
 def test_layer_key_follows_onnx_nodes(builder):
-    config, made, _, _ = first_build(builder)
-    ops = [replace(op, onnx_nodes=(f"/{op.op}",)) for op in made.ops.values()]
+    config, editor, _, _ = first_build(builder)
+    ops = [replace(op, onnx_nodes=(f"/{op.op}",)) for op in editor.ops.values()]
     layers = [Layer(name="fc", op="gemm", tactic=GEMMS[0][0], onnx_nodes=("/matMul2",))]
 
     record = editable.to_record(library.line().timing_entries(config), layers=layers, ops=ops, **WHERE)
@@ -239,10 +241,10 @@ def test_refused_tactic_is_no_missing_entry(builder, monkeypatch):
 
 
 def test_replay_with_cache_times_nothing(builder):
-    config, made, plan, record = first_build(builder)
+    config, editor, plan, record = first_build(builder)
     builder.timed.clear()
 
-    again = editing(builder, Config(TimingCache.of(config.cache.serialize())), made.ops.values())
+    again = editing(builder, Config(TimingCache.of(config.cache.serialize())), editor.ops.values())
 
     assert again.replay(TacticRecord.from_json(record.to_json())) == plan
     assert builder.timed == []
@@ -250,31 +252,34 @@ def test_replay_with_cache_times_nothing(builder):
 
 
 def test_another_cuda_keeps_kernels_that_exist(builder):
-    made = editing(builder, Config())
-    seed = next(s for s in range(99) if "stage4" in made.record_of(made.build(s, DenyList())).choices[0].tactic)
-    record = made.record_of(editing(builder, Config(), made.ops.values()).build(seed, DenyList()))
+    editor = editing(builder, Config())
+    seed = next(s for s in range(99) if "stage4" in editor.record_of(editor.build(s, DenyList())).choices[0].tactic)
+    record = editor.record_of(editing(builder, Config(), editor.ops.values()).build(seed, DenyList()))
     # Timings are part of the keys here, which all change; the second op loses the recorded kernel.
     slower = tuple((kernel, 2 * ms) for kernel, ms in GEMMS)
     lost = record.choices[2].tactic.partition(" ")[0]
     rest = tuple((kernel, ms) for kernel, ms in slower if kernel != lost)
     builder.ops = (Op("matMul1", slower), Op("matMul2", rest), Op("matMul10", slower))
 
-    there = editing(builder, Config())
-    found = there.record_of(there.carry(record))
+    target = editing(builder, Config())
+    carried_record = target.record_of(target.carry(record))
 
-    carried = CarriedOver.between(record, found)
-    assert found.differing_layers(record) == ("matMul2_myl0_2",) and (carried.layers, carried.carried) == (3, 2)
+    carried = CarriedOver.between(record, carried_record)
+    assert carried_record.differing_layers(record) == ("matMul2_myl0_2",) and (carried.layers, carried.carried) == (
+        3,
+        2,
+    )
     assert [layer for layer, *_ in carried.changed] == ["matMul2_myl0_2"] and carried.settings == ()
     assert f"matMul2_myl0_2 ({lost} became " in carried.sentence()
-    assert not {c.key for c in found.choices if c.key} & {c.key for c in record.choices if c.key}
+    assert not {c.key for c in carried_record.choices if c.key} & {c.key for c in record.choices if c.key}
 
 
 def test_one_tactic_of_a_record_is_swapped_alone(builder):
-    config, made, _, record = first_build(builder)
+    config, editor, _, record = first_build(builder)
     other = tactic_hash("sm80_gemm_64x32x64_stage4")
     choices = (replace(c, tactic_id=other) if c.layer.startswith("matMul2") else c for c in record.choices)
 
-    again = editing(builder, Config(TimingCache.of(config.cache.serialize())), made.ops.values())
+    again = editing(builder, Config(TimingCache.of(config.cache.serialize())), editor.ops.values())
     record_of_swap = again.record_of(again.replay(replace(record, choices=tuple(choices))))
 
     assert record_of_swap.differing_layers(record) == ("matMul2_myl0_2",)
@@ -283,24 +288,24 @@ def test_one_tactic_of_a_record_is_swapped_alone(builder):
 
 def test_replay_with_a_timed_op_is_refused(builder):
     escaping = Op("matMul3", GEMMS, escapes=True)
-    config, made, _, record = first_build(builder)
+    config, editor, _, record = first_build(builder)
 
     builder.ops = (*OPS, escaping)
     with pytest.raises(errors.TacticMismatchError, match="timed again") as caught:
-        editing(builder, Config(TimingCache.of(config.cache.serialize())), made.ops.values()).replay(record)
+        editing(builder, Config(TimingCache.of(config.cache.serialize())), editor.ops.values()).replay(record)
 
     assert caught.value.layers == (str(escaping.key),)
 
 
 def test_replay_ignores_entries_of_other_models(builder):
-    config, made, _, record = first_build(builder)
+    config, editor, _, record = first_build(builder)
     stranger = Op("stranger", GEMMS)
     shared = TimingCache.of(config.cache.serialize())
     shared.entries[stranger.key] = Value(tactic_hash("sm80_gemm_stage5"), 1.0)
     builder.ops = (*OPS, stranger)
 
     with pytest.raises(errors.EngineBuildError, match="no plan"):
-        editing(builder, Config(shared), made.ops.values()).replay(record)
+        editing(builder, Config(shared), editor.ops.values()).replay(record)
 
 
 def test_changed_or_dropped_entry_is_named(builder):
@@ -339,16 +344,16 @@ def test_next_fastest_replaces_a_denied_tactic(builder):
 
 def test_seeds_draw_tactics_repeatably(builder):
     def drawn(seed):
-        made = editing(builder, Config())
-        return made.record_of(made.build(seed, DenyList()))
+        editor = editing(builder, Config())
+        return editor.record_of(editor.build(seed, DenyList()))
 
     assert drawn(3) == drawn(3)
     assert len({drawn(seed).digest for seed in range(8)}) > 1
 
 
 def test_cache_file_names_the_ops_of_keys(builder):
-    config, made, _, record = first_build(builder)
-    file = CacheFile(data=config.cache.serialize(), entries=3, ops=tuple(made.ops.values()))
+    config, editor, _, record = first_build(builder)
+    file = CacheFile(data=config.cache.serialize(), entries=3, ops=tuple(editor.ops.values()))
 
     read = CacheFile.from_bytes(file.to_bytes())
 

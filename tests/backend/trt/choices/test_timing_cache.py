@@ -78,7 +78,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(
-    ("said", "refused"),
+    ("messages", "refused"),
     [
         ([], False),
         ([("INFO", "Loaded engine size: 0 MiB")], False),
@@ -89,9 +89,9 @@ DAMAGED = [
         ([("WARNING", "Detected different TensorRT version")], True),
     ],
 )
-def test_cache_with_unread_compiled_part_is_accepted(said, refused):
+def test_cache_with_unread_compiled_part_is_accepted(messages, refused):
     log = library.LogLines(False)
-    log.lines += said
+    log.lines += messages
 
     assert timing_cache._is_refused(log) is refused
 
@@ -113,11 +113,11 @@ class Recorded:
 
     entries: int
     content: bytes
-    said: list[tuple[str, str]]
+    log_lines: list[tuple[str, str]]
     other: "Recorded | None" = None
 
     def create_timing_cache(self, data: bytes) -> "Recorded | None":
-        for line in COMPILERS_PART if self.said == COMPILERS_PART[:1] else self.said:
+        for line in COMPILERS_PART if self.log_lines == COMPILERS_PART[:1] else self.log_lines:
             add_to_collections(*line)
         return self.other
 
@@ -125,7 +125,7 @@ class Recorded:
         return self
 
     def combine(self, other: "Recorded", ignore_mismatch: bool) -> bool:
-        for line in self.said:
+        for line in self.log_lines:
             add_to_collections(*line)
         return False
 
@@ -147,11 +147,11 @@ def test_damaged_or_foreign_caches_are_not_merged(tensorrt_8):
         timing_cache.merge(None, replace(CACHE, key="a"), replace(CACHE, key="b"))
 
 
-@pytest.mark.parametrize(("theirs", "kept"), [(b"theirs, larger", b"theirs, larger"), (b"less", b"mine")])
-def test_unmergeable_caches_keep_the_larger_one(tensorrt_8, theirs, kept):
+@pytest.mark.parametrize(("theirs", "merged_data"), [(b"theirs, larger", b"theirs, larger"), (b"less", b"mine")])
+def test_unmergeable_caches_keep_the_larger_one(tensorrt_8, theirs, merged_data):
     config = Recorded(8, b"mine", COMPILERS_PART[:1], Recorded(0, b"reserialized", []))
 
     with library.collect_log() as log:
         merged = timing_cache.merge(config, CACHE, TimingCache(data=theirs))
 
-    assert merged.data == kept and log.contains("could not merge") and log.contains(f"{len(theirs)} bytes")
+    assert merged.data == merged_data and log.contains("could not merge") and log.contains(f"{len(theirs)} bytes")

@@ -150,46 +150,46 @@ def test_metadata_takes_precedence_over_names() -> None:
 
 
 def test_fused_and_separate_layers_share_a_row() -> None:
-    found = align(engine(inspected.eight_fp16()), engine(inspected.eight_int8()))
+    alignment = align(engine(inspected.eight_fp16()), engine(inspected.eight_int8()))
 
-    assert [row.nodes for row in found.rows] == [("conv0", "relu0"), ("conv1", "relu1"), ("conv2",)]
-    assert all(row.aligned for row in found.rows)
-    middle = found.rows[1]
+    assert [row.nodes for row in alignment.rows] == [("conv0", "relu0"), ("conv1", "relu1"), ("conv2",)]
+    assert all(row.aligned for row in alignment.rows)
+    middle = alignment.rows[1]
     assert (middle.a.layers, middle.b.layers) == (("conv1 + relu1",), ("conv1", "PWN(relu1)"))
-    assert (found.rows[0].a.precisions, found.rows[0].b.precisions) == (("fp16",), ("int8",))
-    assert found.rows[0].a.reads == "fp16 Channel major where channel % 8 == 0"
-    assert found.rows[2].b.writes == "fp32 Row major linear"
-    assert found.rows[0].b.tactics == ("sm80_i8_a #0x1c20c3fa4f0b2a14",)
-    assert found.share("a") == found.share("b") == 1
-    assert all(row.change_ms is None for row in found.rows)
+    assert (alignment.rows[0].a.precisions, alignment.rows[0].b.precisions) == (("fp16",), ("int8",))
+    assert alignment.rows[0].a.reads == "fp16 Channel major where channel % 8 == 0"
+    assert alignment.rows[2].b.writes == "fp32 Row major linear"
+    assert alignment.rows[0].b.tactics == ("sm80_i8_a #0x1c20c3fa4f0b2a14",)
+    assert alignment.share("a") == alignment.share("b") == 1
+    assert all(row.change_ms is None for row in alignment.rows)
     # Boundaries without times are sorted by bytes; the last is the input that both engines read.
-    assert [abs(b.a.bytes - b.b.bytes) for b in found.boundaries] == [64 * 28 * 28 * n for n in (6, 3, 3, 1)]
-    assert found.boundaries[-1].before == ()
+    assert [abs(b.a.bytes - b.b.bytes) for b in alignment.boundaries] == [64 * 28 * 28 * n for n in (6, 3, 3, 1)]
+    assert alignment.boundaries[-1].before == ()
 
 
 def test_most_expensive_boundary_is_first() -> None:
-    found = align(engine(inspected.eight_fp16(), FP16_TIMES), engine(inspected.eight_int8(), INT8_TIMES))
+    alignment = align(engine(inspected.eight_fp16(), FP16_TIMES), engine(inspected.eight_int8(), INT8_TIMES))
 
-    slowest = found.boundaries[0]
+    slowest = alignment.boundaries[0]
     assert (slowest.before, slowest.after) == (("conv1", "relu1"), ("conv2",))
     assert (slowest.a.layers, slowest.b.ms) == ((), 0.05)
     assert slowest.b.conversions == (
         "fp16 Channel major where channel % 8 == 0 -> int8 Thirty-two wide channel vectorized row major",
     )
     assert slowest.b.bytes == 64 * 28 * 28 * 3
-    assert [(b.before[:1], b.after[:1]) for b in found.boundaries[1:]] == [
+    assert [(b.before[:1], b.after[:1]) for b in alignment.boundaries[1:]] == [
         (("conv2",), ()), (("conv0",), ("conv1",)), ((), ("conv0",)),
     ]  # fmt: skip
-    assert [round(row.change_ms or 0, 4) for row in found.rows] == [-0.01, -0.005, -0.005]
+    assert [round(row.change_ms or 0, 4) for row in alignment.rows] == [-0.01, -0.005, -0.005]
 
 
 def test_myelin_regions_are_aligned_by_nodes() -> None:
-    found = align(engine(inspected.eight_fp16()), engine(inspected.ten()))
+    alignment = align(engine(inspected.eight_fp16()), engine(inspected.ten()))
 
-    assert [row.nodes for row in found.rows] == [("conv0", "relu0", "conv1", "relu1"), ("conv2",)]
-    assert found.rows[0].a.layers == ("conv0 + relu0", "conv1 + relu1")
-    assert found.rows[0].b.tactics == ("__myl_ConvReluConvRelu_0x5678",)
-    cast = next(b for b in found.boundaries if b.b.layers)
+    assert [row.nodes for row in alignment.rows] == [("conv0", "relu0", "conv1", "relu1"), ("conv2",)]
+    assert alignment.rows[0].a.layers == ("conv0 + relu0", "conv1 + relu1")
+    assert alignment.rows[0].b.tactics == ("__myl_ConvReluConvRelu_0x5678",)
+    cast = next(b for b in alignment.boundaries if b.b.layers)
     assert (cast.before, cast.after[:1], cast.b.layers) == ((), ("conv0",), ("__myl_Cast_myl0_0",))
 
 
@@ -217,11 +217,11 @@ def test_compiled_regions_lose_as_a_whole() -> None:
 
     def layers(region: str, conversion: str, *times: float) -> EngineLayers:
         named = [(conversion, "x", "a"), ("conv", "a", "b"), (f"{{ForeignNode[{region}...end]}}", "b", "y")]
-        made = tuple(
+        engine_layers = tuple(
             LayerDescription(name=n, op="", inputs=(TensorDescription(name=i),), outputs=(TensorDescription(name=o),))
             for n, i, o in named
         )
-        return EngineLayers(made, dict(zip((n for n, *_ in named), times)))
+        return EngineLayers(engine_layers, dict(zip((n for n, *_ in named), times)))
 
     low = layers("reshape", "Reformatting CopyNode for conv", 0.018, 0.045, 0.302)
     for region, losing in ((0.318, ("conv", "mm")), (0.290, ("conv",))):
@@ -231,8 +231,8 @@ def test_compiled_regions_lose_as_a_whole() -> None:
 
 def test_what_one_engine_alone_has_is_not_aligned() -> None:
     fewer = inspected.text(*json.loads(inspected.eight_fp16(), strict=False)["Layers"][:3])
-    found = align(engine(inspected.eight_fp16(), FP16_TIMES), engine(fewer))
+    alignment = align(engine(inspected.eight_fp16(), FP16_TIMES), engine(fewer))
 
-    assert [row.nodes for row in found.rows if not row.aligned] == [("conv2",)]
-    assert found.share("a") == pytest.approx(0.05 / 0.064)  # without the last layer and the copy behind it
-    assert found.share("b") == 1
+    assert [row.nodes for row in alignment.rows if not row.aligned] == [("conv2",)]
+    assert alignment.share("a") == pytest.approx(0.05 / 0.064)  # without the last layer and the copy behind it
+    assert alignment.share("b") == 1

@@ -20,7 +20,7 @@ from trtops.metadata import DataType
 
 
 @pytest.mark.parametrize(
-    ("known", "values", "refusal"),
+    ("value_range", "values", "refusal"),
     [
         ([(1,), (3,), (9,)], [9, 4], None),
         ([(1,), (3,), (9,)], [1, 999], None),
@@ -31,9 +31,9 @@ from trtops.metadata import DataType
         ([(), (), ()], 10, None),
     ],
 )
-def test_shape_values_are_checked_by_known_ranges(known, values, refusal):
+def test_shape_values_are_checked_by_known_ranges(value_range, values, refusal):
     slot = object.__new__(slots.Input)
-    slot.name, slot._value_range = "shape", known
+    slot.name, slot._value_range = "shape", value_range
     with nullcontext() if refusal is None else pytest.raises(errors.InputError, match=refusal):
         slot._check_values(np.array(values))
 
@@ -132,21 +132,21 @@ def plain_slot(kind, shape):
 
 def test_outputs_switch_between_raw_and_array(host_memory):
     output = plain_slot(slots.Output, (2, 3))
-    made = np.arange(6, dtype=np.float32).reshape(2, 3)
-    output.address = made.ctypes.data
+    source = np.arange(6, dtype=np.float32).reshape(2, 3)
+    output.address = source.ctypes.data
 
     for raw in (True, False, True):
-        found = output.fetch(copy_out=True, raw=raw)
-        np.testing.assert_array_equal(found.linear() if raw else found, made)
+        fetched = output.fetch(copy_out=True, raw=raw)
+        np.testing.assert_array_equal(fetched.linear() if raw else fetched, source)
 
 
 def test_inputs_switch_between_raw_and_array(host_memory):
     source = plain_slot(slots.Input, (2, 3))
-    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+    plain_array = np.arange(6, dtype=np.float32).reshape(2, 3)
 
-    for value in (FormattedArray(given.reshape(-1).view(np.uint8), (2, 3)), given + 1, given):
+    for value in (FormattedArray(plain_array.reshape(-1).view(np.uint8), (2, 3)), plain_array + 1, plain_array):
         source._upload(value)
-        expected = given if isinstance(value, FormattedArray) else value
+        expected = plain_array if isinstance(value, FormattedArray) else value
         np.testing.assert_array_equal(source.device.bytes.view(np.float32).reshape(2, 3), expected)
     with pytest.raises(errors.InputError, match=r"24 bytes.*FormattedArray has 20"):
         source._upload(FormattedArray(np.zeros(20, np.uint8), (2, 3)))

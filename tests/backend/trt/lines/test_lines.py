@@ -136,8 +136,8 @@ def is_typed(variable: str, scopes: Scopes) -> bool:
 def required_features(function: ast.AST) -> set[Feature]:
     """Features that a function makes sure of: ``self.require(Feature.X)``, or ``if ... supports(Feature.X)``."""
     calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
-    asked = (call for call in calls if getattr(call.func, "attr", None) in ("require", "supports"))
-    return {Feature[arg.attr] for call in asked for arg in call.args if isinstance(arg, ast.Attribute)}
+    feature_calls = (call for call in calls if getattr(call.func, "attr", None) in ("require", "supports"))
+    return {Feature[arg.attr] for call in feature_calls for arg in call.args if isinstance(arg, ast.Attribute)}
 
 
 def claimed_releases(file: Path, scopes: Scopes) -> list[str]:
@@ -149,8 +149,8 @@ def claimed_releases(file: Path, scopes: Scopes) -> list[str]:
         method = scopes[1].name if len(scopes) > 1 and isinstance(scopes[1], ast.FunctionDef) else "__init__"
         releases = [release for release in releases if isinstance(line_of(release), owner)]
         if method != "__init__":  # a line below may have a method of its own
-            own = vars(owner).get(method)
-            releases = [release for release in releases if getattr(type(line_of(release)), method) is own]
+            implementation = vars(owner).get(method)
+            releases = [release for release in releases if getattr(type(line_of(release)), method) is implementation]
     functions = [scope for scope in scopes if isinstance(scope, ast.FunctionDef)]
     needed = {feature for function in functions for feature in required_features(function)}
     needed |= {OF_THE_BUILD[file.name, f.name] for f in functions if (file.name, f.name) in OF_THE_BUILD}

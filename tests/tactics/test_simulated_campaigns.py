@@ -1,10 +1,10 @@
-"""A sample of the campaigns in :mod:`tests.tactics.cells`, whose figures over a hundred seeds it prints as a script."""
+"""A sample of the campaigns in :mod:`tests.tactics.simulated_campaigns`, which prints all as a script."""
 
 import numpy as np
 import pytest
 
-from tests.amounts import amount
-from tests.tactics.cells import Cell, World, bisected, is_right, names_wrongly
+from tests.long_runs import amount
+from tests.tactics.simulated_campaigns import Cell, World, bisected, is_right, names_wrongly
 from tests.tactics.synthetic import layer_table
 from trtops.ops.campaign.bisection_planner import BuildPair, Planner
 from trtops.ops.campaign.config import DebugBuildConfig

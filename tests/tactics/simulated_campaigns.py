@@ -4,7 +4,8 @@ mixtures.
 Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What
 is built next is decided by :class:`trtops.ops.campaign.bisection_planner.Planner`, as in a real campaign; mixtures are
 made as :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each:
-``python -m tests.tactics.cells 3000:3100 20,one,0 100,either,0.05 20,sum,0,repeats``; all cells if none is named.
+``python -m tests.tactics.simulated_campaigns 3000:3100 20,one,0 100,either,0.05 20,sum,0,repeats``; default:
+all cells.
 """
 
 import sys
@@ -118,9 +119,9 @@ class World:
         """Every second of the choices that builds make of a layer, as where a kernel is wrong that several tactics
         use."""
         layers = {layer for layer, _ in shares}
-        made = {n: [code for code in range(TACTICS) if shares[n, code] >= 0.1] for n in layers}
-        layer = max(self._rng.permutation(sorted(layers)).tolist(), key=lambda n: min(len(made[n]), 4))
-        return [(layer, code) for code in made[layer][1::2]]
+        frequent = {n: [code for code in range(TACTICS) if shares[n, code] >= 0.1] for n in layers}
+        layer = max(self._rng.permutation(sorted(layers)).tolist(), key=lambda n: min(len(frequent[n]), 4))
+        return [(layer, code) for code in frequent[layer][1::2]]
 
     def _of_formats(self, drawn: np.ndarray) -> tuple[Clause, ...]:
         """All choices of a layer in one format, or all of two layers in a row in different formats."""
@@ -139,7 +140,10 @@ class World:
         """
         cumulated = self._cumulated
         if halved:
-            offered = [self._rng.permutation(len(each)) < (len(each) + 1) // 2 for each in self._frequencies]
+            offered = [
+                self._rng.permutation(len(layer_shares)) < (len(layer_shares) + 1) // 2
+                for layer_shares in self._frequencies
+            ]
             cumulated = np.full_like(cumulated, np.inf)
             for row, frequencies, has in zip(cumulated, self._frequencies, offered):
                 row[: len(has)] = (frequencies * has).cumsum() / (frequencies * has).sum()
@@ -220,17 +224,17 @@ def play(world: World, complete: bool, limit: int = LIMIT) -> Played:
             planner.add(result, len(table))
             when = world.built if result.culprits else when
             continue
-        without = [key_of(each.units[0]) for each in planner.culprits]
+        without = [key_of(culprit.units[0]) for culprit in planner.culprits]
         rows.append(world.draw(without, halved=planner.draws(table)))
         bad.append(world.is_bad(rows[-1]))
     confirmed = planner.culprits
-    clauses = frozenset(tuple(sorted(key_of(unit) for unit in each.units)) for each in confirmed)
+    clauses = frozenset(tuple(sorted(key_of(unit) for unit in culprit.units)) for culprit in confirmed)
     for result in planner.done:
         if result.follows:
             clauses, when = frozenset({((-1, 1),)}), world.built
         if result.added is not None:  # others add little
-            large = [each for each in result.added.contributions if abs(each.value) > SMALL]
-            clauses = frozenset((key_of(each.unit),) for each in large)
+            large = [contribution for contribution in result.added.contributions if abs(contribution.value) > SMALL]
+            clauses = frozenset((key_of(contribution.unit),) for contribution in large)
             when = world.built
     trials = next((r.culprits[0].builds for r in planner.done if r.culprits), 0)
     return Played(clauses, when, world.built, trials, tuple(planner.done))
@@ -254,21 +258,21 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
     reformats = np.flatnonzero(world.reformats(good) != world.reformats(bad))
 
     class Session(BisectSession):
-        def build(self, wanted: np.ndarray) -> TrialResult:
+        def build(self, requested: np.ndarray) -> TrialResult:
             codes = good.copy()
-            codes[places[wanted]] = bad[places[wanted]]
+            codes[places[requested]] = bad[places[requested]]
             name = f"mixture-{world.built}"
             world.mixtures[name] = codes
             is_bad = world.is_bad(codes)
-            names = tuple(unit.name for unit, is_wanted in zip(units, wanted) if is_wanted)
+            names = tuple(unit.name for unit, is_wanted in zip(units, requested) if is_wanted)
             verdict: Verdict = "bad" if is_bad else "good"
             self.trials.append(Trial(run_id=name, taken=names, verdict=verdict, counted=True))
             errors = world.errors(codes)
             # A reformat that is chosen by timing and decides, or those that follow from formats.
             copies = world.reformats(codes) == world.reformats(bad)
             followed = (is_bad,) if world.kind == "reformat" else tuple(copies[reformats].tolist())
-            self.measured.append(MeasuredBuild(wanted, followed, is_bad, errors))
-            return TrialResult(wanted, is_bad, self._fingerprint(errors))
+            self.measured.append(MeasuredBuild(requested, followed, is_bad, errors))
+            return TrialResult(requested, is_bad, self._fingerprint(errors))
 
     plan = BisectPlan(
         good_run=pair.good,
@@ -281,7 +285,7 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
         ),
         held=pair.held,
     )
-    infos = [SimpleNamespace(metrics=world.errors(each), tags={Tag.BAD_IN: "outputs"}) for each in (good, bad)]
+    infos = [SimpleNamespace(metrics=world.errors(drawn), tags={Tag.BAD_IN: "outputs"}) for drawn in (good, bad)]
     ends = dict(zip(("good", "bad"), (SimpleNamespace(info=info) for info in infos)))
     consequences = (
         ("reformat",) if world.kind == "reformat" else tuple(f"reformat to layer-{n + 1}" for n in reformats.tolist())
@@ -351,9 +355,12 @@ def is_right(world: World, played: Played) -> bool:
         other[layer] = bad[layer]
         adds[layer] = world.error(other) - world.error(good)
     whole = sum(map(abs, adds.values()))
-    shares = {key_of(each.unit)[0]: each for each in result.added.contributions}
+    shares = {key_of(contribution.unit)[0]: contribution for contribution in result.added.contributions}
     # Within the interval or a tenth of the whole, and each that adds a fifth of it is named.
-    is_near = all(abs(each.value - adds[n]) <= max(1.5 * each.margin, 0.1 * whole) for n, each in shares.items())
+    is_near = all(
+        abs(contribution.value - adds[n]) <= max(1.5 * contribution.margin, 0.1 * whole)
+        for n, contribution in shares.items()
+    )
     return is_near and {n for n, value in adds.items() if abs(value) >= 0.2 * whole} <= shares.keys()
 
 

@@ -1,4 +1,4 @@
-"""Print how triage and bundles do on planted faults: ``python -m tests.triage.shown [triage|bundles ...]``.
+"""Print how triage and bundles do on planted faults: ``python -m tests.triage.evaluate_faults [triage|bundles ...]``.
 
 The exit code is 1 if a goal was missed.
 """
@@ -22,7 +22,7 @@ from trtops.tracking.memory import MemoryTracker
 
 def named(fault: Planted, result: TriageResult) -> bool:
     """Whether kind and place were named."""
-    return result.kind in fault.kinds and any(place in result.places[:6] for place in fault.places)
+    return result.kind in fault.kinds and any(name in result.places[:6] for name in fault.places)
 
 
 def show_triage(folder: Path) -> bool:
@@ -35,8 +35,8 @@ def show_triage(folder: Path) -> bool:
         right += named(fault, result)
         builds += result.builds
         outcome = "named" if named(fault, result) else "MISSED"
-        found = f"{outcome:7} {result.kind:16} {', '.join(result.places[:3])[:40]:40}"
-        print(f"{fault.name:32} {found} {len(result.steps):3} questions {result.builds:3} builds", flush=True)
+        row = f"{outcome:7} {result.kind:16} {', '.join(result.places[:3])[:40]:40}"
+        print(f"{fault.name:32} {row} {len(result.steps):3} questions {result.builds:3} builds", flush=True)
     minutes = (time.perf_counter() - began) / 60
     print(f"triage: {right} of {len(FAULTS)} named (goal 18) with {builds} builds in {minutes:.1f} min")
     return right >= 18
@@ -48,23 +48,35 @@ def show_bundles(folder: Path) -> bool:
     python = folder / "bare" / "bin" / "python"
     reproduced = count = 0
     for number, fault in enumerate(FAULTS):
-        place = folder / str(number)
-        path, asked = fault.write(place)
-        if asked.golden_model is not None or fault.kinds == ("not repeatable",):
+        fault_folder = folder / str(number)
+        path, triage_config = fault.write(fault_folder)
+        if triage_config.golden_model is not None or fault.kinds == ("not repeatable",):
             continue  # a verdict against another model or a random one cannot be reproduced
-        config = ConvertConfig(build=asked.build, check=asked.check, calibration_cache=asked.calibration_cache)
+        config = ConvertConfig(
+            build=triage_config.build, check=triage_config.check, calibration_cache=triage_config.calibration_cache
+        )
         run = convert(path, config, tracker=tracker)
         count += 1
-        made = bundle(run.run_id, BundleConfig(output=f"{place}.zip"), tracker=tracker)
-        with zipfile.ZipFile(made.path) as archive:
-            archive.extractall(place / "bundle")
+        bundled = bundle(run.run_id, BundleConfig(output=f"{fault_folder}.zip"), tracker=tracker)
+        with zipfile.ZipFile(bundled.path) as archive:
+            archive.extractall(fault_folder / "bundle")
         if not python.exists():
             venv.create(folder / "bare", with_pip=True)
-            command = [str(python), "-m", "pip", "install", "--quiet", "-r", str(place / "bundle" / "constraints.txt")]
+            command = [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "-r",
+                str(fault_folder / "bundle" / "constraints.txt"),
+            ]
             subprocess.run(command, check=True, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
             bare = subprocess.run([str(python), "-c", "import trtops"], capture_output=True, cwd=folder)
             assert bare.returncode != 0, "the bare environment has trtops"
-        again = subprocess.run([str(python), "reproduce.py"], cwd=place / "bundle", capture_output=True, text=True)
+        again = subprocess.run(
+            [str(python), "reproduce.py"], cwd=fault_folder / "bundle", capture_output=True, text=True
+        )
         good = again.returncode == 0 and f"verdict: {run.verdict}" in again.stdout
         reproduced += good
         print(f"{fault.name:32} {run.verdict:5} {'reproduced' if good else again.stdout + again.stderr}", flush=True)

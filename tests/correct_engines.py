@@ -178,11 +178,11 @@ def rounded(case: Case, precision: str) -> onnx.ModelProto:
         proto = onnx.ModelProto()
         proto.CopyFrom(case.proto)
         whole = onnx.shape_inference.infer_shapes(proto)
-        known = {value.name for value in (*proto.graph.input, *proto.graph.output)}
+        model_ends = {value.name for value in (*proto.graph.input, *proto.graph.output)}
         marked = onnx.ModelProto()
         marked.CopyFrom(proto)
         for value in whole.graph.value_info:
-            if value.name not in known and value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            if value.name not in model_ends and value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
                 marked.graph.output.append(value)
         ranges = []
         for name, array in (*case.feed.items(), *reference_outputs(marked, [case.feed])[0].items()):
