@@ -125,7 +125,7 @@ def test_short_inferences_are_repeated_and_disturbed_ones_dropped() -> None:
 
 
 def test_halving_ends_with_the_budget() -> None:
-    runners, budget = [FakeRunner(1.0), FakeRunner(2.0)], Budget(given=0.0)
+    runners, budget = [FakeRunner(1.0), FakeRunner(2.0)], Budget(requested_seconds=0.0)
     budget.begin(1.0, 1.0)
     lanes = [Lane(Candidate((str(i),)), runner, seconds=1.0) for i, runner in enumerate(runners)]  # type: ignore[arg-type]
 

@@ -106,14 +106,15 @@ class FaultyModel:
             shapes.infer_shapes(inferred)
         except errors.TrtopsError:  # fewer places are found
             inferred = structure
-        self._declared = {
-            name: value.type.tensor_type
-            for name, value in shapes.values(inferred.graph).items()
-            if value.type.HasField("tensor_type")
-        }
+        self._declared = {}
+        for name, value in shapes.values(inferred.graph).items():
+            if value.type.HasField("tensor_type"):
+                self._declared[name] = value.type.tensor_type
         opset = walk.opset(proto)
-        sites = [site for site in self._places(proto.graph, {}) if opset >= _OPSETS[site.part]]
-        self.places: dict[Part, list[Place]] = {part: [p for p in sites if p.part == part] for part in _OPSETS}
+        self.places: dict[Part, list[Place]] = {part: [] for part in _OPSETS}
+        for site in self._places(proto.graph, {}):
+            if opset >= _OPSETS[site.part]:
+                self.places[site.part].append(site)
 
     def _places(self, graph: onnx.GraphProto, outer: Mapping[str, _Constant]) -> Iterator[Place]:
         tensors = walk.constant_tensors(graph)

@@ -122,12 +122,12 @@ class _Folding:
         # Nodes that only folded ones needed are removed later, by remove_unused.
         walk.keep_places(graph.node, {i for i, node in enumerate(graph.node) if folded.keys().isdisjoint(node.output)})
         # Not every parser accepts a weight as an output, so a Constant node produces it.
-        constant_outputs = [(n, t) for n, t in folded.items() if n in outputs]
-        graph.node.extend(
-            helper.make_node("Constant", [], [n], name=f"{n}_constant", value=t) for n, t in constant_outputs
-        )
-        self.replaced += len(constant_outputs)
-        graph.initializer.extend(tensor for name, tensor in folded.items() if name not in outputs)
+        for name, tensor in folded.items():
+            if name in outputs:
+                graph.node.append(helper.make_node("Constant", [], [name], name=f"{name}_constant", value=tensor))
+                self.replaced += 1
+            else:
+                graph.initializer.append(tensor)
         # A node that got stuck counts as a change: what would have been computed with it is tried again without it.
         changed = graph_pass.inlined or not unread.issuperset(folded) or len(self.stuck) > stuck
         for node in graph.node:

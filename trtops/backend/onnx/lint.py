@@ -546,9 +546,9 @@ class _Run:
             else:
                 element = helper.np_dtype_to_tensor_dtype(value.dtype)
                 graph.input.append(helper.make_tensor_value_info(name, element, value.shape))
-        graph.sparse_initializer.extend(
-            self.sparse[name] for name in dict.fromkeys(walk.uses(node)) if name in self.sparse
-        )
+        for name in dict.fromkeys(walk.uses(node)):
+            if name in self.sparse:
+                graph.sparse_initializer.append(self.sparse[name])
         graph.output.extend(helper.make_empty_tensor_value_info(name) for name in node.output if name)
         ir_version = max(self.model.ir_version, _WEIGHTS_NEED_NO_INPUTS)
         model = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=ir_version)

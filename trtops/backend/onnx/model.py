@@ -381,11 +381,10 @@ def class_axes(model: onnx.ModelProto) -> dict[str, int]:
     # Only what a model states counts: a softmax before the output, an ArgMax that reads it, or a name. A top-1
     # agreement of other outputs, such as hidden states or a key cache, has no meaning.
     makers = walk.makers(model.graph.node)
-    chosen = {
-        node.input[0]: walk.int_attribute(node, "axis", 0)
-        for node in model.graph.node
-        if walk.is_onnx_op(node, "ArgMax") and node.input
-    }
+    chosen: dict[str, int] = {}
+    for node in model.graph.node:
+        if walk.is_onnx_op(node, "ArgMax") and node.input:
+            chosen[node.input[0]] = walk.int_attribute(node, "axis", 0)
     axes = {}
     for output in model.graph.output:
         spec = tensor_spec(output)
@@ -393,17 +392,17 @@ def class_axes(model: onnx.ModelProto) -> dict[str, int]:
             continue
         axis, tensor = None, spec.name
         while axis is None:
-            node = makers.get(tensor)
+            maker = makers.get(tensor)
             if tensor in chosen:
                 axis = chosen[tensor]
-            elif node is None or not node.input:
+            elif maker is None or not maker.input:
                 break
-            elif walk.is_onnx_op(node, "Softmax", "LogSoftmax", "Hardmax"):
-                axis = walk.int_attribute(node, "axis", -1 if walk.opset(model) >= 13 else 1)
-            elif node.op_type not in _SAME_AXES:
+            elif walk.is_onnx_op(maker, "Softmax", "LogSoftmax", "Hardmax"):
+                axis = walk.int_attribute(maker, "axis", -1 if walk.opset(model) >= 13 else 1)
+            elif maker.op_type not in _SAME_AXES:
                 break
             else:
-                tensor = node.input[0]
+                tensor = maker.input[0]
         rank = len(spec.shape or ())
         if spec.shape is None:
             if axis:

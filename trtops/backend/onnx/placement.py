@@ -172,7 +172,7 @@ class Placement:
         self.activations[index] = tuple(sorted(positions))
 
     def _against(self, node: onnx.NodeProto, in_attention: bool) -> Iterator[str]:
-        """Yield the names of the rules excluding a product."""
+        """Return the names of the rules excluding a product."""
         exclusions = []
         if in_attention:
             exclusions.append("attention")
@@ -241,7 +241,7 @@ class Placement:
         return None
 
     def _readers_behind(self, name: str, passed: Collection[str]) -> Iterator[onnx.NodeProto]:
-        """Return the readers of a tensor, also behind nodes of the given types."""
+        """Yield the readers of a tensor, also behind nodes of the given types."""
         waiting, seen = [name], {name}
         while waiting:
             for node in self.readers.get(waiting.pop(), ()):

@@ -120,10 +120,10 @@ def beyond_range(model: onnx.ModelProto, cache: CalibrationCache, to: LowPrecisi
     """
     largest, smallest = _RANGE[to]
     constants = walk.constant_tensors(model.graph)
-    measured = {
-        tensor_range.name: tensor_range.largest for tensor_range in cache.ranges if tensor_range.name not in constants
-    }
-    outside = {name: amax for name, amax in measured.items() if amax > largest or 0 < amax < smallest}
+    outside: dict[str, float] = {}
+    for measured in cache.ranges:
+        if measured.name not in constants and (measured.largest > largest or 0 < measured.largest < smallest):
+            outside[measured.name] = measured.largest
     if any(amax >= _STANDS_FOR_INFINITY for amax in outside.values()):
         weights = (tensor for tensor in constants.values() if tensor.data_type == TensorProto.FLOAT)
         if any(_Tensor(tensor.name, None, tensor).magnitudes[1] for tensor in weights):
@@ -459,11 +459,10 @@ def _emulate_graph(
 ) -> None:
     types = walk.visible(outer_types, graph, shapes.element_types(graph))
     # Large weights are widened where they are read: FP32 copies of all would take three times as much memory.
-    low_weights = [
-        tensor
-        for tensor in graph.initializer
-        if tensor.data_type in _LOW and (external.expected_bytes(tensor) or 0) <= _LARGE_WEIGHT
-    ]
+    low_weights: list[onnx.TensorProto] = []
+    for tensor in graph.initializer:
+        if tensor.data_type in _LOW and (external.expected_bytes(tensor) or 0) <= _LARGE_WEIGHT:
+            low_weights.append(tensor)
     widened = walk.visible(outer_weights, graph, {tensor.name: f"{tensor.name}/float32" for tensor in low_weights})
     nodes: list[onnx.NodeProto] = []
     casts: dict[str, str] = {}

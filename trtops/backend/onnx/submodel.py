@@ -226,7 +226,7 @@ class Cutter:
         """Return a sub-model's input names, the whole model's own first, and the tensors to turn into weights."""
         produced = set(walk.produced(self.model.graph.node[index] for index in inside))
         reads = dict.fromkeys(chain.from_iterable(self._reads[index] for index in inside))
-        entering = [name for name in reads if name not in produced]
+        entering = dict.fromkeys(name for name in reads if name not in produced)
         frozen: Arrays = {}
         for name in entering:
             if name in self._fixed and (constant := values.constant(name)) is not None:
@@ -234,10 +234,8 @@ class Cutter:
         if entering and len(frozen) == len(entering):
             # Back ends would compute a model without inputs while loading it, which would hide a failure.
             frozen = {}
-        model_inputs = set(entering).intersection(self.inputs)
-        inputs = [n for n in self.inputs if n in model_inputs] + [
-            n for n in entering if n not in model_inputs and n not in frozen
-        ]
+        inputs = [name for name in self.inputs if name in entering]
+        inputs += [name for name in entering if name not in inputs and name not in frozen]
         return inputs, frozen
 
     def _branch_values(self, inside: Iterable[int], inputs: Collection[str], values: Values) -> Arrays:

@@ -273,9 +273,11 @@ def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
     for index, node in enumerate(nodes):
         for name in filter(None, node.output):
             maker.setdefault(name, index)
-    if all(maker.get(name, -1) < i for i, node in enumerate(nodes) for name in uses(node)):
+    waits_for: dict[int, set[int]] = {}
+    for index, node in enumerate(nodes):
+        waits_for[index] = {maker[name] for name in uses(node) if name in maker}
+    if all(max(before, default=-1) < index for index, before in waits_for.items()):
         return list(range(len(nodes)))
-    waits_for = {i: {maker[name] for name in uses(node) if name in maker} for i, node in enumerate(nodes)}
     try:
         return list(TopologicalSorter(waits_for).static_order())
     except CycleError as exc:

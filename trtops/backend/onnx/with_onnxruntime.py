@@ -205,10 +205,9 @@ def _symbolic_inference() -> Any:
         def _infer_symbolic_compute_ops(self, node: onnx.NodeProto) -> None:
             super()._infer_symbolic_compute_ops(node)
             if node.op_type == "Equal" and node.output[0] in self.sympy_data_:
-                sides = [
-                    operand if isinstance(operand, list) else [operand]
-                    for operand in self._get_int_or_float_values(node, True)
-                ]
+                sides = []
+                for operand in self._get_int_or_float_values(node, True):
+                    sides.append(operand if isinstance(operand, list) else [operand])
                 if any(module.sympy.sympify(first - second).is_zero is None for first, second in zip(*sides)):
                     del self.sympy_data_[node.output[0]]
 

@@ -87,9 +87,8 @@ class Inference:
                 start = self.clock()
                 ort_values = self._session.run_with_ort_values(self._output_names, values, self._options)
                 seconds = self.clock() - start
-                return {
-                    n: _from_ort_value(v, self._outputs[n].dtype) for n, v in zip(self._outputs, ort_values)
-                }, seconds
+                outputs = map(_from_ort_value, ort_values, (spec.dtype for spec in self._outputs.values()))
+                return dict(zip(self._outputs, outputs)), seconds
             start = self.clock()
             outputs = self._session.run(self._output_names, feed, self._options)
             seconds = self.clock() - start

@@ -41,9 +41,12 @@ def read_plan(plan: bytes) -> Plan:
     """Read an engine's graph. The bytes must come from ONNX Runtime: the reader does not check them."""
     graph = read_graph(plan)
     scopes = graph.scopes
-    producers = [[scopes[node.scope].producer(name) for name in node.inputs] for node in graph.nodes]
+    producers: list[list[int | None]] = []
+    waits_for: dict[int, set[int]] = {}
+    for index, node in enumerate(graph.nodes):
+        producers.append(list(map(scopes[node.scope].producer, node.inputs)))
+        waits_for[index] = {producer for producer in producers[index] if producer is not None}
     bodies: dict[int, list[Scope]] = defaultdict(list)
-    waits_for = {i: {index for index in indices if index is not None} for i, indices in enumerate(producers)}
     for scope in scopes.values():
         if scope.owner >= 0:
             bodies[scope.owner].append(scope)

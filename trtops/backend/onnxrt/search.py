@@ -314,18 +314,15 @@ class Search:
                 misses=self.use.misses + len(measured),
                 saved_seconds=self.use.saved_seconds + sum(timing.cost_seconds for timing in cached.values()),
             )
-        whole = {
-            c: per_shape for c, per_shape in timings.items() if len(per_shape) == len(self.shapes)
-        }  # the others were skipped
+        complete = len(self.shapes)  # candidates with fewer timings were skipped
+        whole = {candidate: per_shape for candidate, per_shape in timings.items() if len(per_shape) == complete}
         confidence = 1 - (1 - _CONFIDENCE) / max(1, compared + len(whole) - 1)
         usual = [timing.median_seconds for timing in whole[first]]
-        return {
-            candidate: Speed(
-                sum(timing.median_seconds for timing in per_shape),
-                None if candidate == first else _ratio(per_shape, usual, confidence),
-            )
-            for candidate, per_shape in whole.items()
-        }
+        speeds: dict[Candidate, Speed] = {}
+        for candidate, per_shape in whole.items():
+            ratio = None if candidate == first else _ratio(per_shape, usual, confidence)
+            speeds[candidate] = Speed(sum(timing.median_seconds for timing in per_shape), ratio)
+        return speeds
 
     def _feed(self, shapes: Shapes) -> dict[str, Any]:
         sizes = dict(shapes)
