@@ -79,15 +79,15 @@ def test_command_outside_allowed_folders_is_refused(scripts, tmp_path: Path) -> 
             run_group(command, None)
 
 
-@pytest.mark.parametrize("setting", ["data", "calibration_data", "command"])
+@pytest.mark.parametrize("source", ["data", "calibration_data", "command"])
 @pytest.mark.usefixtures("setting")
-def test_campaign_refuses_scripts_before_it_builds(scripts, setting: str, tmp_path: Path) -> None:
+def test_campaign_refuses_scripts_before_it_builds(scripts, source: str, tmp_path: Path) -> None:
     outside = str(scripts[1])
     config = {
         "data": DebugBuildConfig(check=CheckConfig(data=outside)),
         "calibration_data": DebugBuildConfig(calibration_data=outside),
         "command": DebugBuildConfig(command=CommandCheck(command=(sys.executable, outside, "{engine}"))),
-    }[setting]
+    }[source]
     memory = MemoryTracker()
 
     with pytest.raises(errors.ConfigError, match="may not be run"):

@@ -285,7 +285,10 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
         ),
         held=pair.held,
     )
-    infos = [SimpleNamespace(metrics=world.errors(drawn), tags={Tag.BAD_IN: "outputs"}) for drawn in (good, bad)]
+    infos = [
+        SimpleNamespace(metrics=world.errors(drawn), tags={Tag.BAD_IN: "outputs"}, verdict=verdict)
+        for drawn, verdict in ((good, "good"), (bad, "bad"))
+    ]
     ends = dict(zip(("good", "bad"), (SimpleNamespace(info=info) for info in infos)))
     consequences = (
         ("reformat",) if world.kind == "reformat" else tuple(f"reformat to layer-{n + 1}" for n in reformats.tolist())

@@ -12,6 +12,7 @@ from trtops.ops.bundling.op import BundleConfig
 from trtops.ops.bundling.op import BundleResult
 from trtops.ops.campaign.bisect_result import BisectConfig
 from trtops.ops.campaign.bisect_result import BisectResult
+from trtops.ops.campaign.bisect_result import Unit
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig
@@ -30,6 +31,7 @@ from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.evaluation.compare import CompareConfig
 from trtops.ops.evaluation.compare import CompareResult
 from trtops.ops.gate.matrix import MatrixResult
 from trtops.ops.gate.op import GateConfig
@@ -76,9 +78,9 @@ audit: AuditFlow
 
 class BisectFlow(OpFlow[..., BisectResult]):
     def __call__(  # type: ignore[override, unused-ignore]
-        self, run: str, bad: str | None = ..., config: BisectConfig | None = ..., *, confidence: float | None = ...,
-        max_builds: int | None = ..., max_minutes: float | None = ..., seed: int | None = ..., devices: Sequence[str] |
-        None = ..., allow_scripts: bool | None = ...
+        self, run: str, bad: str | None = ..., config: BisectConfig | None = ..., *, held_units: Sequence[Unit] = ...,
+        confidence: float | None = ..., max_builds: int | None = ..., max_minutes: float | None = ..., seed: int | None
+        = ..., devices: Sequence[str] | None = ..., allow_scripts: bool | None = ...
     ) -> BisectResult: ...
 
 bisect: BisectFlow
@@ -97,26 +99,24 @@ class CalibrateFlow(OpFlow[..., CalibrateResult]):
         backend: Literal['onnxruntime', 'tensorrt'] | None = ..., data: str | None = ..., algorithm: Literal['best',
         'minmax', 'entropy', 'percentile'] | None = ..., percentile: float | None = ..., batch: int | None = ...,
         samples: int | None = ..., min_samples: int | None = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16',
-        'fp8', 'int8']] | None = ..., output: str | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8',
-        'int8'] | None = ..., profiles: Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None =
-        ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
-        Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
-        OnnxRuntimeOptions | TensorRTOptions | None = ..., check_data: str | None = ..., input_shapes: Mapping[str,
-        Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., golden: str | None = ...,
-        labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int |
-        None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ...,
-        power: bool | None = ..., self_check: bool | None = ...
+        'fp8', 'int8']] | None = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile] | None = ...,
+        calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep:
+        Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ...,
+        mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., check_data: str |
+        None = ..., input_shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int |
+        None = ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up:
+        int | None = ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ...,
+        min_precision_share: float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> CalibrateResult: ...
 
 calibrate: CalibrateFlow
 
 class CompareFlow(OpFlow[..., CompareResult]):
     def __call__(  # type: ignore[override, unused-ignore]
-        self, actual: str, golden: str, config: CheckConfig | None = ..., *, experiment: str | None = ..., data: str |
+        self, actual: str, golden: str, config: CompareConfig | None = ..., *, experiment: str | None = ..., data: str |
         None = ..., input_shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int |
         None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ...,
-        latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
-        float | None = ..., power: bool | None = ..., self_check: bool | None = ...
+        latency_runs: int | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> CompareResult: ...
 
 compare: CompareFlow
@@ -181,19 +181,17 @@ class GateFlow(OpFlow[..., GateResult | MatrixResult]):
         None = ..., candidate: str | None = ..., accepted: str | None = ..., minutes: float | None = ..., metric:
         Literal['wall', 'cpu-time', 'instructions'] | Literal['auto'] | None = ..., release: str | None = ..., others:
         Sequence[str] | None = ..., devices: Sequence[str] | None = ..., use_deny_list: bool | None = ..., name: str |
-        None = ..., accept_unproven: bool | None = ..., keep_model: bool | None = ..., timeout_seconds: float | None =
-        ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = ..., profiles:
-        Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ..., calibration_fit:
-        Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
-        = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
-        TensorRTOptions | None = ..., data: str | None = ..., input_shapes: Mapping[str, Sequence[int]] | None = ...,
-        iterations: int | None = ..., seed: int | None = ..., golden: str | None = ..., labels: str | None = ...,
-        tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
-        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
-        ..., self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'],
-        Limits] | None = ..., builds: int | None = ..., share: float | None = ..., tolerated: float | None = ...,
-        latency: LatencyLimit | None = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit | None = ...,
-        precision_share: float | None = ..., interface: bool | None = ...
+        None = ..., require_accepted: bool | None = ..., accept_unproven: bool | None = ..., keep_model: bool | None =
+        ..., timeout_seconds: float | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None =
+        ..., profiles: Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ...,
+        calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
+        Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
+        OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., input_shapes: Mapping[str,
+        Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., golden: str | None = ...,
+        labels: str | None = ..., power: bool | None = ..., self_check: bool | None = ..., policy_precisions:
+        Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ..., builds: int | None = ..., share:
+        float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None = ..., size: SizeLimit | None =
+        ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ..., interface: bool | None = ...
     ) -> GateResult | MatrixResult: ...
 
 gate: GateFlow
@@ -286,9 +284,7 @@ class TriageFlow(OpFlow[..., TriageResult]):
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
         OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., input_shapes: Mapping[str,
         Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., golden: str | None = ...,
-        labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int |
-        None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ...,
-        power: bool | None = ..., self_check: bool | None = ...
+        tolerances: Tolerances | None = ..., min_precision_share: float | None = ..., self_check: bool | None = ...
     ) -> TriageResult: ...
 
 triage: TriageFlow

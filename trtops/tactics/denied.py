@@ -60,8 +60,8 @@ class DeniedTactic(Record):
 
     def reason(self, choice: str) -> str:
         """Return the reason of a denial: its run, its limits, and how to allow the choice again."""
-        again = f" (`trtops runs pardon {self.run} --why REASON` allows it)" if self.run else ""
-        return f"{choice} is denied by run {self.run or self.evidence}{self.scope}{again}"
+        pardon = " (`trtops runs pardon` with this run allows it)" if self.run else ""
+        return f"{choice} is denied by run {self.run or self.evidence}{self.scope}{pardon}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,7 +139,8 @@ class ProveResult(OpResult):
             yield f"| {_SWAPS[trial.swap][0]} | {trial.verdict} | {followed} | {changed_layers} | `{trial.run_id}` |"
         if self.deny_run is not None:
             yield from ("", f"It is on the deny-list now, by run `{self.deny_run}`, for {self.denied_in}.")
-            yield f"`trtops runs pardon {self.deny_run} --why REASON` removes it."
+            step = NextStep("runs pardon", {"run": self.deny_run, "why": "REASON"})
+            yield f"`{step}` removes it."
 
 
 def prove(
