@@ -214,7 +214,7 @@ def test_denied_default_is_named_with_what_it_costs(model: Model, monkeypatch: p
     assert "1.73 times the time of the defaults (2 ms)" in build.tuning and "the defaults are denied" in build.tuning
     assert build.left_out == (
         "1 setting left out: GeluApproximation=off is denied by run ab12 at atol 1e-12 "
-        "(`trtops runs pardon ab12 --why REASON` allows it)"
+        "(`trtops runs pardon` with this run allows it)"
     )
 
 

@@ -146,7 +146,7 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
     avoiding = convert(model, as_bad, tracker=tracker, experiment="avoided")
     converted = tracker.load(avoiding.run_id)
     assert FAST not in converted.read_bytes(Artifact.TACTICS).decode()
-    left_out = f"{FAST} of one/e4 is denied by run {proved.deny_run} (`trtops runs pardon {proved.deny_run}"
+    left_out = f"{FAST} of one/e4 is denied by run {proved.deny_run} (`trtops runs pardon` with this run allows it)"
     assert f"1 setting left out: {left_out}" in avoiding.page()
     assert "1 choice left out, since denied" in avoiding.evaluation.evidence.sentence()
     assert left_out in converted.info.params["evidence.denied"]

@@ -546,9 +546,7 @@ def test_gate_may_require_an_accepted_engine(folder, tracker, monkeypatch) -> No
 
 
 def test_other_settings_and_denied_ones_are_named(again) -> None:
-    denied = (
-        "NchwcTransformer=on is denied by run ab12 at atol 1e-12 (`trtops runs pardon ab12 --why REASON` allows it)"
-    )
+    denied = "NchwcTransformer=on is denied by run ab12 at atol 1e-12 (`trtops runs pardon` with this run allows it)"
     slower = replace(again.measured.rounds, starts={"wall": ((0.5, 0.5),) * 6})
     differences = ("NchwcTransformer is off, on in the accepted engine",)
     measured = replace(
