@@ -10,12 +10,15 @@ from trtops.backend.trt.lines import Feature
 from trtops.metadata import DataType
 
 
-def make_output_allocator() -> Any:
+def make_output_allocator(nbytes: int) -> Any:
     """Create a ``trt.IOutputAllocator`` for one output, with the output's ``buffer`` and ``shape``.
+
+    ``nbytes`` is an upper bound of the output's size. TensorRT 8.6 may request the size of the last inference, and write
+    more: it requested 24 bytes for an output of 131,072 on an H200.
 
     The execution context references the allocator. The allocator must not reference the context: its memory and profile
     would never be released, since Python's garbage collector does not see references in TensorRT. A context keeps its
-    allocator: TensorRT 8.6 requests the largest size only once, and from then on the size of the last inference.
+    allocator, since the bound is known before its first inference only.
     """
     base: Any = library.load().IOutputAllocator
 
@@ -26,7 +29,7 @@ def make_output_allocator() -> Any:
             base.__init__(self)
             self.shape: tuple[int, ...] = ()
             # TensorRT refuses a null address, even for an empty tensor.
-            self.buffer = memory.DeviceArray.raw((1,))
+            self.buffer = memory.DeviceArray.raw((max(nbytes, 1),))
 
         def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
             return int(self.buffer.resize((max(size, 1),)).ptr)

@@ -115,9 +115,9 @@ class Input(Slot):
         super().__init__(execution, name, profile)
         engine = execution.engine
         fixed = tuple(engine.get_tensor_shape(name))
-        self._smallest, self._largest = fixed, fixed
+        self._smallest, self.largest = fixed, fixed
         if -1 in fixed:
-            self._smallest, _, self._largest = library.line().profile_range(engine, name, profile)
+            self._smallest, _, self.largest = library.line().profile_range(engine, name, profile)
         is_shape_tensor = engine.is_shape_inference_io(name)
         self._value_range = library.line().profile_values(engine, name, profile) if is_shape_tensor else []
         self._values: bytes | None = None
@@ -149,7 +149,7 @@ class Input(Slot):
                 "Call set_profile, or give optimization_profile."
             )
         # 8.6 accepts shapes outside the profile here, and crashes when it infers output shapes from them.
-        if not _in_range(shape, self._smallest, self._largest):
+        if not _in_range(shape, self._smallest, self.largest):
             raise errors.InputError(self._shape_refusal(shape))
         with library.collect_log() as log:
             accepted = self.execution.context.set_input_shape(self.name, shape)
@@ -251,7 +251,7 @@ class Output(Slot):
             self.shape = shape
             self.set_address(next(slot.address for slot in inputs if slot.name == aliased))
         elif self.allocator is None and any(dim < 0 for dim in shape):
-            self.allocator = callbacks.make_output_allocator()
+            self.allocator = callbacks.make_output_allocator(self._largest_size(inputs))
             if not context.set_output_allocator(self.name, self.allocator):
                 raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
         elif self.allocator is not None:
@@ -265,6 +265,17 @@ class Output(Slot):
         else:
             self.shape = shape
             self.set_address(self.reserve_device(self.nbytes()))
+
+    def _largest_size(self, inputs: Sequence[Input]) -> int:
+        """Return an upper bound of an output's bytes in the profile, of a context that has run no inference."""
+        context = self.execution.context
+        for slot in inputs:
+            context.set_input_shape(slot.name, slot.largest)
+        context.infer_shapes()
+        nbytes = int(context.get_max_output_size(self.name))
+        for slot in inputs:
+            context.set_input_shape(slot.name, slot.shape)
+        return nbytes
 
     def fetch(self, copy_out: bool, raw: bool) -> Any:
         """The output of a queued inference; its content is complete when the stream has finished."""
