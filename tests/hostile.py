@@ -322,11 +322,14 @@ def check_unharmed(hostile_folder: Path, action: object = None) -> None:
 
 
 MODULES = (
-    *("contextlib", "typing", "runpy", "json", "logging", "pydoc", "socket", "ssl", "venv", "ensurepip", "pip"),
+    *("typing", "runpy", "json", "logging", "pydoc", "socket", "ssl", "venv", "ensurepip", "pip"),
     *("numpy", "onnx", "onnxruntime", "google", "mlflow", "prefect", "uvicorn", "fastapi", "sqlalchemy", "alembic"),
     *("trtops_script", "sitecustomize", "usercustomize"),
 )
-"""What Python would look for in a working folder that comes first in its module search path."""
+"""What Python would look for in a working folder that comes first in its module search path.
+
+Without `contextlib`, which Python's own `-m` imports from there before any module of ours.
+"""
 
 
 def plant_modules(folder: Path, note: Path) -> None:

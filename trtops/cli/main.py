@@ -106,9 +106,11 @@ def _run_line(words: list[str], own_process: bool) -> int:
         return INTERRUPTED
     except OSError as exc:  # the output could not be written
         # Otherwise Python tries once more at exit, and prints a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
         if not isinstance(exc, BrokenPipeError):
             terminal.print_line(f"trtops: the output cannot be written: {exc}", sys.stderr)
+            os.dup2(null, sys.stderr.fileno())  # the log may be on the same full disk
             return 3
         return UNREAD if code is None else code
     finally:
