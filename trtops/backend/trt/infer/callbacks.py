@@ -13,8 +13,8 @@ from trtops.metadata import DataType
 def make_output_allocator(nbytes: int) -> Any:
     """Create a ``trt.IOutputAllocator`` for one output, with the output's ``buffer`` and ``shape``.
 
-    ``nbytes`` is an upper bound of the output's size. TensorRT 8.6 may request the size of the last inference, and write
-    more: it requested 24 bytes for an output of 131,072 on an H200.
+    ``nbytes`` is an upper bound of the output's size. TensorRT 8.6 may request the size of the last inference, and
+    write more: it requested 24 bytes for an output of 131,072 on an H200.
 
     The execution context references the allocator. The allocator must not reference the context: its memory and profile
     would never be released, since Python's garbage collector does not see references in TensorRT. A context keeps its
