@@ -153,6 +153,12 @@ def test_output_allocator_keeps_no_context(monkeypatch):
             in_context.append(allocator)
             return True
 
+        def infer_shapes(self):
+            return []
+
+        def get_max_output_size(self, name):
+            return 128
+
     output = object.__new__(slots.Output)
     output.name, output.on_host, output.device, output.pinned = "y", False, None, None
     output.allocator = None
@@ -160,9 +166,10 @@ def test_output_allocator_keeps_no_context(monkeypatch):
     output.prepare([])
     output.prepare([])
     [allocator] = in_context
-    for size in (0, 64, 16):
+    # 8.6 may write more than it requests, up to the largest size.
+    for size, allocated in ((0, 128), (64, 128), (256, 256), (16, 256)):
         assert allocator.reallocate_output("y", None, size, 256) == output._address() != 0
-    assert allocator.buffer.allocated_nbytes == 64
+        assert allocator.buffer.allocated_nbytes == allocated
     context = weakref.ref(output.execution.context)
     output.free()
     del output
