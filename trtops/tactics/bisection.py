@@ -377,7 +377,7 @@ class CulpritSearch:
         while (decision := bisection.decided()) is None and failed < _MAX_FAILURES:
             trial, opposite = bisection.next() if end is None else (end, None)
             ends_repeat = bisection.repeatability == "unknown" and all(self._repeats(ends, is_bad) for is_bad in ends)
-            # Of two opposites of which one was built, the other one is built: its errors may show that outputs follow
+            # If one of two opposites was built, the other one is built: its errors may show that outputs follow
             # the units. This must not depend on the coin, or the evidence would be biased.
             if ends_repeat and opposite is not None and (trial.tobytes() in built) != (opposite.tobytes() in built):
                 trial, opposite = opposite if trial.tobytes() in built else trial, None

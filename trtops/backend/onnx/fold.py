@@ -170,7 +170,7 @@ class _GraphPass:
     # Nodes whose results are constant and not computed yet, and the index in this list by output.
     foldable: list[onnx.NodeProto] = field(default_factory=list)
     pending: dict[str, int] = field(default_factory=dict)
-    fresh: set[str] = field(default_factory=set)  # tensors of which more is known than before this pass
+    fresh: set[str] = field(default_factory=set)  # tensors with more known than before this pass
 
     def run(self) -> dict[str, onnx.TensorProto]:
         """Return the graph's constant outputs needed by other nodes, and record them in ``tensors``."""

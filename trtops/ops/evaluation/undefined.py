@@ -34,7 +34,7 @@ _COMBINE = _PASS_ON | {"And", "Not", "Or", "Xor"}
 
 @dataclass(frozen=True)
 class NanRows:
-    """Rows of feeds with NaN used by the model; false if there are none.
+    """Rows of feeds with NaN used by the model; false without any.
 
     Attributes:
         rows: By the number of the feed: its rows with NaN, and its number of rows; all rows are meant if the inputs

@@ -94,7 +94,7 @@ class Slot:
         return self.host
 
     def set_address(self, address: int) -> None:
-        """Set the tensor's address in the context, if it changed; the owner of the memory lives until the next one."""
+        """Set the tensor's address in the context, if it changed; its owner lives until the next one."""
         if address != self.address and not self.execution.context.set_tensor_address(self.name, int(address)):
             raise errors.InferenceError(f"TensorRT refuses address {address:#x} for {self.name!r}.")
         self.address = address

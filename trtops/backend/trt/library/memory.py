@@ -140,7 +140,7 @@ class Event:
 
 
 class DeviceAddress(int):
-    """An address in device memory, with a reference to the owner of the memory."""
+    """An address in device memory, with a reference to its owner."""
 
     owner: object
 
