@@ -63,7 +63,8 @@ def command(name: str, line: str, out: Path, **environment: str) -> subprocess.C
     words = COMMANDS[name].format(out=out)
     text = line.format(f"{shlex.quote(sys.executable)} -m trtops.cli {words}")
     source = str(Path(__file__).parents[2])
-    changed = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", **environment}
+    # Buffered, whatever the environment says: Python writes what is left at exit, and may replace the exit code then.
+    changed = {**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(["bash", "-c", text], env=changed, capture_output=True, text=True)
 
 

@@ -6,6 +6,7 @@
 
 # What only commands need is imported by them, so that help is fast.
 
+import atexit
 import contextlib
 import gc
 import io
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _open_closed_streams()
+        atexit.register(_discard_unwritable_rest)  # registered first, called last
     if arguments is not None or not {"-h", "--help"}.isdisjoint(words):
         return _run_line(words, own_process=False)
     from trtops.cli.supervised import supervise  # takes as long to import as help takes to print
@@ -62,6 +64,18 @@ def _open_closed_streams() -> None:
                 continue
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def _discard_unwritable_rest() -> None:
+    """Discard what libraries printed while the process ended, if it cannot be written.
+
+    Otherwise Python replaces the command's exit code by 120. The command's own output has been flushed before.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run_line(words: list[str], own_process: bool) -> int:
@@ -109,8 +123,8 @@ def _run_line(words: list[str], own_process: bool) -> int:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         if not isinstance(exc, BrokenPipeError):
-            terminal.print_line(f"trtops: the output cannot be written: {exc}", sys.stderr)
-            os.dup2(null, sys.stderr.fileno())  # the log may be on the same full disk
+            with contextlib.suppress(OSError):  # the log may be on the same full disk
+                terminal.print_line(f"trtops: the output cannot be written: {exc}", sys.stderr)
             return 3
         return UNREAD if code is None else code
     finally:
