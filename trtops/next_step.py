@@ -5,14 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtops.record import Record, option_fields, to_jsonable
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.system.processes import mark
-
-if TYPE_CHECKING:
-    pass
 
 _POSITIONAL = ("model", "run")
 # Options whose name is not that of their field.

@@ -40,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _open_closed_streams()
-        atexit.register(_discard_unwritable_rest)  # registered first, called last
+        atexit.register(
+            _discard_unwritable_rest
+        )  # first, so that it is called last
     if arguments is not None or not {"-h", "--help"}.isdisjoint(words):
         return _run_line(words, own_process=False)
     from trtops.cli.supervised import supervise  # takes as long to import as help takes to print
@@ -67,9 +69,9 @@ def _open_closed_streams() -> None:
 
 
 def _discard_unwritable_rest() -> None:
-    """Discard what libraries printed while the process ended, if it cannot be written.
+    """Discard what is left in the standard streams, if it cannot be written.
 
-    Otherwise Python replaces the command's exit code by 120. The command's own output has been flushed before.
+    Otherwise Python tries once more at exit, and replaces the command's exit code by 120.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -119,14 +121,14 @@ def _run_line(words: list[str], own_process: bool) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except OSError as exc:  # the output could not be written
-        # Otherwise Python tries once more at exit, and prints a traceback.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        if not isinstance(exc, BrokenPipeError):
+        if isinstance(exc, BrokenPipeError):
+            exit_code = UNREAD if code is None else code
+        else:
+            exit_code = 3
             with contextlib.suppress(OSError):  # the log may be on the same full disk
                 terminal.print_line(f"trtops: the output cannot be written: {exc}", sys.stderr)
-            return 3
-        return UNREAD if code is None else code
+        _discard_unwritable_rest()
+        return exit_code
     finally:
         for number, handler in () if own_process else before.items():
             signal.signal(number, handler)

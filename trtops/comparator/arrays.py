@@ -21,6 +21,11 @@ _log = logging.getLogger(__name__)
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
+def is_floating(array: Array) -> bool:
+    """True for floating-point numbers, also of types that numpy itself lacks, such as bfloat16."""
+    return array.dtype.kind == "f" or "float" in array.dtype.name
+
+
 def to_numpy(value: object, name: str = "value") -> Array:
     """A value as a numpy array in host memory, sharing its memory if possible; ``name`` is for errors.
 

@@ -298,7 +298,7 @@ class FreshNames:
                 self._taken.update((node.name, *node.input, *node.output))
 
     def __call__(self, base: str) -> str:
-        """The wanted name, with ``_1`` or the next free number appended if it is taken."""
+        """Return the base name, with ``_1`` or the next free number appended if it is taken."""
         name, count = base, 1
         while name in self._taken:
             name, count = f"{base}_{count}", count + 1

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trtops.comparator.arrays import Array
+from trtops.comparator.arrays import Array, is_floating
 from trtops.comparator.metrics.difference import BLOCK
 
 # Of the row's range: a class nearer to the best one than that may win by rounding alone.
@@ -49,7 +49,7 @@ def balanced_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     Where one value makes up half of the reference or more, its share and the share of all other values are computed
     separately and the smaller counts.
     """
-    if any(_is_floating(b) for _, b in pairs) or not sum(b.size for _, b in pairs):
+    if any(is_floating(b) for _, b in pairs) or not sum(b.size for _, b in pairs):
         return None
     ours, theirs = (np.concatenate([side.reshape(-1) for side in sides]) for sides in zip(*pairs))
     values, counts = np.unique(theirs.astype(str) if theirs.dtype.kind == "O" else theirs, return_counts=True)
@@ -63,7 +63,7 @@ def balanced_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
 
 def hold_scores(pairs: Sequence[tuple[Array, Array]]) -> bool:
     """Whether arrays are floating and have an axis longer than 1 behind another axis."""
-    return all(_row_length(a) > 1 and _is_floating(a) and _is_floating(b) for a, b in pairs)
+    return all(_row_length(a) > 1 and is_floating(a) and is_floating(b) for a, b in pairs)
 
 
 def row_blocks(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Array]]:
@@ -92,7 +92,3 @@ def _row_length(array: Array) -> int:
     while len(shape) > 2 and shape[-1] == 1:
         shape.pop()
     return int(shape[-1]) if len(shape) > 1 else 0
-
-
-def _is_floating(array: Array) -> bool:
-    return array.dtype.kind == "f" or "float" in array.dtype.name

@@ -8,7 +8,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from trtops.backend.onnx.model import Model, is_large
 from trtops.backend.onnx.save import save_model
 from trtops.backend.trt.choices.timing_cache import TimingCache
 from trtops.comparator.results import IterationResult, RunResults
+from trtops.extras import installed
 from trtops.json import from_json
 from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of, engine_case
@@ -234,7 +234,7 @@ def write_bundle(
         save_model(case.model, Path(folder, "model.onnx"), external_data_path="" if is_large(case.model) else None)
         files |= {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
     printed = ""
-    if find_spec(case.backend) is not None:
+    if installed(case.backend):
         # Tried before anything is written: a bundle that shows nothing wastes the time of those who get it.
         caches = {name: data for name, data in (extra or {}).items() if name.startswith("caches/")}
         good, printed = _try_script(files | caches, config.timeout_seconds)

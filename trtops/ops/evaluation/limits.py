@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
-from trtops.comparator.arrays import to_numpy
+from trtops.comparator.arrays import is_floating, to_numpy
 from trtops.comparator.metrics import ChannelErrors
 from trtops.comparator.metrics.rows import balanced_agreement
 from trtops.comparator.report import (
@@ -187,9 +187,7 @@ class Noise(Record):
     independent: float  # number of errors of equal size with the same fourth moment; 0 without any error
     draws: int = 1  # how often the errors were drawn; `rms` is of all draws
     predicted: float | None = None  # root mean square of the first draw, if the engine is expected to round the same
-    range: float = (
-        0.0  # the width of the values that the graph allows, such as 1 behind a sigmoid; 0 if it is not known
-    )
+    range: float = 0.0  # the width of the values that the graph allows, such as 1 behind a sigmoid; 0 if unknown
 
     def unit_of_range(self, precision: Rounding) -> float:
         """The error of an output rounded to a precision relative to its range, at least that of FP32."""
@@ -684,7 +682,7 @@ def _noise_of(
             agreements = [share for share in shares if share is not None]
             if agreements:
                 noises.append(OutputNoise(name=name, equal=min(agreements), counted=_counted(right)))
-        elif right[0].dtype.kind == "f" or "float" in right[0].dtype.name:
+        elif is_floating(right[0]):
             axis = _channel_axis(right, channel_elements)
             [whole] = _join_draws(right, moved, None, ranges.get(name), join)
             channels = () if axis is None else _join_draws(right, moved, axis, ranges.get(name), join)

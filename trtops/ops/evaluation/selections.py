@@ -11,12 +11,14 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
+from trtops.comparator.arrays import Array, is_floating
+from trtops.ops.evaluation.data import root_mean_square
 
 if TYPE_CHECKING:
     import onnx
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from trtops.backend.onnx.model import Model
 
 log = logging.getLogger(__name__)
-
-Array: TypeAlias = npt.NDArray[Any]
 
 # The axis of the rows of nodes that select. ONNX defines no order of those of NonMaxSuppression.
 _ROW_AXES = {"TopK": -1, "NonMaxSuppression": 0, "NonZero": 1}
@@ -212,7 +212,7 @@ class Selections:
         ):
             return {}
         filled = {name: theirs.astype(ours.dtype) for name, (ours, theirs) in rows.items()}
-        scales = [_root_mean_square(theirs) for _, theirs in rows.values()]
+        scales = [_scale(theirs) for _, theirs in rows.values()]
         for index in range(lists):
             ours, theirs = ([pair[side][index] for pair in rows.values()] for side in (0, 1))
             distances = _distances(theirs, ours, scales)
@@ -494,10 +494,12 @@ def _tied(keys: Array, count: int, width: float) -> npt.NDArray[np.bool_]:
     return tied
 
 
-def _root_mean_square(array: Array) -> float:
-    if array.dtype.kind != "f" or not array.size:
+def _scale(array: Array) -> float:
+    """The root mean square of finite numbers; 1 for zeros, integers and strings."""
+    if not is_floating(array):
         return 1.0
-    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) or 1.0
+    values = array.astype(np.float64)
+    return root_mean_square(values[np.isfinite(values)]) or 1.0
 
 
 def _distances(first: list[Array], second: list[Array], scales: list[float]) -> Array:
@@ -507,7 +509,7 @@ def _distances(first: list[Array], second: list[Array], scales: list[float]) -> 
     """
     distances = np.zeros((len(first[0]), len(second[0])))
     for a, b, scale in zip(first, second, scales):
-        if a.dtype.kind != "f":
+        if not is_floating(a):
             rows = np.concatenate([a, b.astype(a.dtype)])
             codes = np.unique(rows.astype(str) if rows.dtype.kind == "O" else rows, axis=0, return_inverse=True)[1]
             part = (codes.reshape(-1)[: len(a), None] != codes.reshape(-1)[None, len(a) :]).astype(np.float64)

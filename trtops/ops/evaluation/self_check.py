@@ -28,6 +28,7 @@ import numpy as np
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.runner import BaseRunner, Feed, ProfiledFeed
+from trtops.comparator.arrays import is_floating
 from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.ops.evaluation.data import UNITS
 from trtops.ops.evaluation.shapes import profile_of
@@ -597,7 +598,7 @@ class _Check:
         """Check equal floating-point outputs for different inputs against the model."""
         name: RelationName = "other inputs"
         for output, first, second in self._pairs(base, variant):
-            if not _is_floating(first) or not np.array_equal(first, second, equal_nan=True):
+            if not is_floating(first) or not np.array_equal(first, second, equal_nan=True):
                 continue
             try:
                 model_sides = [side._replace(outputs=self._model_outputs(side.feed)) for side in (base, variant)]
@@ -749,12 +750,8 @@ def _size(feed: Feed) -> int:
     return sum(array.size for array in feed.values())
 
 
-def _is_floating(array: Array) -> bool:
-    return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
-
-
 def _moved(array: Array, factor: Any) -> Array:
-    if not _is_floating(array):
+    if not is_floating(array):
         return array
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(array.astype(np.float64) * factor, array.dtype)
@@ -785,7 +782,7 @@ def _difference(
         equal = (first == second) | (np.isnan(first) & np.isnan(second))
         difference = np.where(equal, 0.0, np.abs(second - first))
         difference = np.where(np.isnan(difference), np.inf, difference)
-        allowed = np.broadcast_to(units * _scale(first) if _is_floating(expected) else 0.0, first.shape)
+        allowed = np.broadcast_to(units * _scale(first) if is_floating(expected) else 0.0, first.shape)
         if noise is not None:
             moved = np.abs(noise[1].astype(np.float64) - noise[0].astype(np.float64))
             moved = np.where(np.isnan(moved) & ~np.isnan(noise[0].astype(np.float64)), np.inf, moved)

@@ -10,7 +10,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.onnx import walk
-from trtops.comparator.arrays import Array
+from trtops.comparator.arrays import Array, is_floating
 from trtops.comparator.report import Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.tables import listed
 
@@ -124,7 +124,7 @@ class Undefined:
                     del mine[name], right[name]
                     continue
                 mine[name], right[name] = (self.nan.without(number, side[name]) for side in (mine, right))
-                if _floating(right[name]) and np.isnan(right[name]).any():  # rows of other inputs are mixed in
+                if is_floating(right[name]) and np.isnan(right[name]).any():  # rows of other inputs are mixed in
                     mine[name], right[name] = mine[name][:0], right[name][:0]
         return ours, theirs
 
@@ -176,7 +176,7 @@ def without_own_nan(rounded: Outputs, plain: Outputs) -> tuple[Outputs, Outputs]
         for name in mine.keys() & right.keys():
             pair = mine[name], right[name]
             alike = all(isinstance(array, np.ndarray) for array in pair) and pair[0].shape == pair[1].shape
-            if alike and _floating(pair[1]) and (nan := np.isnan(pair[1])).any():
+            if alike and is_floating(pair[1]) and (nan := np.isnan(pair[1])).any():
                 mine[name], right[name] = (np.where(nan, array.dtype.type(0), array) for array in pair)
     return ours, theirs
 
@@ -244,15 +244,11 @@ def _ignores_nan(model: Model, feeds: list[Feed]) -> bool:
 def _with(feed: Feed, value: float) -> dict[str, Array]:
     """A feed with a value in place of NaN."""
     arrays = {name: np.asarray(array) for name, array in feed.items()}
-    return {n: np.where(np.isnan(a), a.dtype.type(value), a) if _floating(a) else a for n, a in arrays.items()}
-
-
-def _floating(array: Array) -> bool:
-    return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+    return {n: np.where(np.isnan(a), a.dtype.type(value), a) if is_floating(a) else a for n, a in arrays.items()}
 
 
 def _rows_with_nan(array: Array) -> np.ndarray[Any, np.dtype[np.intp]]:
     """The rows of an array with NaN; a scalar is one row."""
-    if not array.size or not _floating(array):
+    if not array.size or not is_floating(array):
         return np.empty(0, np.intp)
     return np.flatnonzero(np.isnan(np.atleast_1d(array)).reshape(len(np.atleast_1d(array)), -1).any(1))

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtops.ops.result import Inspection
 from trtops.tables import counted, table
 from trtops.tactics.record import algorithm_text, read_record
 from trtops.tracking.base import Tracker
 from trtops.tracking.builds import load_cache
-
-if TYPE_CHECKING:
-    pass
 
 
 def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspection:
