@@ -40,9 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _open_closed_streams()
-        atexit.register(
-            _discard_unwritable_rest
-        )  # first, so that it is called last
+        atexit.register(_discard_unwritable_rest)  # first, so that it is called last
     if arguments is not None or not {"-h", "--help"}.isdisjoint(words):
         return _run_line(words, own_process=False)
     from trtops.cli.supervised import supervise  # takes as long to import as help takes to print

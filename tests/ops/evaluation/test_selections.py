@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from trtops.backend.onnx.model import Model
 from trtops.comparator import compare_outputs
 from trtops.ops.evaluation.data import Feeds, collect, golden_outputs
 from trtops.ops.evaluation.limits import RightModel
+from trtops.ops.evaluation.selections import Ranking, Selections
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
 
 CORNERS = np.stack(np.meshgrid(np.arange(5), np.arange(4)), -1).reshape(-1, 2) * 100.0
@@ -134,3 +136,20 @@ def test_selected_rows_at_a_threshold_may_come_and_go() -> None:
     assert at[:, 0].tolist() == [0, 0]
     assert verdict(at) == "good" and verdict(at[:, 1:]) == "good"
     assert verdict(at[:, :-1]) == "bad"  # far above the edge
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "infinity"])
+def test_rows_are_matched_by_value(kind: str) -> None:
+    golden = np.arange(12, dtype=np.float32).reshape(4, 3)
+    if kind == "infinity":
+        golden[0, 0] = np.inf
+    dtype = ml_dtypes.bfloat16 if kind == "bfloat16" else np.float32
+    rounded, order = (golden * np.float32(1.01)).astype(dtype), [2, 0, 3, 1]
+    selections = Selections(
+        model=Model.from_proto(models.model("(float[4,3] x) => (float[4,3] y) { y = Relu(x) }", {})),
+        rankings=(Ranking(axes={"y": 0}),),
+        choices=(),
+        golden=[{"y": golden.astype(dtype)}],
+    )
+    [aligned] = selections.align([{"y": rounded[order]}], {})
+    np.testing.assert_array_equal(aligned["y"], rounded)
