@@ -30,9 +30,9 @@ from trtops.ops.engines.convert import ConvertResult
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.compare import CompareConfig
-from trtops.ops.evaluation.compare import CompareResult
+from trtops.ops.search.command import CommandCheck
+from trtops.ops.comparing.compare import CompareConfig
+from trtops.ops.comparing.compare import CompareResult
 from trtops.ops.gate.matrix import MatrixResult
 from trtops.ops.gate.op import GateConfig
 from trtops.ops.gate.policy import AccuracyLimit
