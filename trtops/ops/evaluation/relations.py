@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,13 +39,13 @@ _NO_BATCH_AXIS = "no output has a batch axis"
 class Joined(NamedTuple):
     """The larger batch: rows of the data in order, reversed, and so on.
 
-    ``order`` numbers the row at each position, of ``count`` different ones; ``origins`` are some positions, each with
-    the result and the row that it comes from.
+    ``order`` numbers the row at each position, of ``distinct`` different ones; ``origins`` are some positions, each
+    with the result and the row that it comes from.
     """
 
     result: Result
     order: list[int]
-    count: int
+    distinct: int
     origins: list[tuple[int, Result, int]]
 
     def repeated(self) -> tuple[list[int], list[int]]:
@@ -288,9 +288,10 @@ class Trials:
         return "every batch has one row" if self.rows_of(self.several) == 1 else _NO_BATCH_AXIS
 
     @cached_property
-    def reversed_order(self) -> Rows:
+    def reversed_order(self) -> np.ndarray[Any, np.dtype[np.intp]]:
         """The rows of the reversed batch; without a larger batch the last one is equal to the first."""
-        order = np.arange(self.rows_of(self.several))[::-1].copy()  # an input of one axis may have millions of rows
+        # An array, since an input of one axis may have millions of rows.
+        order: np.ndarray[Any, np.dtype[np.intp]] = np.arange(self.rows_of(self.several))[::-1].copy()
         if self._joined_result is None:
             order[-1] = order[0]
         return order
@@ -426,7 +427,7 @@ def permuted_rows(trials: Trials) -> Relation:
         return skipped(name, trials.batch)
     findings: list[Relation] = []
     if isinstance(trials.joined, Joined):
-        joined, count = trials.joined.result, trials.joined.count
+        joined, count = trials.joined.result, trials.joined.distinct
         repeated, first = (positions[:count] for positions in trials.joined.repeated())
         if count > 1 and repeated == list(range(count, 2 * count)):
             findings += _compare_rows(trials, name, (joined, first), (joined, repeated))
