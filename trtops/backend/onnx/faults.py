@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx import copying, shapes, walk
 from trtops.backend.onnx.edit import override_input_shapes, sort_nodes
 from trtops.metadata import Shape
 
@@ -100,7 +100,7 @@ class FaultyModel:
         self._fresh = walk.FreshNames(proto.graph)
         self._switches: dict[tuple[object, ...], str] = {}
         self._numbers: dict[int, str] = {}
-        inferred = walk.copy_of(structure)
+        inferred = copying.copy_of(structure)
         try:
             override_input_shapes(inferred, input_shapes)
             shapes.infer_shapes(inferred)
