@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from trtops.cli.main import FORWARDED, INTERRUPTED, INTERRUPTING
+from trtops.cli.signals import FORWARDED, INTERRUPTED, INTERRUPTING
 from trtops.system.activity import Page
 from trtops.system.processes import end_with_parent
 from trtops.terminal import print_line
