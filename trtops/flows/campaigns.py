@@ -29,8 +29,7 @@ from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics_op
 from trtops.ops.campaign.iteration import CampaignBuild, iterate_once
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import prove as prove_op
-from trtops.tracking.base import Tracker
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import Tracker, run_id_of
 
 
 def _make_iteration(campaign: Campaign, number: int) -> CampaignBuild:

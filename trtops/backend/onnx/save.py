@@ -10,10 +10,9 @@ import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from trtops import errors
-from trtops.backend.common import open_atomically
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import is_lean, raw_bytes
-from trtops.system.files import replaced_together
+from trtops.system.files import open_atomically, replaced_together
 
 # Bytes of a message that protobuf still serializes, with a margin.
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)

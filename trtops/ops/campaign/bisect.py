@@ -43,8 +43,7 @@ from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools, Counts, Likelihood
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, tracked
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, run_id_of, tracked
 from trtops.tracking.schema import Kind
 from trtops.verdict import PASSED, Verdict
 

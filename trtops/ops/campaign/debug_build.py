@@ -37,9 +37,8 @@ from trtops.system.processes import temporary_prefix
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
 from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole
+from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole, run_id_of
 from trtops.tracking.builds import log_materials
-from trtops.tracking.records import run_id_of
 from trtops.verdict import PASSED
 
 _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later in steps of 2 %

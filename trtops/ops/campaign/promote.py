@@ -24,9 +24,8 @@ from trtops.record import Record, sha256, with_options
 from trtops.spec import BackendName, BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.system.allowed import ask_for
 from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
+from trtops.tracking.base import RegisteredVersion, Run, RunInfo, StoredRun, Tracker, Verdict, incomplete, run_id_of
 from trtops.tracking.builds import find_model, log_materials
-from trtops.tracking.records import run_id_of
 from trtops.tracking.signatures import require_signed
 
 

@@ -63,10 +63,9 @@ from trtops.system.activity import needs_child
 from trtops.tables import listed, size, table
 from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tracker, Verdict
+from trtops.tracking.base import Run, Tracker, Verdict, run_id_of
 from trtops.tracking.builds import log_materials
 from trtops.tracking.memory import MemoryTracker
-from trtops.tracking.records import run_id_of
 from trtops.verdict import PASSED
 
 log = logging.getLogger(__name__)

@@ -50,9 +50,8 @@ from trtops.system.locks import locked, machine_folder
 from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo, Tracker
+from trtops.tracking.base import Run, RunInfo, Tracker, run_id_of
 from trtops.tracking.builds import log_materials
-from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import Tag
 
 if TYPE_CHECKING:

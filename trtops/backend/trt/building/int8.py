@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.engines import engine_backend
-from trtops.backend.onnx.quantize import Quantization, insert_qdq, tensors_to_calibrate
+from trtops.backend.onnx.quantize import insert_qdq, tensors_to_calibrate
 from trtops.calibration.cache import CalibrationCache, fit, read_cache, tensorrt_header
+from trtops.calibration.quantization import Quantization
 from trtops.spec import BuildConfig
 
 if TYPE_CHECKING:
