@@ -34,7 +34,7 @@ from trtops.ops.campaign.workers import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.deny import deny, deny_list, pardon
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.search.command import CommandCheck
 from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.locks import held
 from trtops.tactics.denied import DeniedTactic

@@ -25,13 +25,13 @@ from trtops.ops.campaign.workers import warm_backend
 from trtops.ops.engines.convert import BuildJob, read_cache_file
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation
-from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import Feeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
-from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.result import op_run
+from trtops.ops.search.command import CommandCheck
+from trtops.ops.search.submodel import CheckOutcome
 from trtops.record import Record, digest, sha256
 from trtops.reports.document import Document
 from trtops.reports.present import present
