@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trtops import errors
-from trtops.backend.loader import BaseLoader, immediately
-from trtops.backend.runner import ValueOrCallable
+from trtops.backend.loader import BaseLoader, ValueOrCallable, immediately
 from trtops.func import value_of
 from trtops.lazy import known_as
 from trtops.record import sha256

@@ -1,4 +1,4 @@
-"""The layers of a model that compute in 8 bits, and those that do not, by reason."""
+"""The record of a quantized model: layers that read 8 bits, and the reasons of those that do not."""
 
 from dataclasses import dataclass
 

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import placement, shapes, walk
+from trtops.backend.onnx import copying, operators, placement, shapes, walk
 from trtops.backend.onnx.model import tensor_array
 from trtops.backend.onnx.opset import raise_opset
 from trtops.backend.onnx.precision import without_functions
@@ -48,8 +48,8 @@ _MOST_JITTER = 1.1
 _FLOAT_OUTPUTS = frozenset({"Gemm", "MatMul"})
 _ACTIVATIONS = frozenset({"Relu", "Clip"})  # which ONNX Runtime fuses into the integer kernel before them
 _NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
-# Their outputs are values of their input, so both have the same scale, and integers pass unchanged.
-_VALUE_MOVING_OPS = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
+# Input and output have the same scale, and integers pass unchanged. The largest values pass a MaxPool too.
+_VALUE_MOVING_OPS = operators.KEEP_RANGE | {"MaxPool"}
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _plan_layers(
 
 def _sizes(model: onnx.ModelProto, config: BuildConfig) -> dict[str, list[int]]:
     """Shapes of a model's tensors in its first profile; 0 is an unknown dimension."""
-    sized = walk.copy_model(model, walk.put_small(4096))
+    sized = copying.copy_model(model, copying.put_small(4096))
     del sized.graph.value_info[:]
     profile_shapes = {shape.name: shape.opt for profile in config.profiles[:1] for shape in profile.shapes}
     for value in sized.graph.input:

@@ -14,7 +14,7 @@ import onnx
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit, walk
-from trtops.backend.onnx.external import expected_bytes
+from trtops.backend.onnx.copying import expected_bytes
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import without_functions
 from trtops.backend.onnx.quantize import insert_qdq, kept_names
