@@ -21,9 +21,8 @@ from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.next_step import NextStep, arguments_of, limits_text
 from trtops.ops.campaign.config import BuildRequest, Campaign
-from trtops.ops.campaign.workers import warm_backend
+from trtops.ops.devices import warm_backend
 from trtops.ops.engines.convert import BuildJob, read_cache_file
-from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import Feeds
@@ -31,6 +30,7 @@ from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
+from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import op_run
 from trtops.record import Record, digest, sha256
 from trtops.reports.document import Document
