@@ -15,9 +15,9 @@ from trtops.ops.auditing.integrity import SharedReads, check_integrity
 from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.comparing.compare import compare
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.compare import compare
 from trtops.ops.gate.matrix import gate_all
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy

@@ -20,10 +20,10 @@ from trtops.ops.devices import close_workers
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
 from trtops.ops.registry.promote import promote
+from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.record import sha256
 from trtops.reports.present import drawn_again

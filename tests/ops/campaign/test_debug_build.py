@@ -33,8 +33,8 @@ from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
 from trtops.ops.devices import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.registry.deny import deny, deny_list, pardon
+from trtops.ops.search.command import CommandCheck
 from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.locks import held
 from trtops.tactics.denied import DeniedTactic

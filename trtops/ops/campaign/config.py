@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from trtops import errors
 from trtops.ops.devices import BuildPlace
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.search.command import CommandCheck
 from trtops.record import Record, refuse_unused
 from trtops.spec import CAMPAIGN_SEEDS, BuildConfig
 from trtops.tactics.denied import DenyList

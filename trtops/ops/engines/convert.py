@@ -575,7 +575,7 @@ def _evaluate(
     # Whether the model in this precision is bad on any hardware, or only this engine of it.
     emulated = None if computed.low_precision is None else right.emulation(check.tolerances)
     evaluation = replace(evaluation.leaving_out(build.denied), computed=computed, emulated=emulated)
-    evaluation = with_power(evaluation, model, feeds, golden, check, right.tolerances(check.tolerances))
+    evaluation = with_power(evaluation, golden, check, right.tolerances(check.tolerances))
     return evaluation, outputs
 
 

@@ -146,7 +146,7 @@ class Measurement:
         tolerances = right.tolerances(check.tolerances)
         evaluation = run_step("compare", assess, outputs, golden, None, check, tolerances, source, seen, right)
         evaluation = evaluation.leaving_out(build.denied)
-        evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances, call=self._reference)
+        evaluation = with_power(evaluation, golden, config.check, tolerances)
         if check.self_check is not False:
             with self._ending("self-check"), ProcessRunner(process) as candidate:
                 iterations = iterations_of(outputs, "actual")

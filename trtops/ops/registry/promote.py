@@ -257,7 +257,7 @@ def _compare_in_child(build: Build, other: Engine, model: Model, check: CheckCon
     with backend.runner(other) as runner:
         expected = collect(runner, feeds)
     tolerances = right.tolerances(check.tolerances)
-    evaluation = with_power(evaluated[0], model, feeds, golden, check, tolerances)
+    evaluation = with_power(evaluated[0], golden, check, tolerances)
     if check.tolerances is None:
         report = compare_outputs(right.aligned(evaluated[1]), right.aligned(expected), tolerances)
     else:

@@ -29,9 +29,9 @@ from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
-from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run, run_step
+from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
 from trtops.spec import BuildConfig, Precision

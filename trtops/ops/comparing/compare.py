@@ -153,7 +153,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         tolerances = rounded.tolerances(check.tolerances)
         evaluation = assess(outputs, expected, latency, check, tolerances, feeds, seen, rounded)
     evaluation = replace(evaluation, self_check=checked)
-    return with_power(evaluation, right if isinstance(right, Model) else None, feeds, expected, check, tolerances)
+    return with_power(evaluation, expected, check, tolerances)
 
 
 def _model_of(actual: str, golden: str, model: Model | None, tracker: Tracker) -> Model:
