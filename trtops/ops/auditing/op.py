@@ -28,7 +28,7 @@ from trtops.ops.auditing.result import (
     WayName,
     reaches,
 )
-from trtops.ops.campaign.workers import close_workers, warm_backend
+from trtops.ops.devices import close_workers, warm_backend
 from trtops.ops.result import OnProgress, finish_with, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.system import signing

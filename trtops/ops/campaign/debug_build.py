@@ -26,7 +26,7 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
-from trtops.ops.campaign.workers import close_workers, warm_backend
+from trtops.ops.devices import close_workers, warm_backend
 from trtops.ops.evaluation.data import check_source, golden_outputs
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with, run_step, tracker_or_default
 from trtops.record import sha256

@@ -24,7 +24,6 @@ from trtops.comparator.table import RECORDED
 from trtops.extras import installed, sentence
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import OF_8_BITS, NextStep, arguments_of, option_text
-from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import (
     CheckConfig,
     EngineConfig,
@@ -38,6 +37,7 @@ from trtops.ops.evaluation.check import (
 from trtops.ops.evaluation.data import Feeds, golden_outputs, open_feeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
+from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import (
     OpResult,
     finish_with,
