@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from trtops.ops.campaign.config import DebugBuildConfig
     from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
     from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, DiffTacticsResult, diff_tactics
-    from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, promote, resolve
     from trtops.ops.campaign.prove import ProveConfig, ProveResult, prove
     from trtops.ops.comparing.compare import CompareConfig, CompareResult, compare
     from trtops.ops.comparing.run import RunConfig, RunResult, run_models
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
     from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult, calibrate
     from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
-    from trtops.ops.engines.deny import deny, pardon
     from trtops.ops.engines.model_list import ListedModel, ModelList, folder_list, read_model_list
     from trtops.ops.engines.sensitivity import SensitivityConfig, SensitivityResult, sensitivity
     from trtops.ops.evaluation.check import CheckConfig
@@ -61,6 +59,9 @@ if TYPE_CHECKING:
         sanitize,
         strip_weights,
     )
+    from trtops.ops.registry.accepted import resolve
+    from trtops.ops.registry.deny import deny, pardon
+    from trtops.ops.registry.promote import PromoteConfig, PromoteResult, promote
     from trtops.ops.result import OpResult
     from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, accuracy
     from trtops.ops.search.command import CommandCheck

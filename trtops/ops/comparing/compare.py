@@ -30,8 +30,8 @@ from trtops.reports.document import Section
 from trtops.spec import BuildConfig, Precision
 from trtops.system.files import read_regular
 from trtops.tracking import builds
-from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.records import RUN_PREFIX, run_id_of
+from trtops.tracking.base import Tracker, Verdict, run_id_of
+from trtops.tracking.records import RUN_PREFIX
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,6 @@ from trtops.comparator.table import RECORDED
 from trtops.extras import installed, sentence
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import OF_8_BITS, NextStep, arguments_of, option_text
-from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import (
     CheckConfig,
     EngineConfig,
@@ -38,6 +37,7 @@ from trtops.ops.evaluation.check import (
 from trtops.ops.evaluation.data import Feeds, golden_outputs, open_feeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
+from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import (
     OpResult,
     finish_with,
@@ -64,10 +64,9 @@ from trtops.system.worker import warm_worker
 from trtops.tables import listed, size, table
 from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tracker, Verdict
+from trtops.tracking.base import Run, Tracker, Verdict, run_id_of
 from trtops.tracking.builds import log_materials
 from trtops.tracking.memory import MemoryTracker
-from trtops.tracking.records import run_id_of
 from trtops.verdict import PASSED
 
 log = logging.getLogger(__name__)

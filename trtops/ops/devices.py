@@ -6,17 +6,34 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from trtops import errors
 from trtops.backend.worker import IsolatedBackend
+from trtops.record import Record
+from trtops.spec import BackendName
 from trtops.system.locks import held
-from trtops.system.worker import close_workers as close_workers
 from trtops.system.worker import warm_worker
 
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 120.0  # for a child that reports its GPU, its start included
 _gpus: dict[str, str] = {}  # digests of GPUs' UUIDs by device, which do not change while a process lives
 _asking = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlace(Record):
+    """Where builds are made.
+
+    Attributes:
+        backend: The back end that builds.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them (default: those of that variable).
+        timeout_seconds: Seconds that a build may take; None for no limit.
+    """
+
+    backend: BackendName
+    devices: tuple[str, ...] = ()
+    timeout_seconds: float | None = None
 
 
 def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
