@@ -250,9 +250,9 @@ def op_run(
 ) -> Iterator[OpRun]:
     """Open the run of one call of an op; without a tracker, nothing is logged.
 
-    The run ends as :func:`trtops.tracking.base.tracked` ends it. The default experiment is the model file's name without
-    its ending. The absolute path of that file becomes a tag. A name that is too long is shortened. If a child process
-    that was to survive native code dies, WorkerError names the nodes that fail by themselves.
+    The run ends as :func:`trtops.tracking.base.tracked` ends it. The default experiment is the name of the model file,
+    without its ending. The absolute path of that file becomes a tag. A name that is too long is shortened. If a child
+    process that was to survive native code dies, WorkerError names the nodes that fail by themselves.
     """
     from trtops.tracking.no_run import NO_RUN
 
