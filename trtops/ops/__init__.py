@@ -8,5 +8,5 @@ each item.
 
 from trtops.lazy import exports
 
-# Names are imported on first use, so that each op loads only its own dependencies.
+# Names, listed in `__init__.pyi`, are imported on first use, so that each op loads only its own dependencies.
 __getattr__, __dir__ = exports(__name__)
