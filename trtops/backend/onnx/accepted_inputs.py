@@ -46,8 +46,7 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
             accepted.words[value.name] = _SOME_WORDS
         elif value.name in source and value.name.endswith("attention_mask") and kind in _MASK_TYPES:
             accepted.ranges[value.name] = (1, 1)
-    for index in walk.execution_order(model.graph.node):
-        node = model.graph.node[index]
+    for node in walk.in_order(model.graph.node):
         if not node.input or not node.output:
             continue
         if node.op_type in _PASS_THROUGH_OPS and node.input[0] in source:

@@ -216,8 +216,7 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
     known_dims: set[str] = set().union(*map(_dynamic_dims, graph.input))
     declared = shapes.values(graph)
     unbounded: dict[str, None] = {}
-    for index in walk.execution_order(graph.node):
-        node = graph.node[index]
+    for node in walk.in_order(graph.node):
         has_new_dim = False
         for name in filter(None, node.output):
             value = declared.get(name)

@@ -142,8 +142,7 @@ class _Folding:
         for graph in walk.graphs(self.model.graph) if assumed else ():
             tensors = KnownTensors(walk.by_name(graph.initializer), shapes.values(graph), assumed)
             makers = walk.makers(graph.node)
-            for index in walk.execution_order(graph.node):
-                node = graph.node[index]
+            for node in walk.in_order(graph.node):
                 sizes = tensors.learn_sizes(node)
                 if walk.is_onnx_op(node, "Shape", "Size") and tensors.dims(node.input[0]) is None:
                     if node.input[0] in makers:
@@ -177,7 +176,7 @@ class _GraphPass:
         outputs = walk.names_of(self.graph.output)
         nodes: list[onnx.NodeProto] = []
         others: list[onnx.NodeProto] = []
-        waiting = [self.graph.node[index] for index in reversed(walk.execution_order(self.graph.node))]
+        waiting = walk.in_order(self.graph.node)[::-1]
         while waiting:
             node = waiting.pop()
             branch = self._taken_branch(node)
@@ -249,7 +248,7 @@ class _GraphPass:
             if value.name in renamed and value.name not in direct:
                 value.name = renamed[value.name]
                 self.tensors.declared[value.name] = copying.add_copy(self.graph.value_info, value)
-        nodes = [copy.node[index] for index in walk.execution_order(copy.node)]
+        nodes = walk.in_order(copy.node)
         for inner in nodes:
             inner.output[:] = [renamed.get(name, name) for name in inner.output]
         for inside, outside in zip(body.output, node.output):

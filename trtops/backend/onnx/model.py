@@ -451,14 +451,7 @@ def check_inlined_size(model: onnx.ModelProto, prefix: str = "") -> None:
     open_calls: list[tuple[str, str]] = []
 
     def size_of(nodes: Iterable[onnx.NodeProto]) -> int:
-        total = 0
-        for node in nodes:
-            total += 1 + inlined_size(node)
-            for body in walk.subgraphs(node):
-                for graph in walk.graphs(body):
-                    for inner in graph.node:
-                        total += 1 + inlined_size(inner)
-        return total
+        return sum(1 + inlined_size(node) for node in chain.from_iterable(map(walk.nodes_within, nodes)))
 
     def inlined_size(node: onnx.NodeProto) -> int:
         key = (node.domain, node.op_type)
@@ -526,7 +519,8 @@ def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> t
         return 1, 0
     input_lengths = [lengths.get(name, 1) for name in node.input]
     length = max(input_lengths, default=1)
-    rank = max([ranks.get(name, _ASSUMED_RANK) for name in node.input], default=_ASSUMED_RANK)
+    input_ranks = [ranks.get(name, _ASSUMED_RANK) for name in node.input]
+    rank = max(input_ranks, default=_ASSUMED_RANK)
     if node.op_type in _DATA:
         return 1, rank
     if node.op_type == "Concat":
@@ -536,7 +530,7 @@ def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> t
     if node.op_type == "ConstantOfShape":
         return length, length
     if len(node.input) == 2:
-        first, second = (ranks.get(name, _ASSUMED_RANK) for name in node.input)
+        first, second = input_ranks
         target = lengths.get(node.input[1], _ASSUMED_RANK)
         if node.op_type == "Gather":  # its length is the number of indices, not of elements to choose from
             return input_lengths[1], max(0, first + second - 1)

@@ -82,7 +82,7 @@ class Placement:
         """
         self.sizes, self.constants, self.rules, self.precision = sizes, constants, rules, precision
         self.inputs = walk.names_of(graph.input)
-        self.nodes = nodes = [graph.node[index] for index in walk.execution_order(graph.node)]
+        self.nodes = nodes = walk.in_order(graph.node)
         self.activations: dict[int, tuple[int, ...]] = {}
         self.excluded: dict[str, list[str]] = {}
         self.one_scale: list[frozenset[str]] = []

@@ -145,8 +145,7 @@ def insert_qdq(
     planned, kept_layers, placed = _plan_layers(model, config)
     # Rewriting after the calibration may have added nodes that only move values. Ranges move along.
     ranges = cache.by_name()
-    for index in walk.execution_order(model.graph.node):
-        node = model.graph.node[index]
+    for node in walk.in_order(model.graph.node):
         source = ranges.get(node.input[0]) if node.op_type in _VALUE_MOVING_OPS and node.input and node.output else None
         if source is not None and node.output[0] not in ranges:
             ranges[node.output[0]] = replace(source, name=node.output[0])
@@ -365,7 +364,7 @@ class _Writer:
                 ):
                     walk.rename(node.input, name, pairs[name])
         nodes = [*self.graph.node, *self.added]
-        walk.replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
+        walk.replace_nodes(self.graph, walk.in_order(nodes))
         used = set[str]()
         for graph in walk.graphs(self.graph):
             used.update(value.name for value in (*graph.input, *graph.output))
