@@ -17,8 +17,8 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig
 from trtops.ops.campaign.diff_tactics import DiffTacticsResult
-from trtops.ops.campaign.promote import PromoteConfig
-from trtops.ops.campaign.promote import PromoteResult
+from trtops.ops.registry.promote import PromoteConfig
+from trtops.ops.registry.promote import PromoteResult
 from trtops.ops.campaign.prove import ProveConfig
 from trtops.ops.campaign.prove import ProveResult
 from trtops.ops.comparing.compare import CompareConfig

@@ -16,7 +16,7 @@ from trtops.ops.auditing import op as audits
 from trtops.ops.auditing.op import AuditConfig
 from trtops.ops.auditing.result import AuditResult
 from trtops.ops.bundling.op import bundle as bundle_op
-from trtops.ops.campaign.config import BuildPlace
+from trtops.ops.devices import BuildPlace
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.op import GateConfig, approve
 from trtops.ops.gate.policy import read_policy

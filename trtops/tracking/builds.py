@@ -28,8 +28,8 @@ from trtops.record import Record, digest, sha256, sha256_file, to_jsonable
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
-from trtops.tracking.records import RUN_PREFIX, ReusedBuild, run_id_of
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete, run_id_of
+from trtops.tracking.records import RUN_PREFIX, ReusedBuild
 from trtops.tracking.schema import Artifact, Metric, Tag
 
 log = logging.getLogger(__name__)

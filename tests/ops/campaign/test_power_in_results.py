@@ -12,7 +12,6 @@ from trtops import errors
 from trtops.comparator.results import RunResults
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.campaign.promote import PromoteConfig, promote
 from trtops.ops.comparing.compare import compare
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
@@ -20,6 +19,7 @@ from trtops.ops.evaluation.data import golden_outputs
 from trtops.ops.evaluation.power import Power
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
+from trtops.ops.registry.promote import PromoteConfig, promote
 from trtops.ops.search.command import CommandCheck
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import schema

@@ -21,13 +21,13 @@ from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.next_step import NextStep, arguments_of, limits_text
 from trtops.ops.campaign.config import BuildRequest, Campaign
-from trtops.ops.campaign.workers import warm_backend
+from trtops.ops.devices import warm_backend
 from trtops.ops.engines.convert import BuildJob, read_cache_file
-from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import Feeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
+from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import op_run
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.submodel import CheckOutcome
@@ -71,8 +71,8 @@ def iterate(
     tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number)}
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
-    ) as run:
-        built = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate_engine)
+    ) as op:
+        built = build_and_evaluate(campaign, request, op.run, tracker=tracker, evaluate_engine=evaluate_engine)
     return replace(built, number=number)
 
 

@@ -15,7 +15,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import compare_outputs
-from trtops.ops.campaign.workers import close_workers, free_device, warm_backend
+from trtops.ops.devices import close_workers, free_device, warm_backend
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.gate.engine_process import EngineProcess, save_feeds
 from trtops.ops.gate.op import GateConfig, gate
