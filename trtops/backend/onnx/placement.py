@@ -88,10 +88,7 @@ class Placement:
         self.one_scale: list[frozenset[str]] = []
         chosen, fp32_names = self.activations, frozenset(fp32_names)
         self.maker = walk.makers(nodes)
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in nodes:
-            for name in node.input if node.output else ():
-                self.readers.setdefault(name, []).append(node)
+        self.readers = walk.readers(node for node in nodes if node.output)
         # Tensors of chains, with the number of the chain. Those that begin with another node have negative numbers.
         self.chains: dict[str, int] = {}
         self.ended: set[str] = set()  # results of residual sums: nothing that reads them belongs to their chain

@@ -244,6 +244,15 @@ def makers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
     return maker
 
 
+def readers(nodes: Iterable[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
+    """Return the nodes that read each tensor, each once, by the tensor's name."""
+    by_tensor: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        for name in dict.fromkeys(uses(node)):
+            by_tensor.setdefault(name, []).append(node)
+    return by_tensor
+
+
 def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
     """Return the indices of the nodes in an order of execution, the given order if valid.
 
