@@ -9,6 +9,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -122,8 +123,8 @@ def beyond_range(model: onnx.ModelProto, cache: CalibrationCache, to: LowPrecisi
     for measured in cache.ranges:
         if measured.name not in constants and (measured.largest > largest or 0 < measured.largest < smallest):
             outside[measured.name] = measured.largest
-    if any(amax >= STANDS_FOR_INFINITY for amax in outside.values()):
-        weights = (tensor for tensor in constants.values() if tensor.data_type == TensorProto.FLOAT)
+    if max(outside.values(), default=0.0) >= STANDS_FOR_INFINITY:
+        weights = [tensor for tensor in constants.values() if tensor.data_type == TensorProto.FLOAT]
         if any(_Tensor(tensor.name, None, tensor).magnitudes[1] for tensor in weights):
             outside = {name: amax for name, amax in outside.items() if amax < STANDS_FOR_INFINITY}
     nodes: dict[str, tuple[str, float]] = {}
@@ -236,9 +237,7 @@ class _Rewrite:
         # Runtime 1.23 crashes on such a weight in FP16.
         model.ir_version = max(model.ir_version, 4)
         weights = walk.initializer_names(model.graph)
-        inputs = [value for value in model.graph.input if value.name not in weights]
-        del model.graph.input[:]
-        model.graph.input.extend(inputs)
+        walk.keep_only(model.graph.input, lambda value: value.name not in weights)
 
     def _rewrite_graph(
         self, graph: onnx.GraphProto, name: str, outer: _Scope, outer_types: _Types, *, keep_io: bool
@@ -259,7 +258,8 @@ class _Rewrite:
                 weights.append(constant)
             else:
                 remaining.append(node)
-        scope.update((tensor.name, _Tensor(full=tensor.name, low=None, weight=tensor)) for tensor in weights)
+        weight_tensors = [_Tensor(full=tensor.name, low=None, weight=tensor) for tensor in weights]
+        scope.update(zip(map(attrgetter("name"), weights), weight_tensors))
         for value in graph.input:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in scope.maps[0]:
                 scope[value.name] = _Tensor(value.name, None) if keep_io else _Tensor(None, value.name)
@@ -272,7 +272,7 @@ class _Rewrite:
             if tensor is not None and (keep_io or tensor.weight is not None):
                 value.name = self._name_in(tensor, False, frame)
         walk.replace_nodes(graph, frame.nodes)
-        self._write_weights(graph, [scope[tensor.name] for tensor in weights])
+        self._write_weights(graph, weight_tensors)
         low = {self.renamed.get(t.low, t.low) for t in scope.maps[0].values() if t.low is not None}
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in low and value.type.tensor_type.elem_type == TensorProto.FLOAT:
