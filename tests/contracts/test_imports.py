@@ -6,9 +6,7 @@ import pytest
 
 # Circles that are still to be undone, by two of their modules.
 OPEN = [
-    ("trtops.cli.main", "trtops.cli.supervised"),
     ("trtops.ops.gate.measurement", "trtops.ops.gate.op"),
-    ("trtops.backend.trial", "trtops.backend.worker"),
     ("trtops.tracking.records", "trtops.tracking.base"),
     ("trtops.tracking.no_run", "trtops.tracking.run"),
 ]

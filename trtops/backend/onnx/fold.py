@@ -17,9 +17,9 @@ from trtops import errors
 from trtops.backend.onnx import copying, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.save import model_bytes
 from trtops.backend.onnx.sizes import Array, KnownTensors
-from trtops.backend.trial import try_in_child
 from trtops.logger import ON_STDOUT, Logger
 from trtops.system.limits import memory_limit
+from trtops.system.trial import try_in_child
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from trtops import errors
 from trtops.backend.onnx import copying, external, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.model import Model, bad_divisors, can_propagate_values, data_type, raw_bytes, read_proto
 from trtops.backend.onnx.save import PROTOBUF_LIMIT
-from trtops.backend.worker import warm_worker
 from trtops.extras import installed, sentence
 from trtops.record import JSONValue, Record
 from trtops.system.activity import Activity
 from trtops.system.limits import MAX_DIMENSIONS, limited_time, time_limit
+from trtops.system.worker import warm_worker
 from trtops.tables import table
 
 log = logging.getLogger(__name__)

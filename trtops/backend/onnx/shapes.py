@@ -9,9 +9,9 @@ from trtops import errors
 from trtops.backend.onnx import copying, external, walk, with_onnxruntime
 from trtops.backend.onnx.model import can_propagate_values, check_inlined_size
 from trtops.backend.onnx.sizes import KnownTensors
-from trtops.backend.trial import try_in_child
 from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
+from trtops.system.trial import try_in_child
 
 log = logging.getLogger(__name__)
 

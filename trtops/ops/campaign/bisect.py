@@ -35,8 +35,8 @@ from trtops.ops.campaign.iteration import (
 )
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
-from trtops.ops.devices import close_workers
 from trtops.ops.result import OnProgress, OpRun, tracker_or_default
+from trtops.system.worker import close_workers
 from trtops.tactics.bisection import MAX_PAIRED, CulpritSearch, Errors, SearchResult, TrialResult
 from trtops.tactics.contributions import MIN_BUILDS, SOUND_SPREAD, find_sum, separating_mixture
 from trtops.tactics.denied import DeniedTactic

@@ -17,7 +17,7 @@ from trtops import errors
 from trtops.backend.base import Build, Caches, EngineBackend, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
+from trtops.backend.worker import IsolatedBackend, may_crash
 from trtops.calibration.cache import read_cache
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
@@ -59,6 +59,7 @@ from trtops.spec import (
     TensorRTOptions,
 )
 from trtops.system.activity import needs_child
+from trtops.system.worker import warm_worker
 from trtops.tables import listed, size, table
 from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema

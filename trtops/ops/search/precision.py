@@ -26,7 +26,6 @@ from trtops.backend.onnx.precision import Rewritten, lower_precision, without_fu
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import reference_outputs
-from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
@@ -43,6 +42,7 @@ from trtops.record import refuse_unused
 from trtops.reports.document import Chart, Point, Section
 from trtops.spec import OptimizationProfile
 from trtops.system.processes import temporary_prefix
+from trtops.system.worker import warm_worker
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker
 from trtops.verdict import Verdict
