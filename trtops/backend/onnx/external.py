@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.onnx import copying, walk
@@ -96,7 +96,7 @@ def write_anchored(tensor: onnx.TensorProto, data: bytes, file: Path) -> None:
         append(target, data, tensor, f"{_ANCHOR}{file.resolve()}")
 
 
-def append(file: BinaryIO, data: bytes, tensor: onnx.TensorProto, location: str) -> None:
+def append(file: IO[bytes], data: bytes, tensor: onnx.TensorProto, location: str) -> None:
     """Append a tensor's raw bytes to an open file, aligned, and name the place in the tensor."""
     file.write(bytes(-file.tell() % _ALIGNMENT))
     put_place(tensor, location, file.tell(), len(data))
