@@ -30,8 +30,7 @@ from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import prove as prove_op
 from trtops.ops.devices import BuildPlace
 from trtops.ops.registry import promote as promotions
-from trtops.tracking.base import Tracker
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import Tracker, run_id_of
 
 
 def _make_iteration(campaign: Campaign, number: int) -> CampaignBuild:

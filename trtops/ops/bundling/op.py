@@ -36,9 +36,8 @@ from trtops.system.masking import masked
 from trtops.system.processes import temporary_prefix
 from trtops.tables import size
 from trtops.tracking import schema
-from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.base import RunInfo, Tracker, run_id_of
 from trtops.tracking.builds import read_materials
-from trtops.tracking.records import run_id_of
 from trtops.verdict import Verdict
 
 _PACKAGE = Path(__file__).parents[2]

@@ -27,14 +27,13 @@ from trtops.ops.campaign.iteration import (
 )
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
-from trtops.ops.devices import close_workers
-from trtops.ops.result import OnProgress, finish_with, tracker_or_default
+from trtops.ops.result import OnProgress, OpRun, tracker_or_default
+from trtops.system.worker import close_workers
 from trtops.tactics.contributions import SOUND_SPREAD
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole, run_id_of
 from trtops.tracking.schema import Kind
 from trtops.verdict import PASSED, Verdict
 
@@ -96,7 +95,8 @@ def bisect(
     try:
         campaign = replace(campaign.on(plan.config.devices), tags=tuple((tags or {}).items()))
         session = BisectSession(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)
-        result = session.run().kept_in(parent, campaign.experiment)
+        op = OpRun(parent, tracker, campaign.experiment)
+        result = op.recorded(session.run())
         if (entry := _denied(result, mixture, campaigns.load_table(tracker, campaign.run_id))) is not None:
             scope = denial_scope(campaign, mixture.bad, tracker, own_check(campaign, evaluate))
             parent.log_json(replace(entry, **scope), schema.Artifact.DENIED)
@@ -104,13 +104,12 @@ def bisect(
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}
         parent.log_metrics({(schema.Metric.BISECT, name): count for name, count in counts.items()})
-        finish_with(parent, result, tracker, artifact=schema.Artifact.BISECTION, evaluated=False)
+        return op.finish(result, artifact=schema.Artifact.BISECTION, evaluated=False)
     except BaseException as exc:
         parent.fail(exc)
         raise
     finally:
         close_workers()
-    return result
 
 
 def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scripts: bool = False) -> Campaign:

@@ -89,7 +89,9 @@ class BisectSession:
         if self._is_sum():
             self._build_while(self._most_of_sum, self._sum_is_open)
             # One wrong verdict gives a sum without contributions, until the bad build, built again, is good.
-            is_bad_again = any(build.bad and build.taken.all() for build in self.measured[2:])
+            is_bad_again = any(
+                build.bad and build.taken is not None and build.taken.all() for build in self.measured[2:]
+            )
             is_known = is_bad_again and len(self.trials) >= self._most_of_sum
             if (error_sum := self._error_sum()) is not None and (error_sum.contributions or is_known):
                 return "contributions"
