@@ -20,8 +20,9 @@ import onnx
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
 from trtops.backend.onnx import walk
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model, is_lean
-from trtops.backend.onnx.precision import Rewritten, emulate_low_precision, lower_precision, without_functions
+from trtops.backend.onnx.precision import Rewritten, lower_precision, without_functions
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import reference_outputs
@@ -117,7 +118,7 @@ MakeRunner: TypeAlias = Callable[[Candidate], BaseRunner]
 
 
 def emulated_runner(candidate: Candidate) -> BaseRunner:
-    """ONNX Runtime on the CPU with each 16-bit result rounded; see :mod:`trtops.backend.onnx.precision`."""
+    """ONNX Runtime on the CPU with each 16-bit result rounded; see :mod:`trtops.backend.onnx.emulation`."""
     proto = onnx.ModelProto()
     proto.CopyFrom(candidate.rewritten.model)
     emulate_low_precision(proto)
