@@ -25,7 +25,7 @@ from tests import models
 from tests.stores import copy_store, execute
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.search.command import CommandCheck
 from trtops.record import sha256
 from trtops.tracking.schema import Artifact, Tag
 

@@ -15,8 +15,8 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck, run_group
 from trtops.ops.evaluation.data import open_feeds
+from trtops.ops.search.command import CommandCheck, run_group
 from trtops.system import allowed
 from trtops.tracking.memory import MemoryTracker
 

@@ -15,14 +15,15 @@ from trtops.ops.auditing.integrity import SharedReads, check_integrity
 from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.campaign.promote import promote, resolve
+from trtops.ops.comparing.compare import compare
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.compare import compare
 from trtops.ops.gate.matrix import gate_all
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
 from trtops.ops.gate.result import GateResult
+from trtops.ops.registry.accepted import resolve
+from trtops.ops.registry.promote import promote
 from trtops.ops.stored_runs import list_runs, reevaluate
 from trtops.ops.triaging.op import triage
 from trtops.ops.triaging.result import TriageConfig

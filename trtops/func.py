@@ -18,13 +18,14 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
     """Return a decorator for a function to continue after ``extend_func``.
 
     The decorated function gets the result of ``extend_func`` (a tuple as separate arguments), and its own result
-    replaces it, unless that is None::
+    replaces it, unless that is None.
 
-        @func.extend(NetworkFromOnnxPath("model.onnx"))
-        def load_network(builder, network, parser):
-            network.name = "mine"
-
-        builder, network, parser = load_network()
+    >>> from trtops.backend.onnx import OnnxFromPath
+    >>> @extend(OnnxFromPath("model.onnx"))
+    ... def load_model(model):
+    ...     model.graph.name = "mine"
+    >>> load_model().graph.name
+    'mine'
 
     A decorated function with enough parameters also gets the arguments of ``extend_func``, first. Raises ConfigError
     when called if the number of parameters fits neither.

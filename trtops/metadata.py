@@ -138,6 +138,9 @@ class TensorMetadata(dict[str, TensorSpec]):
         """Add one tensor, and return the metadata itself.
 
         In ``shape``, -1, None or a name stands for a dynamic dimension. Bounds become its ``.min`` and ``.max``.
+
+        >>> print(TensorMetadata().add("image", "float32", ("batch", 3, 8, 8)))
+        {image [dtype=float32, shape=('batch', 3, 8, 8)]}
         """
         bounded = None if shape is None else BoundedShape(shape, min=min_shape, max=max_shape)
         self[name] = TensorSpec(name, dtype, bounded, docstring)  # type: ignore[arg-type]

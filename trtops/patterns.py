@@ -19,6 +19,9 @@ def expand(patterns: Iterable[str], names: Iterable[str], *, of: str = "The mode
 
     A pattern that is itself a name matches only that name. Raises ConfigError, with ``of`` (the owner of the names) and
     ``kind`` (their kind), if a pattern matches nothing, or a plain name is not known.
+
+    >>> expand(["conv*", "out"], ["conv_0", "conv_1", "out", "x"])
+    ['conv_0', 'conv_1', 'out']
     """
     unique_names = dict.fromkeys(names)
     expanded: dict[str, None] = {}

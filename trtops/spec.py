@@ -55,7 +55,11 @@ class OptimizationProfile(Record):
 
     @classmethod
     def fixed(cls, **shapes: Sequence[int]) -> "OptimizationProfile":
-        """A profile with min = opt = max, from ``name=(1, 3, 224, 224)`` arguments."""
+        """A profile with min = opt = max, from ``name=(1, 3, 224, 224)`` arguments.
+
+        >>> OptimizationProfile.fixed(image=(1, 3, 224, 224)).shapes[0].max
+        (1, 3, 224, 224)
+        """
         ranges = (ShapeRange(name=n, min=tuple(s), opt=tuple(s), max=tuple(s)) for n, s in shapes.items())
         return cls(shapes=tuple(ranges))
 
@@ -134,6 +138,10 @@ BackendOptions: TypeAlias = OnnxRuntimeOptions | TensorRTOptions
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig(Record):
     """How an engine is built.
+
+    >>> config = BuildConfig(precision="fp16", options=TensorRTOptions(workspace_bytes=1 << 30))
+    >>> config.backend
+    'tensorrt'
 
     Attributes:
         precision: The lowest precision that the engine may compute in.

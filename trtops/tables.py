@@ -64,7 +64,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as text, in binary units."""
+    """Return a number of bytes as text, in binary units.
+
+    >>> size(3 << 20)
+    '3.0 MiB'
+    """
     power = min(max(int(count).bit_length() - 1, 0) // 10, 8)
     if not power:
         return counted(int(count), "Byte")

@@ -100,8 +100,8 @@ def reduce_in_process(model: Path, culprit: str, mode: str, folder: Path) -> int
 def reduce_here(model: str, culprit: str, mode: str, output: str) -> None:
     """Reduce as a user of ours does."""
     from trtops.comparator.report import Tolerances
-    from trtops.ops.evaluation.submodel import ComparisonCheck, onnxruntime_runner
     from trtops.ops.search.reduce import ReduceConfig, reduce
+    from trtops.ops.search.submodel import ComparisonCheck, onnxruntime_runner
 
     # Rounding differs between an optimized and a plain session, which theirs does not compare.
     tolerances = Tolerances(atol=5e-5, rtol=5e-5)

@@ -20,7 +20,7 @@ assert main(sys.argv[1:]) in (0, 1)
 """
 LAYERS = f"""{WATCHED}
 from trtops.comparator.report import Tolerances
-from trtops.ops.evaluation.submodel import onnxruntime_runner
+from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy
 config = AccuracyConfig(tolerances=Tolerances(), iterations=1)
 assert len(accuracy(sys.argv[1], onnxruntime_runner, config).tensors) > 400

@@ -15,8 +15,7 @@ from trtops.cli.main import main
 from trtops.comparator import RunResults
 from trtops.errors import RunNotFoundError
 from trtops.json import save_json
-from trtops.tracking.base import tracked
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import run_id_of, tracked
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.store import open_tracker
 

@@ -19,10 +19,10 @@ from tests.gates import existing_release, perceptron, write
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.auditing.op import AuditConfig
-from trtops.ops.campaign.promote import resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.gate.matrix import MatrixResult
+from trtops.ops.registry.accepted import resolve
 from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.precision import PrecisionConfig
 from trtops.tracking.schema import Artifact, Tag

@@ -20,10 +20,10 @@ from tests.campaigns import config, two_blocks
 from trtops import errors
 from trtops.flows.campaigns import spread
 from trtops.flows.slots import device_slot, gpu_slot, limit_name
-from trtops.ops.campaign import workers
+from trtops.ops import devices
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.promote import resolve
-from trtops.ops.campaign.workers import close_workers, devices_of, warm_backend
+from trtops.ops.devices import close_workers, devices_of, warm_backend
+from trtops.ops.registry.accepted import resolve
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
@@ -136,14 +136,14 @@ def test_free_gpu_of_two_is_taken() -> None:
 
 
 def test_campaign_takes_device_of_free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_gpus", {"test-1": "gpu-e", "test-2": "gpu-f", "GPU-e": "gpu-e"})
+    monkeypatch.setattr(devices, "_gpus", {"test-1": "gpu-e", "test-2": "gpu-f", "GPU-e": "gpu-e"})
     where = DebugBuildConfig(build=TRT, devices=("test-1", "GPU-e", "test-2"), parallel=2).place
     with device_slot(where) as first, device_slot(where) as second, device_slot(DebugBuildConfig().place) as third:
         assert (first, second, third) == (("test-1",), ("test-2",), ())
 
 
 def test_device_is_held_by_one_builder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_gpus", {"test-7": "gpu-7", "test-8": "gpu-8"})
+    monkeypatch.setattr(devices, "_gpus", {"test-7": "gpu-7", "test-8": "gpu-8"})
     free, came_when_free = threading.Event(), list[bool]()
 
     def wait() -> None:

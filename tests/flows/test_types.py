@@ -1,9 +1,13 @@
 """What a type checker knows of the flows and of the package in a user's script."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from docs import flow_stub
 
@@ -24,18 +28,25 @@ def test_stub_is_that_of_the_flows() -> None:
     assert flow_stub.FILE.read_text(encoding="utf-8") == flow_stub.stub(), "run: python -m docs.flow_stub"
 
 
-def test_mypy_finds_wrong_keywords(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_type_checkers_find_wrong_keywords(checker: str, tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(SCRIPT)
     # Checking the libraries as well would take half a minute.
     skipped = "mypy-prefect.*,mypy-mlflow.*,mypy-onnx.*,mypy-numpy.*,mypy-pandas.*,mypy-pydantic.*"
     (tmp_path / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\n[{skipped}]\nfollow_imports = skip\n")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}))
+    options = {
+        "mypy": ["--config-file=mypy.ini", f"--cache-dir={tmp_path}/cache", "user.py"],
+        "pyright": [f"--pythonpath={sys.executable}"],
+    }
 
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file=mypy.ini", f"--cache-dir={tmp_path}/cache", "user.py"],
+        [sys.executable, "-m", checker, *options[checker]],
         cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
 
-    errors = [line.removeprefix("user.py:") for line in done.stdout.splitlines() if " error: " in line]
-    assert [line.partition(":")[0] for line in errors] == ["7", "8", "9"], done.stdout
-    assert "nonsense" in errors[0] and "fp17" in errors[1] and "nonsense" in errors[2]
-    assert "Literal['good'] | Literal['bad']" in done.stdout and 'note: Revealed type is "Any"' not in done.stdout
+    errors = re.findall(r"user\.py:(\d+):.* error: (.*)", done.stdout)
+    assert [int(number) for number, _ in errors] == [7, 8, 9], done.stdout + done.stderr
+    assert "nonsense" in errors[0][1] and "fp17" in errors[1][1] and "nonsense" in errors[2][1]
+    [verdict] = re.findall(r"(?:Revealed type is|Type of \"result.verdict\" is) (.*)", done.stdout)
+    assert "good" in verdict and "bad" in verdict

@@ -16,7 +16,7 @@ from trtops.record import sha256
 from trtops.tracking.base import StoredRun, tracked
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.artifacts import ARTIFACT_HOSTS
-from trtops.tracking.run import read_manifest
+from trtops.tracking.reading import read_manifest
 from trtops.tracking.schema import Artifact, Tag
 
 HOSTILE = ("../x", "/etc/passwd", "a/../../x", "a//b", "", ".", "a\0b", "..\\x")

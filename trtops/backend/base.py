@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trtops import errors
 from trtops.backend.loader import BaseLoader as BaseLoader
+from trtops.backend.loader import ValueOrCallable as ValueOrCallable
 from trtops.backend.runner import BaseRunner as BaseRunner
 from trtops.backend.runner import Feed as Feed
 from trtops.backend.runner import ProfiledFeed as ProfiledFeed
-from trtops.backend.runner import ValueOrCallable as ValueOrCallable
+from trtops.calibration.quantization import Quantization
 from trtops.lazy import known_as
 from trtops.metadata import is_dynamic
 from trtops.record import JSONValue, Record, sha256
@@ -34,7 +35,6 @@ from trtops.tactics.record import TacticRecord
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.model import Model
-    from trtops.backend.onnx.quantize import Quantization
 
 known_as(__name__, "loader", "runner")
 

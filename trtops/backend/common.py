@@ -8,19 +8,15 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from trtops import errors
-from trtops.backend.loader import BaseLoader, immediately
+from trtops.backend.loader import BaseLoader, ValueOrCallable, immediately
 from trtops.func import value_of
 from trtops.lazy import known_as
 from trtops.record import sha256
 from trtops.system.allowed import check_file
-from trtops.system.files import open_atomically as open_atomically
-from trtops.system.files import read_regular, write_open_file
-
-if TYPE_CHECKING:
-    from trtops.backend.base import ValueOrCallable
+from trtops.system.files import open_atomically, read_regular, write_open_file
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+ValueOrCallable: TypeAlias = T | Callable[[], T]
+"""A loader's source: a product, which stays the caller's, or a callable whose product the loader owns."""
 
 
 class BaseLoader(Generic[T]):

@@ -6,7 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from trtops import errors
 from trtops.metadata import TensorMetadata, check_feed
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
 
-T = TypeVar("T")
-
 Feed: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 """Arrays by input name, in host memory unless a runner accepts others."""
-
-ValueOrCallable: TypeAlias = T | Callable[[], T]
 
 
 class ProfiledFeed(dict[str, Any]):

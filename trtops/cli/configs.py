@@ -19,7 +19,7 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, Sh
 if TYPE_CHECKING:
     from trtops.cli.script import Late
     from trtops.comparator.report import Tolerances
-    from trtops.ops.evaluation.command import CommandCheck
+    from trtops.ops.search.command import CommandCheck
 
 _NO_LIMIT = 86400.0  # a day
 

@@ -17,10 +17,12 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig
 from trtops.ops.campaign.diff_tactics import DiffTacticsResult
-from trtops.ops.campaign.promote import PromoteConfig
-from trtops.ops.campaign.promote import PromoteResult
+from trtops.ops.registry.promote import PromoteConfig
+from trtops.ops.registry.promote import PromoteResult
 from trtops.ops.campaign.prove import ProveConfig
 from trtops.ops.campaign.prove import ProveResult
+from trtops.ops.comparing.compare import CompareConfig
+from trtops.ops.comparing.compare import CompareResult
 from trtops.ops.engines.build_list import BuildListConfig
 from trtops.ops.engines.build_list import BuildListResult
 from trtops.ops.engines.calibrate import CalibrateConfig
@@ -30,9 +32,6 @@ from trtops.ops.engines.convert import ConvertResult
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.compare import CompareConfig
-from trtops.ops.evaluation.compare import CompareResult
 from trtops.ops.gate.matrix import MatrixResult
 from trtops.ops.gate.op import GateConfig
 from trtops.ops.gate.policy import AccuracyLimit
@@ -42,6 +41,7 @@ from trtops.ops.gate.policy import SizeLimit
 from trtops.ops.gate.result import GateResult
 from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.accuracy import AccuracyResult
+from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.precision import PrecisionConfig
 from trtops.ops.search.precision import PrecisionResult
 from trtops.ops.search.reduce import ReduceConfig

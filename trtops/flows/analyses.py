@@ -16,8 +16,7 @@ from trtops.ops.auditing import op as audits
 from trtops.ops.auditing.op import AuditConfig
 from trtops.ops.auditing.result import AuditResult
 from trtops.ops.bundling.op import bundle as bundle_op
-from trtops.ops.campaign.config import BuildPlace
-from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.devices import BuildPlace
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.op import GateConfig, approve
 from trtops.ops.gate.policy import read_policy
@@ -26,6 +25,7 @@ from trtops.ops.search import accuracy as accuracies
 from trtops.ops.search import precision as precisions
 from trtops.ops.search import reduce as reductions
 from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated
+from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.precision import PrecisionConfig, PrecisionResult, emulated_runner
 from trtops.ops.search.precision_engines import EngineWriter
 from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check

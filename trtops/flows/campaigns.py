@@ -22,15 +22,15 @@ from trtops.flows.flow_of import flow_of, open_tracker, task_of
 from trtops.flows.slots import device_slot
 from trtops.ops.campaign import bisect as bisects
 from trtops.ops.campaign import debug_build as debug_builds
-from trtops.ops.campaign import promote as promotions
-from trtops.ops.campaign.config import BuildPlace, Campaign, DebugBuildConfig
+from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, Submit
 from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics_op
 from trtops.ops.campaign.iteration import CampaignBuild, iterate_once
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import prove as prove_op
-from trtops.tracking.base import Tracker
-from trtops.tracking.records import run_id_of
+from trtops.ops.devices import BuildPlace
+from trtops.ops.registry import promote as promotions
+from trtops.tracking.base import Tracker, run_id_of
 
 
 def _make_iteration(campaign: Campaign, number: int) -> CampaignBuild:

@@ -10,6 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 from trtops import errors
 from trtops.flows.flow_of import flow_of, run_as_task
 from trtops.flows.slots import device_slot
+from trtops.ops.comparing.compare import compare as compare_op
 from trtops.ops.engines.board import board
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
@@ -17,7 +18,6 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.engines.convert import convert as convert_op
 from trtops.ops.engines.model_list import ListedModel, folder_list
 from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
-from trtops.ops.evaluation.compare import compare as compare_op
 from trtops.spec import BackendName, Precision
 
 

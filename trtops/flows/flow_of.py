@@ -30,7 +30,7 @@ from trtops.flows.server import ensure_prefect_home
 from trtops.flows.slots import device_slot
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
-from trtops.ops.campaign.config import BuildPlace
+from trtops.ops.devices import BuildPlace
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record, option_fields, with_options
 from trtops.reports.description import code

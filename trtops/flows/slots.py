@@ -12,8 +12,7 @@ from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
-from trtops.ops.campaign.config import BuildPlace
-from trtops.ops.campaign.workers import gpus_of
+from trtops.ops.devices import BuildPlace, gpus_of
 from trtops.spec import BackendName
 
 

@@ -23,23 +23,19 @@ if TYPE_CHECKING:
     from trtops.ops.campaign.config import DebugBuildConfig
     from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
     from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, DiffTacticsResult, diff_tactics
-    from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, promote, resolve
     from trtops.ops.campaign.prove import ProveConfig, ProveResult, prove
+    from trtops.ops.comparing.compare import CompareConfig, CompareResult, compare
+    from trtops.ops.comparing.run import RunConfig, RunResult, run_models
+    from trtops.ops.comparing.saved_data import concat, merge
     from trtops.ops.engines.board import board
     from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
     from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult, calibrate
     from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
-    from trtops.ops.engines.deny import deny, pardon
     from trtops.ops.engines.model_list import ListedModel, ModelList, folder_list, read_model_list
     from trtops.ops.engines.sensitivity import SensitivityConfig, SensitivityResult, sensitivity
     from trtops.ops.evaluation.check import CheckConfig
-    from trtops.ops.evaluation.command import CommandCheck
-    from trtops.ops.evaluation.compare import CompareConfig, CompareResult, compare
     from trtops.ops.evaluation.data import DataConfig
     from trtops.ops.evaluation.limits import default_tolerances, tolerances_for
-    from trtops.ops.evaluation.run import RunConfig, RunResult, run_models
-    from trtops.ops.evaluation.saved_data import concat, merge
-    from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
     from trtops.ops.gate.matrix import MatrixResult, gate_all
     from trtops.ops.gate.op import GateConfig
     from trtops.ops.gate.policy import Policy, read_policy
@@ -63,8 +59,12 @@ if TYPE_CHECKING:
         sanitize,
         strip_weights,
     )
+    from trtops.ops.registry.accepted import resolve
+    from trtops.ops.registry.deny import deny, pardon
+    from trtops.ops.registry.promote import PromoteConfig, PromoteResult, promote
     from trtops.ops.result import OpResult
     from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, accuracy
+    from trtops.ops.search.command import CommandCheck
     from trtops.ops.search.precision import (
         ModelWriter,
         PrecisionConfig,
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from trtops.ops.search.precision_engines import EngineWriter, require_layer_precisions
     from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check, reduce
     from trtops.ops.search.repeat import RepeatConfig, RepeatResult, repeat, sort_artifacts
+    from trtops.ops.search.submodel import ComparisonCheck, EngineRunner
     from trtops.ops.stored_runs import (
         Report,
         compare_page,

@@ -25,8 +25,8 @@ from trtops.spec import Layer
 from trtops.tables import counted, size
 from trtops.terminal import one_line
 from trtops.tracking import schema
-from trtops.tracking.base import RunStatus, Tracker, Verdict
-from trtops.tracking.records import EngineQuery, RunInfo, Runs, run_id_of
+from trtops.tracking.base import RunStatus, Tracker, Verdict, run_id_of
+from trtops.tracking.records import EngineQuery, RunInfo, Runs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from trtops.reports.document import Chart, Document, Point, Section, Table
 from trtops.tables import size
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.owner import host_of
-from trtops.tracking.run import step_after_failure
 from trtops.tracking.schema import Artifact, Metric, MetricName, Tag
+from trtops.tracking.writing import step_after_failure
 
 Facts: TypeAlias = tuple[tuple[str, str], ...]
 Read: TypeAlias = Callable[[str], "bytes | None"]

@@ -12,12 +12,16 @@ either. Rules for all of them:
   written last, by :meth:`Run.finish`. A run without a manifest is incomplete.
 """
 
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from trtops import errors
 from trtops.tracking.no_run import NO_RUN as NO_RUN
+from trtops.tracking.reading import StoredRun as StoredRun
+from trtops.tracking.records import RUN_PREFIX, is_run_id
 from trtops.tracking.records import ArtifactEntry as ArtifactEntry
 from trtops.tracking.records import EngineQuery as EngineQuery
 from trtops.tracking.records import Manifest as Manifest
@@ -26,10 +30,9 @@ from trtops.tracking.records import RunInfo as RunInfo
 from trtops.tracking.records import RunStatus as RunStatus
 from trtops.tracking.records import Tags as Tags
 from trtops.tracking.records import incomplete as incomplete
-from trtops.tracking.run import Run as Run
-from trtops.tracking.run import StoredRun as StoredRun
 from trtops.tracking.schema import Artifact, Kind
 from trtops.tracking.schema import MetricName as MetricName
+from trtops.tracking.writing import Run as Run
 from trtops.verdict import Verdict as Verdict
 
 
@@ -166,3 +169,21 @@ def ended_if_whole(tracker: Tracker, info: RunInfo) -> RunInfo:
     if info.status != "running" or tracker.peek(info.id, Artifact.MANIFEST) is None:
         return info
     return tracker.close(info.id, "")
+
+
+def run_id_of(id_or_prefix: str, tracker: Tracker) -> str:
+    """The id of a run as a user gave it: whole, or its first eight digits or more, also after ``run:``.
+
+    Raises RunNotFoundError if it cannot be an id, or not exactly one run of the store begins with it.
+    """
+    digits = id_or_prefix.removeprefix(RUN_PREFIX).lower()
+    if is_run_id(digits):
+        return digits
+    if re.fullmatch("[0-9a-f]{8,31}", digits) is None:
+        expected = "expected the 32 hexadecimal digits of its id, or at least the first 8"
+        raise errors.RunNotFoundError(f"Run {id_or_prefix!r}: {expected}. See ids by: trtops runs list")
+    matches = [info.id for info in tracker.find(id_prefix=digits, limit=2)]
+    if len(matches) != 1:
+        count = "the ids of several runs begin" if matches else "no id of a run begins"
+        raise errors.RunNotFoundError(f"Run {id_or_prefix!r}: {count} with it. See ids by: trtops runs list")
+    return matches[0]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,17 +22,15 @@ from trtops import errors
 from trtops.backend.base import Build, Caches, Engine, Feed, TimingCacheUse
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.data import FeedDigest
+from trtops.calibration.quantization import Quantization
 from trtops.json import to_json
 from trtops.record import Record, digest, sha256, sha256_file, to_jsonable
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
-from trtops.tracking.records import RUN_PREFIX, ReusedBuild, run_id_of
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete, run_id_of
+from trtops.tracking.records import RUN_PREFIX, ReusedBuild
 from trtops.tracking.schema import Artifact, Metric, Tag
-
-if TYPE_CHECKING:
-    from trtops.backend.onnx.quantize import Quantization
 
 log = logging.getLogger(__name__)
 
@@ -117,11 +115,7 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
 def load_quantization(run: StoredRun) -> Quantization | None:
     """What a run's build quantized; None if it wrote no Q/DQ nodes, or does not say so."""
     stored = run.get(Artifact.QUANTIZATION)
-    if stored is None:
-        return None
-    from trtops.backend.onnx.quantize import Quantization  # imports onnx, which other runs do not need
-
-    return Quantization.from_json(stored)
+    return None if stored is None else Quantization.from_json(stored)
 
 
 def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:

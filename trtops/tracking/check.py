@@ -21,13 +21,12 @@ from trtops.record import Record
 from trtops.system import processes
 from trtops.system.masking import masked
 from trtops.tracking import owner
-from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.artifact_files import TEMPORARY
+from trtops.tracking.base import RunInfo, Tracker, run_id_of
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.artifacts import local_folder
 from trtops.tracking.offline import OfflineTracker
-from trtops.tracking.records import run_id_of
-from trtops.tracking.run import TEMPORARY
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.spool import default_spool
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from trtops import errors
 from trtops.record import sha256
 from trtops.tracking import owner, schema
+from trtops.tracking.artifact_files import Scratch
+from trtops.tracking.reading import StoredRun, read_manifest, stated_end
 from trtops.tracking.records import (
     ArtifactEntry,
     EngineQuery,
@@ -25,17 +27,8 @@ from trtops.tracking.records import (
     check_registration,
     is_local,
 )
-from trtops.tracking.run import (
-    Run,
-    Scratch,
-    StoredRun,
-    check_reopening,
-    failure_note,
-    new_run,
-    read_manifest,
-    stated_end,
-)
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
+from trtops.tracking.writing import Run, check_reopening, failure_note, new_run
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from trtops.tracking.run import Run
+    from trtops.tracking.writing import Run
 
 
 class _NoRun:

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trtops import errors
+from trtops.tracking.artifact_files import Scratch, write_artifact
 from trtops.tracking.location import resolve
+from trtops.tracking.reading import StoredRun, read_manifest
 from trtops.tracking.records import ArtifactEntry, RunDetails, RunInfo, RunStatus, Tags, incomplete, is_local
-from trtops.tracking.run import Run, Scratch, StoredRun, new_run, read_manifest, write_artifact
 from trtops.tracking.schema import Artifact, Kind, MetricName, metric_key
 from trtops.tracking.spool import AWAY, Spool, SpooledRun, SpoolTarget, upload
+from trtops.tracking.writing import Run, new_run
 
 log = logging.getLogger(__name__)
 

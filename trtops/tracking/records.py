@@ -16,9 +16,6 @@ from trtops.verdict import VERDICTS, Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from trtops.tracking.base import Tracker
-
 RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
 Tags: TypeAlias = Mapping[str, str]
 
@@ -29,24 +26,6 @@ RUN_PREFIX = "run:"
 def is_run_id(text: str) -> bool:
     """True for 32 hexadecimal digits."""
     return re.fullmatch("[0-9a-f]{32}", text) is not None
-
-
-def run_id_of(id_or_prefix: str, tracker: Tracker) -> str:
-    """The id of a run as a user gave it: whole, or its first eight digits or more, also after ``run:``.
-
-    Raises RunNotFoundError if it cannot be an id, or not exactly one run of the store begins with it.
-    """
-    digits = id_or_prefix.removeprefix(RUN_PREFIX).lower()
-    if is_run_id(digits):
-        return digits
-    if re.fullmatch("[0-9a-f]{8,31}", digits) is None:
-        expected = "expected the 32 hexadecimal digits of its id, or at least the first 8"
-        raise errors.RunNotFoundError(f"Run {id_or_prefix!r}: {expected}. See ids by: trtops runs list")
-    matches = [info.id for info in tracker.find(id_prefix=digits, limit=2)]
-    if len(matches) != 1:
-        count = "the ids of several runs begin" if matches else "no id of a run begins"
-        raise errors.RunNotFoundError(f"Run {id_or_prefix!r}: {count} with it. See ids by: trtops runs list")
-    return matches[0]
 
 
 def new_local_id() -> str:

@@ -114,7 +114,7 @@ class Metric:
     BUILD_SECONDS = ("build", "seconds")
     ENGINE_BYTES = ("build", "engine_bytes")
     KERNELS_LOWERED = ("build", "kernels_lowered")  # share of the kernels that compute in the requested precision
-    POWER_SEEN = ("power", "seen")  # share of the faults planted into the model that a comparison reports
+    POWER_SEEN = ("power", "seen")  # share of the faults planted into golden outputs that a comparison reports
     SELF_CHECK_BROKEN = ("self_check", "broken")  # number of relations that the engine breaks
     LATENCY = "latency"  # (LATENCY, "p50_ms") and so on
     ERROR = "error"  # (ERROR, statistic) of the worst output, and (ERROR, output, "max_abs")

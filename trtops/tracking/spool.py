@@ -30,9 +30,9 @@ from trtops import errors
 from trtops.record import sha256, sha256_file, to_jsonable
 from trtops.system import processes
 from trtops.system.files import is_private, sync_to_disk, user_id
+from trtops.tracking.artifact_files import check_path
 from trtops.tracking.location import Store, default_root
 from trtops.tracking.records import ArtifactEntry, RunData, RunInfo, is_local, is_run_id
-from trtops.tracking.run import check_path
 from trtops.tracking.schema import Artifact, Tag
 
 if TYPE_CHECKING:

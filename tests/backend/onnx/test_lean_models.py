@@ -9,7 +9,7 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx import external
+from trtops.backend.onnx import copying, external
 from trtops.backend.onnx.model import Model, is_lean, model_digest, raw_bytes
 from trtops.backend.onnx.precision import emulate_low_precision, lower_precision
 from trtops.backend.onnx.save import save_model, serialize
@@ -58,7 +58,7 @@ def test_anchor_in_a_file_is_refused(tmp_path: Path) -> None:
     proto = onnx.load(path, load_external_data=False)
     for tensor in proto.graph.initializer:
         if external.is_external(tensor):
-            external.put_place(tensor, f"anchor-{'0' * 32}:{secret}", 0, external.expected_bytes(tensor) or 0)
+            external.put_place(tensor, f"anchor-{'0' * 32}:{secret}", 0, copying.expected_bytes(tensor) or 0)
     path.write_bytes(proto.SerializeToString())
 
     with pytest.raises(errors.InvalidModelError, match=r"Refused|does not exist"):

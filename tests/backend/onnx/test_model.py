@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx import Model, walk
+from trtops.backend.onnx import Model, copying
 from trtops.backend.onnx.model import model_digest
 from trtops.backend.onnx.save import model_bytes
 from trtops.metadata import DataType
@@ -247,9 +248,9 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
 def test_model_bytes_estimate_the_serialized_size() -> None:
     class TooLarge:  # as messages of protobuf 6 are above 2 GiB
         def ByteSize(self) -> int:
-            raise walk.EncodeError("too large")
+            raise EncodeError("too large")
 
-    assert walk.message_bytes(TooLarge()) == 1 << 31
+    assert copying.message_bytes(TooLarge()) == 1 << 31
     proto = models.conv_net().proto
     assert abs(model_bytes(proto) - proto.ByteSize()) < 1000
     proto.graph.initializer.append(onnx.helper.make_tensor("v", onnx.TensorProto.INT64, [5000], [-1] * 5000))

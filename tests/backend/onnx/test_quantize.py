@@ -11,11 +11,13 @@ from onnx import numpy_helper
 from tests import models
 from trtops import errors
 from trtops.backend.onnx import edit, placement
+from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.opset import raise_opset
-from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, quantizable_layers, tensors_to_calibrate
-from trtops.backend.onnx.walk import copy_of, node_name
+from trtops.backend.onnx.quantize import insert_qdq, quantizable_layers, tensors_to_calibrate
+from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.calibration import collect
 from trtops.calibration import CalibrationCache, TensorRange
+from trtops.calibration.quantization import OP_TYPES
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig
 

@@ -16,14 +16,14 @@ from tests.gates import with_wrong_weight, write
 from tests.keys import new_key
 from tests.stores import copy_store, delete_log
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.campaign.promote import promote
-from trtops.ops.campaign.workers import close_workers
+from trtops.ops.devices import close_workers
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
+from trtops.ops.registry.promote import promote
+from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.record import sha256
 from trtops.reports.present import drawn_again

@@ -17,8 +17,9 @@ from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.op import AuditConfig, audit, choose_runs
-from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.registry.accepted import resolve
+from trtops.ops.registry.promote import promote
 from trtops.spec import BuildConfig
 from trtops.system import signing
 from trtops.tracking.mlflow import MlflowTracker

@@ -355,7 +355,7 @@ def test_removed_file_is_named_although_unlisted(path: str, victim: Logged) -> N
 
 
 def test_forged_data_runs_no_script_and_fills_no_memory(victim: Logged, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("trtops.tracking.run._MAX_READ", 1 << 24)
+    monkeypatch.setattr("trtops.tracking.reading._MAX_READ", 1 << 24)
     script = victim.folder("gate") / "materials/evil.py"
     script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nload_data = list\n")
     for path in ("materials/evil.py", "materials/evil.py:load_data"):

@@ -22,7 +22,7 @@ from trtops.calibration.cache import CalibrationCache
 from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.auditing.rebuilding import MaterialFolder, builder_inputs, check_engine_again, gather, rebuild
 from trtops.ops.auditing.result import RunAudit, reaches
-from trtops.ops.campaign.workers import close_workers
+from trtops.ops.devices import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy

@@ -28,9 +28,9 @@ from trtops.ops.campaign.bisection_planner import merge_culprits
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.mixture import Mixture
-from trtops.ops.engines.deny import deny
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.precision_check import PrecisionCheck
+from trtops.ops.registry.deny import deny
 from trtops.spec import BuildConfig, BuildSpec, TensorRTOptions
 from trtops.tracking.base import StoredRun
 from trtops.tracking.campaigns import load_record, load_table

@@ -25,8 +25,9 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.campaign import iteration
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.registry.accepted import resolve
+from trtops.ops.registry.promote import promote
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 

@@ -16,10 +16,11 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
-from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.campaign.prove import ProveConfig, ProveResult, prove
-from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.registry.accepted import resolve
+from trtops.ops.registry.deny import deny_list
+from trtops.ops.registry.promote import promote
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag

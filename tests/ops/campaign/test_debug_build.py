@@ -30,11 +30,11 @@ from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.campaign.iteration import denial_scope
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
-from trtops.ops.campaign.workers import close_workers
+from trtops.ops.devices import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.engines.deny import deny, deny_list, pardon
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.registry.deny import deny, deny_list, pardon
+from trtops.ops.search.command import CommandCheck
 from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.locks import held
 from trtops.tactics.denied import DeniedTactic

@@ -18,9 +18,10 @@ from trtops.backend.onnx.model import Model
 from trtops.comparator.report import Tolerances
 from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, promote, resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.registry.accepted import resolve
+from trtops.ops.registry.promote import PromoteConfig, PromoteResult, promote
 from trtops.ops.stored_runs import side_by_side
 from trtops.reports.present import report_page
 from trtops.spec import BuildConfig

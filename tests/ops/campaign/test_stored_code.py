@@ -15,9 +15,9 @@ from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
-from trtops.ops.campaign.promote import PromoteConfig, promote
 from trtops.ops.campaign.prove import prove
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.registry.promote import PromoteConfig, promote
 from trtops.record import sha256
 from trtops.system import allowed
 from trtops.tracking.mlflow import MlflowTracker

@@ -10,8 +10,8 @@ from tests import models
 from tests.hostile import forge_run, manifest_of, rewrite, write_artifact
 from trtops.backend.engines import engine_backend
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.engines.deny import deny_list, pardon
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.registry.deny import deny_list, pardon
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tactics.denied import DeniedTactic
 from trtops.tracking.mlflow import MlflowTracker

@@ -14,11 +14,11 @@ from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from trtops.comparator import AccuracyResults, CompareFunc, DataLoader, IterationResult, PostprocessFunc, RunResults
 from trtops.json import load_json, save_json
 from trtops.metadata import TensorMetadata
+from trtops.ops.comparing.run import RunConfig, run_models
+from trtops.ops.comparing.saved_data import concat, merge
 from trtops.ops.evaluation import check
 from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.evaluation.data import open_feeds
-from trtops.ops.evaluation.run import RunConfig, run_models
-from trtops.ops.evaluation.saved_data import concat, merge
 from trtops.spec import OptimizationProfile, ShapeRange
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag

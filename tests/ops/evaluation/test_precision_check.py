@@ -18,10 +18,10 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.comparator import compare_outputs
-from trtops.ops.campaign.promote import promote
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision
+from trtops.ops.registry.promote import promote
 from trtops.ops.stored_runs import list_runs
 from trtops.reports.sections import facts_of
 from trtops.spec import BuildConfig, Layer, Precision

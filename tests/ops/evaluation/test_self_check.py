@@ -27,9 +27,9 @@ from trtops.comparator.results import IterationResult, RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.auditing.rebuilding import Outputs as Rebuilt
 from trtops.ops.auditing.rebuilding import _grade_outputs
+from trtops.ops.comparing.compare import CompareConfig, compare
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.compare import CompareConfig, compare
 from trtops.ops.evaluation.limits import default_tolerances
 from trtops.ops.evaluation.self_check import RELATIONS, RelationName, SelfCheck, accepts_nan, check_repeated, self_check
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision

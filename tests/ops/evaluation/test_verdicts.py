@@ -16,9 +16,9 @@ from trtops.backend.onnx.model import Model, class_axes
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
+from trtops.ops.comparing.compare import compare
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.compare import compare
 from trtops.ops.evaluation.data import golden_outputs
 from trtops.ops.evaluation.limits import default_tolerances, tolerances_for
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, Precision, ShapeRange

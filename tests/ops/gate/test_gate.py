@@ -20,7 +20,6 @@ from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.metadata import DataType, TensorMetadata
-from trtops.ops.campaign.promote import resolve
 from trtops.ops.evaluation import self_check
 from trtops.ops.gate import across_releases, distribution, engine_process, measurement
 from trtops.ops.gate.across_releases import accepted_candidates, explain
@@ -32,6 +31,7 @@ from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import Finding, GateResult, decide, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
+from trtops.ops.registry.accepted import resolve
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system import worker
 from trtops.tactics.record import TacticChoice, TacticRecord

@@ -10,8 +10,8 @@ from tests import models, zoo
 from trtops.backend.base import BaseRunner, Build
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputTolerances, Tolerances
-from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, MakeRunner, accuracy
+from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact

@@ -12,9 +12,9 @@ from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnx.precision import emulate_low_precision
 from trtops.comparator.report import Tolerances
-from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.delta import Step
 from trtops.ops.search.precision import Candidate, PrecisionConfig, PrecisionResult, precision
+from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact
 

@@ -19,9 +19,9 @@ from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.comparator.report import Tolerances
 from trtops.json import load_json
-from trtops.ops.evaluation.submodel import Check, ComparisonCheck, EngineRunner, onnxruntime_runner
 from trtops.ops.search.delta import Items, Mode, OutOfTestsError, Search, Step
 from trtops.ops.search.reduce import ReduceConfig, ReduceResult, reduce
+from trtops.ops.search.submodel import Check, ComparisonCheck, EngineRunner, onnxruntime_runner
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
 

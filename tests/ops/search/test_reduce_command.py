@@ -11,8 +11,8 @@ import pytest
 from tests import models
 from tests.waiting import FOR_EVER, commands_time_out_when, is_gone, until
 from trtops import errors
-from trtops.ops.evaluation import command as command_checks
-from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.search import command as command_checks
+from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.reduce import ReduceConfig, ReduceResult, reduce
 
 PYTHON = sys.executable

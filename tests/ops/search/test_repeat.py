@@ -12,9 +12,9 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import SubModel
-from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.result import OpResult
 from trtops.ops.search.accuracy import Emulated, accuracy
+from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.precision import precision
 from trtops.ops.search.reduce import reduce
 from trtops.ops.search.repeat import RepeatConfig, RepeatResult, RepeatStep, repeat

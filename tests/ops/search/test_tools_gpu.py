@@ -12,15 +12,15 @@ from tests import models
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
+from trtops.ops.comparing.compare import compare
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.compare import compare
-from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy
+from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.precision_engines import EngineWriter
 from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.ops.search.repeat import RepeatConfig, repeat
+from trtops.ops.search.submodel import ComparisonCheck, EngineRunner
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 

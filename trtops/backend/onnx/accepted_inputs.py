@@ -6,17 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trtops.backend.onnx import walk
+from trtops.backend.onnx import operators, walk
 from trtops.backend.onnx.messages import TensorProto
 from trtops.backend.onnx.model import tensor_array
 
 if TYPE_CHECKING:
     import onnx
 
-# The outputs of these are values of their first input, in other places.
-_PASS_THROUGH_OPS = frozenset(
-    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-)
+_PASS_THROUGH_OPS = operators.FROM_FIRST_INPUT | operators.CASTS
 _VOCABULARIES = {"CategoryMapper": "cats_strings", "LabelEncoder": "keys_strings", "OneHotEncoder": "cats_strings"}
 # Random numbers for these are positive. A constant is often added first, so that zero is allowed as well.
 _OF_POSITIVE = frozenset({"Log", "Pow", "Sqrt"})

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper
 
 from trtops import errors
-from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx import copying, shapes, walk
 from trtops.metadata import DataType, Shape, TensorSpec
 from trtops.patterns import expand, is_mark_all
 
@@ -38,7 +38,7 @@ def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
         raise errors.ConfigError("No outputs were selected; name at least one tensor.")
     shapes.infer_shapes(model)
     declared = shapes.values(graph)
-    new = [walk.copy_of(declared.get(name) or helper.make_empty_tensor_value_info(name)) for name in selected]
+    new = [copying.copy_of(declared.get(name) or helper.make_empty_tensor_value_info(name)) for name in selected]
     del graph.output[:]
     graph.output.extend(new)
 
@@ -85,7 +85,7 @@ def extract(
 
     def describe(spec: TensorSpec) -> onnx.ValueInfoProto:
         errors.check_known(spec.name, declared, "The model has no tensor")
-        value = walk.copy_of(declared[spec.name])
+        value = copying.copy_of(declared[spec.name])
         if spec.dtype is not None:
             value.type.tensor_type.elem_type = element_type(spec.dtype)
         if spec.shape is not None:
@@ -272,7 +272,7 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(bound, dtype), limit))
         graph.node.insert(index + 1, helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded")))
         if declared is not None:
-            copy_of_declaration = walk.copy_of(declared)
+            copy_of_declaration = copying.copy_of(declared)
             copy_of_declaration.name = before
             graph.value_info.append(copy_of_declaration)
     return applied

@@ -9,7 +9,6 @@ gigabytes can then be cut, rewritten and run while its weights stay in their fil
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from trtops import errors
-from trtops.backend.onnx import walk
+from trtops.backend.onnx import copying, walk
 from trtops.backend.onnx.messages import TensorProto
 from trtops.system.processes import SHARED_SECRET
 
@@ -33,14 +32,6 @@ ALIGNMENT = 64
 _SMALL_BYTES = 1 << 16
 # A random number, which no file can name: an anchor is valid in this process and its children only.
 _ANCHOR = f"anchor-{SHARED_SECRET}:"
-
-# Types with fewer than eight bits are packed (TensorProto.raw_data in onnx.proto).
-_ELEMENT_BITS = {
-    "BOOL": 8, "INT8": 8, "UINT8": 8, "INT16": 16, "UINT16": 16, "INT32": 32, "UINT32": 32, "INT64": 64, "UINT64": 64,
-    "FLOAT16": 16, "BFLOAT16": 16, "FLOAT": 32, "DOUBLE": 64, "COMPLEX64": 64, "COMPLEX128": 128,
-    "FLOAT8E4M3FN": 8, "FLOAT8E4M3FNUZ": 8, "FLOAT8E5M2": 8, "FLOAT8E5M2FNUZ": 8, "FLOAT8E8M0": 8,
-    "FLOAT6E2M3": 6, "FLOAT6E3M2": 6, "FLOAT4E2M1": 4, "INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +75,6 @@ def is_stripped(tensor: onnx.TensorProto) -> bool:
     return tensor.doc_string.startswith(STRIPPED) and not tensor.raw_data
 
 
-def mark_left_out(tensor: onnx.TensorProto) -> None:
-    """Mark a tensor without values as external in a nonexistent file, to pass ONNX's checks."""
-    tensor.data_location = TensorProto.EXTERNAL
-    del tensor.external_data[:]
-    tensor.external_data.add(key="location", value="left-out")
-
-
 def anchor(model: onnx.ModelProto, folder: Path) -> None:
     """Anchor the large external tensors of a model from ``folder``, in place; the files must outlive the model.
 
@@ -99,7 +83,7 @@ def anchor(model: onnx.ModelProto, folder: Path) -> None:
     for tensor in walk.tensors(model):
         if not is_external(tensor) or is_anchored(tensor):
             continue
-        if (expected_bytes(tensor) or 0) > _SMALL_BYTES:
+        if (copying.expected_bytes(tensor) or 0) > _SMALL_BYTES:
             location = locate(tensor, folder)
             put_place(tensor, f"{_ANCHOR}{location.path}", location.offset, location.length)
         else:
@@ -130,15 +114,6 @@ def put_place(tensor: onnx.TensorProto, location: str, offset: int, length: int)
         tensor.external_data.add(key=key, value=str(value))
 
 
-def expected_bytes(tensor: onnx.TensorProto) -> int | None:
-    """Return the size of a tensor's raw data in bytes; None for strings and unknown types."""
-    try:
-        bits = _ELEMENT_BITS.get(TensorProto.DataType.Name(tensor.data_type))
-    except ValueError:
-        return None
-    return None if bits is None else (math.prod(tensor.dims) * bits + 7) // 8
-
-
 def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData:
     """Find an external tensor's bytes in the model's folder; a model in memory has None, and only anchored tensors.
 
@@ -161,7 +136,7 @@ def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData
         path = _path_inside(tensor.name, location, folder)
     offset = _byte_count(tensor.name, "offset", entries.get("offset", "0"))
     file_bytes = path.stat().st_size
-    expected = expected_bytes(tensor)
+    expected = copying.expected_bytes(tensor)
     default = max(file_bytes - offset, 0) if expected is None else expected
     length = _byte_count(tensor.name, "length", entries.get("length") or str(default))
     if expected is not None and length != expected:
@@ -215,7 +190,7 @@ def _byte_count(tensor: str, key: str, text: str) -> int:
 def load_external_data(model: onnx.ModelProto, folder: Path) -> None:
     """Load all external data of a model from ``folder`` into it, in place."""
     outside = [tensor for tensor in walk.tensors(model) if is_external(tensor)]
-    needed = sum(expected_bytes(tensor) or 0 for tensor in outside)
+    needed = sum(copying.expected_bytes(tensor) or 0 for tensor in outside)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         sizes = f"{needed / (1 << 30):.3g} GiB, and this machine has {memory / (1 << 30):.3g} GiB of memory"

@@ -14,7 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
+from trtops.backend.onnx import copying, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.save import model_bytes
 from trtops.backend.onnx.sizes import Array, KnownTensors
 from trtops.backend.trial import try_in_child
@@ -237,18 +237,18 @@ class _GraphPass:
         # A branch may return one tensor twice, a weight, or a tensor from outside: these are copied at the end.
         direct = {inside.name: outside for inside, outside in zip(body.output, node.output) if inside.name in produced}
         renamed |= {name: outside for name, outside in direct.items() if outside}
-        copy = walk.copy_of(body)
+        copy = copying.copy_of(body)
         walk.rename_uses(copy, renamed)
         for tensor in copy.initializer:
             tensor.name = renamed[tensor.name]
-            self.tensors.weights[tensor.name] = walk.add_copy(self.graph.initializer, tensor)
+            self.tensors.weights[tensor.name] = copying.add_copy(self.graph.initializer, tensor)
         for sparse in copy.sparse_initializer:
             sparse.values.name = renamed[sparse.values.name]
-            walk.add_copy(self.graph.sparse_initializer, sparse)
+            copying.add_copy(self.graph.sparse_initializer, sparse)
         for value in copy.value_info:
             if value.name in renamed and value.name not in direct:
                 value.name = renamed[value.name]
-                self.tensors.declared[value.name] = walk.add_copy(self.graph.value_info, value)
+                self.tensors.declared[value.name] = copying.add_copy(self.graph.value_info, value)
         nodes = [copy.node[index] for index in walk.execution_order(copy.node)]
         for inner in nodes:
             inner.output[:] = [renamed.get(name, name) for name in inner.output]
@@ -358,7 +358,7 @@ class _GraphPass:
         feed: dict[str, Array] = {}
         for name in sorted(set(walk.read(nodes)).difference(walk.produced(nodes))):
             tensor = tensors.weights[name]
-            size = external.expected_bytes(tensor)
+            size = copying.expected_bytes(tensor)
             # numpy lacks the types beyond UINT64.
             if size is None or size <= _FED_BYTES or tensor.data_type > onnx.TensorProto.UINT64:
                 graph.initializer.append(tensor)

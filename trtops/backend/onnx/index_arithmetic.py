@@ -11,16 +11,16 @@ import onnx
 from onnx import TensorProto
 
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.operators import CASTS, PASS_ON
 
 # Their results are whole numbers, whatever they read.
 _ROUNDING = frozenset({"Floor", "Ceil", "Round"})
 # Their results hold indices if all that they read does, apart from constants.
-_CARRIERS = frozenset((
-    "Abs", "Add", "Ceil", "Clip", "Concat", "CumSum", "Div", "Expand", "Flatten", "Floor", "Gather", "GatherElements",
-    "GatherND", "Identity", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax",
-    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign", "Slice", "Split", "Sqrt",
-    "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where",
-))  # fmt: skip
+_CARRIERS = PASS_ON | CASTS | {
+    "Abs", "Add", "Ceil", "Clip", "CumSum", "Div", "Floor", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Pad", "Pow",
+    "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Round", "Sign", "Sqrt",
+    "Sub", "Sum", "Where",
+}  # fmt: skip
 # Of a large number, a rounded one has another result altogether.
 _PERIODIC = frozenset({"Sin", "Cos"})
 

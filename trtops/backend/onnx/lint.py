@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
+from trtops.backend.onnx import copying, external, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.model import Model, bad_divisors, can_propagate_values, data_type, raw_bytes, read_proto
 from trtops.backend.onnx.save import PROTOBUF_LIMIT
 from trtops.backend.worker import warm_worker
@@ -146,9 +146,9 @@ def lint(model: onnx.ModelProto | Model | str | Path, feed: Mapping[str, Any] | 
     else:
         source = model.proto() if isinstance(model, Model) else model
     arguments, seconds = (dict(feed or {}), LARGE), time_limit()
-    if not isinstance(source, Path) and walk.message_bytes(source) >= PROTOBUF_LIMIT:
+    if not isinstance(source, Path) and copying.message_bytes(source) >= PROTOBUF_LIMIT:
         # No message to another process can hold it.
-        return _lint(walk.copy_of(source), *arguments, seconds, {})
+        return _lint(copying.copy_of(source), *arguments, seconds, {})
     deaths: dict[str, str] = {}
     with warm_worker() as worker:
         while True:
@@ -186,7 +186,7 @@ def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]
     names.update(value.name for value in model.graph.input)  # which may declare another shape
     weights: dict[str, Any] = {}
     for i, tensor in enumerate(walk.tensors(model)):  # initializers first
-        size, kind = external.expected_bytes(tensor) or 0, data_type(tensor.data_type)
+        size, kind = copying.expected_bytes(tensor) or 0, data_type(tensor.data_type)
         if (
             i < len(model.graph.initializer)
             and (tensor.name and names[tensor.name] == 1 and tensor.data_type in _WEIGHT_TYPES and kind)
@@ -202,7 +202,7 @@ def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]
             else:
                 weights[tensor.name] = numpy_helper.to_array(tensor)
                 tensor.ClearField("raw_data")
-            external.mark_left_out(tensor)
+            copying.mark_left_out(tensor)
         elif external.is_external(tensor):
             external.load(tensor, path.parent)
     return model, weights
@@ -320,7 +320,7 @@ def _checker_entries(
     model: onnx.ModelProto, weights: Collection[str], deaths: Mapping[str, str]
 ) -> Iterator[LintEntry]:
     """What ONNX's checker reports about the whole model; its messages about single nodes come from their runs."""
-    if walk.message_bytes(model) >= PROTOBUF_LIMIT:
+    if copying.message_bytes(model) >= PROTOBUF_LIMIT:
         return
     checked = _with_inputs(model, weights)
     if checked.ir_version:
@@ -391,12 +391,12 @@ def _unused_entries(graph: onnx.GraphProto, names: list[str], ir_version: int) -
 
 def _with_inputs(model: onnx.ModelProto, weights: Collection[str]) -> onnx.ModelProto:
     """A copy of a model with these initializers as inputs."""
-    copy = walk.copy_of(model)
+    copy = copying.copy_of(model)
     del copy.graph.initializer[:]
     declared = walk.names_of(model.graph.input)
     for tensor in model.graph.initializer:
         if tensor.name not in weights:
-            walk.add_copy(copy.graph.initializer, tensor)
+            copying.add_copy(copy.graph.initializer, tensor)
         elif tensor.name not in declared:
             copy.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return copy
@@ -442,7 +442,7 @@ class _Run:
             return False
         # ONNX Runtime would copy initializers, but not inputs.
         source = _with_inputs(self.model, self.weights) if self.weights else self.model
-        if walk.message_bytes(source) >= PROTOBUF_LIMIT:
+        if copying.message_bytes(source) >= PROTOBUF_LIMIT:
             return False
         constants = walk.initializer_names(self.model.graph)
         inputs = {v.name: self._input_array(v) for v in self.model.graph.input if v.name not in constants}
@@ -460,7 +460,7 @@ class _Run:
 
     def run_node_by_node(self, broken: set[str]) -> None:
         """Run each node by itself, except those known to be broken."""
-        inferred = walk.copy_of(self.model)
+        inferred = copying.copy_of(self.model)
         graph = inferred.graph
         values: dict[str, Any] = dict(self.weights)
         for tensor in graph.initializer:

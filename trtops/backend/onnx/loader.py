@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import onnx
 
 from trtops import errors
-from trtops.backend.loader import BaseLoader, immediately
+from trtops.backend.loader import BaseLoader, ValueOrCallable, immediately
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes
+from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.model import Model, parse_proto, read_proto
-from trtops.backend.onnx.walk import copy_of
 from trtops.func import value_of
 from trtops.metadata import TensorSpec
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
-
-    from trtops.backend.base import ValueOrCallable
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
-from trtops.backend.onnx import external, walk
+from trtops.backend.onnx import copying, external, operators, walk
 from trtops.backend.onnx.messages import ModelProto, TensorProto
 from trtops.metadata import DataType, Dim, TensorSpec
 from trtops.system.files import read_regular
@@ -53,12 +53,12 @@ class Model:
         content = read_proto(path)
         info = _model_info(content, path.stem, path.parent, f"{path}: ")
         data = {external.locate(t, path.parent).path for t in walk.tensors(content) if external.is_external(t)}
-        return cls(info, path, walk.copy_model(content, walk.put_small(_STRUCTURE_BYTES)), tuple(sorted(data)))
+        return cls(info, path, copying.copy_model(content, copying.put_small(_STRUCTURE_BYTES)), tuple(sorted(data)))
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
         """Check, digest and copy a model in memory; all its weights must be inside."""
-        content = walk.copy_of(proto)
+        content = copying.copy_of(proto)
         return cls(_model_info(content, name, None, ""), None, content)
 
     @property
@@ -75,7 +75,7 @@ class Model:
         """
         if self.path is None:
             assert self._content is not None
-            return walk.copy_of(self._content)
+            return copying.copy_of(self._content)
         fresh = read_proto(self.path)
         if lean and is_large(fresh):
             external.anchor(fresh, self.path.parent)
@@ -109,10 +109,10 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
 
     def put_digest(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         # By their bytes, so that a weight counts the same whether it is inside, outside or in a typed field.
-        walk.copy_header(tensor, target)
+        copying.copy_header(tensor, target)
         target.raw_data = _tensor_digest(tensor, folder, end)
 
-    bare = walk.copy_model(model, put_digest)
+    bare = copying.copy_model(model, put_digest)
     _clear_comments(bare, "producer_name", "producer_version", "model_version", "domain", "training_info")
     bare.opset_import.sort(key=lambda o: (o.domain, o.version))
     for graph in walk.graphs(bare.graph):
@@ -162,7 +162,7 @@ def is_large(model: onnx.ModelProto, *, widened: bool = False) -> bool:
     """Whether a model's weights are near or above 2 GiB; ``widened`` counts 16-bit weights as if they were FP32."""
     # Computed from shapes: a message's own ``ByteSize`` serializes it, and raises above 2 GiB.
     low = (TensorProto.FLOAT16, TensorProto.BFLOAT16) if widened else ()
-    sizes = ((external.expected_bytes(tensor) or 0, tensor.data_type in low) for tensor in walk.tensors(model))
+    sizes = ((copying.expected_bytes(tensor) or 0, tensor.data_type in low) for tensor in walk.tensors(model))
     return sum(size << doubled for size, doubled in sizes) > _LARGE_BYTES
 
 
@@ -195,7 +195,7 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
         return external.locate(tensor).read()
     if tensor.HasField("segment"):
         raise errors.InvalidModelError(f"Tensor {tensor.name!r} is a segment of a tensor, which no back end reads.")
-    expected = 0 if external.is_stripped(tensor) else external.expected_bytes(tensor)
+    expected = 0 if external.is_stripped(tensor) else copying.expected_bytes(tensor)
     raw: bytes = tensor.raw_data
     if expected and not tensor.HasField("raw_data"):
         # Slow to import, and most weights have raw data.
@@ -370,7 +370,7 @@ def parse_proto(data: bytes, prefix: str = "", need_opset: bool = True) -> onnx.
     return model
 
 
-_SAME_AXES = ("Cast", "Identity", "QuantizeLinear", "DequantizeLinear", "Neg", "Log", "Dropout", "Clip")
+_SAME_AXES = operators.KEEP_PLACES | {"Clip", "Dropout", "Log", "Neg"}
 _SCORES = re.compile(
     r"(^|[^a-z])(logits?|log_?probs?|scores?|prob(s|abs?|abilit(y|ies))?|class(es)?|softmax)($|[^a-z])"
 )

@@ -6,7 +6,7 @@ import onnx
 from onnx import helper
 
 from trtops import errors
-from trtops.backend.onnx import walk
+from trtops.backend.onnx import copying, walk
 from trtops.backend.onnx.model import tensor_array
 from trtops.system.limits import limited_memory
 
@@ -29,9 +29,9 @@ def raise_opset(model: onnx.ModelProto, min_version: int, needed_by: str) -> Non
     if version >= min_version:
         return
     # Large weights stay outside of the converter, which would copy those inside, and lose those of a lean model.
-    weights = {tensor.name: walk.copy_of(tensor) for tensor in model.graph.initializer}
-    put_small = walk.put_small(4096)
-    bare = walk.copy_model(model, lambda t, to: put_small(t, to) if t.name in weights else to.CopyFrom(t))
+    weights = {tensor.name: copying.copy_of(tensor) for tensor in model.graph.initializer}
+    put_small = copying.put_small(4096)
+    bare = copying.copy_model(model, lambda t, to: put_small(t, to) if t.name in weights else to.CopyFrom(t))
     disguise = version < _OPSET_OF_ONE_AXIS <= min_version
     for node in bare.graph.node if disguise else ():
         if walk.is_onnx_op(node, "Hardmax"):

@@ -19,7 +19,7 @@ import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import external, shapes, walk
+from trtops.backend.onnx import copying, external, shapes, walk
 from trtops.backend.onnx.index_arithmetic import ScopedName, index_tensors
 from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
 from trtops.backend.onnx.opset import raise_opset
@@ -92,7 +92,7 @@ def lower_precision(
         weights: A folder for the 16-bit weights of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), which
             must exist as long as the result is used; without one they are inside.
     """
-    model = without_functions(walk.copy_of(proto))
+    model = without_functions(copying.copy_of(proto))
     if to == "bf16":
         raise_opset(model, _OPSET_OF_BF16, "tensors in BF16")
     shapes.infer_shapes(model)
@@ -392,12 +392,12 @@ class _Rewrite:
         for tensor in weights:
             assert tensor.weight is not None
             if tensor.full_used or tensor.low is None:
-                walk.add_copy(graph.initializer, tensor.weight)
+                copying.add_copy(graph.initializer, tensor.weight)
             if tensor.low is not None:
                 name = tensor.low if tensor.full_used else tensor.weight.name
                 if name != tensor.low:
                     self.renamed[tensor.low] = name
-                walk.add_copy(graph.initializer, self._lower_weight(tensor, name))
+                copying.add_copy(graph.initializer, self._lower_weight(tensor, name))
 
     def _lower_weight(self, tensor: _Tensor, name: str) -> TensorProto:
         assert tensor.weight is not None
@@ -461,7 +461,7 @@ def _emulate_graph(
     # Large weights are widened where they are read: FP32 copies of all would take three times as much memory.
     low_weights: list[onnx.TensorProto] = []
     for tensor in graph.initializer:
-        if tensor.data_type in _LOW and (external.expected_bytes(tensor) or 0) <= _LARGE_WEIGHT:
+        if tensor.data_type in _LOW and (copying.expected_bytes(tensor) or 0) <= _LARGE_WEIGHT:
             low_weights.append(tensor)
     widened = walk.visible(outer_weights, graph, {tensor.name: f"{tensor.name}/float32" for tensor in low_weights})
     nodes: list[onnx.NodeProto] = []
@@ -493,7 +493,7 @@ def _emulate_graph(
     walk.replace_nodes(graph, nodes)
     for tensor in low_weights:
         array = tensor_array(tensor).astype("float32")
-        walk.add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))
+        copying.add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))
 
 
 def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -501,7 +501,7 @@ def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
 
     By Veltkamp's splitting: with c = (2**13 + 1) * x in FP32, x rounded to 11 significant bits is c - (c - x).
     """
-    model = without_functions(walk.copy_of(model))
+    model = without_functions(copying.copy_of(model))
     shapes.infer_shapes(model)
     numbers, factor = itertools.count(), "tf32/factor"
 

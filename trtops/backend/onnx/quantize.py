@@ -11,12 +11,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import placement, shapes, walk
+from trtops.backend.onnx import copying, operators, placement, shapes, walk
 from trtops.backend.onnx.model import tensor_array
 from trtops.backend.onnx.opset import raise_opset
 from trtops.backend.onnx.precision import without_functions
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
-from trtops.record import Record
+from trtops.calibration.quantization import OP_TYPES, Quantization
 from trtops.spec import BuildConfig, TensorRTOptions
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 # of convolutions and element-wise layers are quantized as well, after the activation function that follows, since ONNX
 # Runtime has integer kernels only for that pattern; layers that only move values keep the scale of their input.
 
-# Products that can be quantized, which take most of the time. ONNX Runtime has no integer kernel for ConvTranspose, and
-# TensorRT none in FP8.
-OP_TYPES: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # The first operator set in which Q/DQ nodes have channels.
 _MIN_OPSET = 13
 # The first one in which they take FP8, and scales in FP16.
@@ -51,45 +48,8 @@ _MOST_JITTER = 1.1
 _FLOAT_OUTPUTS = frozenset({"Gemm", "MatMul"})
 _ACTIVATIONS = frozenset({"Relu", "Clip"})  # which ONNX Runtime fuses into the integer kernel before them
 _NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
-# Their outputs are values of their input, so both have the same scale, and integers pass unchanged.
-_VALUE_MOVING_OPS = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantization(Record):
-    """The result of quantizing a model. Layers are named by their node, or its first output where that has no name."""
-
-    layers: tuple[str, ...]  # those that read 8 bits
-    kept_layers: tuple[str, ...]  # requested in higher precision
-    excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()  # by placement rule, those that it excludes
-    missing: tuple[str, ...] = ()  # tensors that the cache lacks, whose layers were not changed
-    in_bodies: tuple[str, ...] = ()  # layers in If, Loop and Scan, which stay: calibration has no values there
-    by_type: tuple[
-        str, ...
-    ] = ()  # layers for which the back end has no 8-bit kernel, unless `qdq_op_types` names types
-
-    def require_layers(self) -> None:
-        """Raise CalibrationError if no layer was quantized."""
-        if not self.layers:
-            raise errors.CalibrationError(
-                f"8 bits were requested, but no layer of the model is quantized; {self._left_out()}; others do not "
-                "compute in FP32. Keep fewer, name fewer qdq_rules, start from FP32, or build another precision."
-            )
-
-    def sentence(self) -> str:
-        """What was quantized, in a line."""
-        return f"{len(self.layers)} layers read 8 bits; {self._left_out()}"
-
-    def _left_out(self) -> str:
-        """The products without 8-bit inputs, by reason, in part of a line."""
-        rules = [f"{rule} ({', '.join(names)})" for rule, names in self.excluded]
-        text = f"kept: {', '.join(self.kept_layers) or 'none'}; excluded by rule: {'; '.join(rules) or 'none'}"
-        text += f"; no ranges for {', '.join(self.missing)}" if self.missing else ""
-        text += f"; in bodies of If, Loop or Scan: {', '.join(self.in_bodies)}" if self.in_bodies else ""
-        if self.by_type:
-            option = f"--qdq-op-types {' '.join(OP_TYPES)}"
-            text += f"; without 8-bit kernels: {', '.join(self.by_type)} ({option} quantizes them)"
-        return text
+# Input and output have the same scale, and integers pass unchanged. The largest values pass a MaxPool too.
+_VALUE_MOVING_OPS = operators.KEEP_RANGE | {"MaxPool"}
 
 
 @dataclass(frozen=True)
@@ -279,7 +239,7 @@ def _plan_layers(
 
 def _sizes(model: onnx.ModelProto, config: BuildConfig) -> dict[str, list[int]]:
     """Shapes of a model's tensors in its first profile; 0 is an unknown dimension."""
-    sized = walk.copy_model(model, walk.put_small(4096))
+    sized = copying.copy_model(model, copying.put_small(4096))
     del sized.graph.value_info[:]
     profile_shapes = {shape.name: shape.opt for profile in config.profiles[:1] for shape in profile.shapes}
     for value in sized.graph.input:

@@ -10,10 +10,9 @@ import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from trtops import errors
-from trtops.backend.common import open_atomically
-from trtops.backend.onnx import external, walk
+from trtops.backend.onnx import copying, external, walk
 from trtops.backend.onnx.model import is_lean, raw_bytes
-from trtops.system.files import replaced_together
+from trtops.system.files import open_atomically, replaced_together
 
 # Bytes of a message that protobuf still serializes, with a margin.
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
@@ -45,10 +44,10 @@ def serialize_lean(model: onnx.ModelProto) -> bytes:
             target.CopyFrom(tensor)
             return
         location = external.locate(tensor)
-        walk.copy_header(tensor, target)
+        copying.copy_header(tensor, target)
         external.put_place(target, location.path.as_posix().lstrip("/"), location.offset, location.length)
 
-    return _checked_bytes(walk.copy_model(model, put))
+    return _checked_bytes(copying.copy_model(model, put))
 
 
 def _checked_bytes(model: onnx.ModelProto) -> bytes:
@@ -74,7 +73,7 @@ def with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         if external.is_anchored(tensor):
             external.load(target)
 
-    return walk.copy_model(model, put)
+    return copying.copy_model(model, put)
 
 
 def save_model(
@@ -120,7 +119,7 @@ def save_model(
                     shared.write(data)
                     return location, offset
 
-                written = walk.copy_model(model, _put_outside(append, size_threshold))
+                written = copying.copy_model(model, _put_outside(append, size_threshold))
         else:
             numbers = itertools.count()
 
@@ -131,18 +130,18 @@ def save_model(
                     data_file.write(data)
                 return name, 0
 
-            written = walk.copy_model(model, _put_outside(write_own_file, size_threshold))
+            written = copying.copy_model(model, _put_outside(write_own_file, size_threshold))
         with open_part(path) as file:
             file.write(_checked_bytes(written))
 
 
-def _put_outside(write: _WriteWeight, threshold: int) -> walk.PutTensor:
+def _put_outside(write: _WriteWeight, threshold: int) -> copying.PutTensor:
     """Writes the bytes of large tensors outside the model file, and keeps the others."""
 
     def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         # Shape inference needs small integer vectors, and neither ONNX's nor ONNX Runtime's reads other files.
         may_be_shape = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1
-        size = external.expected_bytes(tensor)
+        size = copying.expected_bytes(tensor)
         if size is None or size < max(threshold, 1) or (may_be_shape and size <= _SHAPE_BYTES):
             target.CopyFrom(tensor)
             if external.is_external(target):
@@ -150,7 +149,7 @@ def _put_outside(write: _WriteWeight, threshold: int) -> walk.PutTensor:
             return
         data = raw_bytes(tensor)
         location, offset = write(data)
-        walk.copy_header(tensor, target)
+        copying.copy_header(tensor, target)
         target.doc_string = tensor.doc_string
         external.put_place(target, location.as_posix(), offset, len(data))
 
@@ -159,10 +158,10 @@ def _put_outside(write: _WriteWeight, threshold: int) -> walk.PutTensor:
 
 def model_bytes(model: onnx.ModelProto) -> int:
     """The approximate size of a model once serialized, computed from the shapes of its weights."""
-    bare = walk.copy_model(model, walk.put_small(_SHAPE_BYTES))
-    total = walk.message_bytes(bare)
+    bare = copying.copy_model(model, copying.put_small(_SHAPE_BYTES))
+    total = copying.message_bytes(bare)
     for tensor in walk.tensors(model):
-        size = external.expected_bytes(tensor) or 0
+        size = copying.expected_bytes(tensor) or 0
         if size > _SHAPE_BYTES and (not external.is_external(tensor) or external.is_anchored(tensor)):
-            total += size if tensor.HasField("raw_data") or tensor.external_data else walk.message_bytes(tensor)
+            total += size if tensor.HasField("raw_data") or tensor.external_data else copying.message_bytes(tensor)
     return total

@@ -6,7 +6,7 @@ from typing import Any
 import onnx
 
 from trtops import errors
-from trtops.backend.onnx import external, walk, with_onnxruntime
+from trtops.backend.onnx import copying, external, walk, with_onnxruntime
 from trtops.backend.onnx.model import can_propagate_values, check_inlined_size
 from trtops.backend.onnx.sizes import KnownTensors
 from trtops.backend.trial import try_in_child
@@ -20,7 +20,7 @@ _SUSPECT_BYTES = 1 << 31  # a weight whose shape needs more must have the bytes
 _MAX_BYTES = 1 << 42  # 4 TiB, more than any model has
 _COMPUTES_SIZES = frozenset(("ConstantOfShape", "Expand", "Flatten", "Range", "Reshape", "Slice", "Split", "Tile"))
 _SMALL_BYTES = 4096  # such tensors may be target shapes or axes, whose values are needed
-_put_small = walk.put_small(_SMALL_BYTES)
+_put_small = copying.put_small(_SMALL_BYTES)
 
 
 def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool = False) -> None:
@@ -30,12 +30,12 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     :func:`computed_dims`). With ``strict``, contradicting types and shapes are an error.
     """
     check_inlined_size(model)
-    bare = walk.copy_model(model, _put_plausible)
+    bare = copying.copy_model(model, _put_plausible)
     for graph in walk.graphs(bare.graph):
         # ONNX takes sparse weights for scalars, so dense ones without values replace them.
         for sparse in graph.sparse_initializer:
             dense = graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
-            external.mark_left_out(dense)
+            copying.mark_left_out(dense)
         del graph.sparse_initializer[:]
     try_in_child(infer_shapes, bare)
     try:
@@ -77,7 +77,7 @@ def infer_node(node: onnx.NodeProto, tensors: KnownTensors, model: onnx.ModelPro
         if name in tensors:
             tensor = tensors.weights[name]
             types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-            if (external.expected_bytes(tensor) or 0) <= _SMALL_BYTES:
+            if (copying.expected_bytes(tensor) or 0) <= _SMALL_BYTES:
                 constants[name] = tensor
         elif name in tensors.declared:
             types[name] = tensors.declared[name].type
@@ -163,7 +163,7 @@ def computed_dims(graph: onnx.GraphProto) -> set[str]:
 
 def _put_plausible(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
     """Keep small tensors; refuse shapes far larger than the data, since ONNX would loop over their elements."""
-    size = external.expected_bytes(tensor)
+    size = copying.expected_bytes(tensor)
     if size is not None and size > _SUSPECT_BYTES and not external.is_external(tensor) and size != len(tensor.raw_data):
         raise errors.InvalidModelError(
             f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)} has {len(tensor.raw_data)} bytes; expected {size}."

@@ -12,11 +12,11 @@ from onnx import TensorProto, numpy_helper
 
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import tensor_array
+from trtops.backend.onnx.operators import KEEP_PLACES
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-_ELEMENTWISE = frozenset({"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"})
 _BLOCK_ROWS = 1 << 18  # groups of four that are processed at once
 
 
@@ -85,7 +85,7 @@ def _trace_weight(
                 axis = perm[axis]
             else:
                 return None
-        elif node.op_type not in _ELEMENTWISE:
+        elif node.op_type not in KEEP_PLACES:
             return None
         name = node.input[0]
     dims = tensors[name].dims

@@ -16,7 +16,7 @@ import onnx
 from onnx import numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx import copying, shapes, walk
 from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.model import tensor_spec
 from trtops.metadata import TensorSpec
@@ -58,7 +58,7 @@ class Declared(Values):
 
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, TensorSpec]) -> None:
         """Infer types and shapes of a model from these input shapes; the model is not changed."""
-        inferred = walk.copy_of(model)
+        inferred = copying.copy_of(model)
         for value in inferred.graph.input:
             if value.name in inputs:
                 value.CopyFrom(_value_info(inputs[value.name]))
@@ -210,9 +210,9 @@ class Cutter:
         for name in dict.fromkeys(chain.from_iterable(self._weights[index] for index in inside)):
             constant = self._constants[name]
             if isinstance(constant, onnx.TensorProto):
-                walk.add_copy(graph.initializer, constant)
+                copying.add_copy(graph.initializer, constant)
             elif isinstance(constant, onnx.SparseTensorProto):
-                walk.add_copy(graph.sparse_initializer, constant)
+                copying.add_copy(graph.sparse_initializer, constant)
             else:
                 graph.node.insert(0, constant)
         graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in frozen.items())

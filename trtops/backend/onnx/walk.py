@@ -1,4 +1,4 @@
-"""ONNX graphs as messages: iteration, changes in place, Constant nodes, and copies of models tensor by tensor.
+"""ONNX graphs as messages: iteration, names, changes in place, and Constant nodes.
 
 Yielded messages are parts of the model, not copies. Importing this module does not import ``onnx``.
 """
@@ -10,13 +10,11 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
-
-from google.protobuf.message import EncodeError, Message  # type: ignore[import-untyped]
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
-from trtops.backend.onnx import external
-from trtops.backend.onnx.messages import AttributeProto, ModelProto, TensorProto
+from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.messages import AttributeProto, TensorProto
 from trtops.metadata import Dim, is_dynamic
 
 if TYPE_CHECKING:
@@ -478,107 +476,3 @@ def spell_out(model: onnx.ModelProto) -> bool:
 def may_be_bare(data: Any) -> bool:
     """Whether serialized bytes or a mapped file may have Constant nodes for :func:`spell_out`; no false negatives."""
     return any(data.find(f"value_{kind}".encode()) >= 0 for kind in ("float", "int", "string"))
-
-
-# Fills the second tensor, which is empty, with a replacement for the first, which must not be changed.
-PutTensor: TypeAlias = Callable[[TensorProto, TensorProto], None]
-
-# Fields of models, graphs, functions, nodes, attributes and sparse tensors that contain tensors at some depth.
-_TENSOR_FIELDS = frozenset(
-    (
-        *("graph", "functions", "node", "initializer", "sparse_initializer", "attribute"),
-        *("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors", "values", "indices"),
-    )
-)
-
-_TENSOR_ATTRIBUTES = frozenset(
-    AttributeProto.AttributeType.Value(name)
-    for name in ("TENSOR", "TENSORS", "SPARSE_TENSOR", "SPARSE_TENSORS", "GRAPH", "GRAPHS", "UNDEFINED")
-)
-
-
-def copy_model(model: onnx.ModelProto, put: PutTensor) -> onnx.ModelProto:
-    """Copy a model, replacing each tensor at any depth; InvalidModelError for text other than UTF-8."""
-    copy = ModelProto()
-    try:
-        _copy(model, copy, put)
-    except UnicodeDecodeError as exc:
-        raise errors.InvalidModelError(f"The model has text that is not UTF-8: {exc}. It is damaged.") from None
-    return copy
-
-
-def _copy(source: Any, target: Any, put: PutTensor) -> None:
-    """Copy a message's set fields; fields containing tensors are copied message by message."""
-    for field, value in source.ListFields():
-        name = field.name
-        if isinstance(value, (int, float, str, bytes)):
-            setattr(target, name, value)
-        elif field.message_type is None or name not in _TENSOR_FIELDS:
-            if isinstance(value, Message):
-                getattr(target, name).CopyFrom(value)
-            else:
-                getattr(target, name).extend(value)
-        elif isinstance(value, Message):
-            _copy_part(value, getattr(target, name), put)
-        else:
-            parts = getattr(target, name)
-            for part in value:
-                _copy_part(part, parts.add(), put)
-
-
-def _copy_part(part: Any, target: Any, put: PutTensor) -> None:
-    kind = type(part).__name__
-    if kind == "TensorProto":
-        put(part, target)
-    # Most nodes have no tensors, and are copied in one go, which is faster.
-    elif kind == "NodeProto" and all(attribute.type not in _TENSOR_ATTRIBUTES for attribute in part.attribute):
-        target.CopyFrom(part)
-    else:
-        target.SetInParent()
-        _copy(part, target, put)
-
-
-def put_small(limit_bytes: int) -> PutTensor:
-    """Keeps tensors of up to ``limit_bytes`` bytes; of others only name, type and shape, marked as external data."""
-
-    def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
-        size = external.expected_bytes(tensor)
-        if (message_bytes(tensor) if size is None else size) <= limit_bytes:
-            target.CopyFrom(tensor)
-        else:
-            copy_header(tensor, target)
-            external.mark_left_out(target)
-
-    return put
-
-
-def copy_of(message: M) -> M:
-    """A copy of a message of any size."""
-    # Not through bytes: protobuf serializes at most 2 GiB.
-    copy: Any = type(message)()
-    copy.CopyFrom(message)
-    return cast(M, copy)
-
-
-def add_copy(messages: Any, message: M) -> M:
-    """Append a copy to a repeated field, and return it."""
-    # The field's own ``append`` serializes, with protobuf's limit of 2 GiB.
-    copy = messages.add()
-    copy.CopyFrom(message)
-    return cast(M, copy)
-
-
-def message_bytes(message: Any) -> int:
-    """Return the size of a serialized message; 2 GiB if protobuf cannot serialize it."""
-    try:
-        return int(message.ByteSize())
-    # Some releases of protobuf return the size of what is too large, others raise this.
-    except EncodeError:
-        return 1 << 31
-
-
-def copy_header(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
-    """Copy a tensor's name, element type and shape."""
-    target.name = tensor.name
-    target.data_type = tensor.data_type
-    target.dims.extend(tensor.dims)

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import sparsity, walk
+from trtops.backend.onnx import operators, sparsity, walk
 from trtops.backend.onnx.external import STRIPPED, is_stripped
 from trtops.metadata import DataType
 
@@ -26,7 +26,7 @@ _DATA_FIELDS = (
 # The minimum number of elements to strip, by operator: fewer may be indices or sizes.
 _LARGE = 1024
 _STRIPPED = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1, "Gather": _LARGE, "Slice": _LARGE}
-_THROUGH = frozenset({"Transpose", "Cast", "Identity", "QuantizeLinear", "DequantizeLinear"})
+_THROUGH = operators.KEEP_PLACES | {"Transpose"}
 _KEPT_TYPES = frozenset({TensorProto.UINT8, TensorProto.STRING, TensorProto.BOOL})
 
 

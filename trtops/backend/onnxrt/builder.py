@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
-from trtops.backend.onnx.quantize import Quantization, is_quantized, widen_small_integers
+from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
 from trtops.backend.onnxrt import calibration, device, tactics
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack, provider_settings
 from trtops.backend.onnxrt.library import ort
@@ -30,6 +30,7 @@ from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.trt.library import device as gpu
 from trtops.calibration.cache import read_cache
+from trtops.calibration.quantization import Quantization
 from trtops.metadata import is_dynamic
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tables import listed

@@ -14,10 +14,10 @@ import onnx
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit, walk
-from trtops.backend.onnx.external import expected_bytes
+from trtops.backend.onnx.copying import expected_bytes
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import without_functions
-from trtops.backend.onnx.quantize import OP_TYPES, Quantization, insert_qdq, kept_names
+from trtops.backend.onnx.quantize import insert_qdq, kept_names
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnx.submodel import Array
 from trtops.backend.onnx.with_onnxruntime import out_of_memory
@@ -30,6 +30,7 @@ from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.choice import AlgorithmError, ComparedOn, Comparison, relative_error
 from trtops.calibration.data import FeedDigest, samples_in
 from trtops.calibration.histogram import ALGORITHMS, DEFAULT_PERCENTILE, Algorithm, Histogram
+from trtops.calibration.quantization import OP_TYPES, Quantization
 from trtops.metadata import TensorMetadata, TensorSpec, check_feed
 from trtops.spec import BuildConfig
 from trtops.system.activity import Activity

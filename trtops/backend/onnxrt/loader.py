@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtops.backend.loader import BaseLoader, immediately
+from trtops.backend.loader import BaseLoader, ValueOrCallable, immediately
 from trtops.func import value_of
 from trtops.logger import ON_STDOUT
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
     from trtops.backend.onnxrt.session import ModelSource, Provider
-    from trtops.backend.runner import ValueOrCallable
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from trtops import errors
 from trtops.backend.onnx import walk
-from trtops.backend.onnx.external import expected_bytes
+from trtops.backend.onnx.copying import expected_bytes
 from trtops.backend.onnx.with_onnxruntime import check_loads
 from trtops.backend.onnxrt.device import new_session
 from trtops.backend.onnxrt.library import ort

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.backend.runner import BaseRunner, Feed, ValueOrCallable
+from trtops.backend.loader import ValueOrCallable
+from trtops.backend.runner import BaseRunner, Feed
 from trtops.backend.trial import try_in_child
 from trtops.func import value_of
 from trtops.metadata import DataType, TensorMetadata, TensorSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
-from trtops.backend.onnx import external, walk
+from trtops.backend.onnx import copying, walk
 from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.backend.onnxrt.device import load_cuda, new_session
@@ -116,7 +116,7 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
             # Imports onnx, which takes as long as ONNX Runtime, and which a model file does not need.
             from trtops.backend.onnx.save import serialize_lean
 
-            size = sum(external.expected_bytes(tensor) or 0 for tensor in walk.tensors(source))
+            size = sum(copying.expected_bytes(tensor) or 0 for tensor in walk.tensors(source))
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
             return _new_session(serialize_lean(source), "The model", size, options, providers)
         try:

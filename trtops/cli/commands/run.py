@@ -21,7 +21,7 @@ from trtops.extras import require
 from trtops.tables import counted
 
 if TYPE_CHECKING:
-    from trtops.ops.evaluation.run import RunConfig
+    from trtops.ops.comparing.run import RunConfig
 
 log = logging.getLogger(__name__)
 

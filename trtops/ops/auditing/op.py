@@ -28,13 +28,12 @@ from trtops.ops.auditing.result import (
     WayName,
     reaches,
 )
-from trtops.ops.campaign.workers import close_workers, warm_backend
+from trtops.ops.devices import close_workers, warm_backend
 from trtops.ops.result import OnProgress, finish_with, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.system import signing
 from trtops.tracking import builds, owner, schema
-from trtops.tracking.base import RunInfo, StoredRun, Tracker
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import RunInfo, StoredRun, Tracker, run_id_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,10 @@ from trtops.json import from_json
 from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of, engine_case
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import run_group
 from trtops.ops.evaluation.data import golden_outputs, scripts_of
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.result import OpResult, tracker_or_default
+from trtops.ops.search.command import run_group
 from trtops.record import Record, sha256_file
 from trtops.spec import BuildSpec, Environment
 from trtops.system.allowed import ask_for
@@ -36,9 +36,8 @@ from trtops.system.masking import masked
 from trtops.system.processes import temporary_prefix
 from trtops.tables import size
 from trtops.tracking import schema
-from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.base import RunInfo, Tracker, run_id_of
 from trtops.tracking.builds import read_materials
-from trtops.tracking.records import run_id_of
 from trtops.verdict import Verdict
 
 _PACKAGE = Path(__file__).parents[2]

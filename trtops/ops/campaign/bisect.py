@@ -35,7 +35,7 @@ from trtops.ops.campaign.iteration import (
 )
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
-from trtops.ops.campaign.workers import close_workers
+from trtops.ops.devices import close_workers
 from trtops.ops.result import OnProgress, finish_with, tracker_or_default
 from trtops.tactics.bisection import MAX_PAIRED, CulpritSearch, Errors, SearchResult, TrialResult
 from trtops.tactics.contributions import MIN_BUILDS, SOUND_SPREAD, find_sum, separating_mixture
@@ -43,8 +43,7 @@ from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.model import Bools, Counts, Likelihood
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, tracked
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import MetricName, Run, RunInfo, Tracker, ended_if_whole, run_id_of, tracked
 from trtops.tracking.schema import Kind
 from trtops.verdict import PASSED, Verdict
 

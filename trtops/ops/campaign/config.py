@@ -5,24 +5,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from trtops import errors
+from trtops.ops.devices import BuildPlace
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.search.command import CommandCheck
 from trtops.record import Record, refuse_unused
-from trtops.spec import CAMPAIGN_SEEDS, BackendName, BuildConfig
+from trtops.spec import CAMPAIGN_SEEDS, BuildConfig
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
 Until: TypeAlias = int | Literal["good", "bad", "decided"]
 """When a campaign ends: after a number of builds, with the first good or bad one, or when the culprits are known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildPlace(Record):
-    """Where builds are made: fields as in :class:`DebugBuildConfig`."""
-
-    backend: BackendName
-    devices: tuple[str, ...] = ()
-    timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,7 @@ from trtops.tactics.record import algorithm_text
 from trtops.tactics.replays import Skipped, load_replay_folder, load_replays
 from trtops.tactics.table import By, CampaignTable
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, run_id_of
 
 _CAMPAIGN, _BUILDS = "debug_build", ("build", "iteration")
 _MAX_LISTED_SKIPS = 10  # skipped runs and files on a page

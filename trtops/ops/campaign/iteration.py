@@ -21,17 +21,16 @@ from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.next_step import NextStep, arguments_of, limits_text
 from trtops.ops.campaign.config import BuildRequest, Campaign
-from trtops.ops.campaign.workers import warm_backend
+from trtops.ops.devices import warm_backend
 from trtops.ops.engines.convert import BuildJob, read_cache_file
-from trtops.ops.engines.deny import deny_list
-from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation
-from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import Feeds
 from trtops.ops.evaluation.limits import RightModel
-from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
-from trtops.ops.evaluation.submodel import CheckOutcome
+from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import op_run
+from trtops.ops.search.command import CommandCheck
+from trtops.ops.search.submodel import CheckOutcome
 from trtops.record import Record, digest, sha256
 from trtops.reports.document import Document
 from trtops.reports.present import present
@@ -280,14 +279,7 @@ def evaluate_in_child(
         evaluation, outputs = evaluate(runner, expected, feeds, check, right)
     emulated = None if precision_check.low_precision is None else right.emulation(check.tolerances)
     evaluation = replace(evaluation, computed=precision_check, emulated=emulated)
-    if check.power and not (evaluation.evidence and evaluation.evidence.undefined):
-        # The same for all builds of a campaign.
-        tolerances = right.tolerances(check.tolerances)
-        key = digest([model.info.sha256, check.to_dict(), golden, tolerances.to_dict()])
-        if key not in _powers:
-            _powers.clear()
-            _powers[key] = measure_power(model, feeds, expected, tolerances)
-        evaluation = replace(evaluation, power=_powers[key])
+    evaluation = with_power(evaluation, expected, check, right.tolerances(check.tolerances))
     if check.plots == "never" or (check.plots == "bad" and evaluation.verdict in PASSED):
         return evaluation, ()
     from trtops.comparator.plot import error_figures  # imports matplotlib
@@ -304,7 +296,6 @@ def default_limits(
 
 
 _right: dict[str, RightModel] = {}
-_powers: dict[str, Power] = {}
 
 
 def _right_model(

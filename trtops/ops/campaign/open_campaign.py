@@ -7,9 +7,8 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.evaluation.data import scripts_of
 from trtops.system.allowed import ask_for
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import Tracker
+from trtops.tracking.base import Tracker, run_id_of
 from trtops.tracking.builds import find_model
-from trtops.tracking.records import run_id_of
 
 
 def open_campaign(

@@ -26,8 +26,8 @@ from trtops.ops.campaign.iteration import (
 )
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
-from trtops.ops.campaign.workers import close_workers
-from trtops.ops.engines.deny import builds_in, deny
+from trtops.ops.devices import close_workers
+from trtops.ops.registry.deny import builds_in, deny
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.tactics.denied import DeniedTactic

@@ -24,7 +24,6 @@ from trtops.comparator.table import RECORDED
 from trtops.extras import installed, sentence
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import OF_8_BITS, NextStep, arguments_of, option_text
-from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import (
     CheckConfig,
     EngineConfig,
@@ -38,6 +37,7 @@ from trtops.ops.evaluation.check import (
 from trtops.ops.evaluation.data import Feeds, golden_outputs, open_feeds
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
+from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import (
     OpResult,
     finish_with,
@@ -63,10 +63,9 @@ from trtops.system.activity import needs_child
 from trtops.tables import listed, size, table
 from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tracker, Verdict
+from trtops.tracking.base import Run, Tracker, Verdict, run_id_of
 from trtops.tracking.builds import log_materials
 from trtops.tracking.memory import MemoryTracker
-from trtops.tracking.records import run_id_of
 from trtops.verdict import PASSED
 
 log = logging.getLogger(__name__)
@@ -575,7 +574,7 @@ def _evaluate(
     # Whether the model in this precision is bad on any hardware, or only this engine of it.
     emulated = None if computed.low_precision is None else right.emulation(check.tolerances)
     evaluation = replace(evaluation.leaving_out(build.denied), computed=computed, emulated=emulated)
-    evaluation = with_power(evaluation, model, feeds, golden, check, right.tolerances(check.tolerances))
+    evaluation = with_power(evaluation, golden, check, right.tolerances(check.tolerances))
     return evaluation, outputs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,6 @@ from trtops.verdict import BadIn
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trtops.backend.onnx.model import Model
 
 # More than these would bury the metrics that a person sorts by.
 _MAX_LOGGED_OUTPUTS = 8
@@ -66,8 +65,8 @@ class CheckConfig(DataConfig):
         min_precision_share: The share of kernels, between 0 and 1, that must compute in the requested precision or
             a narrower one; 0 requires one kernel. Where ONNX Runtime computes FP16 and BF16 in FP32, they are emulated
             instead, unless a share above 0 is required.
-        power: Plant random faults into the model, one at a time, and report how many of them this comparison sees; the
-            model runs up to 40 more times on all the data.
+        power: Plant up to 40 random faults into the golden outputs, one at a time, and report how many of them this
+            comparison sees.
         self_check: Check the engine's results against each other (:mod:`trtops.ops.evaluation.self_check`). By default
             gates and audits do, and a conversion checks what costs no inference.
     """
@@ -322,29 +321,15 @@ def assess(
     )
 
 
-def with_power(
-    evaluation: Evaluation,
-    model: Model | None,
-    feeds: Iterable[Feed],
-    golden: RunResults,
-    config: CheckConfig,
-    tolerances: Tolerances,
-    *,
-    call: Callable[..., Power] = lambda function, *args: function(*args),
-) -> Evaluation:
-    """The evaluation with its power, if ``config`` requests it; ``model`` is the source of golden outputs.
-
-    ``call`` calls the function that measures, for example in a child process.
-    """
+def with_power(evaluation: Evaluation, golden: Outputs, config: CheckConfig, tolerances: Tolerances) -> Evaluation:
+    """The evaluation with its power, if ``config`` requests it."""
     if not config.power:
         return evaluation
-    if model is None:
-        power = Power(why_not="the golden outputs are not those of a model")
-    elif evaluation.evidence is not None and evaluation.evidence.undefined:
-        power = Power(why_not="the golden outputs are not defined")
-    else:
-        power = run_step("measure power", call, measure_power, model, feeds, golden, tolerances)
-    return replace(evaluation, power=power)
+    evidence = evaluation.evidence
+    if evidence is not None and evidence.undefined:
+        return replace(evaluation, power=Power(why_not="the golden outputs are not defined"))
+    shapes = () if evidence is None else evidence.shapes
+    return replace(evaluation, power=run_step("measure power", measure_power, golden, tolerances, shapes))
 
 
 def measure_latency(

@@ -1,44 +1,43 @@
-"""What a comparison could have seen: faults are planted into the reference, one at a time.
+"""What a comparison could have seen: faults are planted into the golden outputs, one at a time.
 
-A verdict of ``good`` means little if the comparison reports few of them.
+A verdict of ``good`` means little if the comparison reports few of them. They measure the limits. Faults that the data
+never brings to an output are not among them: the blind spots of the data (:mod:`trtops.ops.evaluation.coverage`) name
+what it leaves unexercised.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from trtops import errors
-from trtops.calibration.data import FeedDigest
-from trtops.comparator.arrays import Array, to_numpy
+from trtops.comparator.arrays import Array, is_floating, to_numpy
 from trtops.comparator.report import Outputs, Tolerances, compare_outputs, iterations_of
-from trtops.ops.evaluation.evidence import SeenFeeds
+from trtops.ops.evaluation.evidence import ShapeEntry
 from trtops.record import Record
 from trtops.tables import markdown_table
 
-if TYPE_CHECKING:
-    from trtops.backend.base import Feed
-    from trtops.backend.onnx.faults import FaultyModel, Place
-    from trtops.backend.onnx.model import Model
-
 FaultKind: TypeAlias = Literal[
-    "zeroed channel", "flipped sign", "dropped bias", "shifted crop", "swapped rows", "stale output", "saturated range"
+    "zeroed channel", "flipped sign", "added offset", "saturated range", "shifted crop", "swapped rows", "stale output"
 ]
-_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
-# Why a model or its data cannot have faults of a kind.
+# Why outputs cannot have faults of a kind.
 _LACKS: dict[FaultKind, str] = {
-    "zeroed channel": "no weights with channels",
-    "flipped sign": "no weights with channels",
-    "dropped bias": "no bias",
+    "zeroed channel": "no floating-point output with channels",
+    "flipped sign": "no floating-point output with channels",
+    "added offset": "no floating-point output with channels",
+    "saturated range": "no floating-point output",
     "shifted crop": "no spatial axis or sequence axis",
     "swapped rows": "no batch above 1",
     "stale output": "one feed",
-    "saturated range": "no activations",
 }
+_OFFSET = 0.1  # of the output's root mean square
+_DRAWS = 20  # for each fault: a small output has few different ones
+
+_Changes: TypeAlias = dict[tuple[int, str], Array]  # changed outputs, by iteration and name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +45,9 @@ class PlantedFault(Record):
     """One fault, and its detection by the comparison."""
 
     kind: FaultKind
-    location: str  # the tensor, with the channel, axis, rows or feed
+    location: str  # the output, with the channel, axis, rows or feed
     caught: bool
-    changed: bool  # whether the outputs differ in any bit from those without the fault
+    changed: bool  # whether the outputs differ from those without the fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,7 @@ class Power(Record):
     """The share of planted faults detected by a comparison on its data and under its limits."""
 
     planted: tuple[PlantedFault, ...] = ()
-    left_out: tuple[tuple[FaultKind, str], ...] = ()  # kinds that the model or the data cannot have, and why
+    left_out: tuple[tuple[FaultKind, str], ...] = ()  # kinds that the outputs cannot have, and why
     seed: int = 1
     why_not: str = ""  # why nothing could be planted
 
@@ -78,13 +77,13 @@ class Power(Record):
         """The share, followed by the data's blind spots (:attr:`trtops.ops.evaluation.evidence.Evidence.blind`)."""
         if self.share is None:
             return f"The power of this check is unknown: {self.why_not or 'no fault could be planted'}."
-        seen = f"This check sees {self.caught} of {len(self.planted)} planted faults ({self.share:.0%})"
+        seen = f"This check sees {self.caught} of {len(self.planted)} faults planted in the outputs ({self.share:.0%})"
         return "; ".join((seen, *blind)) + "."
 
     def table(self) -> str:
         """A row in Markdown for each kind of fault: the numbers planted and caught, and an example of a missed one."""
         rows: list[tuple[str, ...]] = []
-        for kind in _KINDS:
+        for kind in get_args(FaultKind):
             if faults := self.of(kind):
                 missed = next((fault for fault in faults if not fault.caught), None)
                 example = "" if missed is None else missed.location
@@ -95,219 +94,158 @@ class Power(Record):
         return markdown_table(("fault", "planted", "seen", "missed, for example"), rows)
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """A fault to plant: an input of the faulty model, a change of a feed, or a change of the golden outputs."""
-
-    kind: FaultKind
-    location: str
-    switch: tuple[Place, float, int] | None = None  # the place, and the arguments of its value
-    rolled: tuple[str, int] | None = None  # an input and the axis it is rolled along
-    outputs: Callable[[list[dict[str, Array]]], None] | None = None  # changes golden outputs in place
-
-
 def measure_power(
-    model: Model,
-    feeds: Iterable[Feed],
-    golden: Outputs,
-    tolerances: Tolerances,
-    *,
-    faults: int = 40,
-    seed: int = 1,
+    golden: Outputs, tolerances: Tolerances, shapes: Sequence[ShapeEntry] = (), *, faults: int = 40, seed: int = 1
 ) -> Power:
-    """Plant random faults into the reference, one at a time, and count the detected ones.
+    """Plant random faults into golden outputs, one at a time, and count those that the comparison detects.
 
-    All faults that need a run share one session, in which extra inputs switch them on
-    (:mod:`trtops.backend.onnx.faults`). Swapped rows and stale outputs are made from the golden outputs. A fault with
-    which the reference fails counts as caught, and one that changes nothing on this data as missed. Kinds take turns,
-    and a small model may have fewer places than ``faults``. ``feeds`` are read once, or once for each fault if they are
-    large; the ``golden`` outputs have one iteration for each.
+    Kinds take turns, and small outputs may have fewer places than ``faults``. ``shapes`` are those of the inputs, whose
+    feeds an evaluation also compares separately; without them no output has a batch.
     """
-    from trtops.backend.onnx.faults import FaultyModel
-    from trtops.backend.onnx.model import is_large
+    right: list[dict[str, Array]] = []
+    groups = [entry.iterations for entry in shapes] if len(shapes) > 1 else []
 
-    structure = model.structure()
-    if is_large(structure):
-        return Power(seed=seed, why_not="the model is too large to be changed in memory")
-    right = [
-        {name: to_numpy(array, name) for name, array in iteration.items()}
-        for iteration in iterations_of(golden, "golden")
-    ]
-    first = next(iter(feeds))
-    try:
-        faulty = FaultyModel(model.proto(), structure, {name: np.shape(array) for name, array in first.items()})
-        draws = _draws(model, faulty, first, right, np.random.default_rng(seed))
-        faults_by_kind = [_distinct(draw, faults) for draw in draws.values()]
-        # Kinds take turns until there are enough.
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*faults_by_kind))
-        chosen = list(itertools.islice((fault for fault in turns if fault is not None), faults))
-        planted = tuple(_plant(faulty, chosen, feeds, right, tolerances))
-    except errors.TrtopsError as exc:
-        return Power(seed=seed, why_not=" ".join(str(exc).split())[:600].rstrip("."))
-    left_out = tuple((kind, reason) for kind, reason in _LACKS.items() if kind not in draws)
-    return Power(planted=planted, left_out=left_out, seed=seed)
-
-
-def _distinct(draw: Callable[[], _Fault], count: int) -> list[_Fault]:
-    """Up to ``count`` different faults of a kind; fewer if drawing often finds no more."""
-    distinct: dict[str, _Fault] = {}
-    for _ in range(20 * count):
-        fault = draw()
-        distinct.setdefault(fault.location, fault)
-        if len(distinct) == count:
-            break
-    return list(distinct.values())
-
-
-def _draws(
-    model: Model, faulty: FaultyModel, feed: Feed, right: Sequence[Mapping[str, Array]], random: np.random.Generator
-) -> dict[FaultKind, Callable[[], _Fault]]:
-    """A function for each possible kind of fault of the model and the data; it draws a random one."""
-
-    def pick(items: Sequence[Any]) -> Any:
-        return items[int(random.integers(len(items)))]
-
-    def channel(kind: FaultKind, factor: float) -> _Fault:
-        site = pick(faulty.places["weight"])
-        index = pick(site.channels)
-        return _Fault(kind, f"channel {index} of `{site.tensor}`", switch=(site, factor, index))
-
-    def scaled(kind: FaultKind, part: Literal["bias", "range"], factor: float) -> _Fault:
-        site = pick(faulty.places[part])
-        return _Fault(kind, f"`{site.tensor}`", switch=(site, factor, 0))
-
-    def shift() -> _Fault:
-        # An input as often as all activations together: a crop is usually shifted there.
-        if not faulty.places["shift"] or (rolls and random.random() < 0.5):
-            name, axis = pick(rolls)
-            return _Fault("shifted crop", f"axis {axis} of input `{name}`", rolled=(name, axis))
-        site = pick(faulty.places["shift"])
-        return _Fault("shifted crop", f"axis {site.axis} of `{site.tensor}`", switch=(site, 1, 0))
-
-    def swap() -> _Fault:
-        iteration, names, rows = pick(batches)
-        first_row, second_row = sorted(int(row) for row in random.choice(rows, 2, replace=False))
-
-        def change(outputs: list[dict[str, Array]]) -> None:
-            for name in names:
-                array = outputs[iteration][name].copy()
-                array[[first_row, second_row]] = array[[second_row, first_row]]
-                outputs[iteration][name] = array
-
-        return _Fault("swapped rows", f"rows {first_row} and {second_row} of feed {iteration}", outputs=change)
-
-    def stale() -> _Fault:
-        iteration, name = pick(follow)
-
-        def change(outputs: list[dict[str, Array]]) -> None:
-            outputs[iteration][name] = right[iteration - 1][name]
-
-        return _Fault("stale output", f"`{name}` of feed {iteration}", outputs=change)
-
-    rolls, follow = list[tuple[str, int]](), list[tuple[int, str]]()
-    for name, array in feed.items():
-        axes = range(2 if np.ndim(array) > 3 else 1, np.ndim(array))
-        rolls += [(name, axis) for axis in axes if np.shape(array)[axis] > 1]
-    for iteration in range(1, len(right)):
-        follow += [(iteration, name) for name in right[iteration] if name in right[iteration - 1]]
-    batches = list(_batches(model, feed, right))
-    draws: dict[FaultKind, Callable[[], _Fault]] = {}
-    if faulty.places["weight"]:
-        draws["zeroed channel"] = lambda: channel("zeroed channel", 0.0)
-        draws["flipped sign"] = lambda: channel("flipped sign", -1.0)
-    if faulty.places["bias"]:
-        draws["dropped bias"] = lambda: scaled("dropped bias", "bias", 0.0)
-    if rolls or faulty.places["shift"]:
-        draws["shifted crop"] = shift
-    if batches:
-        draws["swapped rows"] = swap
-    if follow:
-        draws["stale output"] = stale
-    if faulty.places["range"]:
-        draws["saturated range"] = lambda: scaled("saturated range", "range", 0.5)
-    return draws
-
-
-def _batches(
-    model: Model, feed: Feed, right: Sequence[Mapping[str, Array]]
-) -> Iterator[tuple[int, tuple[str, ...], int]]:
-    """Golden outputs with several rows: the iteration, the outputs with a batch axis, the number of rows.
-
-    An output's first axis is the batch if an input has its name too, or if the first input's first axis has its size.
-    """
-    symbols = {dim for spec in model.info.inputs for dim in spec.shape or () if isinstance(dim, str)}
-    named = {spec.name for spec in model.info.outputs if spec.shape and spec.shape[0] in symbols}
-    size = next((np.shape(array)[0] for array in feed.values() if np.ndim(array)), 1)
-    rows_of = {name for name, array in right[0].items() if array.ndim and (name in named or len(array) == size)}
-    for iteration, outputs in enumerate(right):
-        rows = {name: len(array) for name, array in outputs.items() if name in rows_of and array.ndim}
-        if rows and max(rows.values()) > 1:
-            largest = max(rows.values())
-            yield iteration, tuple(name for name, count in rows.items() if count == largest), largest
-
-
-def _plant(
-    faulty: FaultyModel,
-    chosen: Sequence[_Fault],
-    feeds: Iterable[Feed],
-    right: Sequence[Mapping[str, Array]],
-    tolerances: Tolerances,
-) -> Iterator[PlantedFault]:
-    """Run the reference with each fault, and compare.
-
-    ComparisonError if the reference without a fault does not pass, which would make every fault look caught.
-    """
-    from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
-
-    switches = [None if fault.switch is None else faulty.switch(fault.switch[0]) for fault in chosen]
-    with OnnxrtRunner(SessionFromMemory(faulty.finish(), optimized=False), "faulty reference") as runner:
-
-        def run(
-            values: Mapping[str, Array], rolled: tuple[str, int] | None, inputs: Iterable[Feed] = feeds
-        ) -> list[dict[str, Array]]:
-            results = []
-            for feed, golden in zip(inputs, right):
-                if rolled is not None:
-                    name, axis = rolled
-                    feed = {**feed, name: np.roll(feed[name], 1, axis)}
-                outputs = runner.infer({**feed, **faulty.neutral, **values})
-                results.append({name: outputs[name] for name in golden if name in outputs})
-            return results
-
-        def passes(outputs: list[dict[str, Array]]) -> bool:
-            # As in an evaluation: all feeds together, and those of the same shapes.
-            if not compare_outputs(outputs, right, tolerances):
-                return False
-            return one_shape or all(e.verdict != "bad" for e in seen.entries(outputs, right, tolerances))
-
-        seen = SeenFeeds(feeds)
-        sound = run({}, None, seen)
-        one_shape = len({str(shapes) for _, _, shapes in seen.places}) == 1
-        report = compare_outputs(sound, right, tolerances)
-        if not report:
-            raise errors.ComparisonError(
-                f"the reference itself does not pass the comparison ({'; '.join(report.reasons)})"
+    def passes(outputs: Sequence[Mapping[str, Array]]) -> bool:
+        # As in an evaluation: all feeds together, and those of the same shapes.
+        return all(
+            compare_outputs(
+                [outputs[number] for number in numbers],
+                [right[number] for number in numbers],
+                tolerances,
+                only_limited=True,
             )
-        same = {_digest(sound), _digest(right)}
-        for fault, switch in zip(chosen, switches):
-            try:
-                if fault.outputs is not None:
-                    outputs = [dict(iteration) for iteration in right]
-                    fault.outputs(outputs)
-                else:
-                    values = {}
-                    if fault.switch is not None and switch is not None:
-                        site, factor, channel = fault.switch
-                        values[switch] = site.value(factor, channel)
-                    outputs = run(values, fault.rolled)
-                caught, changed = not passes(outputs), _digest(outputs) not in same
-            except errors.InferenceError:  # such as an index out of range
-                caught = changed = True
-            yield PlantedFault(kind=fault.kind, location=fault.location, caught=caught, changed=changed)
+            for numbers in (range(len(right)), *groups)
+        )
+
+    try:
+        for outputs in iterations_of(golden, "golden"):
+            right.append({name: to_numpy(array, name) for name, array in outputs.items()})
+        if not passes(right):  # every fault would look caught
+            return Power(seed=seed, why_not="the golden outputs do not pass the comparison with themselves")
+    except errors.ComparisonError as exc:
+        return Power(seed=seed, why_not=str(exc).rstrip("."))
+    fault_kinds = _FaultKinds(right, shapes, np.random.default_rng(seed)).draws()
+    planted = []
+    for kind, location, changes in _alternating(fault_kinds, faults):
+        faulty = [dict(outputs) for outputs in right]
+        for (iteration, name), array in changes.items():
+            faulty[iteration][name] = array
+        changed = any(_differ(array, right[iteration][name]) for (iteration, name), array in changes.items())
+        planted.append(PlantedFault(kind=kind, location=location, caught=not passes(faulty), changed=changed))
+    left_out = tuple((kind, reason) for kind, reason in _LACKS.items() if kind not in fault_kinds)
+    return Power(planted=tuple(planted), left_out=left_out, seed=seed)
 
 
-def _digest(outputs: Iterable[Mapping[str, Array]]) -> str:
-    digest = FeedDigest()
-    for iteration in outputs:
-        digest.add(iteration)
-    return digest.hexdigest()
+def _alternating(
+    draws: Mapping[FaultKind, Callable[[], tuple[str, _Changes]]], count: int
+) -> list[tuple[FaultKind, str, _Changes]]:
+    """Return up to ``count`` different faults, of each kind in turn; fewer if drawing finds no more."""
+    faults: dict[tuple[FaultKind, str], _Changes] = {}
+    for kind in itertools.islice(itertools.cycle(draws), _DRAWS * count if draws else 0):
+        location, changes = draws[kind]()
+        faults.setdefault((kind, location), changes)
+        if len(faults) == count:
+            break
+    return [(kind, location, changes) for (kind, location), changes in faults.items()]
+
+
+class _FaultKinds:
+    """Random faults of golden outputs."""
+
+    def __init__(
+        self, golden: Sequence[Mapping[str, Array]], shapes: Sequence[ShapeEntry], random: np.random.Generator
+    ) -> None:
+        self._golden = golden
+        self._random = random
+        arrays = {name: array for name, array in golden[0].items() if array.size}
+        self._floating = [name for name, array in arrays.items() if is_floating(array)]
+        self._with_channels = [name for name in self._floating if arrays[name].ndim > 1]
+        self._rolled_axes: list[tuple[str, int]] = []
+        for name, array in arrays.items():
+            axes = range(2 if array.ndim > 3 else 1, array.ndim)
+            self._rolled_axes += [(name, axis) for axis in axes if array.shape[axis] > 1]
+        self._batches: list[tuple[int, list[str], int]] = []  # iteration, outputs with a batch, its size
+        for entry in shapes:
+            size = next((shape[0] for shape in entry.shapes.values() if shape), 1)
+            for iteration in entry.iterations if size > 1 else ():
+                names = [name for name, array in golden[iteration].items() if array.ndim and len(array) == size]
+                if names:
+                    self._batches.append((iteration, names, size))
+        self._following: list[tuple[int, str]] = []
+        for iteration in range(1, len(golden)):
+            self._following += [(iteration, name) for name in golden[iteration] if name in golden[iteration - 1]]
+
+    def draws(self) -> dict[FaultKind, Callable[[], tuple[str, _Changes]]]:
+        """Return a function for each possible kind of fault, which draws a random one."""
+        draws: dict[FaultKind, Callable[[], tuple[str, _Changes]]] = {}
+        if self._with_channels:
+            draws["zeroed channel"] = lambda: self._channel(lambda values, _: values * 0)
+            draws["flipped sign"] = lambda: self._channel(lambda values, _: -values)
+            draws["added offset"] = lambda: self._channel(lambda values, size: values + _OFFSET * size)
+        if self._floating:
+            draws["saturated range"] = self._saturated
+        if self._rolled_axes:
+            draws["shifted crop"] = self._shifted
+        if self._batches:
+            draws["swapped rows"] = self._swapped
+        if self._following:
+            draws["stale output"] = self._stale
+        return draws
+
+    def _pick(self, items: Sequence[Any]) -> Any:
+        return items[int(self._random.integers(len(items)))]
+
+    def _of_all_feeds(self, name: str, change: Callable[[Array], Array]) -> _Changes:
+        """Change an output of every feed."""
+        changes: _Changes = {}
+        for iteration, outputs in enumerate(self._golden):
+            if name in outputs and outputs[name].size:
+                with np.errstate(invalid="ignore", over="ignore"):  # infinity times zero
+                    changes[iteration, name] = np.asarray(change(outputs[name]), outputs[name].dtype)
+        return changes
+
+    def _channel(self, change: Callable[[Array, float], Array]) -> tuple[str, _Changes]:
+        name = self._pick(self._with_channels)
+        first = self._golden[0][name]
+        axis = 2 if first.ndim == 3 else 1
+        channel = int(self._random.integers(first.shape[axis]))
+
+        def change_channel(array: Array) -> Array:
+            values = np.moveaxis(array.astype(np.float64), axis, 0)
+            finite = values[np.isfinite(values)]
+            if channel < len(values):
+                values[channel] = change(values[channel], float(np.sqrt(np.mean(np.square(finite)))))
+            return np.moveaxis(values, 0, axis)
+
+        return f"channel {channel} of `{name}`", self._of_all_feeds(name, change_channel)
+
+    def _saturated(self) -> tuple[str, _Changes]:
+        name = self._pick(self._floating)
+
+        def clip(array: Array) -> Array:
+            values = array.astype(np.float64)
+            end = 0.5 * np.abs(values[np.isfinite(values)]).max(initial=0.0)
+            return np.clip(values, -end, end)
+
+        return f"`{name}`", self._of_all_feeds(name, clip)
+
+    def _shifted(self) -> tuple[str, _Changes]:
+        name, axis = self._pick(self._rolled_axes)
+        return f"axis {axis} of `{name}`", self._of_all_feeds(name, lambda array: np.roll(array, 1, axis))
+
+    def _swapped(self) -> tuple[str, _Changes]:
+        iteration, names, size = self._pick(self._batches)
+        first, second = sorted(int(row) for row in self._random.choice(size, 2, replace=False))
+        changes: _Changes = {}
+        for name in names:
+            array = changes[iteration, name] = self._golden[iteration][name].copy()
+            array[[first, second]] = array[[second, first]]
+        return f"rows {first} and {second} of feed {iteration}", changes
+
+    def _stale(self) -> tuple[str, _Changes]:
+        iteration, name = self._pick(self._following)
+        return f"`{name}` of feed {iteration}", {(iteration, name): self._golden[iteration - 1][name]}
+
+
+def _differ(first: Array, second: Array) -> bool:
+    return not np.array_equal(first, second, equal_nan=is_floating(first))

@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 # The axis of the rows of nodes that select. ONNX defines no order of those of NonMaxSuppression.
 _ROW_AXES = {"TopK": -1, "NonMaxSuppression": 0, "NonZero": 1}
 _CHOICES = {"ArgMax": 1, "ArgMin": 0}  # whether the largest is chosen
-_SAME_ELEMENTS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _MIN_OPSET = 12  # of Min for integers
 _MAX_NODES = 8  # whose selections are followed
 _MAX_FEEDS = 3  # on which outputs are searched that a node orders
@@ -435,9 +434,11 @@ def _add_outputs(
 
 def _same_elements(graph: onnx.GraphProto, tensor: str) -> tuple[str, ...]:
     """The outputs of a graph with the elements of a tensor in the same order."""
+    from trtops.backend.onnx import operators
+
     tensors = {tensor}
     for node in graph.node:
-        if node.op_type in _SAME_ELEMENTS and node.input[0] in tensors:
+        if node.op_type in operators.KEEP_ORDER | operators.CASTS and node.input[0] in tensors:
             tensors.add(node.output[0])
     return tuple(value.name for value in graph.output if value.name in tensors)
 

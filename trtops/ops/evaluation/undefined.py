@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtops import errors
-from trtops.backend.onnx import walk
+from trtops.backend.onnx import operators, walk
 from trtops.comparator.arrays import Array, is_floating
 from trtops.comparator.report import Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.tables import listed
@@ -25,10 +25,7 @@ _DRAWS = 4  # of random numbers: those of two may give the same results by chanc
 _LISTED = 3  # names in a sentence
 # Operators that find NaN, that pass values on without computing, and that combine the answers of the first.
 _FIND_NAN = frozenset(("IsNaN", "Shape", "Size"))
-_PASS_ON = frozenset((
-    "Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
-    "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-))  # fmt: skip
+_PASS_ON = operators.PASS_ON | operators.CASTS
 _COMBINE = _PASS_ON | {"And", "Not", "Or", "Xor"}
 
 

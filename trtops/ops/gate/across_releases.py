@@ -15,9 +15,8 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import compare_outputs
-from trtops.ops.campaign.workers import close_workers, free_device, warm_backend
+from trtops.ops.devices import close_workers, free_device, warm_backend
 from trtops.ops.evaluation.limits import tolerances_for
-from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.gate.engine_process import EngineProcess, save_feeds
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
@@ -25,6 +24,7 @@ from trtops.ops.gate.releases import interpreter_of, name_of
 from trtops.ops.gate.result import GateResult
 from trtops.ops.result import run_step
 from trtops.ops.search.reduce import ReduceConfig, reduce
+from trtops.ops.search.submodel import CheckOutcome
 from trtops.record import Record
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system.processes import temporary_prefix

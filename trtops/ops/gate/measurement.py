@@ -21,10 +21,8 @@ from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.metadata import is_dynamic
-from trtops.ops.campaign.promote import registered_model
-from trtops.ops.campaign.workers import free_device
+from trtops.ops.devices import free_device
 from trtops.ops.engines.convert import BuildJob, read_cache_file
-from trtops.ops.engines.deny import deny_list
 from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
 from trtops.ops.evaluation.data import Feeds, golden_outputs, naming_assumed
 from trtops.ops.evaluation.evidence import SeenFeeds
@@ -43,6 +41,8 @@ from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import EngineFacts, Finding, Measured, latency_finding
+from trtops.ops.registry.accepted import registered_model
+from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import run_step
 from trtops.record import JSONValue, digest, sha256
 from trtops.spec import Environment
@@ -50,9 +50,8 @@ from trtops.system.locks import locked, machine_folder
 from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo, Tracker
+from trtops.tracking.base import Run, RunInfo, Tracker, run_id_of
 from trtops.tracking.builds import log_materials
-from trtops.tracking.records import run_id_of
 from trtops.tracking.schema import Tag
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class Measurement:
         tolerances = right.tolerances(check.tolerances)
         evaluation = run_step("compare", assess, outputs, golden, None, check, tolerances, source, seen, right)
         evaluation = evaluation.leaving_out(build.denied)
-        evaluation = with_power(evaluation, model, feeds, golden, config.check, tolerances, call=self._reference)
+        evaluation = with_power(evaluation, golden, config.check, tolerances)
         if check.self_check is not False:
             with self._ending("self-check"), ProcessRunner(process) as candidate:
                 iterations = iterations_of(outputs, "actual")

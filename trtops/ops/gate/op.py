@@ -11,14 +11,14 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.backend.ratio import Metric
 from trtops.next_step import arguments_of
-from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
-from trtops.ops.campaign.workers import close_workers
+from trtops.ops.devices import close_workers
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
 from trtops.ops.gate.measurement import GateSession, Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
+from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import finish_with, model_file, op_run, run_step, tracker_or_default
 from trtops.system.counters import count_instructions
 from trtops.tracking import builds, schema

@@ -19,10 +19,10 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import edit, external, fold, shapes, sparsity, walk, weights
+from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.model import Model, check_structure, read_proto
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.summary import summary
-from trtops.backend.onnx.walk import copy_of
 from trtops.logger import ON_STDOUT
 from trtops.metadata import Shape, TensorSpec
 from trtops.ops.model.model_files import SaveConfig, Source

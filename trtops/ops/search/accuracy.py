@@ -17,11 +17,11 @@ import onnx
 from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Feed
 from trtops.backend.engines import engine_backend
-from trtops.backend.onnx import external, shapes
+from trtops.backend.onnx import copying, shapes
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import LowPrecision, emulate_low_precision, lower_precision
 from trtops.backend.onnx.submodel import Cutter
-from trtops.backend.onnx.walk import copy_model, node_name, put_small
+from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
@@ -29,9 +29,9 @@ from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
-from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run, run_step
+from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
 from trtops.spec import BuildConfig, Precision
@@ -324,7 +324,7 @@ class _Comparison:
         largest = max(
             ({n: np.shape(a) for n, a in f.items()} for f in feeds), key=lambda s: sum(map(math.prod, s.values()))
         )
-        bare = copy_model(model, put_small(4096))
+        bare = copying.copy_model(model, copying.put_small(4096))
         for value in bare.graph.input:
             if value.name in largest and value.type.WhichOneof("value") == "tensor_type":
                 element = value.type.tensor_type.elem_type
@@ -393,7 +393,7 @@ class _Comparison:
             if kind is not None and kind.HasField("shape"):
                 dims = [dim.dim_value for dim in kind.shape.dim]  # an unknown dimension is 0
                 tensor = onnx.TensorProto(data_type=kind.elem_type, dims=dims)
-                size = external.expected_bytes(tensor) or _UNKNOWN_BYTES
+                size = copying.expected_bytes(tensor) or _UNKNOWN_BYTES
             size *= len(self.feeds)
             if not windows or total + size > _WINDOW_BYTES:
                 windows.append([])

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.json import Decoder, Encoder, load_json, save_json
-from trtops.ops.evaluation.submodel import CheckOutcome, CheckVerdict
+from trtops.ops.search.submodel import CheckOutcome, CheckVerdict
 from trtops.record import Record
 
 log = logging.getLogger(__name__)

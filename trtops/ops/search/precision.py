@@ -29,15 +29,15 @@ from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
-from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
-from trtops.ops.evaluation.submodel import CheckOutcome, onnxruntime_runner
 from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run, run_step
+from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
+from trtops.ops.search.submodel import CheckOutcome, onnxruntime_runner
 from trtops.record import refuse_unused
 from trtops.reports.document import Chart, Point, Section
 from trtops.spec import OptimizationProfile

@@ -35,10 +35,10 @@ from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.data import DataConfig, Feeds, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
-from trtops.ops.evaluation.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
 from trtops.ops.model.model_files import SaveConfig, Source, Subject, open_model
 from trtops.ops.result import OpResult, finish_with, op_run, run_step
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
+from trtops.ops.search.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
 from trtops.record import Record
 from trtops.spec import BuildConfig
 from trtops.system.processes import temporary_prefix
@@ -186,8 +186,8 @@ def reduce(
 ) -> ReduceResult:
     """Find the smallest part of a model with the same failure.
 
-    ``check`` says whether a sub-model passes (:mod:`trtops.ops.evaluation.submodel`): a callable, a comparison as
-    :func:`engine_check` makes it, or a :class:`~trtops.ops.evaluation.command.CommandCheck`. ``feeds`` replace
+    ``check`` says whether a sub-model passes (:mod:`trtops.ops.search.submodel`): a callable, a comparison as
+    :func:`engine_check` makes it, or a :class:`~trtops.ops.search.command.CommandCheck`. ``feeds`` replace
     ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check.
     ConfigError if the replay belongs to another search, or an output path is the model's own. Any exception of the
     check on the whole model passes through; on a part it counts as another failure.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtops import errors
-from trtops.ops.evaluation.command import CommandCheck, run_group
+from trtops.ops.search.command import CommandCheck, run_group
 from trtops.ops.search.delta import IterationContext, load_replay, save_replay
 from trtops.record import Record
 from trtops.verdict import Verdict

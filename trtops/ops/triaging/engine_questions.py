@@ -25,10 +25,10 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.data import collect as run_feeds
 from trtops.ops.evaluation.limits import RightModel
-from trtops.ops.evaluation.submodel import Check, CheckVerdict, ComparisonCheck, EngineRunner
 from trtops.ops.search.accuracy import AccuracyConfig, Emulated, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.reduce import ReduceConfig, reduce
+from trtops.ops.search.submodel import Check, CheckVerdict, ComparisonCheck, EngineRunner
 from trtops.ops.triaging.model_questions import Subject, first_lines
 from trtops.ops.triaging.result import Answer, Kind
 from trtops.spec import BuildConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trtops.backend.onnx.model import Model
-from trtops.ops.campaign.workers import close_workers
+from trtops.ops.devices import close_workers
 from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.ops.triaging import engine_questions as engine

@@ -13,10 +13,10 @@ from trtops import errors
 from trtops.record import sha256_file
 from trtops.system.files import sync_to_disk
 from trtops.system.processes import temporary_prefix
+from trtops.tracking.artifact_files import TEMPORARY, check_path, write_artifact
 from trtops.tracking.base import ArtifactEntry
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
-from trtops.tracking.run import TEMPORARY, check_path, write_artifact
 
 # Nested folders: the listing of a server may be endless.
 _MAX_DEPTH = 64

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trtops import errors
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.masking import masked
+from trtops.tracking.artifact_files import Scratch
 from trtops.tracking.location import Store, resolve, wait_seconds
 from trtops.tracking.mlflow.embedded import drop_connections_after_fork, ensure_store, experiments, store_error
 from trtops.tracking.mlflow.installed import library, translated, use_credentials_file
-from trtops.tracking.run import Scratch
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -24,6 +24,7 @@ from trtops.tracking.mlflow.engines import Engines
 from trtops.tracking.mlflow.installed import run_context
 from trtops.tracking.mlflow.store_log import EXPERIMENT, StoreLog
 from trtops.tracking.mlflow.views import experiment_tags
+from trtops.tracking.reading import StoredRun, read_manifest, stated_end
 from trtops.tracking.records import (
     ArtifactEntry,
     EngineQuery,
@@ -35,18 +36,9 @@ from trtops.tracking.records import (
     check_registration,
     is_local,
 )
-from trtops.tracking.run import (
-    Run,
-    StoredRun,
-    check_reopening,
-    error_text,
-    failure_note,
-    new_run,
-    read_manifest,
-    stated_end,
-)
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 from trtops.tracking.store_log import Event, run_facts
+from trtops.tracking.writing import Run, check_reopening, error_text, failure_note, new_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

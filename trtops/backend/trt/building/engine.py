@@ -12,8 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.backend.common import save_bytes
-from trtops.backend.loader import BaseLoader, immediately
-from trtops.backend.runner import ValueOrCallable
+from trtops.backend.loader import BaseLoader, ValueOrCallable, immediately
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
 from trtops.func import make_iterable, value_of

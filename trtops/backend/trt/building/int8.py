@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.engines import engine_backend
-from trtops.backend.onnx.quantize import Quantization, insert_qdq, tensors_to_calibrate
+from trtops.backend.onnx.quantize import insert_qdq, tensors_to_calibrate
 from trtops.calibration.cache import CalibrationCache, fit, read_cache, tensorrt_header
+from trtops.calibration.quantization import Quantization
 from trtops.spec import BuildConfig
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def best_ranges_of(model: Model, config: BuildConfig, data: Iterable[Feed], prot
 
     ``proto`` is the model, perhaps without large weights. Raises BackendUnavailableError without ONNX Runtime.
     """
-    engine_backend("onnxruntime")  # which reports how to install it
+    # Reports how to install ONNX Runtime where it is missing.
     from trtops.backend.onnxrt.calibration import Quantizer, best_ranges
     from trtops.backend.onnxrt.log import SessionLog
 

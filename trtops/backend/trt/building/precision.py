@@ -72,7 +72,7 @@ def write_into_model(
     Raises UnsupportedFeatureError for BF16; for INT8 and FP8 unless the model is quantized. Raises ConfigError if the
     model has no layer of a name.
     """
-    from trtops.backend.onnx import walk
+    from trtops.backend.onnx import copying, walk
     from trtops.backend.onnx.opset import raise_opset
     from trtops.backend.onnx.quantize import OPSET_OF_FP16_SCALES, is_quantized
 
@@ -92,7 +92,7 @@ def write_into_model(
 
     if quantized and walk.opset(model) < OPSET_OF_FP16_SCALES:
         # With scales in FP16, DequantizeLinear feeds operators in FP16, without a Cast that TensorRT would not fuse.
-        model = walk.copy_of(model)
+        model = copying.copy_of(model)
         raise_opset(model, OPSET_OF_FP16_SCALES, "Q/DQ nodes with scales in FP16")
 
     # Inputs and outputs keep their types, so that the engine takes the feeds of the model.

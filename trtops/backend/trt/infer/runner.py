@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trtops import errors
-from trtops.backend.runner import BaseRunner, Feed, ValueOrCallable
+from trtops.backend.loader import ValueOrCallable
+from trtops.backend.runner import BaseRunner, Feed
 from trtops.backend.trt import library
 from trtops.backend.trt.infer import callbacks
 from trtops.backend.trt.infer.formats import FormattedArray

@@ -21,7 +21,7 @@ from trtops.logger import G_LOGGER
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.debug_build import CampaignProgress
-    from trtops.ops.evaluation.command import CommandCheck
+    from trtops.ops.search.command import CommandCheck
     from trtops.ops.search.repeat import RepeatConfig, RepeatStep
 
 

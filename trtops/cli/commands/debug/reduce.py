@@ -20,8 +20,8 @@ from trtops.errors import ComparisonError
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.submodel import SubModel
-    from trtops.ops.evaluation.submodel import CheckOutcome
     from trtops.ops.search.delta import Step
+    from trtops.ops.search.submodel import CheckOutcome
 
 _OBSERVED = "shapes are those observed when the whole model ran"
 
@@ -141,7 +141,7 @@ def _ask_about(part: SubModel) -> CheckOutcome:
     """Write a part to the checked file, and ask the person at the terminal about it."""
     # These import numpy and onnx, which help does not need.
     from trtops.backend.onnx.save import save_model
-    from trtops.ops.evaluation.submodel import CheckOutcome
+    from trtops.ops.search.submodel import CheckOutcome
 
     save_model(part.proto, ARTIFACT)
     try:

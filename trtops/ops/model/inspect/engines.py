@@ -28,8 +28,7 @@ from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tables import listed, markdown_table, size
 from trtops.tracking import builds
-from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import Tracker, Verdict, run_id_of
 
 _NODES_SHOWN = 3
 

@@ -11,8 +11,7 @@ from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
 from trtops.spec import Environment
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tracking import schema
-from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.records import run_id_of
+from trtops.tracking.base import Tracker, Verdict, run_id_of
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from trtops.reports.document import Section
 from trtops.spec import BuildConfig, Precision
 from trtops.system.files import read_regular
 from trtops.tracking import builds
-from trtops.tracking.base import Tracker, Verdict
-from trtops.tracking.records import RUN_PREFIX, run_id_of
+from trtops.tracking.base import Tracker, Verdict, run_id_of
+from trtops.tracking.records import RUN_PREFIX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
         tolerances = rounded.tolerances(check.tolerances)
         evaluation = assess(outputs, expected, latency, check, tolerances, feeds, seen, rounded)
     evaluation = replace(evaluation, self_check=checked)
-    return with_power(evaluation, right if isinstance(right, Model) else None, feeds, expected, check, tolerances)
+    return with_power(evaluation, expected, check, tolerances)
 
 
 def _model_of(actual: str, golden: str, model: Model | None, tracker: Tracker) -> Model:

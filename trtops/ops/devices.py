@@ -6,10 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from trtops import errors
 from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.record import Record
+from trtops.spec import BackendName
 from trtops.system.locks import held
 
 _POLL_SECONDS = 0.05
@@ -18,6 +21,21 @@ _idle: dict[str, list[Worker]] = {}
 _gpus: dict[str, str] = {}  # digests of GPUs' UUIDs by device, which do not change while a process lives
 # Two locks, since starting a child to ask for its GPU takes seconds, in which others may use idle children.
 _guard, _asking = threading.Lock(), threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPlace(Record):
+    """Where builds are made.
+
+    Attributes:
+        backend: The back end that builds.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them (default: those of that variable).
+        timeout_seconds: Seconds that a build may take; None for no limit.
+    """
+
+    backend: BackendName
+    devices: tuple[str, ...] = ()
+    timeout_seconds: float | None = None
 
 
 def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:

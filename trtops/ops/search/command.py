@@ -24,7 +24,7 @@ from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.worker import Worker, warm_worker
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
-from trtops.ops.evaluation.submodel import CheckOutcome, CheckVerdict
+from trtops.ops.search.submodel import CheckOutcome, CheckVerdict
 from trtops.record import JSONValue, Record
 from trtops.system.allowed import check_command
 from trtops.system.processes import temporary_prefix
@@ -36,7 +36,7 @@ _IMPORTED = (
     "numpy.random", "onnx", "psutil", "trtops.backend.onnx.model", "trtops.backend.onnxrt.inference",
     "trtops.backend.onnxrt.loader", "trtops.backend.onnxrt.session", "trtops.cli.command_line",
     "trtops.cli.commands.run", "trtops.comparator.accuracy", "trtops.comparator.compare",
-    "trtops.comparator.data_loader", "trtops.comparator.running", "trtops.ops.evaluation.run", "trtops.tracking.no_run",
+    "trtops.comparator.data_loader", "trtops.comparator.running", "trtops.ops.comparing.run", "trtops.tracking.no_run",
 )  # fmt: skip
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 

@@ -1,48 +1,29 @@
-"""Runs being written and runs read back: checks, encodings, the manifest written last, and a single end.
+"""Runs being written: checks, encodings, the manifest written last, and a single end.
 
 A store implements the abstract methods of :class:`Run`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import functools
-import hashlib
 import json
 import logging
 import math
-import os
-import re
-import shutil
-import tempfile
 import textwrap
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from trtops import errors
 from trtops.next_step import NextStep
-from trtops.record import JSONValue, Record, sha256, sha256_file, to_jsonable
+from trtops.record import JSONValue, Record, sha256, to_jsonable
 from trtops.system import signing
 from trtops.system.masking import masked, masked_json
-from trtops.system.processes import temporary_prefix
 from trtops.tracking import owner, schema
-from trtops.tracking.records import (
-    ArtifactEntry,
-    Manifest,
-    ReusedBuild,
-    RunDetails,
-    RunInfo,
-    RunStatus,
-    Statement,
-    incomplete,
-    new_local_id,
-)
+from trtops.tracking.artifact_files import check_path
+from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, Statement, new_local_id
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 from trtops.verdict import MARKS, Verdict
 
@@ -52,12 +33,6 @@ _SIGNED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
 
 # Tags given to a new run that are long, and so become params.
 _FIRST_PARAMS = {Tag.MODEL_PATH, Tag.GOLDEN_SHA256, Tag.LISTED, Tag.PREFECT_URL}
-
-# Bytes that are read at once, of anything but engines and their timings; check data has 64 MiB at most.
-_MAX_READ = 1 << 28
-
-# Prefix of files that are being written; MLflow uses the same and leaves them out of its listings.
-TEMPORARY = ".artifact.uploading."
 
 
 class Run(ABC):
@@ -362,161 +337,6 @@ class Run(ABC):
         """Add the end to the log, and store status and time, in seconds since the epoch (default: now)."""
 
 
-class StoredRun:
-    """A complete run, read back. Every file is checked against the manifest when it is read.
-
-    The files of a build that the run reused are read from the run that has them.
-
-    ``fetch`` returns a local file that should have an artifact's content, or None. ``unlisted`` reads a file that the
-    manifest does not name, such as its signature, without a check; or returns None. ``load`` reads another run,
-    and ``details`` what only an audit reads.
-    """
-
-    def __init__(
-        self,
-        info: RunInfo,
-        manifest: Manifest,
-        fetch: Callable[[ArtifactEntry], Path | None],
-        unlisted: Callable[[str], bytes | None],
-        load: Callable[[str], StoredRun],
-        details: Callable[[], RunDetails],
-    ) -> None:
-        self.info = info
-        self.details = details
-        self.manifest = manifest
-        self.unlisted = unlisted
-        self._fetch = fetch
-        self._load = load
-        self._entries = {entry.path: entry for entry in manifest.artifacts}
-        self._checked: dict[str, tuple[Path, int, int]] = {}
-
-    @functools.cached_property
-    def holder(self) -> StoredRun:
-        """The run with the files of this run's build: this one, or the source of a reused build.
-
-        Raises IncompleteRunError if that run is missing, or has other files than those that were reused.
-        """
-        if Artifact.REUSED not in self.manifest:
-            return self
-        # Not by the tag, which anybody can edit: the manifest covers this file.
-        reused = ReusedBuild.from_json(self.read_bytes(Artifact.REUSED))
-        try:
-            holder = self._load(reused.run)
-        except errors.RunNotFoundError:
-            raise incomplete(self.info.id, f"run {reused.run}, whose engine it reused, is missing") from None
-        if holder.build_files() != reused.artifacts:
-            raise incomplete(self.info.id, f"run {reused.run}, whose engine it reused, has other files now")
-        return holder
-
-    def build_files(self) -> tuple[ArtifactEntry, ...]:
-        """The files of a build in this run itself, including deleted ones."""
-        entries = self.manifest.original().artifacts
-        return tuple(entry for entry in entries if entry.path.startswith(schema.BUILD_FILES))
-
-    def paths(self, prefix: str) -> list[str]:
-        """Paths of the build files with a prefix, in this run or in the source of a reused build."""
-        return [entry.path for entry in self.holder.manifest.artifacts if entry.path.startswith(prefix)]
-
-    def __contains__(self, path: str) -> bool:
-        """True if there is an artifact with this path, in this run or in the source of a reused build."""
-        return path in self.manifest or (path.startswith(schema.BUILD_FILES) and path in self.holder.manifest)
-
-    def get(self, path: str) -> bytes | None:
-        """The content of one artifact, as :meth:`read_bytes` returns it, or None if it has no such path."""
-        return self.read_bytes(path) if path in self else None
-
-    def read_bytes(self, path: str) -> bytes:
-        """The content of one artifact.
-
-        Raises IncompleteRunError if the manifest does not name it, or its size or digest does not match.
-        """
-        entry, file = self._find(path)
-        if entry.size > _MAX_READ and not path.startswith((Artifact.ENGINE, Artifact.TIMING_CACHE)):
-            raise incomplete(self.info.id, f"{path!r} has {entry.size} bytes; trtops writes at most {_MAX_READ} to it")
-        # Before it is read, since a file that was changed may be of any size.
-        if (size := file.stat().st_size) != entry.size:
-            raise self._mismatch(entry, size)
-        data = file.read_bytes()
-        if len(data) != entry.size or sha256(data) != entry.sha256:
-            raise self._mismatch(entry, len(data))
-        return data
-
-    def local_path(self, path: str) -> Path:
-        """A local file with the artifact's content, for reading only. Raises as :meth:`read_bytes`."""
-        entry, file = self._find(path)
-        # Each state of the file is hashed once: engines are large and read repeatedly.
-        stat = file.stat()
-        state = (file, stat.st_size, stat.st_mtime_ns)
-        if self._checked.get(path) != state:
-            if stat.st_size != entry.size or sha256_file(file) != entry.sha256:
-                raise self._mismatch(entry, stat.st_size)
-            self._checked[path] = state
-        return file
-
-    def _find(self, path: str) -> tuple[ArtifactEntry, Path]:
-        if any(entry.path == path for entry in self.manifest.dropped):
-            raise incomplete(self.info.id, f"{path!r} was deleted by `trtops runs prune`")
-        if (entry := self._entries.get(path)) is None:
-            if path.startswith(schema.BUILD_FILES) and self.holder is not self:
-                return self.holder._find(path)
-            near = errors.near(path, self._entries)
-            raise incomplete(self.info.id, f"it has no artifact {path!r}. {near}".rstrip(". "))
-        if (file := self._fetch(entry)) is None:
-            raise incomplete(self.info.id, f"its artifact {path!r} is missing")
-        return entry, file
-
-    def _mismatch(self, entry: ArtifactEntry, size: int) -> errors.IncompleteRunError:
-        return incomplete(
-            self.info.id,
-            f"{entry.path!r} has {size} bytes and other content than its manifest says "
-            f"({entry.size} bytes, SHA-256 {entry.sha256[:12]})",
-        )
-
-
-class Scratch:
-    """A temporary folder, made on first use. A forked child gets its own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._folders: dict[int, Path] = {}
-
-    def folder(self) -> Path:
-        """The folder; removed with this object or at the end of its process."""
-        with self._lock:
-            if (pid := os.getpid()) not in self._folders:
-                folder = self._folders[pid] = Path(tempfile.mkdtemp(prefix=temporary_prefix("fetched")))
-                weakref.finalize(self, _remove_folder, folder, pid)
-            return self._folders[pid]
-
-
-def _remove_folder(folder: Path, pid: int) -> None:
-    if pid == os.getpid():
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def stated_end(manifest: bytes | None) -> float | None:
-    """The end of a run from its manifest, for a run with a process killed just before the end."""
-    with contextlib.suppress(errors.FormatError):
-        statement = None if manifest is None else Manifest.from_json(manifest).run
-        return None if statement is None else statement.end_time
-    return None
-
-
-def read_manifest(run_id: str, data: bytes | None) -> Manifest:
-    """A manifest from its bytes. It must not be missing (None), or name a path outside the run."""
-    if data is None:
-        raise incomplete(run_id, f"it has no {Artifact.MANIFEST}")
-    try:
-        manifest = Manifest.from_json(data)
-        for entry in manifest.original().artifacts:
-            check_path(entry.path)
-            if re.fullmatch("[0-9a-f]{64}", entry.sha256) is None or entry.size < 0:
-                raise errors.FormatError(f"{entry.path!r} has no SHA-256 or no size")
-    except (errors.FormatError, errors.LogError) as exc:
-        raise incomplete(run_id, f"its {Artifact.MANIFEST} is damaged ({exc})") from None
-    return manifest
-
-
 def new_run(
     experiment: str, name: str, kind: Kind, tags: Mapping[str, str] | None
 ) -> tuple[str, str, dict[str, str], dict[str, str]]:
@@ -553,52 +373,6 @@ def check_reopening(info: RunInfo, *, whole: bool) -> None:
     if whole or info.status == "finished":
         raise errors.LogError(f"Run {info.id} is complete; nothing can be logged to it. Start another.")
     owner.check_abandoned(info)
-
-
-def check_path(path: str) -> None:
-    """Reject artifact paths leading out of the run, or changed by a store."""
-    parts = path.split("/")
-    if (
-        any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts)
-        or any(c in path for c in "\\\0")
-        or any(len(os.fsencode(part)) > 255 for part in parts)
-    ):
-        raise errors.LogError(
-            f"Artifact path {path[:300]!r} is not allowed: expected names of at most 255 bytes with '/' between them, "
-            "such as 'engine/model.plan'."
-        )
-
-
-def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
-    """Copy a file, or write bytes, atomically, and hash the content.
-
-    Raises LogError if it could not be written, for example on a full disk; nothing is left behind.
-    """
-    temporary = target.parent / f"{TEMPORARY}{os.getpid()}.{threading.get_ident()}.{os.urandom(4).hex()}"
-    digest, size = hashlib.sha256(), 0
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if isinstance(source, Path):
-                block = memoryview(bytearray(1 << 18))
-                with open(source, "rb", buffering=0) as reader, open(temporary, "xb") as writer:
-                    while count := reader.readinto(block):
-                        digest.update(block[:count])
-                        writer.write(block[:count])
-                        size += count
-            else:
-                temporary.write_bytes(source)
-                digest.update(source)
-                size = len(source)
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as exc:
-        full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-        kind = errors.NoRoomError if full else errors.LogError
-        raise kind(f"Artifact {path!r} could not be written to {target.parent}: {exc}.") from exc
-    return ArtifactEntry(path=path, size=size, sha256=digest.hexdigest())
 
 
 def failure_note(run_id: str, kind: str | None, error: str) -> str:

@@ -1,0 +1,1 @@
+"""Verbs that run and compare models, engines and saved results."""

@@ -1,0 +1,1 @@
+"""The registry: accepted engines, and tactics that builds must not use."""
