@@ -75,6 +75,7 @@ def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
     return max(ratios)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
     missed, above, within, false_alarms, count = [], 0, [], [], 0
@@ -402,6 +403,7 @@ def engine_on_other_rows(model: Model, sound: Sound) -> tuple[RunResults, bytes 
         return collect(runner, sound.feeds), build.calibration_cache
 
 
+@pytest.mark.slow
 def test_small_defects_on_few_rows_are_caught_in_int8() -> None:
     missed, above = [], 0
     for sound in (*small_models(1), *small_models(16)):
