@@ -10,7 +10,7 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.base import BaseRunner
-from trtops.backend.onnx.precision import emulate_low_precision
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.comparator.report import Tolerances
 from trtops.ops.search.delta import Step
 from trtops.ops.search.precision import Candidate, PrecisionConfig, PrecisionResult, precision

@@ -17,7 +17,7 @@ from trtops.calibration.choice import relative_error
 from trtops.calibration.data import batches
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig
-from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run, run_step, tracker_or_default
+from trtops.ops.result import OnProgress, OpResult, model_file, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.spec import BackendName, BuildConfig, OptimizationProfile
 from trtops.tables import markdown_table
@@ -123,16 +123,15 @@ def sensitivity(
     """
     tracker = tracker_or_default(tracker)
     path = model_file(model)
-    experiment = experiment or path.stem
     name = f"{path.stem} sensitivity"
-    with op_run(tracker, experiment, name, kind="sensitivity", model=path, tags=tags, parent=parent) as run:
+    with op_run(tracker, experiment, name, kind="sensitivity", model=path, tags=tags, parent=parent) as op:
+        run = op.run
         run.log_params(config)
         loaded = run_step("load", Model.load, path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
         result = run_step("measure layers", _measure, loaded, cache, config, data, progress)
-        named = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=arguments_of(config))
-        result = named.kept_in(run, experiment)
+        result = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=arguments_of(config))
         run.log_table(
             schema.Artifact.SENSITIVITY,
             _LAYER_COLUMNS,
@@ -141,8 +140,7 @@ def sensitivity(
         numbers = {"error": result.error, "error_kept": result.error_kept}
         counts = {"kept": len(result.keep), "layers": len(result.layers)}
         run.log_metrics(schema.family(schema.Metric.SENSITIVITY, **numbers, **counts))
-        finish_with(run, result, tracker, artifact=schema.Artifact.SENSITIVITY_RESULT, evaluated=False)
-        return result
+        return op.finish(result, artifact=schema.Artifact.SENSITIVITY_RESULT, evaluated=False)
 
 
 def _measure(

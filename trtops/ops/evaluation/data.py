@@ -446,7 +446,7 @@ Overflows: TypeAlias = tuple[tuple[str, float], ...]
 
 
 # Engines of ONNX Runtime compute 16 bit in FP32, where an activation that overflows in FP16 does not overflow. For them
-# the model is run once more with each 16-bit result rounded as a GPU rounds (trtops.backend.onnx.precision), and the
+# the model is run once more with each 16-bit result rounded as a GPU rounds (trtops.backend.onnx.emulation), and the
 # largest value of each tensor is read before it is rounded.
 @dataclass(frozen=True, kw_only=True)
 class Emulation(Record):
@@ -492,7 +492,8 @@ def run_in_16_bit(
 
     Raises BackendError if the rewritten model does not run.
     """
-    from trtops.backend.onnx.precision import LARGEST_FLOAT16, emulate_low_precision, lower_precision, watch_peaks
+    from trtops.backend.onnx.emulation import LARGEST_FLOAT16, emulate_low_precision, watch_peaks
+    from trtops.backend.onnx.precision import lower_precision
     from trtops.backend.onnxrt.runner import reference_outputs
 
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("emulated")) as folder:

@@ -459,7 +459,7 @@ class RightModel:
         if self.precision == "int8" or self.precision == "fp8":
             return self._quantized(), ()
         elif self.precision == "tf32":
-            from trtops.backend.onnx.precision import round_to_tf32
+            from trtops.backend.onnx.emulation import round_to_tf32
 
             outputs = reference_outputs(round_to_tf32(self._watched.proto(lean=True)), list(self.feeds))
         else:

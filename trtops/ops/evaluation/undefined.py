@@ -212,8 +212,7 @@ def computes_with_nan(model: Model, name: str) -> str:
     except errors.TrtopsError:
         return "the model computes with"
     reached, answers = {name}, set[str]()
-    for index in walk.execution_order(graph.node):
-        node = graph.node[index]
+    for node in walk.in_order(graph.node):
         if not answers.isdisjoint(node.input) and node.op_type in _COMBINE:
             answers.update(node.output)
         if reached.isdisjoint(walk.uses(node)) or (node.op_type == "Where" and node.input[0] in answers):

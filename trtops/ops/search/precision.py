@@ -20,12 +20,12 @@ import onnx
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
 from trtops.backend.onnx import walk
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model, is_lean
-from trtops.backend.onnx.precision import Rewritten, emulate_low_precision, lower_precision, without_functions
+from trtops.backend.onnx.precision import Rewritten, lower_precision, without_functions
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import reference_outputs
-from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
@@ -33,7 +33,7 @@ from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assume
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined
 from trtops.ops.model.model_files import Source, Subject, open_model
-from trtops.ops.result import OpResult, finish_with, op_run, run_step
+from trtops.ops.result import OpResult, op_run, run_step
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
@@ -42,6 +42,7 @@ from trtops.record import refuse_unused
 from trtops.reports.document import Chart, Point, Section
 from trtops.spec import OptimizationProfile
 from trtops.system.processes import temporary_prefix
+from trtops.system.worker import warm_worker
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker
 from trtops.verdict import Verdict
@@ -117,7 +118,7 @@ MakeRunner: TypeAlias = Callable[[Candidate], BaseRunner]
 
 
 def emulated_runner(candidate: Candidate) -> BaseRunner:
-    """ONNX Runtime on the CPU with each 16-bit result rounded; see :mod:`trtops.backend.onnx.precision`."""
+    """ONNX Runtime on the CPU with each 16-bit result rounded; see :mod:`trtops.backend.onnx.emulation`."""
     proto = onnx.ModelProto()
     proto.CopyFrom(candidate.rewritten.model)
     emulate_low_precision(proto)
@@ -261,9 +262,11 @@ def precision(
         used = " ".join(field.name for field in fields(config) if field.name not in unused)
         refuse_unused(config, {"": used}, op="precision with a check")
     subject = Subject.of(model, file)
-    experiment = experiment or subject.name
     name = f"{subject.name} precision"
-    with op_run(tracker, experiment, name, kind="precision", model=subject.file, tags=tags, parent=parent) as run:
+    with op_run(
+        tracker, experiment or subject.name, name, kind="precision", model=subject.file, tags=tags, parent=parent
+    ) as op:
+        run = op.run
         started = time.perf_counter()
         opened = run_step("load", open_model, model)
         if config.output is not None and Path(config.output).resolve() in {path.resolve() for path in opened.files()}:
@@ -271,18 +274,14 @@ def precision(
         search = _PrecisionSearch(opened, config, feeds, runner, evaluate, progress)
         search_result, candidate = run_step("search", search.run)
         seconds = time.perf_counter() - started
-        search_result = replace(
-            search_result, title=f"precision {subject}", subject=str(subject.file or ""), seconds=seconds
-        )
-        result = search_result.kept_in(run, experiment)
+        result = replace(search_result, title=f"precision {subject}", subject=str(subject.file or ""), seconds=seconds)
         if config.output is not None:
             save_model(candidate.rewritten.model, config.output)
         run.log_params({"model": opened.name, **config.to_dict()})
         numbers = {name: getattr(result, name) or 0.0 for name in ("nodes", "checks", "seconds", "excess")}
         run.log_metrics(schema.family(schema.Metric.PRECISION, kept=len(result.keep), **numbers))
         run.log_text("".join(f"{name}\n" for name in result.keep), schema.Artifact.PRECISION_KEPT)
-        run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.PRECISION_RESULT)
-        return result
+        return op.finish(result, artifact=schema.Artifact.PRECISION_RESULT)
 
 
 class _PrecisionSearch:

@@ -286,7 +286,7 @@ def build(args: Options) -> Job:
     def run() -> int:
         # These import TensorRT and multiprocessing, which help does not need.
         from trtops.backend.trt import library
-        from trtops.backend.worker import Worker
+        from trtops.system.worker import Worker
 
         library.load()
         # A warm child process builds, so that a crash is a verdict.
