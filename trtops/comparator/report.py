@@ -236,6 +236,11 @@ class ComparisonReport(Record):
         return max(measured, key=order, default=None)
 
     @property
+    def margin(self) -> Margin | None:
+        """The deciding error and its limit; None without limits or measurements."""
+        return None if self.decisive is None else self.decisive.margin(self.tolerances)
+
+    @property
     def decided_by(self) -> str:
         """The deciding output, and its error, such as "`y`: max abs 4.8e-05 of 0.001"."""
         output = self.decisive

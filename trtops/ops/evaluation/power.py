@@ -109,8 +109,8 @@ def measure_power(
     def passes(outputs: Sequence[Mapping[str, Array]]) -> bool:
         # As in an evaluation: all feeds together, and those of the same shapes.
         for numbers in (range(len(right)), *groups):
-            sides = ([side[number] for number in numbers] for side in (outputs, right))
-            if not compare_outputs(*sides, tolerances, only_limited=True):
+            actual, expected = ([side[number] for number in numbers] for side in (outputs, right))
+            if not compare_outputs(actual, expected, tolerances, only_limited=True):
                 return False
         return True
 

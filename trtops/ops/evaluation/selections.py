@@ -287,7 +287,7 @@ class Selections:
         return matched
 
 
-def _row(arrays: Sequence[Array], row: int) -> list[Array]:
+def _row(arrays: Sequence[Array], row: int | np.intp) -> list[Array]:
     """One row of each array, as an array of one row."""
     return [array[row : row + 1] for array in arrays]
 
