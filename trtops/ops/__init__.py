@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from trtops.ops.engines.board import board
     from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
     from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult, calibrate
-    from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
+    from trtops.ops.engines.convert import ConvertConfig, convert
+    from trtops.ops.engines.convert_result import ConvertResult, builds_table
     from trtops.ops.engines.model_list import ListedModel, ModelList, folder_list, read_model_list
     from trtops.ops.engines.sensitivity import SensitivityConfig, SensitivityResult, sensitivity
     from trtops.ops.evaluation.check import CheckConfig

@@ -21,7 +21,8 @@ from trtops.ops.bundling.case import Case, emulated_case, engine_case
 from trtops.ops.bundling.op import BundleConfig, write_bundle
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.data import collect as run_feeds
 from trtops.ops.evaluation.limits import RightModel

@@ -23,7 +23,7 @@ from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.next_step import NextStep
-from trtops.ops.engines.convert import read_cache_file
+from trtops.ops.engines.request import read_cache_file
 from trtops.ops.evaluation.data import naming_assumed
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.evaluation.undefined import NanRows
