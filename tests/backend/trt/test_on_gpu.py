@@ -30,10 +30,11 @@ from trtops.backend.trt.choices import timing_cache as caches
 from trtops.backend.trt.choices.timing_cache import TimingCache
 from trtops.backend.trt.describe.inspector import EngineDescription, read_layers
 from trtops.backend.trt.lines import Feature
-from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.backend.worker import IsolatedBackend
 from trtops.calibration import CalibrationCache
 from trtops.cuda import DeviceArray, DeviceView
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
+from trtops.system.worker import Worker
 from trtops.tactics.denied import DeniedTactic, DenyList
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -35,6 +35,7 @@ from trtops.ops.evaluation.limits import (
     OutputNoise,
     RightModel,
     default_tolerances,
+    useful_tolerances,
 )
 from trtops.ops.evaluation.output_ranges import output_ranges
 from trtops.ops.evaluation.precision_check import check_precision
@@ -107,6 +108,18 @@ def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
 
 
 NOISE = Noise(size=2.0, scale=5.0, rms=1e-3, largest=3e-3, independent=1e4)
+
+
+def test_outputs_within_noise_must_vary_as_golden_ones() -> None:
+    """Next to a mean of 10, errors as large as what varies are within limits, and leave the direction as it is."""
+    golden, other = (10 + models.random(1000, seed=seed, scale=0.03) for seed in (1, 2))
+    noise = Noise(size=10.0, scale=10.2, rms=0.03, largest=0.1, independent=1e4)
+    limits = NoiseLimits(precision="fp16", outputs=(OutputNoise(name="y", whole=noise),))
+    tolerances = limits.tolerances(useful_tolerances("fp16"))
+
+    assert compare_outputs({"y": golden + 0.3 * (other - 10)}, {"y": golden}, tolerances)
+    [reason] = compare_outputs({"y": other}, {"y": golden}, tolerances).reasons
+    assert "correlation is" in reason and "at least 0.5 is required" in reason
 
 
 def test_limits_are_multiples_of_noise() -> None:

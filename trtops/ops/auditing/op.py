@@ -28,10 +28,11 @@ from trtops.ops.auditing.result import (
     WayName,
     reaches,
 )
-from trtops.ops.devices import close_workers, warm_backend
+from trtops.ops.devices import warm_backend
 from trtops.ops.result import OnProgress, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.system import signing
+from trtops.system.worker import close_workers
 from trtops.tracking import builds, owner, schema
 from trtops.tracking.base import RunInfo, StoredRun, Tracker, run_id_of
 

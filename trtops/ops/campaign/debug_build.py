@@ -26,7 +26,7 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
-from trtops.ops.devices import close_workers, warm_backend
+from trtops.ops.devices import warm_backend
 from trtops.ops.evaluation.data import check_source, golden_outputs
 from trtops.ops.result import LONGEST_NAME, OpResult, OpRun, run_step, tracker_or_default
 from trtops.record import sha256
@@ -34,6 +34,7 @@ from trtops.system.activity import mark_op
 from trtops.system.allowed import check_command
 from trtops.system.locks import held
 from trtops.system.processes import temporary_prefix
+from trtops.system.worker import close_workers
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
 from trtops.tracking import builds, campaigns, schema

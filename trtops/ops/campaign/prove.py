@@ -26,10 +26,10 @@ from trtops.ops.campaign.iteration import (
 )
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
-from trtops.ops.devices import close_workers
 from trtops.ops.registry.deny import builds_in, deny
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Record
+from trtops.system.worker import close_workers
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
 from trtops.tactics.findings import Suspect

@@ -12,7 +12,7 @@ from trtops import errors
 from trtops.backend.base import Build, BuildRequest, Caches, EngineBackend, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
+from trtops.backend.worker import IsolatedBackend, may_crash
 from trtops.comparator.results import RunResults
 from trtops.extras import installed, sentence
 from trtops.metadata import check_feed
@@ -27,6 +27,7 @@ from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import model_file, op_run, run_name, run_step, step_time, tracker_or_default
 from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions
 from trtops.system.activity import needs_child
+from trtops.system.worker import warm_worker
 from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker

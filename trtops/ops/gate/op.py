@@ -11,7 +11,6 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.backend.ratio import Metric
 from trtops.next_step import arguments_of
-from trtops.ops.devices import close_workers
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
 from trtops.ops.gate.measurement import GateSession, Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
@@ -21,6 +20,7 @@ from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpRun, model_file, op_run, run_step, tracker_or_default
 from trtops.system.counters import count_instructions
+from trtops.system.worker import close_workers
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tags, Tracker
 

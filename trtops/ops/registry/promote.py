@@ -9,7 +9,7 @@ from trtops.backend.base import Build, BuildRequest, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
-from trtops.ops.devices import BuildPlace, close_workers, warm_backend
+from trtops.ops.devices import BuildPlace, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
 from trtops.ops.evaluation.limits import RightModel
@@ -19,6 +19,7 @@ from trtops.ops.result import OpResult, OpRun, op_run, tracker_or_default
 from trtops.record import Record, with_options
 from trtops.spec import BackendName
 from trtops.system.allowed import ask_for
+from trtops.system.worker import close_workers
 from trtops.tracking import builds, schema
 from trtops.tracking.base import RunInfo, StoredRun, Tracker, Verdict, run_id_of
 from trtops.tracking.builds import find_model, log_materials

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trtops.backend.onnx.model import Model
-from trtops.ops.devices import close_workers
 from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
 from trtops.ops.triaging.model_questions import Subject
 from trtops.ops.triaging.result import Answer, Step, TriageConfig, TriageResult
+from trtops.system.worker import close_workers
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker
 from trtops.tracking.memory import MemoryTracker
