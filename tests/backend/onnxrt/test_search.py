@@ -206,7 +206,7 @@ def test_record_names_no_setting_without_effect(model: Model, monkeypatch: pytes
     faster = {candidate: [0.5] * 8 for candidate in together} | {Candidate.toggling([n]): [0.8] * 8 for n in names}
     measured_ratios(monkeypatch, faster)
 
-    settings = dict(BACKEND.build(model, config(tactics=names)).tactics.settings)
+    settings = dict(BACKEND.build(BuildRequest(model, config(tactics=names))).tactics.settings)
 
     assert settings["GeluFusionL2"] == settings["MatMulScaleFusion"] == "off"
     assert settings["GeluApproximation"] == "off"

@@ -21,8 +21,8 @@ from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.fit_precision import fit_precision
 from trtops.ops.engines.request import CommandData, read_cache_file, read_timing_cache
 from trtops.ops.evaluation.check import EngineConfig, Evaluation, evaluate, log_evaluation, with_power
-from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import model_file, op_run, run_name, run_step, step_time, tracker_or_default
 from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions
