@@ -13,15 +13,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trtops import errors
 from trtops.tracking.artifact_files import Scratch, write_artifact
 from trtops.tracking.location import resolve
 from trtops.tracking.reading import StoredRun
-from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, is_local
-from trtops.tracking.schema import Kind, MetricName
+from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, Values, is_local
+from trtops.tracking.schema import Kind
 from trtops.tracking.spool import AWAY, Spool, SpooledRun, SpoolTarget, upload
 from trtops.tracking.writing import Run, new_run
 
@@ -216,7 +216,7 @@ class OfflineRun(Run):
 
     def _sync(self, paths: Iterable[str]) -> None:
         with self._lock:
-            self._put(lambda run: run._sync(paths))
+            self._try(lambda run: run._sync(paths))
 
     def _log_head(self) -> str:
         with contextlib.suppress(*AWAY):
@@ -226,25 +226,11 @@ class OfflineRun(Run):
     def _info(self) -> RunInfo:
         return self.record.info()
 
-    def _put_name(self, name: str) -> None:
+    def _put(self, values: Values) -> None:
         with self._lock:
-            self._put(lambda run: run._put_name(name))
-            self.record.name = name
-
-    def _put_params(self, params: Mapping[str, str]) -> None:
-        with self._lock:
-            self.record.add_params(params)  # which refuses another value for a param
-            self._put(lambda run: run._put_params(params))
-
-    def _put_tags(self, tags: Mapping[str, str]) -> None:
-        with self._lock:
-            self._put(lambda run: run._put_tags(tags))
-            self.record.tags.update(tags)
-
-    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
-        with self._lock:
-            self._put(lambda run: run._put_metrics(metrics, engine))
-            self.record.metrics.update(metrics)
+            self.record.check_params(values)
+            self._try(lambda run: run._put(values))
+            self.record.add(values)
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         inner = self._inner
@@ -270,7 +256,7 @@ class OfflineRun(Run):
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         with self._lock:
-            is_stored = self._put(lambda run: run._end(status, at))
+            is_stored = self._try(lambda run: run._end(status, at))
             if not is_stored:
                 run = self.record
                 run.status, run.end_time = status, time.time() if at is None else at
@@ -280,12 +266,12 @@ class OfflineRun(Run):
         if not self._no_space:
             self._tracker.upload_spool()  # also what earlier processes left there
 
-    def _put(self, put: Callable[[Run], None]) -> bool:
+    def _try(self, write: Callable[[Run], None]) -> bool:
         """Write to the store; False if the run is, or now becomes, spooled, whatever is wrong with the store."""
         if self._inner is None:
             return False
         try:
-            put(self._inner)
+            write(self._inner)
         except errors.TrackingError as exc:
             self._leave(self._inner, exc)
             return False

@@ -139,10 +139,6 @@ def audit(
     return result
 
 
-# Tags that say which runs can be audited, and which the log states.
-_TAGS = (schema.Tag.KIND, schema.Tag.USER, schema.Tag.OWNER)
-
-
 def choose_runs(
     config: AuditConfig, tracker: Tracker, log: LogCheck
 ) -> tuple[list[str], Collection[str], Mapping[str, RunInfo]]:
@@ -166,7 +162,7 @@ def choose_runs(
             registered = [log_entry.run for _, log_entry in log.registered.values()]
             logged = {run_id: logged[run_id] for run_id in registered if run_id in logged}
         else:
-            rows = {info.id: info for info, _ in tracker.all_runs({*required_tags, *_TAGS})}
+            rows = {info.id: info for info, _ in tracker.all_runs()}
             # Audits are left out unless they are asked for: each would be audited by all later ones.
             kinds = {*schema.KINDS} - ({"audit"} if schema.Tag.KIND not in required_tags else set())
             infos = [i for i in rows.values() if i.kind in kinds and not i.deleted and _is_finished(i)]

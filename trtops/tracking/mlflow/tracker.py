@@ -32,10 +32,11 @@ from trtops.tracking.records import (
     RunInfo,
     RunStatus,
     Tags,
+    Values,
     check_registration,
     is_local,
 )
-from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
+from trtops.tracking.schema import Artifact, Kind, Tag
 from trtops.tracking.store_log import Event, run_facts
 from trtops.tracking.writing import Run, check_reopening, error_text, failure_note, new_run
 
@@ -173,7 +174,7 @@ class MlflowTracker:
                 break
         return infos
 
-    def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
+    def all_runs(self) -> Iterator[tuple[RunInfo, str]]:
         ids = self._all_experiments(deleted=True)
         for entity in self._pages(self._client.search_runs, ids, run_view_type=_ALL) if ids else ():
             with contextlib.suppress(errors.IncompleteRunError):
@@ -454,30 +455,24 @@ class MlflowRun(Run):
     def _log_head(self) -> str:
         return self._tracker.log.head()
 
-    def _put_name(self, name: str) -> None:
-        self._connection.call(self._connection.client.update_run, self.id, name=name)
-        self._row = replace(self._row, name=name)
-
-    def _put_params(self, params: Mapping[str, str]) -> None:
-        self._connection.log_batch(self.id, params=params)
-        self._row = replace(self._row, params={**self._row.params, **params})
-
-    def _put_tags(self, tags: Mapping[str, str]) -> None:
-        self._connection.log_batch(self.id, tags=tags)
-        self._row = replace(self._row, tags={**self._row.tags, **tags})
-
-    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
+    def _put(self, values: Values) -> None:
+        if values.name:
+            self._connection.call(self._connection.client.update_run, self.id, name=values.name)
+            self._row = replace(self._row, name=values.name)
         changed: dict[str, float] = {}
-        for name, value in metrics.items():
+        for name, value in values.metrics.items():
             key = schema.metric_key(name)
             before = self._metrics.get(key)
-            if engine or before is None or not (before == value or (math.isnan(before) and math.isnan(value))):
+            if values.engine or before is None or not (before == value or (math.isnan(before) and math.isnan(value))):
                 changed[key] = value
                 self._timestamps[key] = self._next_timestamp(key)
-        stored = {key: (schema.stored_number(value), self._timestamps[key]) for key, value in changed.items()}
-        of = self._tracker.linked_engines.link(engine, self._row.params) if engine else {}
-        self._connection.log_batch(self.id, metrics=stored, of=of)
-        self._metrics.update(changed)
+        metrics = {key: (schema.stored_number(value), self._timestamps[key]) for key, value in changed.items()}
+        of = self._tracker.linked_engines.link(values.engine, self._row.params) if values.engine else {}
+        if values.params or values.tags or metrics:
+            self._connection.log_batch(self.id, metrics=metrics, params=values.params, tags=values.tags, of=of)
+        self._metrics |= changed
+        tags, params = {**self._row.tags, **values.tags}, {**self._row.params, **values.params}
+        self._row = replace(self._row, tags=tags, params=params)
 
     def _next_timestamp(self, key: str) -> int:
         # Of two values with the same timestamp MLflow shows the larger, not the newer.
