@@ -45,8 +45,8 @@ def stub() -> str:
     for name in trtops.flows.__all__:
         function = getattr(trtops.flows, name).fn
         op = function.__wrapped__
-        annotation = inspect.signature(op).return_annotation
-        result = text_of(eval(annotation, op.__globals__) if isinstance(annotation, str) else annotation)
+        annotated = types.SimpleNamespace(__annotations__={"result": inspect.signature(op).return_annotation})
+        result = text_of(typing.get_type_hints(annotated, op.__globals__)["result"])
         parts = ["self"]
         for parameter in inspect.signature(function).parameters.values():
             parts += ["*"] if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts else []

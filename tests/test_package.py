@@ -42,6 +42,7 @@ HEAVY = ("tensorrt", "tensorrt_rtx", "onnxruntime", "mlflow", "prefect", "onnx",
         "trtops.spec",
         "trtops.tactics.record",
         "trtops.tracking.base",
+        "trtops.tracking.mlflow",
     ],
 )
 def test_importing_a_light_module_loads_no_heavy_library(module: str) -> None:
@@ -92,6 +93,21 @@ def test_every_command_has_a_function_at_the_top() -> None:
     assert inspect.signature(trtops.gate).parameters["config"].annotation == trtops.GateConfig
 
 
+def test_dir_shows_only_public_names() -> None:
+    public = {name for name in dir(trtops) if not name.startswith("__")}
+
+    assert public == {*trtops.__all__}
+
+
+def test_importing_trtops_leaves_the_process_as_it_was() -> None:
+    code = "import os, sys; before = (dict(os.environ), list(sys.path)); import trtops; "
+    code += "print(before == (dict(os.environ), list(sys.path)))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["True"]
+
+
 def test_star_import_of_lazy_packages() -> None:
     names: dict[str, object] = {}
 
@@ -130,7 +146,7 @@ def test_imports_write_no_telemetry(tmp_path: Path) -> None:
     overrides = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": "", "PYTHONDONTWRITEBYTECODE": "1"}
     environment = {k: v for k, v in os.environ.items() if k not in ("CI", "ORT_DISABLE_TELEMETRY")} | overrides
 
-    subprocess.run([sys.executable, "-c", "import trtops, onnxruntime"], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", "import trtops.backend.onnxrt.library"], check=True, env=environment)
 
     assert not list(tmp_path.iterdir())
 

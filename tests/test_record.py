@@ -58,6 +58,11 @@ outers = st.builds(
 )
 
 
+def test_repr_shows_what_differs_from_the_defaults() -> None:
+    assert repr(Outer(name="a", inner=Inner(sizes=(1,)))) == "Outer(name='a', inner=Inner(sizes=(1,)))"
+    assert eval(repr(Outer(name="a"))) == Outer(name="a")
+
+
 @given(outers)
 def test_records_round_trip(record: Outer) -> None:
     text = record.to_json()

@@ -4,38 +4,45 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-# A package imports its names for type checkers under `if TYPE_CHECKING:`. The same lines are read here, so that each
-# name is listed once. `*` stands for the names of another such package.
-_IMPORT = re.compile(r"^    from ([\w.]+) import (\([^)]*\)|.+)$", re.MULTILINE)
+TYPE_CHECKING = False  # type checkers take it as true
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 
-def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's ``__getattr__`` and ``__dir__``; ``MORE_EXPORTS`` in module ``table`` has further names."""
+def exports(
+    package: str, more: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's ``__getattr__`` and ``__dir__``.
+
+    Names are those that the package's stub re-exports (``import A as A``, ``import *``), as type checkers read it;
+    ``more`` has further names with their modules.
+    """
 
     @functools.cache
-    def homes() -> dict[str, str]:
-        source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
-        table_exports = importlib.import_module(table).MORE_EXPORTS if table else {}
-        modules: dict[str, str] = {}
-        for module, names in _IMPORT.findall(source):
-            listed = importlib.import_module(module).__all__ if names == "*" else re.findall(r"\w+", names)
-            modules |= dict.fromkeys(listed, module)
-        return {**modules, **table_exports}
+    def modules() -> dict[str, str]:
+        import ast
+        from pathlib import Path
+
+        stub = Path(str(sys.modules[package].__file__)).with_suffix(".pyi")
+        names: dict[str, str] = {}
+        for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                names.update(dict.fromkeys(importlib.import_module(str(node.module)).__all__, str(node.module)))
+            elif isinstance(node, ast.ImportFrom):
+                names.update({alias.name: str(node.module) for alias in node.names if alias.asname == alias.name})
+        return {**names, **(more or {})}
 
     def get(name: str) -> Any:
         if name == "__all__":
-            return sorted(homes())
-        if name.startswith("__") or name not in homes():
+            return sorted(modules())
+        if name.startswith("__") or name not in modules():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes()[name]), name)
+        return getattr(importlib.import_module(modules()[name]), name)
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *homes()})
+    return get, lambda: sorted({*modules(), *(name for name in vars(sys.modules[package]) if name[:2] == "__")})
 
 
 def known_as(module: str, *names: str) -> None:

@@ -90,6 +90,8 @@ class Record:
         options of the op (:func:`option_fields`), and a config with one is refused (:func:`refuse_unused`).
         """
         super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):  # `dataclass` would write one
+            cls.__repr__ = Record.__repr__  # type: ignore[method-assign]
         if uses is None:
             return
         cls.uses, own_checks = uses, getattr(cls, "__post_init__", lambda self: None)
@@ -99,6 +101,16 @@ class Record:
             own_checks(self)
 
         cls.__post_init__ = check  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        # Only what differs from the defaults, so that signatures with a config fit on a screen.
+        changed: list[str] = []
+        for member in _members(self):
+            value = getattr(self, member.name)
+            default = _default_of(member, None)
+            if member.repr and (default is MISSING or value != default):
+                changed.append(f"{member.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def to_dict(self) -> dict[str, JSONValue]:
         """The record as JSON values, in the order of its fields."""
@@ -120,7 +132,7 @@ class Record:
             for error in exc.errors(include_url=False):
                 where = ".".join(map(str, error["loc"])) or cls.__name__
                 if error["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
-                    names = [f.name for f in fields(cls)] if "." not in where else []  # type: ignore[arg-type]
+                    names = [f.name for f in _members(cls)] if "." not in where else []
                     lines.append(f"unknown field {where!r}. {errors.near(where, names)}".rstrip())
                 else:
                     lines.append(f"{where}: {error['msg']} (found {error.get('input')!r:.80})")
@@ -175,7 +187,7 @@ def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[Opt
     # Command line flags, flow parameters and help texts are derived from these, so that an option is written once.
     hints, texts = typing.get_type_hints(cls), _attribute_texts(cls)
     used = {owner: names.split() for owner, names in cls.uses.items()}
-    for member in fields(cls):  # type: ignore[arg-type]
+    for member in _members(cls):
         kind, default = hints[member.name], _default_of(member, base)
         if isinstance(kind, type) and issubclass(kind, Record):
             for inner in option_fields(kind, default if isinstance(default, kind) else None):
@@ -192,7 +204,7 @@ def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
     """
     cls, base_config = (base, None) if isinstance(base, type) else (type(base), base)
     changed = {}
-    for member in fields(cls):  # type: ignore[arg-type]
+    for member in _members(cls):
         inner = {path[1:]: value for path, value in values.items() if path[0] == member.name}
         if inner:
             whole = inner.pop((), _default_of(member, base_config))
@@ -214,8 +226,8 @@ def refuse_unused(config: Record, uses: Mapping[str, str] | None = None, *, op: 
         shared = getattr(config, part) if part else config
         if shared is None:
             continue
-        preset = next((_default_of(f, None) for f in fields(config) if f.name == part), None)  # type: ignore[arg-type]
-        for member in fields(shared):  # type: ignore[arg-type]
+        preset = next((_default_of(f, None) for f in _members(config) if f.name == part), None)
+        for member in _members(shared):
             value = getattr(shared, member.name)
             usual = _default_of(member, None), getattr(preset, member.name, None)
             # A value that switches something off, such as no plots, is respected by an op that does not have it.
@@ -225,6 +237,10 @@ def refuse_unused(config: Record, uses: Mapping[str, str] | None = None, *, op: 
                 f"{op} does not use {f'{part}.' * bool(part)}{member.name}={value!r:.60}. Leave it out; used are: "
                 f"{', '.join(names.split())}."
             )
+
+
+def _members(record: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return fields(record)
 
 
 def _default_of(field: dataclasses.Field[Any], base: Record | None) -> Any:

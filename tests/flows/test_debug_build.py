@@ -21,9 +21,10 @@ from trtops.flows.campaigns import spread
 from trtops.flows.slots import device_slot, gpu_slot, limit_name
 from trtops.ops import devices
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.devices import close_workers, devices_of, warm_backend
+from trtops.ops.devices import devices_of, warm_backend
 from trtops.ops.registry.accepted import resolve
 from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.system.worker import close_workers
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtops.ops.result import OpResult, StepTimes, finish_with, op_run, run_name, run_step
+from trtops.ops.result import OpResult, StepTimes, op_run, run_name, run_step
 from trtops.tracking.base import NO_RUN, Verdict
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
@@ -30,21 +30,21 @@ def test_page_has_heading_body_and_link() -> None:
 
 def test_page_omits_runs_of_this_process() -> None:
     result = Measured(title="measure m", verdict="good", error=0.0)
-    with op_run(MemoryTracker(), "m", "measure m", kind="compare") as run:
-        recorded = result.kept_in(run, "m")
-    assert (recorded.run_id, recorded.experiment) == (run.id, "m")
+    with op_run(MemoryTracker(), "m", "measure m", kind="compare") as op:
+        recorded = op.finish(result)
+    assert (recorded.run_id, recorded.experiment) == (op.run.id, "m")
     assert "MLflow" not in recorded.page() and recorded.page() == result.page()
 
 
 def test_times_of_steps_are_recorded() -> None:
     tracker = MemoryTracker()
-    with op_run(tracker, "m", "n", kind="compare") as run:
+    with op_run(tracker, "m", "n", kind="compare") as op:
         for _ in range(2):
             run_step("sleep", time.sleep, 0.02)
             with op_run(tracker, "m", "inner", kind="compare"):
                 run_step("inner", time.sleep, 0.0)
-        run_step("log", finish_with, run, Measured(verdict="good", error=0.0), tracker)
-    timings = json.loads(tracker.load(run.id).read_bytes(Artifact.TIMING))
+        op.finish(Measured(verdict="good", error=0.0))
+    timings = json.loads(tracker.load(op.run.id).read_bytes(Artifact.TIMING))
     assert timings["sleep"]["seconds"] >= 0.04 > timings["sleep"]["cpu_seconds"]
     assert timings["total"]["seconds"] >= timings["sleep"]["seconds"] + timings["other"]["seconds"] - 1e-3
     assert StepTimes.last is not None and [*StepTimes.last.to_dict()] == ["sleep", "log", "other", "total"]
@@ -52,9 +52,9 @@ def test_times_of_steps_are_recorded() -> None:
 
 def test_op_runs_are_named_and_tagged() -> None:
     tracker = MemoryTracker()
-    with op_run(tracker, "m", "n" * 300, kind="compare", model="m.onnx", tags={"a": "b"}) as run:
-        run.finish("good")
-    info = tracker.info(run.id)
+    with op_run(tracker, "m", "n" * 300, kind="compare", model="m.onnx", tags={"a": "b"}) as op:
+        op.run.finish("good")
+    info = tracker.info(op.run.id)
     assert (info.name, info.status, info.verdict) == ("n" * 250, "finished", "good")
     assert info.fact(Tag.MODEL_PATH) == str(Path("m.onnx").absolute()) and info.tags["a"] == "b"
 
@@ -65,7 +65,7 @@ def test_run_names_fit_a_table() -> None:
 
 
 def test_without_tracker_nothing_is_logged() -> None:
-    with op_run(None, "m", "measure m", kind="compare", model="m.onnx") as run:
-        run.log_text("kept nowhere", "a.txt")
-    result = Measured(title="measure m", verdict="good", error=0.0)
-    assert run is NO_RUN and result.kept_in(run, "m") is result
+    with op_run(None, "m", "measure m", kind="compare", model="m.onnx") as op:
+        op.run.log_text("kept nowhere", "a.txt")
+        result = Measured(title="measure m", verdict="good", error=0.0)
+        assert op.run is NO_RUN and op.finish(result) is result

@@ -1,6 +1,7 @@
 """Reports as files: their content, hostile names and pictures in them, and their use in a real browser."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from trtops import ops
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.check import Evaluation, log_evaluation
-from trtops.ops.result import OpResult, finish_with
+from trtops.ops.result import OpResult, OpRun
 from trtops.reports.description import code, description
 from trtops.reports.document import Chart, Document, Point, Section, Table
 from trtops.reports.page import picture
@@ -17,7 +18,7 @@ from trtops.reports.present import present, report_page
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Metric, Tag
-from trtops.verdict import VERDICTS
+from trtops.verdict import VERDICTS, Verdict
 
 HOSTILE = "</script><img src=x onerror=alert(1)>|`[x](javascript:alert(1))![y](http://evil.example/y.png)"
 NAMES = ("two/y", "a b", "ä:0", "出力/" + "長い名前" * 40, HOSTILE)
@@ -43,18 +44,18 @@ def make_run(tracker: MemoryTracker, *, layers: list[dict[str, str]] = LAYERS, v
         run.log_text(svg, f"{Artifact.ACCURACY_PLOTS}two~2f~y.errors.svg")
         log_evaluation(run, evaluation)
         result = Built(title=f"convert {HOSTILE}.onnx", reasons=report.reasons, verdict=report.verdict)
-        finish_with(run, result, tracker)
-        return run.id
+        return OpRun(run, tracker, "odd").finish(result).run_id
 
 
+@dataclass(frozen=True, kw_only=True)
 class Built(OpResult):
-    """The least that an op's result is."""
+    """A minimal result of an op."""
 
-    def __init__(self, *, title: str, verdict: str, reasons: tuple[str, ...]) -> None:
-        self.__dict__.update(title=title, verdict=verdict, reasons=reasons, run_id="", url="", experiment="")
+    verdict: Verdict
+    reasons: tuple[str, ...]
 
     @property
-    def next_step(self) -> str:
+    def next_step(self) -> str:  # type: ignore[override]
         return "trtops debug accuracy 'odd one.onnx'"
 
     def body(self) -> list[str]:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
 import logging
-import os
 import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,49 +16,13 @@ from trtops.backend.engines import engine_backend
 from trtops.spec import BuildConfig, Environment
 from trtops.system.activity import needs_child
 from trtops.system.processes import temporary_prefix
-from trtops.system.worker import Worker as Worker
+from trtops.system.worker import Worker, warm_worker
 
 log = logging.getLogger(__name__)
-
-_idle: list[Worker] = []
-_tried: set[str] = set()  # digests of calls that a child survived
-_guard = threading.Lock()
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
     from trtops.backend.onnx.model import Model
-
-
-@contextlib.contextmanager
-def warm_worker(idle: list[Worker] = _idle) -> Iterator[Worker]:
-    """Yield a child process for exclusive use in the block; it stays alive for the next use in this process."""
-    with _guard:
-        worker = idle.pop() if idle else Worker()
-    try:
-        yield worker
-    finally:
-        with _guard:
-            idle.append(worker)
-
-
-def call_once_in_child(function: Callable[..., object], *args: Any) -> None:
-    """Call a function in the warm child, once for equal arguments; see :func:`trtops.backend.trial.try_in_child`."""
-    try:
-        call = bytes(ForkingPickler.dumps((function, args)))
-    except Exception:  # arguments that only this process has; `__reduce__` may raise anything
-        return
-    key = hashlib.sha256(call).hexdigest()
-    if key not in _tried:
-        with warm_worker() as worker:
-            worker.run(_call_quietly, os.getcwd(), call)
-        _tried.add(key)
-
-
-def _call_quietly(folder: str, call: bytes) -> None:
-    os.chdir(folder)  # paths in the arguments may be relative
-    function, args = ForkingPickler.loads(call)
-    with contextlib.suppress(Exception):
-        function(*args)
 
 
 @dataclass(frozen=True)

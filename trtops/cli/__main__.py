@@ -2,7 +2,7 @@
 
 import sys
 
-from trtops.cli.main import main
+from trtops.__main__ import main
 
 if __name__ == "__main__":  # child processes import this file again
     sys.exit(main())

@@ -21,15 +21,10 @@ from collections.abc import Container, Sequence
 import trtops
 from trtops import terminal
 from trtops.cli import registry
+from trtops.cli.signals import FORWARDED, INTERRUPTED, INTERRUPTING, UNREAD
 from trtops.errors import near
 from trtops.system.processes import BRIEF_SPIN
 from trtops.terminal import bold
-
-# The shell's codes for a command that was ended by SIGINT, and by SIGPIPE.
-INTERRUPTED, UNREAD = 130, 141
-INTERRUPTING = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # Windows has no SIGHUP
-# The number under which the supervisor forwards these signals. Python handles the lowest pending number first.
-FORWARDED = getattr(signal, "SIGRTMIN", signal.SIGTERM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,8 @@
-"""Runs the command in a child process, and reports how the child died if native code crashes or never returns."""
+"""Runs the command in a child process, and reports how the child died if native code crashes or never returns.
 
-import ctypes
+The child is a fork, which takes 3 ms; a :class:`~trtops.system.worker.Worker` imports everything again.
+"""
+
 import math
 import os
 import signal
@@ -9,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from trtops.cli.main import FORWARDED, INTERRUPTED, INTERRUPTING
-from trtops.system.activity import Page, describe_death
+from trtops.cli.signals import FORWARDED, INTERRUPTED, INTERRUPTING
+from trtops.system.activity import Page
+from trtops.system.processes import end_with_parent
 from trtops.terminal import print_line
 
 _REPEATS = 5  # seconds in which an interruption is repeated; the command ignores it from the second one on
 # Seconds after an interruption until the command is killed: native code, as a build of TensorRT, may run for minutes.
 _PATIENCE = 30.0
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 # Of each computation while the nodes that fail are found, and of all of it.
 _EXPLAIN_SECONDS, _LINT_SECONDS = 20.0, 120.0
 
@@ -29,22 +31,22 @@ def supervise(command: Callable[[], int], words: Sequence[str]) -> int:
     if sys.platform != "linux" or threading.active_count() > 1:
         return command()
     page = Page()
-    pid, code, seconds = _run_fork(page)
-    if pid == 0:
+    ending = _run_fork(page)
+    if ending is None:
         page.publish_here()
         return command()
+    code, seconds = ending
     if code >= 0:
         os._exit(code)
     if -code in (*INTERRUPTING, FORWARDED):
         os._exit(INTERRUPTED)
     if "--silent" not in words:
         hint = "" if seconds is None else " If this is intended, set --timeout to more seconds."
-        text = f"[E] The command {describe_death(code, page.read()[1], seconds)}.{hint}"
-        print_line(text, sys.stderr)
+        print_line(f"[E] The command {page.describe_death(code, seconds)}.{hint}", sys.stderr)
         if models := [word for word in words if word.endswith(".onnx") and os.path.isfile(word)]:
             limit = min(_EXPLAIN_SECONDS, seconds or _EXPLAIN_SECONDS)
             page.write(_LINT_SECONDS, time.monotonic() + _LINT_SECONDS, b"")
-            if _run_fork(page)[0] == 0:
+            if _run_fork(page) is None:
                 _print_culprits(models[0], limit)
     os._exit(3)
 
@@ -60,11 +62,14 @@ def _print_culprits(model: str, seconds: float) -> None:
         os._exit(0)
 
 
-def _run_fork(page: Page) -> tuple[int, int, float | None]:
-    """Fork; returns 0 in the child. In the parent, wait, and return the child's exit code or negative signal, too.
+def _run_fork(page: Page) -> tuple[int, float | None] | None:
+    """Fork and wait; None in the child.
 
-    The last value is the time limit that the child exceeded. Signals sent to the parent alone are forwarded; a child
-    that does not end then is killed, and has ended by that signal.
+    Signals sent to the parent alone are forwarded; a child that does not end then is killed.
+
+    Returns:
+        The exit code, or the negative number of the signal that ended it, such as an interruption.
+        The time limit that the child exceeded.
     """
     parent = os.getpid()
     numbers = [number for number in INTERRUPTING if signal.getsignal(number) is not signal.SIG_IGN]
@@ -73,16 +78,14 @@ def _run_fork(page: Page) -> tuple[int, int, float | None]:
     pid = os.fork()
     if pid == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before
-            os._exit(1)
-        return 0, 0, None
+        end_with_parent(parent)
+        return None
     seconds, repeats, patience = None, 0, math.inf
     while True:
         info = signal.sigtimedwait([*numbers, signal.SIGCHLD], 1.0)
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return pid, os.waitstatus_to_exitcode(status), seconds
+            return os.waitstatus_to_exitcode(status), seconds
         if info is None and repeats:
             # Python does not see a signal that arrives just before a system call, and the call may wait for ever.
             os.kill(pid, FORWARDED)
@@ -97,7 +100,7 @@ def _run_fork(page: Page) -> tuple[int, int, float | None]:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             print_line(f"[E] Interrupted: killed, since the command did not end within {_PATIENCE:g} s.", sys.stderr)
-            return pid, -FORWARDED, None
-        if page.is_late():
-            seconds = page.read()[0]
+            return -FORWARDED, None
+        if (exceeded := page.exceeded()) is not None:
+            seconds = exceeded
             os.kill(pid, signal.SIGKILL)

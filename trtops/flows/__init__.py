@@ -8,26 +8,24 @@ telemetry, more than 20 s for its own server to start on a busy machine, and our
 are set already win.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
-from typing import TYPE_CHECKING
 
 from trtops.extras import RECORDING, require
 from trtops.lazy import exports
 from trtops.team.access import PREFECT_SETTINGS
 from trtops.tracking.location import default_root
 
-if TYPE_CHECKING:
-    from trtops.flows.analyses import accuracy, audit, bundle, gate, precision, reduce, triage
-    from trtops.flows.campaigns import bisect, debug_build, diff_tactics, promote, prove
-    from trtops.flows.engines import calibrate, compare, convert, nightly, sensitivity, watch
-    from trtops.flows.reaping import prune_runs, reap
+_FLOWS = {
+    "trtops.flows.analyses": "accuracy audit bundle gate precision reduce triage",
+    "trtops.flows.campaigns": "bisect debug_build diff_tactics promote prove",
+    "trtops.flows.engines": "calibrate compare convert nightly sensitivity watch",
+    "trtops.flows.reaping": "prune_runs reap",
+}
 
 require("prefect", *RECORDING)
 
-__getattr__, __dir__ = exports(__name__)
+__getattr__, __dir__ = exports(__name__, {name: module for module, names in _FLOWS.items() for name in names.split()})
 
 with contextlib.suppress(OSError):  # Prefect creates its own folder, but not the one around it
     default_root().mkdir(parents=True, exist_ok=True)

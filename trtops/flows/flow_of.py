@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import prefect.context
 import pydantic
@@ -199,11 +199,10 @@ def flow_of(
 def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """The type of a parameter, without the Python objects allowed as well.
 
-    Not by get_type_hints: other parameters may name types that are imported for type checkers only.
+    Only of this one: other parameters may name types that are imported for type checkers only.
     """
-    text = parameter.annotation
-    # Text names a type that is imported for type checkers only. It is source of our own module, never data.
-    annotation = eval(text, inspect.unwrap(op).__globals__) if isinstance(text, str) else text
+    annotated = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    annotation = get_type_hints(annotated, inspect.unwrap(op).__globals__)[parameter.name]
     kinds = get_args(annotation)
     if str not in kinds or get_origin(annotation) not in (Union, types.UnionType):
         return annotation

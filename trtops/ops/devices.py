@@ -7,20 +7,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from trtops import errors
-from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.backend.worker import IsolatedBackend
 from trtops.record import Record
 from trtops.spec import BackendName
 from trtops.system.locks import held
+from trtops.system.worker import warm_worker
 
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 120.0  # for a child that reports its GPU, its start included
-_idle: dict[str, list[Worker]] = {}
 _gpus: dict[str, str] = {}  # digests of GPUs' UUIDs by device, which do not change while a process lives
-# Two locks, since starting a child to ask for its GPU takes seconds, in which others may use idle children.
-_guard, _asking = threading.Lock(), threading.Lock()
+_asking = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,21 +105,5 @@ def free_device(backend: str, devices: Sequence[str] = (), until: float = math.i
 
 @contextlib.contextmanager
 def _warm_child(backend: str, device: str, timeout: float | None = None) -> Iterator[IsolatedBackend]:
-    with _guard:
-        idle = _idle.setdefault(device, [])
-        worker = idle.pop() if idle else Worker({"CUDA_VISIBLE_DEVICES": device} if device else {})
-    try:
+    with warm_worker(environment={"CUDA_VISIBLE_DEVICES": device} if device else {}) as worker:
         yield IsolatedBackend(backend, timeout=timeout, worker=worker)
-    finally:
-        with _guard:
-            _idle.setdefault(device, []).append(worker)
-
-
-def close_workers() -> None:
-    """End the idle child processes."""
-    # Ending a child takes a moment, for which the lock is not held.
-    with _guard:
-        workers = list(chain.from_iterable(_idle.values()))
-        _idle.clear()
-    for worker in workers:
-        worker.close()

@@ -23,8 +23,6 @@ from trtops.terminal import one_line
 from trtops.verdict import MARKS
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from trtops.reports.document import Document, Section
     from trtops.tracking.base import Run, Tracker
     from trtops.tracking.schema import Kind
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Result = TypeVar("Result", bound="OpResult")
 
 OnProgress: TypeAlias = Callable[[int, "int | None"], None]
 """Called with the amount done, and the total or None if it is not known."""
@@ -179,10 +178,6 @@ class OpResult(Record):
             lines += ["", f"MLflow run {run} in experiment `{self.experiment}`."]
         return "\n".join(lines)
 
-    def kept_in(self, run: Run, experiment: str) -> Self:
-        """The result with its run's id, page and experiment."""
-        return self if not run.id else replace(self, run_id=run.id, url=run.url, experiment=masked(experiment))
-
 
 @dataclass(frozen=True)
 class Inspection:
@@ -196,68 +191,88 @@ class Inspection:
         return to_jsonable(self.describe())
 
 
-def finish_with(
-    run: Run,
-    result: OpResult,
-    tracker: Tracker | None,
-    *,
-    artifact: str = "",
-    title: str = "",
-    evaluated: bool = True,
-) -> None:
-    """End a run: log the result, the report, the verdict and the manifest.
+@dataclass(frozen=True)
+class OpRun:
+    """The run of one call of an op; without a tracker, the ``run`` accepts everything and stores nothing."""
 
-    ``artifact`` is the path of the result, which is not logged without one. ``title`` is the report's, if it is not the
-    result's. The verdict becomes the run's own if the op has ``evaluated`` something.
-    """
-    if artifact:
-        run.log_json(result, artifact)
-    if tracker is not None and run.id and installed("jinja2", "markdown_it"):
-        from trtops.reports.present import present  # imports templates and Markdown
+    run: Run
+    tracker: Tracker | None
+    experiment: str
 
-        document = result.document()
-        document = replace(document, title=title or document.title, verdict=document.verdict if evaluated else "")
-        present(run, tracker, document)
-    if run.id and (times := _step_times.get()) is not None:
+    def finish(self, result: Result, *, artifact: str = "", title: str = "", evaluated: bool = True) -> Result:
+        """End the run with a result, as a step: log it with report, times, verdict and manifest.
+
+        Args:
+            result: The op's result.
+            artifact: Path of the result in the run; the result is not logged without one.
+            title: The report's title (default: the result's).
+            evaluated: Whether the op evaluated something, so that its verdict becomes the run's own.
+
+        Returns:
+            The result with the id, page and experiment of the run.
+        """
+        result = self.recorded(result)
+        if self.run.id:
+            run_step("log", self._log_end, result, artifact, title or result.title, evaluated)
+        return result
+
+    def recorded(self, result: Result) -> Result:
+        """Return the result with the id, page and experiment of the run; unchanged without a tracker."""
+        if not self.run.id:
+            return result
+        return replace(result, run_id=self.run.id, url=self.run.url, experiment=masked(self.experiment))
+
+    def _log_end(self, result: OpResult, artifact: str, title: str, evaluated: bool) -> None:
         from trtops.tracking.schema import Artifact
 
-        run.log_json(times.to_dict(), Artifact.TIMING)
-    run.finish(result.verdict if evaluated else None)
+        if artifact:
+            self.run.log_json(result, artifact)
+        if self.tracker is not None and installed("jinja2", "markdown_it"):
+            from trtops.reports.present import present  # imports templates and Markdown
+
+            document = replace(result.document(), title=title)
+            present(self.run, self.tracker, document if evaluated else replace(document, verdict=""))
+        if (times := _step_times.get()) is not None:
+            self.run.log_json(times.to_dict(), Artifact.TIMING)
+        self.run.finish(result.verdict if evaluated else None)
 
 
 @contextmanager
 def op_run(
     tracker: Tracker | None,
-    experiment: str,
+    experiment: str | None,
     name: str,
     *,
     kind: Kind,
     model: str | Path | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
-) -> Iterator[Run]:
-    """The run of one call of an op, ended as :func:`trtops.tracking.base.tracked` ends it; no run without a tracker.
+) -> Iterator[OpRun]:
+    """Open the run of one call of an op; without a tracker, nothing is logged.
 
-    The absolute path of the model file becomes a param. A name that is too long is shortened. If a child process that
-    was to survive native code dies, WorkerError names the nodes that fail by themselves.
+    The run ends as :func:`trtops.tracking.base.tracked` ends it. The default experiment is the name of the model file,
+    without its ending. The absolute path of that file becomes a tag. A name that is too long is shortened. If a child
+    process that was to survive native code dies, WorkerError names the nodes that fail by themselves.
     """
     from trtops.tracking.no_run import NO_RUN
 
     mark_op()
     outer, times = _step_times.get(), StepTimes()
     _step_times.set(times)
+    if experiment is None:
+        experiment = "" if model is None else Path(model).stem
     try:
         if tracker is None:
-            yield NO_RUN
+            yield OpRun(NO_RUN, None, experiment)
             return
         from trtops.tracking import schema
         from trtops.tracking.base import tracked
 
-        named = {} if model is None else {schema.Tag.MODEL_PATH: str(Path(model).absolute())}
-        tags = {**(tags or {}), **named}
+        path_tags = {} if model is None else {schema.Tag.MODEL_PATH: str(Path(model).absolute())}
+        tags = {**(tags or {}), **path_tags}
         with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
             try:
-                yield run
+                yield OpRun(run, tracker, experiment)
             except WorkerError as exc:
                 if model is None or not exc.doing or not needs_child():
                     raise

@@ -45,15 +45,28 @@ class Page:
         text = text[: _BYTES - _HEAD.size]
         self._map[: _HEAD.size + len(text)] = _HEAD.pack(seconds, end, len(text)) + text
 
-    def read(self) -> tuple[float, str]:
-        """The time limit in seconds, and the child's computation: empty if nothing is recorded."""
-        seconds, _, size = _HEAD.unpack_from(self._map)
-        return seconds, self._map[_HEAD.size :][:size].decode(errors="replace")
+    def read(self) -> str:
+        """The child's computation; empty if nothing is recorded."""
+        size = _HEAD.unpack_from(self._map)[2]
+        return self._map[_HEAD.size :][:size].decode(errors="replace")
 
-    def is_late(self) -> bool:
-        """True if the child exceeds its time limit by more than the time for stopping by itself."""
+    def exceeded(self) -> float | None:
+        """The time limit in seconds if the child exceeds it by more than the time for stopping by itself."""
         seconds, end, _ = _HEAD.unpack_from(self._map)
-        return bool(end) and end + min(seconds, _GRACE) < time.monotonic()
+        return seconds if end and end + min(seconds, _GRACE) < time.monotonic() else None
+
+    def describe_death(self, code: int, seconds: float | None) -> str:
+        """Describe the child's end, by exit code or negative signal, its work, and the exceeded time limit."""
+        if seconds is not None:
+            ending = f"did not finish within {seconds:.4g} s and was killed"
+        elif -code == getattr(signal, "SIGKILL", None):
+            ending = "was killed by SIGKILL, as the kernel does when memory runs out"
+        elif code < 0:
+            ending = f"died of signal {-code} ({signal.strsignal(-code)})"
+        else:
+            ending = f"ended with exit code {code}"
+        computation = self.read()
+        return f"{ending} while {computation}" if computation else ending
 
     def publish_here(self) -> None:
         """Let this process publish its activities in the page."""
@@ -136,16 +149,3 @@ def _start_watching() -> None:
                         activity._stop()
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def describe_death(code: int, doing: str, seconds: float | None) -> str:
-    """Describe a child process's end, by exit code or negative signal, its work, and the exceeded time limit."""
-    if seconds is not None:
-        ending = f"did not finish within {seconds:.4g} s and was killed"
-    elif -code == getattr(signal, "SIGKILL", None):
-        ending = "was killed by SIGKILL, as the kernel does when memory runs out"
-    elif code < 0:
-        ending = f"died of signal {-code} ({signal.strsignal(-code)})"
-    else:
-        ending = f"ended with exit code {code}"
-    return f"{ending} while {doing}" if doing else ending

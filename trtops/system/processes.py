@@ -19,6 +19,8 @@ SHARED_SECRET = os.environ.setdefault("TRTOPS_SECRET", os.urandom(16).hex())
 # Start of the names of temporary folders that servers and workers of a team have for themselves.
 TEAM_FOLDER = "trtops-team-"
 
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
 # psutil takes 20 ms to import, and most commands only need a name for a temporary folder.
 
 
@@ -66,6 +68,16 @@ def is_gone(mark_of_process: str) -> bool:
 def temporary_prefix(purpose: str) -> str:
     """The prefix for names of temporary files and folders of this process; ``purpose`` is lower-case letters."""
     return f"trtops.{purpose}.{mark()}."
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this forked process when its parent ends; needs Linux."""
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
 
 
 def _is_ours(path: Path) -> bool:

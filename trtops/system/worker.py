@@ -17,18 +17,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from trtops import errors
-from trtops.system.activity import Page, describe_death
+from trtops.system.activity import Page
 from trtops.system.limits import MEMORY, TIME
 from trtops.system.processes import BRIEF_SPIN, temporary_prefix
 
 T = TypeVar("T")
+
+_idle: dict[tuple[object, ...], list["Worker"]] = {}  # warm children, by purpose and environment
+_guard = threading.Lock()
 
 # Python searches the working folder for modules first. A downloaded model may lie next to an `onnxruntime.py`, so the
 # child uses the parent's search path only. (Option -P does not exist in Python 3.10.)
@@ -150,9 +154,10 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 if process.poll() is not None and not self._pipe.poll():
                     raise EOFError
                 is_over = time.monotonic() >= end
-                if late is None and (is_over or self._page.is_late()):
-                    late = timeout if is_over else self._page.read()[0]
-                    process.kill()
+                if late is None:
+                    late = timeout if is_over else self._page.exceeded()
+                    if late is not None:
+                        process.kill()
             answer: tuple[bool, Any] = self._pipe.recv()
             return answer
         except (EOFError, ConnectionError):
@@ -167,8 +172,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         lines = os.pread(self._output.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace").splitlines()
         output = "".join(f"\n  {line}" for line in lines[-20:]) or " nothing"
         who = f"{self._name}'s child process" if self._name else "The child process"
-        doing = self._page.read()[1]
-        death = describe_death(code, doing, late)
+        death = self._page.describe_death(code, late)
+        doing = self._page.read()
         raise errors.WorkerError(f"{who} {death}. Its last output:{output}", timed_out=late is not None, doing=doing)
 
     def _start_child(self) -> None:
@@ -196,6 +201,33 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self.starts += 1
         with contextlib.suppress(ConnectionError):  # it died, as sending the call finds
             self._pipe.send(preparation)
+
+
+@contextlib.contextmanager
+def warm_worker(purpose: str = "", environment: Mapping[str, str] | None = None) -> Iterator[Worker]:
+    """Yield a child process for exclusive use in the block; it stays alive for the next use in this process.
+
+    Children of different purposes or environment variables are kept apart.
+    """
+    key = purpose, *sorted((environment or {}).items())
+    with _guard:
+        idle = _idle.setdefault(key, [])
+        worker = idle.pop() if idle else Worker(environment)
+    try:
+        yield worker
+    finally:
+        with _guard:
+            _idle.setdefault(key, []).append(worker)
+
+
+def close_workers() -> None:
+    """End the idle warm children."""
+    # Ending a child takes a moment, for which the lock is not held.
+    with _guard:
+        workers = list(chain.from_iterable(_idle.values()))
+        _idle.clear()
+    for worker in workers:
+        worker.close()
 
 
 @functools.cache

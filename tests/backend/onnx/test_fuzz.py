@@ -14,8 +14,8 @@ from tests import bombs
 from tests.backend.onnx import fuzz
 from trtops import errors
 from trtops.backend.onnx.lint import lint
-from trtops.backend.worker import Worker
 from trtops.system import limits
+from trtops.system.worker import Worker
 
 MUTATIONS = int(os.environ.get("TRTOPS_TEST_FUZZ", "100"))
 CASES = max(5, MUTATIONS // 100)  # each is a model for two commands

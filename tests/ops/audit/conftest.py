@@ -16,7 +16,6 @@ from tests.gates import with_wrong_weight, write
 from tests.keys import new_key
 from tests.stores import copy_store, delete_log
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.devices import close_workers
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
@@ -30,6 +29,7 @@ from trtops.reports.present import drawn_again
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system import signing
 from trtops.system.locks import locked
+from trtops.system.worker import close_workers
 from trtops.tracking import schema
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.records import LISTING, Manifest, Statement

@@ -16,7 +16,7 @@ from tests.stores import copy_store, execute
 from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.auditing.result import AuditResult
-from trtops.ops.devices import close_workers
+from trtops.system.worker import close_workers
 from trtops.tracking.schema import Tag
 from trtops.tracking.store_log import Entry, grown, run_facts
 

@@ -17,17 +17,17 @@ from trtops import errors
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.backend.worker import IsolatedBackend
 from trtops.calibration.cache import CalibrationCache
 from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.auditing.rebuilding import MaterialFolder, builder_inputs, check_engine_again, gather, rebuild
 from trtops.ops.auditing.result import RunAudit, reaches
-from trtops.ops.devices import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
 from trtops.record import sha256_file
 from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.system.worker import Worker, close_workers
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds
 from trtops.tracking.mlflow import MlflowTracker

@@ -112,9 +112,12 @@ def test_bundles_are_deterministic(runs: dict[str, str], tracker: MemoryTracker,
 def test_unreproducible_runs_are_refused(tmp_path: Path, tracker: MemoryTracker) -> None:
     by_snr = ConvertConfig(check=replace(CHECK, tolerances=Tolerances(min_snr=20.0)))
     evaluated = convert(models.conv_net().fixed().write(tmp_path), by_snr, tracker=tracker).run_id
-    with pytest.raises(OSError, match="disk is gone"), op_run(tracker, "e", "n", kind="build") as run:
+    with pytest.raises(OSError, match="disk is gone"), op_run(tracker, "e", "n", kind="build") as op:
         raise OSError("the disk is gone")
-    for run_id, message in ((evaluated, "evaluated by min_snr"), (run.id, "nothing can be reproduced: .*disk is gone")):
+    for run_id, message in (
+        (evaluated, "evaluated by min_snr"),
+        (op.run.id, "nothing can be reproduced: .*disk is gone"),
+    ):
         with pytest.raises(errors.ConfigError, match=message):
             bundle(run_id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
 

@@ -30,13 +30,13 @@ from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.campaign.iteration import denial_scope
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
-from trtops.ops.devices import close_workers
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.registry.deny import deny, deny_list, pardon
 from trtops.ops.search.command import CommandCheck
 from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.locks import held
+from trtops.system.worker import close_workers
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable

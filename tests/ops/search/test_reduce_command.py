@@ -14,6 +14,7 @@ from trtops import errors
 from trtops.ops.search import command as command_checks
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.reduce import ReduceConfig, ReduceResult, reduce
+from trtops.system import worker
 
 PYTHON = sys.executable
 
@@ -115,7 +116,7 @@ def test_commands_of_trtops_are_forks(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     child = f"open('pid', 'w').write(str(subprocess.Popen(['sleep', '{FOR_EVER}']).pid))"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command_checks, "_importers", workers := [])
+    monkeypatch.setattr(worker, "_idle", idle := {})
 
     def run(statement: str, limit: float | None = None) -> tuple[int | None, str]:
         script.write_text(f"{start}{statement}\n    return [{{'x': numpy.zeros((1, 1, 2, 2), 'f')}}]\n")
@@ -131,7 +132,7 @@ def test_commands_of_trtops_are_forks(tmp_path: Path, monkeypatch: pytest.Monkey
     code, printed = run("os.kill(os.getpid(), 11)")
     assert code == 3 and "died of signal 11" in printed
     assert run("sys.exit(7)")[0] == 7
-    assert [worker.starts for worker in workers] == [1]
+    assert [child.starts for children in idle.values() for child in children] == [1]
 
 
 def test_a_timeout_can_be_the_failure():

@@ -31,13 +31,21 @@ if TYPE_CHECKING:
 _MAX_SUSPECT_BYTES = 1 << 22
 
 
+def import_onnxruntime() -> Any:
+    """Return ONNX Runtime, which then neither sends data on its use nor writes it to the home folder."""
+    require("onnxruntime")
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime  # noqa: TID251
+
+    return onnxruntime
+
+
 def load(model: onnx.ModelProto | str, label: str = "a part of the model") -> Any:
     """A session for a model or a model file, on the CPU, with one thread and without optimization.
 
     ``label`` the model is, for the message of a crash.
     """
-    require("onnxruntime")
-    import onnxruntime as ort  # noqa: TID251
+    ort = import_onnxruntime()
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -69,8 +77,7 @@ def evaluate(
     The model is a message below 2 GiB, or the path of a file, which may be larger.
     """
     session = load(model, label)
-    import onnxruntime as ort  # noqa: TID251
-
+    ort = import_onnxruntime()
     options = ort.RunOptions()
     # The arena is shared by all sessions, so each run gives its memory back.
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -126,8 +133,7 @@ def _load_in_child(source: bytes | str) -> None:
 
 def _fits_into_memory(source: bytes | str) -> bool:
     """Whether a model loads, or fails for another reason than memory; runs in a child."""
-    import onnxruntime as ort  # noqa: TID251
-
+    ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # which folds constants
     options.log_severity_level = 4
@@ -150,8 +156,7 @@ def limit_run_memory(options: Any) -> None:
 
 @functools.cache
 def _register_limited_arena(pid: int) -> None:
-    import onnxruntime as ort  # noqa: TID251
-
+    ort = import_onnxruntime()
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     settings = ort.OrtArenaCfg({"max_mem": memory_limit() // 3})
     with contextlib.suppress(RuntimeError):  # a script has registered its own, or this process was forked
@@ -166,6 +171,7 @@ def out_of_memory(exc: Exception) -> bool:
 def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model with shapes from ONNX Runtime's symbolic inference, complete or not."""
     require("onnxruntime", "sympy", error=errors.InferenceError)
+    import_onnxruntime()
     from onnxruntime.tools.symbolic_shape_infer import get_opset  # noqa: TID251
 
     if (get_opset(model) or 0) < 7:

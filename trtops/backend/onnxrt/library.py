@@ -1,8 +1,8 @@
 """ONNX Runtime, imported; BackendUnavailableError with an installation command if it is missing."""
 
-from trtops.extras import require
+from trtops.backend.onnx.with_onnxruntime import import_onnxruntime
 
-require("onnxruntime")
+import_onnxruntime()
 
 import onnxruntime as ort  # noqa: E402
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from trtops import errors
 from trtops.backend.loader import ValueOrCallable
 from trtops.backend.runner import BaseRunner, Feed
-from trtops.backend.trial import try_in_child
 from trtops.func import value_of
 from trtops.metadata import DataType, TensorMetadata, TensorSpec
 from trtops.system.processes import temporary_prefix
+from trtops.system.trial import try_in_child
 
 if TYPE_CHECKING:
     import onnx

@@ -28,10 +28,11 @@ from trtops.ops.auditing.result import (
     WayName,
     reaches,
 )
-from trtops.ops.devices import close_workers, warm_backend
-from trtops.ops.result import OnProgress, finish_with, op_run, run_step, tracker_or_default
+from trtops.ops.devices import warm_backend
+from trtops.ops.result import OnProgress, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.system import signing
+from trtops.system.worker import close_workers
 from trtops.tracking import builds, owner, schema
 from trtops.tracking.base import RunInfo, StoredRun, Tracker, run_id_of
 
@@ -108,7 +109,8 @@ def audit(
     shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
     run_ids, logged, rows = choose_runs(config, tracker, shared.log)
     begin = time.perf_counter()
-    with op_run(tracker, experiment, f"audit of {len(run_ids)} runs", kind="audit", tags=tags) as run:
+    with op_run(tracker, experiment, f"audit of {len(run_ids)} runs", kind="audit", tags=tags) as op:
+        run = op.run
         run.log_params(config)
         done: list[RunAudit] = []
         try:
@@ -125,7 +127,7 @@ def audit(
             at_least=config.at_least,
             seconds=time.perf_counter() - begin,
             log=shared.log.check_store(logged, rows, run_ids, shared.accepted),
-        ).kept_in(run, experiment)
+        )
         numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
         numbers |= {grade.replace(" ", "_"): count for grade, count in result.grades.items()}
         for run_audit in result.runs:
@@ -135,8 +137,7 @@ def audit(
                 )
         numbers |= {"passed": not result.failed}  # of an engine above, and of all here
         run.log_metrics({(schema.Metric.AUDIT, name): float(value) for name, value in numbers.items()})
-        run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.AUDIT_RESULT)
-    return result
+        return op.finish(result, artifact=schema.Artifact.AUDIT_RESULT)
 
 
 def choose_runs(

@@ -26,14 +26,15 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
-from trtops.ops.devices import close_workers, warm_backend
+from trtops.ops.devices import warm_backend
 from trtops.ops.evaluation.data import check_source, golden_outputs
-from trtops.ops.result import LONGEST_NAME, OpResult, finish_with, run_step, tracker_or_default
+from trtops.ops.result import LONGEST_NAME, OpResult, OpRun, run_step, tracker_or_default
 from trtops.record import sha256
 from trtops.system.activity import mark_op
 from trtops.system.allowed import check_command
 from trtops.system.locks import held
 from trtops.system.processes import temporary_prefix
+from trtops.system.worker import close_workers
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
 from trtops.tracking import builds, campaigns, schema
@@ -216,7 +217,7 @@ def debug_build(
                     state.add(result)
                     state.report(result)
                 if not state.can_bisect:
-                    return run_step("log", state.finish)
+                    return state.finish()
                 run_step("bisect", state.bisect, tags, evaluate)
         except BaseException as exc:
             run.fail(exc)
@@ -390,12 +391,12 @@ class _CampaignState:
             options=arguments_of(config) | {"seed": arguments_of(config.check).get("seed")},
             subject="" if config.command is not None else self.campaign.model,
             diff=tactic_diff,
-        ).kept_in(self._run, self.campaign.experiment)
+        )
         campaigns.log_table(self._run, self._table)
         log_diff(self._run, tactic_diff)
-        self._run.log_json(result, schema.Artifact.CAMPAIGN_RESULT)
-        finish_with(self._run, result, self._tracker, title=f"debug build {Path(self.campaign.model).name}")
-        return result
+        op = OpRun(self._run, self._tracker, self.campaign.experiment)
+        title = f"debug build {Path(self.campaign.model).name}"
+        return op.finish(result, artifact=schema.Artifact.CAMPAIGN_RESULT, title=title)
 
 
 def _profiled(config: DebugBuildConfig, model: Model, evaluate: EngineEvaluator | None) -> DebugBuildConfig:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops import errors
-from trtops.ops.result import OpResult, finish_with, op_run, run_step, tracker_or_default
+from trtops.ops.result import OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.tables import listed
 from trtops.tactics.diff import diff
@@ -130,15 +130,14 @@ def diff_tactics(
     name = f"diff of {len(table)} builds"
     experiment = experiment or config.experiment or (infos[0].experiment if infos else "tactics")
     parent = infos[0].id if len(infos) == 1 and infos[0].kind == _CAMPAIGN else None
-    with op_run(tracker, experiment, name, kind="diff_tactics", tags=tags, parent=parent) as run:
-        run.log_params(config)
+    with op_run(tracker, experiment, name, kind="diff_tactics", tags=tags, parent=parent) as op:
+        op.run.log_params(config)
         blocks = {info.id: campaigns.made_on(info) for info in builds}
         tactic_diff = run_step("compare", diff, table, confidence=config.confidence, by=config.by, blocks=blocks)
-        run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
-        log_diff(run, tactic_diff)
+        op.run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
+        log_diff(op.run, tactic_diff)
         result = DiffTacticsResult(builds=len(table), diff=tactic_diff, skipped=skipped)
-        run_step("log", finish_with, run, result, tracker, title=name, evaluated=False)
-    return result.kept_in(run, experiment)
+        return op.finish(result, title=name, evaluated=False)
 
 
 def diff_body(tactic_diff: TacticDiff) -> list[str]:

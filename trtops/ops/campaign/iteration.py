@@ -71,8 +71,8 @@ def iterate(
     tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number)}
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
-    ) as run:
-        built = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate_engine)
+    ) as op:
+        built = build_and_evaluate(campaign, request, op.run, tracker=tracker, evaluate_engine=evaluate_engine)
     return replace(built, number=number)
 
 

@@ -26,10 +26,10 @@ from trtops.ops.campaign.iteration import (
 )
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
-from trtops.ops.devices import close_workers
 from trtops.ops.registry.deny import builds_in, deny
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step, tracker_or_default
+from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Record
+from trtops.system.worker import close_workers
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
 from trtops.tactics.findings import Suspect
@@ -178,7 +178,8 @@ def prove(
     # Put in and taken out by turns, so that a drift of the machine is not an effect.
     plan: list[Swap] = ["good as it was", "bad as it was", *(["in", "out"] * config.repeats)]  # type: ignore[list-item]
     try:
-        with op_run(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as run:
+        with op_run(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as op:
+            run = op.run
             run.log_params({"suspect": suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
             for swap in plan:
                 trials.append(_make_trial(swap, suspect, swapped, mixture, campaign, run, tracker, evaluate))
@@ -192,7 +193,7 @@ def prove(
                 good_run=mixture.good.info.id,
                 bad_run=mixture.bad.info.id,
                 trials=tuple(trials),
-            ).kept_in(run, campaign.experiment)
+            )
             # The deny-list takes each layer by itself, and of layers that fail only together none fails by itself.
             # Settings it takes together.
             if suspect.settings or not together:
@@ -205,7 +206,7 @@ def prove(
                 entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id, **scope)
                 run.log_json(entry, schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome})
-            finish_with(run, result, tracker, artifact=schema.Artifact.PROOF, title=name, evaluated=False)
+            result = op.finish(result, artifact=schema.Artifact.PROOF, title=name, evaluated=False)
     finally:
         close_workers()
     if outcome == "confirmed" and config.deny and entry is not None:
@@ -261,8 +262,8 @@ def _make_trial(
     evidence = " ".join(runs if start == "good" else runs[::-1])  # the build that it starts from comes first
     tags = {**dict(campaign.tags), schema.Tag.TRIAL: swap, schema.Tag.EVIDENCE: evidence}
     request = mixture.request(taken, start=start)
-    with op_run(tracker, campaign.experiment, name, kind="iteration", tags=tags, parent=proof.id) as run:
-        built = build_and_evaluate(campaign, request, run, tracker=tracker, evaluate_engine=evaluate)
+    with op_run(tracker, campaign.experiment, name, kind="iteration", tags=tags, parent=proof.id) as op:
+        built = build_and_evaluate(campaign, request, op.run, tracker=tracker, evaluate_engine=evaluate)
     outcome = mixture.outcome(taken, built.tactics)
     suspect_units = {unit.name for unit, is_own in zip(mixture.units, swapped) if is_own}
     strayed = suspect_units & set(outcome.strayed)
@@ -272,8 +273,8 @@ def _make_trial(
         strayed |= {choice.layer for choice in suspect.choices} & set(built.tactics.differing_layers(expected))
     return ProofTrial(
         swap=swap,
-        run_id=run.id,
-        verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(run.id)) or built.verdict,
+        run_id=op.run.id,
+        verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(op.run.id)) or built.verdict,
         followed=built.tactics is not None and not strayed,
         also_changed=tuple(name for name in (*outcome.strayed, *outcome.also_changed) if name not in suspect_units),
         reason="; ".join(built.reasons)[:1000],

@@ -24,7 +24,7 @@ from trtops.ops.evaluation.data import collect
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.evaluation.self_check import check_engine
-from trtops.ops.result import OpResult, finish_with, op_run, run_step, tracker_or_default
+from trtops.ops.result import OpResult, op_run, run_step, tracker_or_default
 from trtops.record import refuse_unused
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig, Precision
@@ -92,15 +92,13 @@ def compare(
         is_run = actual.startswith(RUN_PREFIX)
         experiment = tracker.info(run_id_of(actual, tracker)).experiment if is_run else Path(actual).stem
     name = " vs ".join(side if side.startswith(RUN_PREFIX) else Path(side).name for side in (actual, golden))
-    with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
-        run.log_params({"actual": actual, "golden": golden, "check": check})
+    with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as op:
+        op.run.log_params({"actual": actual, "golden": golden, "check": check})
         evaluation = _evaluate_sides(actual, golden, check, tracker)
         engine = run_id_of(actual, tracker) if actual.startswith(RUN_PREFIX) else ""
-        log_evaluation(run, evaluation, engine=engine)
-        comparison = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
-        result = comparison.kept_in(run, experiment)
-        finish_with(run, result, tracker, title=f"compare {name}")
-        return result
+        log_evaluation(op.run, evaluation, engine=engine)
+        result = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
+        return op.finish(result, title=f"compare {name}")
 
 
 def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Evaluation:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trtops.backend.runner import BaseRunner
 from trtops.comparator.comparator import Comparator
 from trtops.comparator.results import RunResults
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
 from trtops.tables import markdown_table
 from trtops.verdict import Verdict
@@ -79,7 +79,8 @@ def run_models(
     path = Path(model)
     title = f"run {path.name}".strip()
     experiment = experiment or path.stem or "run"
-    with op_run(tracker, experiment, title, kind="compare", model=model or None, tags=tags) as run:
+    with op_run(tracker, experiment, title, kind="compare", model=model or None, tags=tags) as op:
+        run = op.run
         run.log_params({**(params or {}), "run": config})
         results, reasons, accuracy = RunResults(), list[str](), None
         if runners:
@@ -118,7 +119,7 @@ def run_models(
             runners=tuple(results.keys()),
             iterations=tuple(len(iterations) for iterations in results.values()),
             mean_ms=tuple(1e3 * sum(times) / len(times) if times else None for times in runtimes),
-        ).kept_in(run, experiment)
+        )
         if run.id and accuracy is not None and len(accuracy[0]):
             # Half of the imports of `trtops run`, needed only for logging.
             from trtops.ops.evaluation.check import Evaluation, log_evaluation
@@ -126,8 +127,7 @@ def run_models(
 
             log_evaluation(run, Evaluation(report=report_of(accuracy, results)))
             run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
-        finish_with(run, ended, tracker)
-        return ended
+        return op.finish(ended)
 
 
 def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:

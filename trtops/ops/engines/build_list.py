@@ -17,7 +17,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_list
-from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
+from trtops.ops.result import OpResult, op_run, tracker_or_default
 from trtops.record import Record, digest, sha256_file
 from trtops.spec import BackendName, Precision
 from trtops.tables import counted, markdown_table, size
@@ -192,18 +192,17 @@ def build_list(
         still_good = result.verdict == "good" and (last is None or last.verdict == "good")
         if still_good or (last_headline and result.headline.startswith(last_headline)):
             return result
-    with op_run(tracker, experiment, title, kind="build_list", tags=tags) as run:
+    with op_run(tracker, experiment, title, kind="build_list", tags=tags) as op:
         outcomes = []
         for build, plan in zip(selected, plans):
             if not isinstance(plan, BuildOutcome):
                 plan = _make_build(build, tracker, convert_one, tags or {}, plan)
             outcomes.append(plan)
-        result = BuildListResult(title=title, builds=tuple(outcomes)).kept_in(run, experiment)
+        result = BuildListResult(title=title, builds=tuple(outcomes))
         counts = Counter(build.outcome for build in result.builds)
         by_outcome = {outcome: counts[outcome] for outcome in OUTCOMES}
-        run.log_metrics(schema.family("builds", failed=len(result.failed), **by_outcome))
-        finish_with(run, result, tracker, artifact=schema.Artifact.BUILD_LIST)
-        return result
+        op.run.log_metrics(schema.family("builds", failed=len(result.failed), **by_outcome))
+        return op.finish(result, artifact=schema.Artifact.BUILD_LIST)
 
 
 def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> BuildOutcome | dict[str, str]:

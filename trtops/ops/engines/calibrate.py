@@ -25,7 +25,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_tabl
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import golden_outputs, open_feeds
 from trtops.ops.evaluation.shapes import points
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step, tracker_or_default
+from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
@@ -145,9 +145,10 @@ def calibrate(
         raise errors.ConfigError("No calibration data is given; expected a source of real inputs (data=...).")
     loaded = run_step("load", Model.load, path)
     with (
-        op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as run,
+        op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as op,
         tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder,
     ):
+        run = op.run
         run.log_params(config)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
@@ -234,9 +235,8 @@ def calibrate(
             seconds=seconds,
             engines=tuple(engines),
             options=arguments_of(config) | {"data": config.data},
-        ).kept_in(run, experiment)
-        run_step("log", finish_with, run, result, tracker)
-        return result
+        )
+        return op.finish(result)
 
 
 def _inputs(model: Model, config: CalibrateConfig) -> TensorMetadata:

@@ -17,7 +17,7 @@ from trtops import errors
 from trtops.backend.base import Build, Caches, EngineBackend, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
+from trtops.backend.worker import IsolatedBackend, may_crash
 from trtops.calibration.cache import read_cache
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
@@ -40,7 +40,6 @@ from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import (
     OpResult,
-    finish_with,
     model_file,
     op_run,
     run_name,
@@ -60,6 +59,7 @@ from trtops.spec import (
     TensorRTOptions,
 )
 from trtops.system.activity import needs_child
+from trtops.system.worker import warm_worker
 from trtops.tables import listed, size, table
 from trtops.tactics.record import CarriedOver, TacticRecord
 from trtops.tracking import builds, schema
@@ -267,19 +267,17 @@ def convert(
     if not isinstance(config.build.options, OnnxRuntimeOptions) or config.build.options.on_gpu:
         engine_backend(config.build.backend).environment(config.build)
     config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
-    experiment = experiment or path.stem
     backend_name = SHORT_NAMES[config.build.backend]
     name = run_name(path.stem, config.build.precision.upper(), backend_name)
-    with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
+    with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as op:
         with _open_backend(config) as backend:
-            result = _build_and_evaluate(backend, loaded, config, run, tracker, built, known_golden)
+            result = _build_and_evaluate(backend, loaded, config, op.run, tracker, built, known_golden)
             device = backend.environment(config.build).device
         result = replace(result, title=f"convert {path.name}", subject=str(path), options=options)
-        result = result.kept_in(run, experiment)
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         device = device.partition(" ")[2] or device  # without the maker
-        run.rename(run_name(path.stem, result.called, backend_name, device, verdict=result.verdict))
-        run_step("log", finish_with, run, result, tracker, title=title)
+        op.run.rename(run_name(path.stem, result.called, backend_name, device, verdict=result.verdict))
+        result = op.finish(result, title=title)
         return result if is_recorded else replace(result, run_id="", url="")
 
 

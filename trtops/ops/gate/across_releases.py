@@ -13,9 +13,9 @@ from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import SubModel
-from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import compare_outputs
-from trtops.ops.devices import close_workers, free_device, warm_backend
+from trtops.ops.devices import free_device, warm_backend
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.gate.engine_process import EngineProcess, save_feeds
 from trtops.ops.gate.op import GateConfig, gate
@@ -28,6 +28,7 @@ from trtops.ops.search.submodel import CheckOutcome
 from trtops.record import Record
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system.processes import temporary_prefix
+from trtops.system.worker import Worker, close_workers
 from trtops.tracking import builds, schema
 from trtops.tracking.base import EngineQuery, Tracker
 from trtops.tracking.builds import find_model

@@ -107,9 +107,10 @@ def gate_builds(
     experiment = experiment or path.stem
     name = f"gate {path.stem} {config.build.precision} {name_of(config.release)}, {build_share.builds} builds"
     with (
-        op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as run,
+        op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as op,
         GateSession() as session,
     ):
+        run = op.run
         run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **build_share.to_dict()})
         gated_builds: list[GatedBuild] = []
         build_seconds: list[float] = []
@@ -202,13 +203,13 @@ def gate_builds(
             builds=tuple(gated_builds),
             reference=reference or "",
             tactics=diff(table),
-        ).kept_in(run, experiment)
+        )
         if not is_stopped:
             result = replace(result, findings=tuple(_findings(result, decision)))
         run.log_table(schema.Artifact.GATE_TABLE, tuple(_BUILD_COLUMNS.values()), (list(row) for row in result.rows()))
         log_diff(run, result.tactics)
         run.set_tags({schema.Tag.EVIDENCE: holder} if holder else {})
-        end_gate(run, result, tracker)
+        result = end_gate(op, result)
     return registered(result, config, tracker)
 
 

@@ -20,13 +20,14 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.ratio import UNDISTURBED, Metric, StartNoise, Starts, decide_ratio
 from trtops.backend.runner import BaseRunner
-from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.record import Record
 from trtops.system.counters import count_instructions
 from trtops.system.processes import temporary_prefix
+from trtops.system.worker import Worker
 
 _VISIT_SECONDS = 0.02  # short, so that a clock that drifts hardly changes within a round of four visits
 _MIN_INFERENCES, _MAX_INFERENCES = 3, 200  # of one visit

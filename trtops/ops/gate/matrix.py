@@ -14,7 +14,7 @@ from trtops.ops.gate.distribution import gate_builds
 from trtops.ops.gate.op import GateConfig, gate, registered
 from trtops.ops.gate.releases import name_of
 from trtops.ops.gate.result import DECIDED, EXIT_CODES, Finding, GateResult
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run, run_step, tracker_or_default
+from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.reports.document import Section, Table
 from trtops.spec import Precision
 from trtops.tracking import schema
@@ -129,7 +129,8 @@ def gate_all(
     if config.candidate is not None:
         raise errors.ConfigError(f"candidate is one run, but there are {len(combinations)} combinations; expected one.")
     experiment = experiment or "gate"
-    with op_run(tracker, experiment, "gate matrix", kind="gate_matrix", tags=tags) as run:
+    with op_run(tracker, experiment, "gate matrix", kind="gate_matrix", tags=tags) as op:
+        run = op.run
         run.log_params({"models": list(map(str, models)), "releases": names})
         where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
         # Registered at the end: otherwise a later candidate would be compared with an earlier one.
@@ -162,9 +163,8 @@ def gate_all(
             if progress is not None:
                 progress(len(results), len(candidates))
         cells = tuple(registered(result, replace(config, register=is_registering), tracker) for result in results)
-        matrix = MatrixResult(cells=cells, regressions=tuple(regressions)).kept_in(run, experiment)
+        matrix = MatrixResult(cells=cells, regressions=tuple(regressions))
         run.log_table(schema.Artifact.GATE_TABLE, _MATRIX_COLUMNS, (list(row) for row in matrix.rows()))
         counts = Counter(result.decision for result in cells)
         run.log_metrics({(schema.Metric.GATE, decision): float(count) for decision, count in counts.items()})
-        finish_with(run, matrix, tracker, artifact=schema.Artifact.GATE)
-    return matrix
+        return op.finish(matrix, artifact=schema.Artifact.GATE)

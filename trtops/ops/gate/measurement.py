@@ -17,7 +17,7 @@ from trtops.backend.base import Build, Caches, Engine, Feed
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.tactics import BY_NAME, Candidate
 from trtops.backend.ratio import Metric, StartNoise
-from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.metadata import is_dynamic
@@ -48,6 +48,7 @@ from trtops.record import JSONValue, digest, sha256
 from trtops.spec import Environment
 from trtops.system.locks import locked, machine_folder
 from trtops.system.processes import temporary_prefix
+from trtops.system.worker import Worker
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, run_id_of

@@ -11,7 +11,6 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.backend.ratio import Metric
 from trtops.next_step import arguments_of
-from trtops.ops.devices import close_workers
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
 from trtops.ops.gate.measurement import GateSession, Measurement, NotMeasuredError
 from trtops.ops.gate.policy import Policy
@@ -19,10 +18,11 @@ from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
-from trtops.ops.result import finish_with, model_file, op_run, run_step, tracker_or_default
+from trtops.ops.result import OpRun, model_file, op_run, run_step, tracker_or_default
 from trtops.system.counters import count_instructions
+from trtops.system.worker import close_workers
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tags, Tracker
+from trtops.tracking.base import Tags, Tracker
 
 R = TypeVar("R", bound=GateResult)
 
@@ -105,7 +105,8 @@ def gate(
     precision, release = config.build.precision, name_of(config.release)
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
     options = arguments_of(config.build) | arguments_of(config.check)
-    with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as run:
+    with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as op:
+        run = op.run
         loaded = run_step("load", Model.load, path)
         config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
         devices = ",".join(config.devices)
@@ -137,13 +138,13 @@ def gate(
             measured=measured,
             holder=measurement.holder,
             seconds=time.perf_counter() - begin,
-        ).kept_in(run, experiment)
+        )
         if measured is not None:
             engine = measurement.holder
             log_evaluation(run, measured.evaluation, engine=engine)
             if measured.rounds is not None:
                 run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms}, engine=engine)
-        run_step("log", end_gate, run, result, tracker)
+        result = end_gate(op, result)
     return registered(result, config, tracker)
 
 
@@ -168,20 +169,20 @@ def approve(
     )
     answer = Finding("approval", "pass" if accept else "refuse", f"{person} decided: {reason}")
     approval_tags = {**(tags or {}), schema.Tag.EVIDENCE: result.holder}
-    with op_run(tracker, result.experiment, f"approval of {result.title}", kind="gate", tags=approval_tags) as run:
-        run.log_params({"decides": result.run_id, "person": person, "reason": reason})
-        result = replace(result, findings=(*findings, answer)).kept_in(run, result.experiment)
+    with op_run(tracker, result.experiment, f"approval of {result.title}", kind="gate", tags=approval_tags) as op:
+        op.run.log_params({"decides": result.run_id, "person": person, "reason": reason})
+        result = replace(result, findings=(*findings, answer))
         if result.measured is not None:
-            log_evaluation(run, result.measured.evaluation, engine=result.holder)
-        end_gate(run, result, tracker)
+            log_evaluation(op.run, result.measured.evaluation, engine=result.holder)
+        result = end_gate(op, result)
     return registered(result, config, tracker)
 
 
-def end_gate(run: Run, result: GateResult, tracker: Tracker) -> None:
+def end_gate(op: OpRun, result: R) -> R:
     """Log the decision with all numbers, and end the run."""
-    run.log_metrics(result.metrics(), engine=result.holder)
-    run.set_tags({schema.Tag.GATE: result.decision})
-    finish_with(run, result, tracker, artifact=schema.Artifact.GATE)
+    op.run.log_metrics(result.metrics(), engine=result.holder)
+    op.run.set_tags({schema.Tag.GATE: result.decision})
+    return op.finish(result, artifact=schema.Artifact.GATE)
 
 
 def registered(result: R, config: GateConfig, tracker: Tracker) -> R:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.next_step import NextStep
-from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
+from trtops.ops.result import OpResult, op_run, tracker_or_default
 from trtops.spec import Environment
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tracking import schema
@@ -86,13 +86,10 @@ def deny(
         schema.Tag.DEVICE_SHA256: entry.device_sha256,
     }
     result = DenyResult(title="deny", entry=entry)
-    experiment = stored.info.experiment
-    with op_run(
-        tracker, experiment, f"deny {result.headline}", kind="deny", tags={**(tags or {}), **entry_tags}
-    ) as run:
-        run.log_json(entry, schema.Artifact.DENIED)
-        finish_with(run, result, tracker, title=f"deny {result.headline}", evaluated=False)
-    return result.kept_in(run, experiment)
+    name = f"deny {result.headline}"
+    with op_run(tracker, stored.info.experiment, name, kind="deny", tags={**(tags or {}), **entry_tags}) as op:
+        op.run.log_json(entry, schema.Artifact.DENIED)
+        return op.finish(result, title=name, evaluated=False)
 
 
 def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyResult:
@@ -105,9 +102,8 @@ def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyRe
     entry_tags = {name: info.tags.get(name, "") for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
     result = DenyResult(title="pardon", reason=why)
     tags = entry_tags | {schema.Tag.PARDONED: deny_run}
-    with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as run:
-        finish_with(run, result, tracker, evaluated=False)
-    return result.kept_in(run, info.experiment)
+    with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as op:
+        return op.finish(result, evaluated=False)
 
 
 def deny_list(

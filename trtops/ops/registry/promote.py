@@ -9,18 +9,19 @@ from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
-from trtops.ops.devices import BuildPlace, close_workers, warm_backend
+from trtops.ops.devices import BuildPlace, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
 from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
-from trtops.ops.result import OpResult, finish_with, op_run, tracker_or_default
+from trtops.ops.result import OpResult, OpRun, op_run, tracker_or_default
 from trtops.record import Record, with_options
 from trtops.spec import BackendName
 from trtops.system.allowed import ask_for
+from trtops.system.worker import close_workers
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, Verdict, run_id_of
+from trtops.tracking.base import RunInfo, StoredRun, Tracker, Verdict, run_id_of
 from trtops.tracking.builds import find_model, log_materials
 
 
@@ -150,8 +151,8 @@ def promote(
     run_tags = {**(tags or {}), schema.Tag.EVIDENCE: run_id, schema.Tag.MODEL_PATH: path}
     name = f"promote {stored.info.name}"
     try:
-        with op_run(tracker, stored.info.experiment, name, kind="promote", tags=run_tags) as run:
-            result, build = _build_and_verify(stored, source, model, check, config, run, tracker)
+        with op_run(tracker, stored.info.experiment, name, kind="promote", tags=run_tags) as op:
+            result, build = _build_and_verify(stored, source, model, check, config, op)
     finally:
         close_workers()
     # Last, since a version has to be one of a complete run.
@@ -190,9 +191,9 @@ def _build_and_verify(
     model: Model,
     check: CheckConfig,
     config: PromoteConfig,
-    run: Run,
-    tracker: Tracker,
+    op: OpRun,
 ) -> tuple[PromoteResult, Build]:
+    run = op.run
     # The recorded tactics replace random ones.
     build_config = replace(source.spec.config, options=replace(source.spec.config.options, tactic_seed=None))
     build_place = promotion_place(stored.info, config)
@@ -234,8 +235,7 @@ def _build_and_verify(
         evaluation=evaluation,
         agreement=agreement,
     )
-    finish_with(run, result, tracker, title=f"promote {stored.info.name}")
-    return result.kept_in(run, stored.info.experiment), build
+    return op.finish(result, title=f"promote {stored.info.name}"), build
 
 
 def _compare_in_child(build: Build, other: Engine, model: Model, check: CheckConfig) -> tuple[Evaluation, Evaluation]:

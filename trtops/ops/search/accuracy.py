@@ -18,8 +18,9 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import copying, shapes
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import LowPrecision, emulate_low_precision, lower_precision
+from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
@@ -30,7 +31,7 @@ from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
 from trtops.ops.evaluation.limits import RightModel, tolerances_for
 from trtops.ops.model.model_files import Source, Subject, open_model
-from trtops.ops.result import OpResult, finish_with, op_run, run_step
+from trtops.ops.result import OpResult, op_run, run_step
 from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
@@ -249,7 +250,6 @@ def accuracy(
     """
     started = time.perf_counter()
     subject = Subject.of(model, file)
-    experiment = experiment or subject.name
     tested: Precision = "fp32"
     side = getattr(actual, "__qualname__", type(actual).__qualname__)
     options = {} if feeds is not None else arguments_of(config)  # feeds in memory have no option
@@ -260,7 +260,10 @@ def accuracy(
     elif isinstance(actual, Emulated):
         tested, side = actual.to, f"emulated {actual.to}"
     name = f"{subject.name} accuracy {side}"
-    with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
+    with op_run(
+        tracker, experiment or subject.name, name, kind="accuracy", model=subject.file, tags=tags, parent=parent
+    ) as op:
+        run = op.run
         opened = run_step("load", open_model, model)
         profiles = actual.profiles if isinstance(actual, BuildConfig) else ()
         source = config.open_for(opened, feeds, profiles=profiles)
@@ -276,7 +279,7 @@ def accuracy(
             compared = run_step("compare", comparison.run)
         seconds = time.perf_counter() - started
         subject_file = str(subject.file or "")
-        compared = replace(
+        result = replace(
             compared,
             title=f"accuracy {subject}",
             subject=subject_file,
@@ -284,7 +287,6 @@ def accuracy(
             precision=tested,
             options=options,
         )
-        result = compared.kept_in(run, experiment)
         run.log_params({"model": opened.name, **config.to_dict()})
         numbers = {
             "tensors": len(result.tensors),
@@ -293,8 +295,7 @@ def accuracy(
         }
         run.log_metrics(schema.family(schema.Metric.ACCURACY, seconds=result.seconds, **numbers))
         run.log_table(schema.Artifact.ACCURACY_TENSORS, _TENSOR_COLUMNS, map(_cells, result.tensors))
-        run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.ACCURACY_RESULT)
-        return result
+        return op.finish(result, artifact=schema.Artifact.ACCURACY_RESULT)
 
 
 class _Comparison:

@@ -1,7 +1,6 @@
 """External commands as checks: exit code and output give the verdict."""
 
 import contextlib
-import ctypes
 import importlib
 import logging
 import multiprocessing
@@ -21,24 +20,22 @@ from typing import Any
 from trtops import errors
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.submodel import SubModel
-from trtops.backend.worker import Worker, warm_worker
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
 from trtops.ops.search.submodel import CheckOutcome, CheckVerdict
 from trtops.record import JSONValue, Record
 from trtops.system.allowed import check_command
-from trtops.system.processes import temporary_prefix
+from trtops.system.processes import end_with_parent, temporary_prefix
+from trtops.system.worker import warm_worker
 
 _TAIL_CHARACTERS = 2000
 # Idle children that have imported what most commands of trtops need, which takes most of a short one's time.
-_importers: list[Worker] = []
 _IMPORTED = (
     "numpy.random", "onnx", "psutil", "trtops.backend.onnx.model", "trtops.backend.onnxrt.inference",
     "trtops.backend.onnxrt.loader", "trtops.backend.onnxrt.session", "trtops.cli.command_line",
     "trtops.cli.commands.run", "trtops.comparator.accuracy", "trtops.comparator.compare",
     "trtops.comparator.data_loader", "trtops.comparator.running", "trtops.ops.comparing.run", "trtops.tracking.no_run",
 )  # fmt: skip
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +138,7 @@ def run_group(arguments: Sequence[str], timeout_seconds: float | None) -> tuple[
     with tempfile.NamedTemporaryFile(prefix=temporary_prefix("output")) as output:
         trtops_program = Path(sys.executable).with_name("trtops")
         if hasattr(os, "fork") and trtops_program.exists() and shutil.which(arguments[0]) == str(trtops_program):
-            with warm_worker(_importers) as worker:
+            with warm_worker("commands of trtops") as worker:
                 code = worker.run(
                     _run_fork, list(arguments), os.getcwd(), dict(os.environ), output.name, timeout_seconds
                 )
@@ -178,7 +175,9 @@ def _run_fork(
     """Run a command of trtops in a fork of this process; otherwise like :func:`_run_program`."""
     for name in _IMPORTED:
         importlib.import_module(name)
-    fork = multiprocessing.get_context("fork").Process(target=_run_command, args=(words, folder, environment, output))
+    fork = multiprocessing.get_context("fork").Process(
+        target=_run_command, args=(os.getpid(), words, folder, environment, output)
+    )
     fork.start()
     fork.join(timeout_seconds)
     in_time = fork.exitcode is not None
@@ -189,10 +188,10 @@ def _run_fork(
     return fork.exitcode if in_time else None
 
 
-def _run_command(words: list[str], folder: str, environment: dict[str, str], output: str) -> None:
+def _run_command(parent: int, words: list[str], folder: str, environment: dict[str, str], output: str) -> None:
     os.setsid()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger().handlers.clear()  # the worker's own, which a new process does not have
     os.chdir(folder)

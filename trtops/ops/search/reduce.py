@@ -36,7 +36,7 @@ from trtops.next_step import NextStep
 from trtops.ops.evaluation.data import DataConfig, Feeds, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.model.model_files import SaveConfig, Source, Subject, open_model
-from trtops.ops.result import OpResult, finish_with, op_run, run_step
+from trtops.ops.result import OpResult, op_run, run_step
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
 from trtops.record import Record
@@ -193,19 +193,18 @@ def reduce(
     check on the whole model passes through; on a part it counts as another failure.
     """
     subject = Subject.of(model, file)
-    experiment = experiment or subject.name
     name = f"{subject.name} reduce"
-    with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
+    with op_run(
+        tracker, experiment or subject.name, name, kind="reduce", model=subject.file, tags=tags, parent=parent
+    ) as op:
+        run = op.run
         opened = run_step("load", open_model, model)
         search_result, steps = run_step("search", _find_culprit, opened, check, config, feeds, progress)
-        result = replace(search_result, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(
-            run, experiment
-        )
+        result = replace(search_result, title=f"reduce {subject}", subject=str(subject.file or ""))
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
             _log_result(run, result, steps)
-        run_step("log", finish_with, run, result, tracker, artifact=schema.Artifact.REDUCE_RESULT)
-        return result
+        return op.finish(result, artifact=schema.Artifact.REDUCE_RESULT)
 
 
 def _find_culprit(

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trtops.backend.onnx.model import Model
-from trtops.ops.devices import close_workers
 from trtops.ops.evaluation.data import check_source
-from trtops.ops.result import finish_with, model_file, op_run
+from trtops.ops.result import model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
 from trtops.ops.triaging.model_questions import Subject
 from trtops.ops.triaging.result import Answer, Step, TriageConfig, TriageResult
+from trtops.system.worker import close_workers
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker
 from trtops.tracking.memory import MemoryTracker
@@ -101,7 +101,8 @@ def triage(
     began = time.perf_counter()
     steps: list[Step] = []
     try:
-        with op_run(store, experiment, f"{path.stem} triage", kind="triage", model=path, tags=tags) as run:
+        with op_run(store, experiment, f"{path.stem} triage", kind="triage", model=path, tags=tags) as op:
+            run = op.run
             run.set_tags({schema.Tag.MODEL_SHA256: Model.load(path).info.sha256})
             run.log_params({"model": path.name, **config.build.to_dict()})
             result = TriageResult(title=f"triage {path.name}", verdict="good", steps=())
@@ -111,7 +112,7 @@ def triage(
                 if config.minutes is not None and (time.perf_counter() - began) / 60 >= config.minutes:
                     result = replace(result, verdict="error", steps=tuple(steps), next_question=question.asks)
                     run.fail(f"Stopped after {config.minutes:g} minutes; next: {question.asks}")
-                    return result if tracker is None else result.kept_in(run, experiment)
+                    return result if tracker is None else op.recorded(result)
                 if progress is not None:
                     progress(Step("", question=name, asks=question.asks))
                 steps.append(_ask(subject, run, name, question))
@@ -127,7 +128,7 @@ def triage(
             if config.output is not None:
                 shutil.copytree(subject.files, config.output, dirs_exist_ok=True)
             minimal, bundle = (file_paths.get(name, "") for name in (engine.MINIMAL, engine.BUNDLE))
-            result = replace(result, steps=tuple(steps), minimal=minimal, bundle=bundle).kept_in(run, experiment)
+            result = replace(result, steps=tuple(steps), minimal=minimal, bundle=bundle)
             # Outputs of an engine that ignores the precision may be right, and its verdict still bad.
             engine_is = subject.answers.get("build", "good")
             if result.kind != "none" or engine_is not in PASSED:
@@ -137,7 +138,7 @@ def triage(
             seconds = time.perf_counter() - began
             run.log_metrics({("triage", "builds"): float(result.builds), ("triage", "seconds"): seconds})
             run.set_tags({schema.Tag.FAULT: result.kind})
-            finish_with(run, result, store)
+            result = op.finish(result)
             return result if tracker is not None else replace(result, run_id="")  # its run ends with this call
     finally:
         close_workers()
@@ -147,7 +148,8 @@ def triage(
 def _ask(subject: Subject, run: Run, name: str, question: Question) -> Step:
     """Ask one question, in a run of its own below the run of the triage."""
     started = time.perf_counter()
-    with op_run(name=question.asks, kind="triage_step", **subject.below(run.id)) as child:
+    with op_run(name=question.asks, kind="triage_step", **subject.below(run.id)) as op:
+        child = op.run
         answer = question.ask(subject, child.id)
         seconds = time.perf_counter() - started
         note = "\n".join([f"**{answer.answer}**", "", *(f"- {line}" for line in answer.evidence)])

@@ -24,7 +24,7 @@ from trtops.backend.trt.describe.inspector import parse_layers
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
 from trtops.tables import listed, markdown_table, size
 from trtops.tracking import builds
@@ -190,7 +190,7 @@ def inspect_engines(
     """
     name = f"engines {Path(config.a).name} and {Path(config.b).name}"
     logging_tracker = None if experiment is None else tracker
-    with op_run(logging_tracker, experiment or "", name, kind="engine_diff", tags=tags) as run:
+    with op_run(logging_tracker, experiment, name, kind="engine_diff", tags=tags) as op:
         sides = []
         for source, times in ((config.a, config.times_a), (config.b, config.times_b)):
             engine_layers, memory = _read_engine(source, config.profile, tracker)
@@ -219,8 +219,7 @@ def inspect_engines(
         if a.ms is not None and b.ms is not None and not {"int8", "fp8"} & dict(a.precisions).keys():
             losing, _ = losing_in_8_bits(sides[0][0], sides[1][0], _quantized(config.b, tracker, aligned))
         result = InspectEnginesResult(title=name, a=a, b=b, alignment=aligned, losing=losing, shown=config.shown)
-        finish_with(run, result, logging_tracker, evaluated=False)
-        return result.kept_in(run, experiment or "")
+        return op.finish(result, evaluated=False)
 
 
 def _quantized(source: str, tracker: Tracker | None, aligned: Alignment) -> tuple[str, ...]:

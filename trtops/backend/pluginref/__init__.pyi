@@ -1,0 +1,1 @@
+from trtops.backend.pluginref.runner import PluginRefRunner as PluginRefRunner
