@@ -22,7 +22,7 @@ from trtops.tracking.location import resolve
 from trtops.tracking.reading import StoredRun
 from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, Values, is_local
 from trtops.tracking.schema import Kind
-from trtops.tracking.spool import AWAY, Spool, SpooledRun, SpoolTarget, upload
+from trtops.tracking.spool import STORE_UNAVAILABLE, Spool, SpooledRun, SpoolTarget, upload
 from trtops.tracking.writing import Run, new_run
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class OfflineTracker:
             try:
                 inner = self.inner.create(experiment, name, tags=first, parent=parent, began=began)
                 record.run_id, record.parent = inner.id, parent
-            except AWAY as exc:
+            except STORE_UNAVAILABLE as exc:
                 reason = str(exc)
         run = OfflineRun(self, record, inner)
         if inner is None:
@@ -219,7 +219,7 @@ class OfflineRun(Run):
             self._try(lambda run: run._sync(paths))
 
     def _log_head(self) -> str:
-        with contextlib.suppress(*AWAY):
+        with contextlib.suppress(*STORE_UNAVAILABLE):
             return self._inner._log_head() if self._inner else ""
         return ""
 

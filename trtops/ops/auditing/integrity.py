@@ -27,7 +27,7 @@ from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluation_metr
 from trtops.ops.gate.result import GateResult
 from trtops.record import canonical_json, digest, sha256, sha256_file, to_jsonable
 from trtops.reports.document import Document
-from trtops.reports.present import drawn_again
+from trtops.reports.present import render_report
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, ModelInfo
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
@@ -261,7 +261,7 @@ def _check_page(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         return
     document = Document.from_json(run.read_bytes(Artifact.REPORT_DATA))
     facts.tag("verdict", Tag.VERDICT, Artifact.REPORT_DATA, document.verdict or None)
-    drawn = drawn_again(shared.tracker, run)
+    drawn = render_report(shared.tracker, run)
     if not drawn:
         facts.unverified.append(f"{Artifact.REPORT}: another release drew it, so it is not compared with the data")
         return

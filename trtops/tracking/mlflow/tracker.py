@@ -307,11 +307,7 @@ class MlflowTracker:
         self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
     ) -> list[tuple[RunInfo, float | None]]:
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
-        versions: set[tuple[str, str]] | None = None
-        if query.accepted:
-            versions = set()
-            for model in self._pages(self._client.search_registered_models):
-                versions |= {(model.name, str(number)) for number in model.aliases.values()}
+        versions = {(version.name, version.version) for _, version in self.accepted()} if query.accepted else None
         if not ids or versions == set():
             return []
         engine_values = dict(self.linked_engines.search(ids, query, verdict, versions, limit))
