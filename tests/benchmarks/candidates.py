@@ -27,8 +27,8 @@ from tests.gates import (
     with_wrong_weight,
     write,
 )
-from trtops.ops.gate.op import GateConfig, gate
-from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import AccuracyLimit, GateConfig, LatencyLimit, Limits, Policy
 from trtops.ops.gate.result import GateResult
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import builds
