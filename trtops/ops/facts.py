@@ -7,6 +7,7 @@ different values are a contradiction, and so is an unreadable file.
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from trtops.backend.onnx.model import Model
 from trtops.record import Record
 from trtops.spec import ModelInfo
 from trtops.tracking import schema
-from trtops.tracking.base import MetricName, RunInfo, StoredRun, Tracker
+from trtops.tracking.base import MetricName, RegisteredVersion, RunInfo, StoredRun, Tracker
 from trtops.tracking.schema import Artifact
 
 T = TypeVar("T")
@@ -113,6 +114,11 @@ class SharedReads:
             self._values[key] = read()
         value: T = self._values[key]
         return value
+
+    @cached_property
+    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
+        """All aliases of the registry, with their versions."""
+        return list(self.tracker.accepted())
 
     def model(self, run: StoredRun) -> ModelInfo | None:
         """A run's model; None if it logged none, InvalidModelError if it is no model."""

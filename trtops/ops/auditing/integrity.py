@@ -6,60 +6,44 @@ The manifest states the run's row in the database; a report is drawn again; an e
 
 import contextlib
 import functools
-import json
-import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import chain, zip_longest
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import zip_longest
 
 from trtops import errors
-from trtops.backend.onnx.model import Model
-from trtops.backend.onnxrt.ort_format import read_graph
-from trtops.calibration.cache import CalibrationCache
-from trtops.comparator.results import RunResults
+from trtops.ops import facts as shared_facts
 from trtops.ops.auditing.log_check import LogCheck
-from trtops.ops.auditing.result import Claim, Contradiction, RunAudit
-from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.debug_build import DebugBuildResult
-from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluation_metrics
-from trtops.ops.gate.result import GateResult
-from trtops.record import canonical_json, digest, sha256, sha256_file, to_jsonable
+from trtops.ops.auditing.result import RunAudit
+from trtops.ops.campaign import audit_facts as campaign
+from trtops.ops.engines import audit_facts as engines
+from trtops.ops.evaluation import audit_facts as evaluation
+from trtops.ops.facts import NOTHING, Facts, same_number
+from trtops.ops.gate import result as gate
+from trtops.ops.registry import audit_facts as registry
+from trtops.record import sha256
 from trtops.reports.document import Document
 from trtops.reports.present import drawn_again
-from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, ModelInfo
-from trtops.tactics.denied import DenyList
-from trtops.tactics.record import TacticRecord
-from trtops.tactics.table import CampaignTable
-from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import MetricName, RegisteredVersion, RunInfo, StoredRun, Tracker
-from trtops.tracking.builds import Materials, read_materials
+from trtops.tracking import schema
+from trtops.tracking.base import StoredRun
 from trtops.tracking.records import LISTING, Statement, is_local
-from trtops.tracking.schema import Artifact, Metric, Tag
+from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.signatures import check_signature
-from trtops.verdict import PASSED, VERDICTS
+
+BUILDS = ("build", "iteration", "promote", "gate")
+"""Kinds of runs that hold an engine; a gate only does if it built its candidate."""
+
 
 @dataclass
-class SharedReads(facts.SharedReads):
+class SharedReads(shared_facts.SharedReads):
     """Data shared by several runs of an audit, read once. Each build must be signed with one of the public keys."""
 
-    tracker: Tracker
     keys: tuple[str, ...] = ()
-    _tables: dict[str, CampaignTable | None] = field(default_factory=dict)
-    _models: dict[tuple[str, ...], ModelInfo] = field(default_factory=dict)
-    _data: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def log(self) -> LogCheck:
         """The log of the store."""
         return LogCheck(self.tracker)
-
-    @functools.cached_property
-    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
-        """All aliases of the registry, with their versions."""
-        return list(self.tracker.accepted())
-
 
 
 def check_integrity(run: StoredRun, shared: SharedReads) -> RunAudit:
@@ -189,13 +173,13 @@ def _check_page(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
 _CHECKS: tuple[tuple[str, tuple[str, ...], Callable[[StoredRun, SharedReads, Facts], None]], ...] = (
     ("", schema.KINDS, _check_row),
     ("", schema.KINDS, _check_page),
-    (Artifact.CALIBRATION_JSON, ("calibrate",), _check_calibration),
-    (Artifact.SPEC, BUILDS, _check_build),
-    (Artifact.LAYERS, BUILDS, _check_tactics),
-    (Artifact.ACCURACY, (*BUILDS, "compare"), _check_accuracy),
-    (Artifact.GATE, ("gate",), _check_gate),
-    (Artifact.CAMPAIGN_TABLE, ("debug_build",), _check_campaign),
-    ("", ("iteration",), _check_parent),
-    ("", schema.KINDS, _check_registry),
+    (Artifact.CALIBRATION_JSON, ("calibrate",), engines.calibration_facts),
+    (Artifact.SPEC, BUILDS, engines.build_facts),
+    (Artifact.LAYERS, BUILDS, engines.tactic_facts),
+    (Artifact.ACCURACY, (*BUILDS, "compare"), evaluation.audit_facts),
+    (Artifact.GATE, ("gate",), gate.audit_facts),
+    (Artifact.CAMPAIGN_TABLE, ("debug_build",), campaign.audit_facts),
+    ("", ("iteration",), campaign.iteration_facts),
+    ("", schema.KINDS, registry.audit_facts),
 )
 """Every check, with the file and the kinds of runs that it needs."""

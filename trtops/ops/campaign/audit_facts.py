@@ -1,6 +1,24 @@
 """What campaigns and their iterations state about each other."""
 
-def _check_campaign(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+import contextlib
+from itertools import chain
+
+from trtops import errors
+from trtops.comparator.results import RunResults
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.debug_build import DebugBuildResult
+from trtops.ops.evaluation.audit_facts import data_facts
+from trtops.ops.facts import NOTHING, Facts, SharedReads
+from trtops.record import canonical_json, sha256_file
+from trtops.spec import BuildSpec
+from trtops.tactics.table import CampaignTable
+from trtops.tracking import campaigns
+from trtops.tracking.base import RunInfo, StoredRun
+from trtops.tracking.schema import Artifact, Metric, Tag
+from trtops.verdict import VERDICTS
+
+
+def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare config, data and golden outputs of a campaign, its result and its iterations with its table."""
     info, table_path = run.info, Artifact.CAMPAIGN_TABLE
     table = CampaignTable.from_bytes(run.read_bytes(table_path))
@@ -11,45 +29,54 @@ def _check_campaign(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         facts.metric(fact, (Metric.ITERATIONS, verdict), table_path, count)
         facts.add(fact, {Artifact.CAMPAIGN_RESULT: float(counts[verdict])})
     facts.tag("verdict", Tag.VERDICT, Artifact.CAMPAIGN_RESULT, result.verdict)
-    # A run that was uploaded from the spool is named by its local id.
     children = shared.tracker.find(parent=info.id, tags={Tag.KIND: "iteration"})
-    child_runs: dict[str, RunInfo] = {}
-    for child in children:
-        child_runs |= {child.id: child, child.tags.get(Tag.LOCAL_ID, child.id): child}
-    for code, name in zip(table.verdicts, table.names):
-        verdict_there = child_runs[name].verdict if name in child_runs else "no such run"
-        facts.add(
-            f"verdict of iteration {name}", {table_path: VERDICTS[code], "that run's tag": verdict_there or NOTHING}
-        )
-    numbers = {child_runs[name].tags.get(Tag.ITERATION) for name in table.names if name in child_runs}
-    for child in children:  # one that was repeated, after its process had ended, does not count
-        if child.status == "finished" and child.tags.get(Tag.ITERATION) not in numbers:
-            facts.add(f"iteration {child.id}", {table_path: NOTHING, "the store": "a finished iteration"})
+    _compare_iterations(table, children, facts)
     config = DebugBuildConfig.from_json(run.read_bytes(Artifact.CAMPAIGN))
     facts.tag("config of the campaign", Tag.SPEC_SHA256, Artifact.CAMPAIGN, config.digest, NOTHING)
-    materials = _check_given(run, config.build, shared, facts)
+    materials = data_facts(run, config.build, shared, facts)
     values = {Artifact.CAMPAIGN: canonical_json(config.check), Artifact.MATERIALS: canonical_json(materials.check)}
     facts.add("how builds are evaluated", values)
     model = shared.model(run)
     facts.tag("model", Tag.MODEL_SHA256, "the content of the model file", model and model.sha256)
     if (file := campaigns.golden_file(run)) is not None:
         facts.tag("golden outputs", Tag.GOLDEN_SHA256, Artifact.GOLDEN, sha256_file(file), NOTHING)
-        facts.add(
-            "golden outputs", {f"iteration {child.id}": child.fact(Tag.GOLDEN_SHA256) or None for child in children}
-        )
+        for child in children:
+            facts.add("golden outputs", {f"iteration {child.id}": child.fact(Tag.GOLDEN_SHA256) or None})
         golden_names = set(chain.from_iterable(RunResults.load(str(file))[0][1]))
         if model is not None and config.check.golden is None:
             names = sorted(output.name for output in model.outputs)
             facts.add("names of the golden outputs", {Artifact.GOLDEN: sorted(golden_names), "the model": names})
 
 
-def _check_parent(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+def _compare_iterations(table: CampaignTable, children: list[RunInfo], facts: Facts) -> None:
+    """Compare a campaign's table with the runs of its iterations."""
+    # A run that was uploaded from the spool is named by its local id.
+    runs: dict[str, RunInfo] = {}
+    for child in children:
+        runs |= {child.id: child, child.tags.get(Tag.LOCAL_ID, child.id): child}
+    numbers = set()
+    for code, name in zip(table.verdicts, table.names):
+        verdict: str | None = "no such run"
+        if name in runs:
+            verdict = runs[name].verdict
+            numbers.add(runs[name].tags.get(Tag.ITERATION))
+        values = {Artifact.CAMPAIGN_TABLE: VERDICTS[code], "that run's tag": verdict or NOTHING}
+        facts.add(f"verdict of iteration {name}", values)
+    for child in children:  # one that was repeated, after its process had ended, does not count
+        if child.status == "finished" and child.tags.get(Tag.ITERATION) not in numbers:
+            values = {Artifact.CAMPAIGN_TABLE: NOTHING, "the store": "a finished iteration"}
+            facts.add(f"iteration {child.id}", values)
+
+
+def iteration_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare an iteration with the table, the config and the golden outputs of its campaign."""
     info, parent = run.info, run.info.parent
-    table = None if parent is None else shared.table(parent)
-    name = next((n for n in (info.id, info.tags.get(Tag.LOCAL_ID, "")) if table is not None and n in table.names), None)
-    if table is None or parent is None:
+    if parent is None:
         return
+    table = shared.once(("table", parent), lambda: _finished_table(shared, parent))
+    if table is None:
+        return
+    name = next((name for name in (info.id, info.tags.get(Tag.LOCAL_ID, "")) if name in table.names), None)
     verdict = "no such iteration" if name is None else VERDICTS[table.verdicts[table.names.index(name)]]
     if name is not None or info.tags.get(Tag.ITERATION) is not None:
         facts.tag("verdict", Tag.VERDICT, f"{Artifact.CAMPAIGN_TABLE} of run {parent}", verdict)
@@ -65,3 +92,9 @@ def _check_parent(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         facts.add("config of the build", values)
 
 
+def _finished_table(shared: SharedReads, campaign: str) -> CampaignTable | None:
+    """The table of a finished campaign; None if it has no readable table."""
+    with contextlib.suppress(errors.TrackingError, errors.FormatError, errors.ConfigError):
+        if shared.tracker.info(campaign).status == "finished":
+            return campaigns.load_table(shared.tracker, campaign)
+    return None

@@ -1,6 +1,24 @@
 """What builds and calibrations state: spec, environment, model, engine, tactics, inputs and ranges."""
 
-def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+import json
+from collections.abc import Callable, Iterable
+
+from trtops import errors
+from trtops.backend.onnxrt.ort_format import read_graph
+from trtops.calibration.cache import CalibrationCache
+from trtops.ops.evaluation.audit_facts import data_facts
+from trtops.ops.facts import NOTHING, Facts, SharedReads
+from trtops.record import canonical_json, sha256, to_jsonable
+from trtops.spec import BuildSpec, Environment, Layer
+from trtops.tactics.denied import DenyList
+from trtops.tactics.record import TacticRecord
+from trtops.tracking import builds, schema
+from trtops.tracking.base import StoredRun
+from trtops.tracking.schema import Artifact, Metric, Tag
+from trtops.verdict import PASSED
+
+
+def build_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare spec, environment, model and engine of a build with tags, params and metrics."""
     info = run.info
     spec = BuildSpec.from_json(run.read_bytes(Artifact.SPEC))
@@ -33,16 +51,16 @@ def _check_build(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     manifest_name = Artifact.MANIFEST if reused_from is None else f"manifest of run {reused_from}"
     facts.tag("engine", Tag.ENGINE_SHA256, manifest_name, engine.sha256, NOTHING)
     facts.metric("size of the engine", Metric.ENGINE_BYTES, manifest_name, engine.size)
-    _check_materials(run, spec, environment, shared, facts)
+    _compare_materials(run, spec, environment, shared, facts)
     if engine.path in stored.manifest:
         try:
-            _check_engine(stored, engine.path, environment, shared, facts)
+            _compare_engine(stored, engine.path, environment, shared, facts)
         except errors.IncompleteRunError as exc:
             if reused_from is not None:  # otherwise the file is already reported
                 facts.wrong(f"engine of run {reused_from}", str(exc))
 
 
-def _check_engine(run: StoredRun, path: str, environment: Environment, shared: SharedReads, facts: Facts) -> None:
+def _compare_engine(run: StoredRun, path: str, environment: Environment, shared: SharedReads, facts: Facts) -> None:
     """Compare an engine's bytes with its options, its layers with the logged ones, its interface with the model's."""
     build = builds.load_build(run)
     plan, options = build.engine.plan, build.engine.options
@@ -60,13 +78,10 @@ def _check_engine(run: StoredRun, path: str, environment: Environment, shared: S
         facts.wrong(path, f"it cannot be read as an engine of ONNX Runtime ({type(exc).__name__})")
         return
     logged_layers = sorted((layer.tactic or "", *_tensors(layer.inputs, layer.outputs)) for layer in build.layers)
-    if engine_layers != logged_layers:
-        other = next(
-            entry
-            for entry in (*engine_layers, *logged_layers)
-            if engine_layers.count(entry) != logged_layers.count(entry)
-        )
-        facts.wrong("layers", f"{path} and {Artifact.LAYERS} differ in {other[0]} that makes {other[2]}")
+    for layer in (*engine_layers, *logged_layers):
+        if engine_layers.count(layer) != logged_layers.count(layer):
+            facts.wrong("layers", f"{path} and {Artifact.LAYERS} differ in {layer[0]} that makes {layer[2]}")
+            break
     if (model := shared.model(run)) is not None:
         for side, engine_names, model_tensors in (
             ("inputs", graph.inputs, model.inputs),
@@ -82,7 +97,7 @@ def _tensors(*names: Iterable[str]) -> tuple[list[str], ...]:
     return tuple([name for name in group if name] for group in names)
 
 
-def _check_tactics(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+def tactic_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare the tactic record with layers, environment and metrics."""
     record = TacticRecord.from_json(run.read_bytes(Artifact.TACTICS))
     environment = Environment.from_json(run.read_bytes(Artifact.ENVIRONMENT))
@@ -93,20 +108,18 @@ def _check_tactics(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     ):
         facts.add(fact, {Artifact.TACTICS: getattr(record, name), Artifact.ENVIRONMENT: getattr(environment, name)})
     if record.mechanism == "onnxruntime":  # its layers and choices have the same names
-        chosen, layer_tactics = (
-            {c.layer: c.tactic for c in record.choices},
-            {layer.name: layer.tactic for layer in layers},
-        )
+        chosen = {choice.layer: choice.tactic for choice in record.choices}
+        layer_tactics = {layer.name: layer.tactic for layer in layers}
         for name in sorted({*chosen, *layer_tactics}):
             values = {Artifact.TACTICS: chosen.get(name, NOTHING), Artifact.LAYERS: layer_tactics.get(name, NOTHING)}
             facts.add(f"tactic of {name}", values)
 
 
-def _check_materials(
+def _compare_materials(
     run: StoredRun, spec: BuildSpec, environment: Environment, shared: SharedReads, facts: Facts
 ) -> None:
     """Compare the inputs of the build with its spec."""
-    materials = _check_given(run, spec.config, shared, facts)
+    materials = data_facts(run, spec.config, shared, facts)
     readers: dict[str, tuple[str | None, Callable[[bytes], str]]] = {
         "timing_cache": (spec.timing_cache_sha256, sha256),
         "replay": (spec.replay_sha256, lambda text: TacticRecord.from_json(text).digest),
@@ -124,7 +137,7 @@ def _check_materials(
         facts.add("calibration cache given", {Artifact.SPEC: spec.calibration_sha256 or NOTHING, **values})
 
 
-def _check_calibration(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+def calibration_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare the two forms of a calibration cache, its numbers and its data."""
     cache = CalibrationCache.from_bytes(run.read_bytes(Artifact.CALIBRATION_JSON))
     text = sha256(run.read_bytes(Artifact.CALIBRATION_CACHE))
@@ -135,11 +148,8 @@ def _check_calibration(run: StoredRun, shared: SharedReads, facts: Facts) -> Non
         facts.metric(f"number of {name}", (Metric.CALIBRATION, name), Artifact.CALIBRATION_JSON, value)
     if Artifact.CALIBRATION_RANGES in run.manifest:
         rows = json.loads(run.read_bytes(Artifact.CALIBRATION_RANGES))["data"]
-        listed = canonical_json([[row[0], row[1]] for row in rows])
-        values = {
-            Artifact.CALIBRATION_RANGES: listed,
-            Artifact.CALIBRATION_JSON: canonical_json([[r.name, r.amax] for r in cache.ranges]),
-        }
-        facts.add("largest values", {path: sha256(text.encode()) for path, text in values.items()})
-
-
+        for source, pairs in (
+            (Artifact.CALIBRATION_RANGES, [[row[0], row[1]] for row in rows]),
+            (Artifact.CALIBRATION_JSON, [[tensor_range.name, tensor_range.amax] for tensor_range in cache.ranges]),
+        ):
+            facts.add("largest values", {source: sha256(canonical_json(pairs).encode())})

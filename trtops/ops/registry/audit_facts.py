@@ -1,6 +1,12 @@
 """What the registry states about the runs of its versions."""
 
-def _check_registry(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+from trtops.ops.facts import NOTHING, Facts, SharedReads
+from trtops.tracking import builds
+from trtops.tracking.base import StoredRun
+from trtops.tracking.schema import Tag
+
+
+def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare the registered versions of a run, and their aliases, with the tags of the run."""
     info = run.info
     for alias, version in shared.accepted:
@@ -23,9 +29,5 @@ def _check_registry(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         gate = info if evidence == info.id else shared.tracker.info(evidence)
         concerned = gate.tags.get(Tag.EVIDENCE, gate.id)
         facts.add(f"{fact}: the engine concerned", {version_name: info.id, f"run {gate.id}": concerned})
-        decision = gate.tags.get(Tag.GATE, NOTHING)
-        facts.add(
-            f"{fact}: the gate's decision", {version_name: "accept", f"tag {Tag.GATE} of run {gate.id}": decision}
-        )
-
-
+        values = {version_name: "accept", f"tag {Tag.GATE} of run {gate.id}": gate.tags.get(Tag.GATE, NOTHING)}
+        facts.add(f"{fact}: the gate's decision", values)
