@@ -199,6 +199,19 @@ def measured_ratios(monkeypatch: pytest.MonkeyPatch, ratios: dict[Candidate, lis
     monkeypatch.setattr(Measurement, "seconds", seconds)
 
 
+def test_record_names_no_setting_without_effect(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without fused Gelu nodes, their approximation changes nothing."""
+    names = ("MatMulScaleFusion", "GeluFusionL2", "BiasGeluFusion", "GeluApproximation")
+    together = [Candidate.toggling(some) for size in (2, 3, 4) for some in itertools.combinations(names, size)]
+    faster = {candidate: [0.5] * 8 for candidate in together} | {Candidate.toggling([n]): [0.8] * 8 for n in names}
+    measured_ratios(monkeypatch, faster)
+
+    settings = dict(BACKEND.build(model, config(tactics=names)).tactics.settings)
+
+    assert settings["GeluFusionL2"] == settings["MatMulScaleFusion"] == "off"
+    assert settings["GeluApproximation"] == "off"
+
+
 def test_denied_default_is_named_with_what_it_costs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     measured_ratios(monkeypatch, {GELU: [1.7, 1.75, 1.72, 1.74]})
     allowed = config(tactics=("GeluApproximation",))

@@ -34,6 +34,7 @@ from trtops.ops.evaluation.limits import (
     OutputNoise,
     RightModel,
     default_tolerances,
+    useful_tolerances,
 )
 from trtops.ops.evaluation.output_ranges import output_ranges
 from trtops.ops.evaluation.precision_check import check_precision
@@ -61,6 +62,16 @@ def with_defect(sound: Sound, defect: Defect, precision: Precision, outputs: Run
     return stale
 
 
+SHARE = 1 if LONG else 0.5
+"""The share of the defects that is tried."""
+
+
+def tried(sound: Sound) -> list[Defect]:
+    return [
+        defect for number, defect in enumerate(sound.defects) if LONG or number % 2 == 0 or "inverted" in defect.kind
+    ]
+
+
 def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
     """The largest root mean square error of an output or a channel, as a multiple of the emulated one."""
     ratios = [0.0]
@@ -75,6 +86,7 @@ def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
     return max(ratios)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
     missed, above, within, false_alarms, count = [], 0, [], [], 0
@@ -91,7 +103,7 @@ def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
         assert not right.noise.why_not and not right.noise.insufficient
         if not compare_outputs(outputs, golden, tolerances):
             false_alarms.append(sound.name)
-        for defect in sound.defects:
+        for defect in tried(sound):
             count += 1
             report = compare_outputs(with_defect(sound, defect, precision, outputs), golden, tolerances)
             if times_the_noise(report, right.noise) > 2:
@@ -100,12 +112,24 @@ def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
             elif report:
                 within.append(f"{sound.name}: {defect.kind}")
     print(f"{precision}: {count} pairs, {above} above twice the noise, missed {missed}, within {within}")
-    assert count >= 53 / step and above >= 50 / step
+    assert count >= 53 / step * SHARE and above >= 50 / step * SHARE
     assert false_alarms == []
     assert len(missed) <= 0.05 * above, missed
 
 
 NOISE = Noise(size=2.0, scale=5.0, rms=1e-3, largest=3e-3, independent=1e4)
+
+
+def test_outputs_within_noise_must_vary_as_golden_ones() -> None:
+    """Next to a mean of 10, errors as large as what varies are within limits, and leave the direction as it is."""
+    golden, other = (10 + models.random(1000, seed=seed, scale=0.03) for seed in (1, 2))
+    noise = Noise(size=10.0, scale=10.2, rms=0.03, largest=0.1, independent=1e4)
+    limits = NoiseLimits(precision="fp16", outputs=(OutputNoise(name="y", whole=noise),))
+    tolerances = limits.tolerances(useful_tolerances("fp16"))
+
+    assert compare_outputs({"y": golden + 0.3 * (other - 10)}, {"y": golden}, tolerances)
+    [reason] = compare_outputs({"y": other}, {"y": golden}, tolerances).reasons
+    assert "correlation is" in reason and "at least 0.5 is required" in reason
 
 
 def test_limits_are_multiples_of_noise() -> None:
@@ -402,6 +426,7 @@ def engine_on_other_rows(model: Model, sound: Sound) -> tuple[RunResults, bytes 
         return collect(runner, sound.feeds), build.calibration_cache
 
 
+@pytest.mark.slow
 def test_small_defects_on_few_rows_are_caught_in_int8() -> None:
     missed, above = [], 0
     for sound in (*small_models(1), *small_models(16)):
@@ -413,15 +438,15 @@ def test_small_defects_on_few_rows_are_caught_in_int8() -> None:
         tolerances = right.tolerances(None)
         assert compare_outputs(outputs, golden, tolerances) and not right.noise.lost, sound.name
         emulated = replace(right.noise, outputs=limits._noise_of(golden, [right.rounded[0]], limits._largest))
-        for defect in sound.defects:
+        for defect in tried(sound):
             report = compare_outputs(engine_on_other_rows(sound.model(defect), sound)[0], golden, tolerances)
             if times_the_noise(report, emulated) > 2:
                 above += 1
                 missed += [f"{sound.name}: {defect.kind}"] if report else []
             assert not report or "inverted" not in defect.kind
     print(f"{above} above twice the noise, missed {missed}")
-    assert above > 50
-    assert len(missed) <= 0.02 * above, missed
+    assert above > 50 * SHARE
+    assert len(missed) <= max(1, 0.02 * above), missed
 
 
 def test_draws_of_int8_move_only_quantized_tensors() -> None:

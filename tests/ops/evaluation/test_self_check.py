@@ -404,6 +404,17 @@ def test_relation_that_the_model_breaks_is_skipped() -> None:
     assert "the model breaks it itself" in outcome.sentence()
 
 
+def test_small_difference_of_the_model_excuses_no_fault() -> None:
+    nodes, _ = EDITED["mean of the batch"]
+    proto = models.model(f"{MLP} {nodes} {HEAD} }}", {"tenth": np.float32(1e-3)})
+    proto.graph.initializer.extend(mlp().proto.graph.initializer)
+    case = Case(proto, mlp().feed, name="mlp")
+    assert "the model breaks it itself" in checked(case, planted(case), singles(case)).sentence()
+    outcome = checked(case, planted(case, on_rows(lambda n: [*range(n)] if n > 1 else [])), singles(case))
+    [relation] = [relation for relation in outcome.relations if relation.name == "batch size"]
+    assert relation.outcome == "broken" and relation.largest > 0.1
+
+
 def test_rows_of_a_fixed_batch_are_permuted() -> None:
     case = models.two_convolutions(seed=1, batch=3)
     assert not checked(case, planted(case), [case.feed]).reasons
