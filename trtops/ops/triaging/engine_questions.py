@@ -9,8 +9,9 @@ from typing import Any, Literal
 from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.emulation import LARGEST_FLOAT16
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import LARGEST_FLOAT16, LowPrecision, lower_precision
+from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.onnxrt.calibration import collect as collect_ranges
 from trtops.calibration.cache import CalibrationCache
