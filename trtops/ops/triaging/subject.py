@@ -18,7 +18,8 @@ from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert, read_cache_file
 from trtops.ops.evaluation.data import collect
-from trtops.ops.evaluation.limits import RightModel, tolerances_for
+from trtops.ops.evaluation.limits import tolerances_for
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.search.submodel import EngineRunner
 from trtops.ops.triaging.result import TriageConfig
 from trtops.spec import BuildConfig
