@@ -19,8 +19,8 @@ from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.gate.op import GateConfig, gate
-from trtops.ops.gate.policy import Limits, Policy
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import GateConfig, Limits, Policy
 from trtops.ops.registry.promote import promote
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.reduce import ReduceConfig, reduce

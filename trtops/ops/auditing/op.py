@@ -23,12 +23,12 @@ from trtops.ops.auditing.result import (
     WAYS,
     AtLeast,
     AuditResult,
-    Contradiction,
     RunAudit,
     WayName,
     reaches,
 )
 from trtops.ops.devices import warm_backend
+from trtops.ops.facts import Contradiction
 from trtops.ops.result import OnProgress, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.system import signing
