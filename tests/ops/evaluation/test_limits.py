@@ -62,6 +62,16 @@ def with_defect(sound: Sound, defect: Defect, precision: Precision, outputs: Run
     return stale
 
 
+SHARE = 1 if LONG else 0.5
+"""The share of the defects that is tried."""
+
+
+def tried(sound: Sound) -> list[Defect]:
+    return [
+        defect for number, defect in enumerate(sound.defects) if LONG or number % 2 == 0 or "inverted" in defect.kind
+    ]
+
+
 def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
     """The largest root mean square error of an output or a channel, as a multiple of the emulated one."""
     ratios = [0.0]
@@ -76,6 +86,7 @@ def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
     return max(ratios)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
     missed, above, within, false_alarms, count = [], 0, [], [], 0
@@ -92,7 +103,7 @@ def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
         assert not right.noise.why_not and not right.noise.insufficient
         if not compare_outputs(outputs, golden, tolerances):
             false_alarms.append(sound.name)
-        for defect in sound.defects:
+        for defect in tried(sound):
             count += 1
             report = compare_outputs(with_defect(sound, defect, precision, outputs), golden, tolerances)
             if times_the_noise(report, right.noise) > 2:
@@ -101,7 +112,7 @@ def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
             elif report:
                 within.append(f"{sound.name}: {defect.kind}")
     print(f"{precision}: {count} pairs, {above} above twice the noise, missed {missed}, within {within}")
-    assert count >= 53 / step and above >= 50 / step
+    assert count >= 53 / step * SHARE and above >= 50 / step * SHARE
     assert false_alarms == []
     assert len(missed) <= 0.05 * above, missed
 
@@ -415,6 +426,7 @@ def engine_on_other_rows(model: Model, sound: Sound) -> tuple[RunResults, bytes 
         return collect(runner, sound.feeds), build.calibration_cache
 
 
+@pytest.mark.slow
 def test_small_defects_on_few_rows_are_caught_in_int8() -> None:
     missed, above = [], 0
     for sound in (*small_models(1), *small_models(16)):
@@ -426,15 +438,15 @@ def test_small_defects_on_few_rows_are_caught_in_int8() -> None:
         tolerances = right.tolerances(None)
         assert compare_outputs(outputs, golden, tolerances) and not right.noise.lost, sound.name
         emulated = replace(right.noise, outputs=limits._noise_of(golden, [right.rounded[0]], limits._largest))
-        for defect in sound.defects:
+        for defect in tried(sound):
             report = compare_outputs(engine_on_other_rows(sound.model(defect), sound)[0], golden, tolerances)
             if times_the_noise(report, emulated) > 2:
                 above += 1
                 missed += [f"{sound.name}: {defect.kind}"] if report else []
             assert not report or "inverted" not in defect.kind
     print(f"{above} above twice the noise, missed {missed}")
-    assert above > 50
-    assert len(missed) <= 0.02 * above, missed
+    assert above > 50 * SHARE
+    assert len(missed) <= max(1, 0.02 * above), missed
 
 
 def test_draws_of_int8_move_only_quantized_tensors() -> None:
