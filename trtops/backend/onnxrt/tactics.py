@@ -137,6 +137,11 @@ class Candidate:
     toggled: tuple[str, ...] = ()
 
     @classmethod
+    def of(cls, tactic: Tactic) -> "Candidate":
+        """Return the candidate with one tactic toggled."""
+        return cls((tactic.name,))
+
+    @classmethod
     def toggling(cls, names: Iterable[str]) -> "Candidate":
         """Return the candidate with these tactics toggled, in any order."""
         chosen = set(map(find, names))
