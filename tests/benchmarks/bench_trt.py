@@ -145,7 +145,8 @@ def measure_ops(goals: Goals, folder: Path) -> None:
     from polygraphy.backend.trt import NetworkFromOnnxBytes as TheirNetwork
 
     from trtops import BuildConfig, ConvertConfig, TensorRTOptions, convert
-    from trtops.ops.gate.op import GateConfig, gate
+    from trtops.ops.gate.op import gate
+    from trtops.ops.gate.policy import GateConfig
     from trtops.tracking.mlflow import MlflowTracker
 
     path, tracker = folder / "cnn.onnx", MlflowTracker(folder / "mlruns")

@@ -16,12 +16,9 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.settings import PREFECT_UI_URL, temporary_settings
 from prefect.states import Crashed
 
-from flows.calibrate import calibrate
-from flows.convert import convert
-from flows.nightly import nightly
-from flows.reap import reap
-from flows.sensitivity import sensitivity
-from flows.watch import watch
+from flows.calibrate import calibrate, sensitivity
+from flows.convert import convert, nightly, watch
+from flows.store import reap
 from tests import models
 from tests.forking import run_in_children
 from tests.waiting import until

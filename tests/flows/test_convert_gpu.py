@@ -10,8 +10,7 @@ import onnx
 import pytest
 from prefect.client.orchestration import get_client
 
-from flows.compare import compare
-from flows.convert import convert
+from flows.convert import compare, convert
 from tests import models
 from trtops.backend.trt import current_gpu
 from trtops.comparator.report import Tolerances

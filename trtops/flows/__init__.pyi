@@ -33,7 +33,7 @@ from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.gate.matrix import MatrixResult
-from trtops.ops.gate.op import GateConfig
+from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.policy import AccuracyLimit
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.ops.gate.policy import Limits

@@ -50,7 +50,7 @@ from trtops.ops.evaluation.limits import default_tolerances as default_tolerance
 from trtops.ops.evaluation.limits import tolerances_for as tolerances_for
 from trtops.ops.gate.matrix import MatrixResult as MatrixResult
 from trtops.ops.gate.matrix import gate_all as gate_all
-from trtops.ops.gate.op import GateConfig as GateConfig
+from trtops.ops.gate.policy import GateConfig as GateConfig
 from trtops.ops.gate.policy import Policy as Policy
 from trtops.ops.gate.policy import read_policy as read_policy
 from trtops.ops.gate.result import GateResult as GateResult

@@ -18,8 +18,8 @@ from trtops.comparator.report import compare_outputs
 from trtops.ops.devices import free_device, warm_backend
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.gate.engine_process import EngineProcess, save_feeds
-from trtops.ops.gate.op import GateConfig, gate
-from trtops.ops.gate.policy import Limits, Policy
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import GateConfig, Limits, Policy
 from trtops.ops.gate.releases import interpreter_of, name_of
 from trtops.ops.gate.result import GateResult
 from trtops.ops.result import run_step

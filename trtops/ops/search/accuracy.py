@@ -29,7 +29,8 @@ from trtops.comparator.report import OutputComparison, Tolerances, compare_outpu
 from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
-from trtops.ops.evaluation.limits import RightModel, tolerances_for
+from trtops.ops.evaluation.limits import tolerances_for
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.model.model_files import Source, Subject, open_model
 from trtops.ops.result import OpResult, op_run, run_step
 from trtops.ops.search.submodel import onnxruntime_runner
