@@ -334,11 +334,9 @@ def _validated(run: RunResults, nan: bool, inf: bool) -> Iterator[tuple[str, int
                 array, faults = to_numpy(value, f"Output {output!r}"), []
                 if array.dtype.kind not in "biuSUO":
                     numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
-                    for name, rejected, count in (
-                        ("NaN", nan or inf, int(np.count_nonzero(np.isnan(numbers)))),
-                        ("Inf", inf, int(np.count_nonzero(np.isinf(numbers)))),
-                    ):
-                        if rejected and count:
+                    for name, rejected, is_fault in (("NaN", nan or inf, np.isnan), ("Inf", inf, np.isinf)):
+                        count = np.count_nonzero(is_fault(numbers)) if rejected else 0
+                        if count:
                             faults.append(
                                 f"{name} Detected | {count} of {array.size} elements of this output are {name}"
                             )
