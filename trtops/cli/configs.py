@@ -144,15 +144,22 @@ _FILES = (
 )  # fmt: skip
 
 
+ONNXRT_ONLY = BACKEND.only("providers", "cpu_fallback", "allow_approximation", "timing_seconds")
+_TRT_ONLY = groups.SPEC.without(
+    "--tf32", "--fp16", "--bf16", "--fp8", "--int8", "--trt-min-shapes", "--trt-opt-shapes", "--trt-max-shapes"
+)
+
+
 def build_config(args: Options, backend: str) -> BuildConfig:
     """Return the build config, for ops; a UsageError for an option without effect on recorded builds."""
     # A spec identifies a build. An option outside of it would make two builds look alike.
     recorded = {*(build_flag.dest for build_flag in groups.SPEC.flags), *_FILES}
     for build_flag in Group("", *groups.TRT_BUILD, groups.TRT_LOAD).flags:
-        if build_flag.dest not in recorded and args.peek(build_flag.dest) not in (None, build_flag.default):
+        if build_flag.dest not in recorded and getattr(args, build_flag.dest, None) not in (None, build_flag.default):
             raise UsageError(f"{build_flag.names[0]} cannot be recorded; leave it out, or --experiment")
     precisions = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
     options: Any
+    args.ignore("fp32", ONNXRT_ONLY if backend == "tensorrt" else _TRT_ONLY)
     if backend == "tensorrt":
         mode, layers = loading.constraints(args)
         limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
@@ -219,7 +226,7 @@ RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "dat
 def random_data(args: Options) -> Call | None:
     """Return a loader of random data, if options describe it beyond seed and iterations."""
     # A config holds seed, iterations and shapes, but no ranges of random data.
-    is_described = any(args.peek(name) is not None for name in RANDOM_DATA)
+    is_described = any(getattr(args, name, None) is not None for name in RANDOM_DATA)
     return loading.data_loader(args) if is_described and not (args.load_inputs or args.data_loader_script) else None
 
 
@@ -240,6 +247,8 @@ def data_source(args: Options) -> str | None:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs and len(args.load_inputs) > 1:
         raise UsageError("only one --load-inputs file is accepted here; join several with `trtops data concat`")
+    if args.load_inputs or args.data_loader_script:
+        args.ignore(*RANDOM_DATA)
     if args.data_loader_script:
         path, function = args.data_loader_script
         return f"{path}:{function or args.data_loader_func_name or 'load_data'}"

@@ -45,6 +45,9 @@ class Flag:
     refuse: str = ""
     # Why it has no effect. Such an option is accepted with a warning.
     idle: str = ""
+    # Attributes of other options: without one of ``needs``, or with one of ``unless``, this one has no effect.
+    needs: str = ""
+    unless: str = ""
     derived: bool = False  # whether it stands for a config's field; it gives way to an explicit option of the same name
 
     @property
@@ -116,44 +119,42 @@ class Group:
         """Return the group with only the options of these attributes."""
         return Group(self.title, lambda: (f for f in self.flags if f.dest in dests))
 
+    def each(self, **changes: Any) -> Group:
+        """Return the group with some fields of each option changed, such as ``needs="check"``."""
+        return Group(self.title, lambda: (replace(f, **changes) for f in self.flags))
+
     def idle(self, reason: str) -> Group:
         """Return the group with all options marked as without effect, for this reason."""
-        without: dict[str, Any] = {"idle": reason, "convert": str, "choices": None, "usual": ""}
-        return Group(self.title, lambda: (replace(f, **without) for f in self.flags))
+        return self.each(idle=reason, convert=str, choices=None, usual="")
 
 
 class Options(argparse.Namespace):
-    """The options of a command line. Records reads, as unread options produce a warning."""
+    """The options of a command line."""
 
     def __init__(self, **initial: Any) -> None:
-        """Start with these values, none read."""
-        self.__dict__["_seen"] = set()
+        """Start with these values."""
+        self.ignored: set[str] = set()
         super().__init__(**initial)
 
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if not name.startswith("_"):
-            self._seen.add(name)
-        return value
-
-    def peek(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option without counting it as read."""
-        # A look-up in `__dict__` is not counted.
-        return self.__dict__.get(name, default)
-
     def but(self, **others: Any) -> Options:
-        """Return the same options, some with other values. Reading one counts for both."""
+        """Return the same options, some with other values."""
         changed = Options()
-        changed.__dict__.update({**self.__dict__, **others})
+        vars(changed).update({**vars(self), **others})
         return changed
 
-    def forget(self) -> None:
-        """Count no option as read."""
-        self._seen.clear()
+    def ignore(self, *options: Group | str) -> None:
+        """Declare that options, by their attributes or as groups, have no effect on this line."""
+        for option in options:
+            self.ignored.update((option,) if isinstance(option, str) else (flag.dest for flag in option.flags))
 
-    def count_all_as_read(self) -> None:
-        """Count every option as read."""
-        self._seen.update(self.__dict__)
+    def have_effect(self, flag: Flag) -> bool:
+        """Whether an option of this line has an effect, next to the others."""
+        if flag.idle or flag.dest in self.ignored or (flag.needs and not self._has(flag.needs)):
+            return False
+        return not (flag.unless and self._has(flag.unless))
+
+    def _has(self, names: str) -> bool:
+        return any(getattr(self, name, None) not in (None, "", ()) for name in names.split())
 
 
 class Parser(argparse.ArgumentParser):
@@ -175,7 +176,6 @@ class Parser(argparse.ArgumentParser):
             meant = "--" + (left[0].partition("=")[2] or "".join(left[1:2]))  # --precision fp16 means --fp16
             hint = near(meant if meant in names else word, names)
             self.error(f"unknown option {word}. {hint if hint.startswith('Did') else f'See {self.prog} -h.'}")
-        args.forget()
         return args
 
     def error(self, message: str) -> NoReturn:
@@ -204,14 +204,14 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str]) -> list[str]:
-    """Return a sentence for each unread option of a line, once the command has read its own."""
+    """Return a sentence for each option of a line without effect, once the command has declared what it ignores."""
     flags = {name: flag for _, flag in flags_of(groups) for name in flag.names if name.startswith("-")}
     sentences = {}
     # What follows is the command that checks, with options of its own.
     before_check = itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
     for name in (word.partition("=")[0] for word in before_check):
         flag = flags.get(name)
-        if flag is not None and (flag.idle or flag.dest not in args._seen):
+        if flag is not None and not args.have_effect(flag):
             reason = flag.idle or "nothing on this command line uses it"
             sentences[flag.names[0]] = f"{name} has no effect here: {reason}"
     return list(sentences.values())

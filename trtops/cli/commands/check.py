@@ -11,7 +11,6 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import log_line, say, say_json
 from trtops.cli.script import product
-from trtops.comparator.table import METRICS
 from trtops.logger import G_LOGGER
 from trtops.metadata import TensorMetadata
 
@@ -47,8 +46,7 @@ def lint(args: Options) -> Job:
     # Accepted with a warning: only the first feed is used.
     args.iterations = None
     model, loader, as_json = loading.changed_model(args), loading.data_loader(args), bool(args.json)
-    # A list, not a generator: every option counts as read, also those after the first that is given.
-    described = any([getattr(args, name) is not None for name in ("seed", *configs.RANDOM_DATA)])
+    described = any(getattr(args, name) is not None for name in ("seed", *configs.RANDOM_DATA))
     if loader is not None and loader.function is comparator.DataLoader and not described:
         # Only shapes were given, which the op takes itself.
         loader = None
@@ -85,12 +83,6 @@ _NEED_ARRAYS = (
 )  # fmt: skip
 _EARLIER = ("--fail-fast", "--no-shape-check", "--infinities-compare-equal")
 
-# The options of each compare function, which select it where no function is named.
-_OPTIONS = {
-    "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
-    **{metric.function: (metric.option,) for metric in METRICS if metric.limit is not None},
-}
-
 
 @command(
     Group("comparison", flag("accuracy", "the file")),
@@ -108,7 +100,11 @@ def accuracy(args: Options) -> Job:
 
     Exits with 1 if it fails.
     """
-    names = args.compare or [name for name, flags in _OPTIONS.items() if any(getattr(args, flag) for flag in flags)]
+    names = args.compare or [
+        name
+        for name, options in loading.FUNCTION_OPTIONS.items()
+        if any(getattr(args, option, None) for option in options)
+    ]
     if "indices" in names:
         raise UsageError("indices saves no numbers to evaluate; compare the outputs with `trtops run --load-outputs`")
     decided = dict.fromkeys(("fail_fast", "no_shape_check", "infinities_compare_equal", "compare_func_script"))

@@ -50,7 +50,7 @@ def calibration(args: Options) -> Job:
             shown="",
         ),
         groups.SAVE_AS.without("--save-external-data"),
-    ),
+    ).each(needs="with_partitioning"),
     *groups.ONNX,
     examples=("trtops inspect capability model.onnx --with-partitioning",),
 )
@@ -138,7 +138,11 @@ def diff_tactics(args: Options) -> Job:
     """Find the tactic that makes builds bad, from good and bad tactic records, or from runs of the store."""
     sources: dict[str, str | None] = {"experiment": args.of_experiment, "folder": args.dir}
     if args.records:
-        if len(args.records) != 2 or args.peek("DiffTacticsConfig.good") or args.peek("DiffTacticsConfig.bad"):
+        if (
+            len(args.records) != 2
+            or getattr(args, "DiffTacticsConfig.good", None)
+            or getattr(args, "DiffTacticsConfig.bad", None)
+        ):
             raise UsageError("two records are compared: the good one, then the bad one")
         sources |= dict(zip(("good", "bad"), args.records))
     config = configs.make(args, "DiffTacticsConfig", sources)
@@ -213,16 +217,19 @@ def model(args: Options) -> Job:
     if kind == "engine":
         if args.display_as:
             raise UsageError(f"{args.model_file} is an engine and is shown as one; leave out --display-as")
+        args.ignore(*groups.ONNX, "list_unbounded_dds")
         source, describe = loading.engine(args), "describe_engine"
     elif kind == "trt-network-script" or args.display_as == "trt":
+        args.ignore(groups.TRT_LOAD, "list_unbounded_dds", *(("display_as",) if kind != "onnx" else ()))
         source, describe = loading.network(args, outputs=False), "describe_network"
     elif loading.wants_onnx_changes(args) or args.list_unbounded_dds:
         source = loading.onnx_model(args)
     if args.combine_tensor_info and (kind != "engine" or args.json):
         raise UsageError("--combine-tensor-info goes with the layers of a TensorRT engine, as text: --show layers")
+    if not describe:
+        args.ignore(groups.TRT_NETWORK, groups.TRT_PARSE, groups.TRT_LOAD)
     path, infer, as_json = args.model_file, bool(args.shape_inference), bool(args.json)
     tensors = args.combine_tensor_info
-    # Read last, so that the option counts as read only where it has an effect.
     unbounded = not describe and bool(args.list_unbounded_dds)
 
     def run() -> int:

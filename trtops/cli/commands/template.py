@@ -69,6 +69,8 @@ def trt_config(args: Options) -> Job:
     """
     source = Source()
     args.fp32 = None
+    if not args.int8 or args.trt_config_script is not None:
+        args.ignore(groups.DATA)
     config = source.expression(loading.builder_config(args))
     source.use("trtops", "func")
     source.lines += [

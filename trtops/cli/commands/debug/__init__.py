@@ -60,6 +60,8 @@ def accuracy(args: Options) -> Job:
     Every tensor of the model is compared with the model itself, in the order of execution. Exits with 1 if outputs
     differ.
     """
+    if args.emulate:
+        args.ignore(groups.SPEC, configs.BACKEND)
     build = None if args.emulate else configs.build_config(args, args.backend or "tensorrt")
     return op_job(
         args,
@@ -304,6 +306,10 @@ def _campaign(args: Options) -> Job:
     for name in ("artifacts", "iter_info", "save_tactics"):
         if getattr(args, name):
             raise UsageError(f"--{name.replace('_', '-')}: a campaign records everything; see `trtops runs`")
+    args.ignore(groups.SORTING, groups.ITERATING.without("--iter-artifact"), "show_output", "hide_fail_output")
+    args.ignore(groups.TRT_TACTICS.only("load_tactics", "load_timing_cache", "save_timing_cache", "timing_cache"))
+    if not args.check:
+        args.ignore("iter_artifact")
     config = configs.make(
         args,
         "DebugBuildConfig",

@@ -10,7 +10,7 @@ from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, tracker
+from trtops.cli.jobs import Job, command, store_of, tracker
 from trtops.cli.logs import say
 from trtops.cli.script import Call, call, product
 
@@ -77,6 +77,12 @@ def precision(args: Options) -> Job:
         raise UsageError(
             "other precisions than one of FP16 and BF16 need engines: add --trt, or let the check read one"
         )
+    if check:
+        args.ignore(groups.STATISTICS, groups.DATA, "trt")
+    else:
+        args.ignore(groups.SORTING, groups.ITERATING.without("--exit-on-bad"), groups.CHECK)
+    if not check and not engines:
+        args.ignore(groups.ENGINE_BUILD.without("--fp16", "--bf16", "--fp8", "--int8", "--trt-min-shapes"), "plugins")
     feeds = None if check else configs.random_data(args)
     source, name, experiment = loading.changed_model(args), args.model_file, args.experiment
     golden, layers = args.golden_outputs, args.save_layer_outputs
@@ -86,7 +92,7 @@ def precision(args: Options) -> Job:
     if check:
         sorting = debug.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
     writer = _candidate_writer(args, artifact, engines) if check or engines else None
-    store_address = args.store if experiment else None
+    store_address = store_of(args)
     exit_on_bad = bool(args.exit_on_bad or experiment or check is None)
     source_values: dict[str, Any] = {}
     if not check:

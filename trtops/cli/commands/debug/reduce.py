@@ -13,7 +13,7 @@ from trtops import ops
 from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, flag
-from trtops.cli.jobs import Job, command, tracker
+from trtops.cli.jobs import Job, command, store_of, tracker
 from trtops.cli.logs import say
 from trtops.cli.script import product
 from trtops.errors import ComparisonError
@@ -85,14 +85,17 @@ def reduce(args: Options) -> Job:
         check = _ask_about
     build: Any = None
     tolerances = None
-    if not args.check:
+    if args.check:
+        args.ignore(groups.STATISTICS, groups.SPEC, configs.BACKEND)
+    else:
+        args.ignore("show_output", *(() if args.no_remove_intermediate else ("iter_artifact",)))
         build = replace(configs.build_config(args, args.backend or "tensorrt"), profiles=())
         tolerances = configs.tolerances(args)
     artifacts, folder, show = tuple(args.artifacts or ()), args.art_dir, not args.hide_fail_output
     info = None if args.iter_info is None else Path(args.iter_info)
     keep = (args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None
     name, experiment = args.model_file, args.experiment
-    store_address, exit_on_bad = args.store if experiment else None, bool(args.exit_on_bad or experiment)
+    store_address, exit_on_bad = store_of(args), bool(args.exit_on_bad or experiment)
     model = loading.changed_model(args.but(shape_inference=None, force_fallback_shape_inference=None))
 
     def run() -> int:
