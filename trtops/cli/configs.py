@@ -159,39 +159,35 @@ def build_config(args: Options, backend: str) -> BuildConfig:
             raise UsageError(f"{build_flag.names[0]} cannot be recorded; leave it out, or --experiment")
     precisions = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
     options: Any
-    args.ignore("fp32", ONNXRT_ONLY if backend == "tensorrt" else _TRT_ONLY)
     if backend == "tensorrt":
+        args.ignore("fp32", ONNXRT_ONLY)
         mode, layers = loading.constraints(args)
         limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
         workspace = limits.pop("workspace", None)
         if limits:
             raise UsageError(f"--pool-limit {next(iter(limits))} cannot be recorded, only workspace")
-        same = ("sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback", "tf32")
-        options = TensorRTOptions(
-            also=tuple(precisions[1:]),  # type: ignore[arg-type]
-            strongly_typed=bool(args.strongly_typed),
-            precision_constraints=mode or "none",  # type: ignore[arg-type]
-            workspace_bytes=workspace,
-            optimization_level=args.builder_optimization_level,
-            tactic_sources=None if args.tactic_sources is None else tuple(args.tactic_sources),
-            layer_precisions=tuple((dict(getattr(args, "layer_precisions", None) or ()) | layers).items()),
-            avg_timing_iterations=args.avg_timing_iterations,
-            max_num_tactics=args.max_num_tactics,
-            l2_limit_for_tiling=args.l2_limit_for_tiling,
-            build_route=args.build_route,
-            **{name: bool(getattr(args, name)) for name in same},  # type: ignore[arg-type]
-        )
+        chosen = fields_of(args, TensorRTOptions) | {
+            "also": tuple(precisions[1:]),
+            "precision_constraints": mode or "none",
+            "workspace_bytes": workspace,
+            "optimization_level": args.builder_optimization_level,
+            "layer_precisions": tuple((dict(getattr(args, "layer_precisions", None) or ()) | layers).items()),
+        }
+        options = TensorRTOptions(**chosen)
     else:
-        options = OnnxRuntimeOptions(
-            allow_approximation=bool(getattr(args, "allow_approximation", False)),
-            timing_seconds=getattr(args, "timing_seconds", None),
-            providers=tuple(getattr(args, "providers", None) or ("cpu",)),
-            cpu_fallback=getattr(args, "cpu_fallback", None) is not False,
-            tf32=bool(args.tf32),
-        )
+        args.ignore("fp32", _TRT_ONLY)
+        options = OnnxRuntimeOptions(**fields_of(args, OnnxRuntimeOptions))
     precision = precisions[0] if precisions else "fp32"
     config: BuildConfig = make(args, "BuildConfig", precision=precision, profiles=profiles(args), options=options)
     return config
+
+
+def fields_of(args: Options, config: type[Any]) -> dict[str, Any]:
+    """Return the values of options called as a config's fields, where they are set."""
+    values = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(config)}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if value is not None
+    }
 
 
 def profiles(args: Options) -> tuple[OptimizationProfile, ...]:

@@ -65,16 +65,14 @@ def wants_onnx_changes(args: Options) -> bool:
 def onnx_model(args: Options) -> Any:
     """Return the loader of the ONNX model, with the requested changes."""
     kind = model_type(args)
-    model: Any
-    if kind == "onnx":
-        options = given(external_data_dir=args.external_data_dir, ignore_external_data=args.ignore_external_data)
-        model = onnx.OnnxFromPath(args.model_file, **options)
-    else:
+    if kind != "onnx":
         raise UsageError(f"{args.model_file} is not an ONNX model ({kind}), which this needs")
+    options = given(external_data_dir=args.external_data_dir, ignore_external_data=args.ignore_external_data)
+    model: Any = onnx.OnnxFromPath(args.model_file, **options)
     outputs = {
         "outputs": names_or_all(getattr(args, "onnx_outputs", None)),
-        "exclude_outputs": list_or_none(getattr(args, "onnx_exclude_outputs", None)),
-        "mark_types": list_or_none(getattr(args, "onnx_outputs_by_type", None)),
+        "exclude_outputs": getattr(args, "onnx_exclude_outputs", None),
+        "mark_types": getattr(args, "onnx_outputs_by_type", None),
     }
     if any(outputs.values()):
         model = onnx.ModifyOutputs(model, **given(**outputs))
@@ -124,11 +122,6 @@ def names_or_all(names: Iterable[str] | None) -> Any:
     return MARK_ALL if list(names) in (["mark", "all"], ["mark all"]) else list(names)
 
 
-def list_or_none(words: Iterable[Any] | None) -> list[Any] | None:
-    """Return words as a list; None stays."""
-    return None if words is None else list(words)
-
-
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
@@ -139,7 +132,7 @@ def data_loader(args: Options) -> Call | None:
     if args.load_inputs or args.data_loader_script:
         args.ignore(groups.RANDOM)
     if args.load_inputs:
-        return call(comparator.StreamingDataLoader, list(args.load_inputs))
+        return call(comparator.StreamingDataLoader, args.load_inputs)
     if args.data_loader_script:
         path, function = args.data_loader_script
         function = function or args.data_loader_func_name or "load_data"
@@ -287,14 +280,14 @@ def network(args: Options, *, outputs: bool = True) -> Any:
     loader = _parsed_network(args, kind)
     # Around the parser, which finds plugins in TensorRT's registry.
     if args.plugins:
-        loader = trt.LoadPlugins(list(args.plugins), loader)
+        loader = trt.LoadPlugins(args.plugins, loader)
     for path, function in args.trt_network_postprocess_script or ():
         loader = trt.PostprocessNetwork(loader, common.InvokeFromScript(path, function))
     if outputs and (args.trt_outputs or args.trt_exclude_outputs or args.trt_outputs_by_type):
         changes = {
             "outputs": names_or_all(args.trt_outputs),
-            "exclude_outputs": list_or_none(args.trt_exclude_outputs),
-            "mark_layer_types": list_or_none(args.trt_outputs_by_type),
+            "exclude_outputs": args.trt_exclude_outputs,
+            "mark_layer_types": args.trt_outputs_by_type,
         }
         loader = trt.ModifyNetworkOutputs(loader, **given(**changes))
     if layers := dict(args.layer_precisions or ()) | constraints(args)[1]:
@@ -308,7 +301,7 @@ def network(args: Options, *, outputs: bool = True) -> Any:
         loader = trt.SetTensorFormats(loader, args.all_tensor_formats or formats)
     if args.decomposable_attentions:
         loader = trt.SetDecomposableAttentions(loader)
-    return trt.MarkDebug(loader, list(args.mark_debug)) if args.mark_debug else loader
+    return trt.MarkDebug(loader, args.mark_debug) if args.mark_debug else loader
 
 
 def _parsed_network(args: Options, kind: str) -> Any:
@@ -346,7 +339,7 @@ def engine(args: Options, path: str | None = None) -> Any:
             loader = trt.EngineFromBytes(common.BytesFromPath(plan), **load)
         else:
             loader = trt.EngineFromPath(plan, **load)
-        return trt.LoadPlugins(list(args.plugins), loader) if args.plugins else loader
+        return trt.LoadPlugins(args.plugins, loader) if args.plugins else loader
     loader = trt.EngineFromNetwork(network(args), **_build_options(args), **load)
     return trt.SaveEngine(loader, args.save_engine) if getattr(args, "save_engine", None) else loader
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import comparator, ops
 from trtops.backend import common, onnx, onnxrt, pluginref, trt
-from trtops.cli import groups, loading, values
+from trtops.cli import configs, groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, store_of, tracker
 from trtops.cli.logs import say, say_ending
@@ -144,18 +144,11 @@ def _work(args: Options) -> Work:
             args.ignore(groups.TRT_SHAPES)
     if "onnxrt" not in kinds:
         args.ignore(groups.PROVIDERS)
-    config = ops.RunConfig(
-        warm_up=args.warm_up or 0,
-        use_subprocess=bool(args.use_subprocess),
-        save_inputs=args.save_inputs,
-        save_input_blob=args.save_input_blob,
-        save_outputs=args.save_outputs,
-        load_outputs=tuple(args.load_outputs or ()),
-        validate=bool(args.validate),
-        fail_fast=bool((compared or args.validate) and args.fail_fast),
-        check_average=bool(compared and args.check_average),
-        save_accuracy=args.save_accuracy_results if compared else None,
-    )
+    config = ops.RunConfig(**configs.fields_of(args, ops.RunConfig))
+    if compared:
+        config = replace(config, save_accuracy=args.save_accuracy_results)
+    else:
+        config = replace(config, check_average=False, fail_fast=config.fail_fast and config.validate)
     postprocess: list[Any] = []
     if args.postprocess:
         postprocess.append(comparator.TopKPostprocessFunc(values.per_name(args.postprocess)))  # type: ignore[arg-type]
