@@ -184,22 +184,24 @@ def build_config(args: Options, backend: str) -> BuildConfig:
 
 def fields_of(args: Options, config: type[Any]) -> dict[str, Any]:
     """Return the values of options called as a config's fields, where they are set."""
-    values = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(config)}
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if value is not None
-    }
+    values = {}
+    for field in dataclasses.fields(config):
+        value = getattr(args, field.name, None)
+        if value is not None:
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return values
 
 
 def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
     """Return the requested optimization profiles."""
-    has_profile_shapes = any(getattr(args, f"trt_{bound}_shapes", None) for bound in ("min", "opt", "max"))
+    if not any(args.pick("trt_min_shapes", "trt_opt_shapes", "trt_max_shapes").values()):
+        return ()
     optimization_profiles = []
-    for shapes in (loading.profiles(args) if has_profile_shapes else None) or ():
-        bounds = (
-            (name, tuple(bounds_of_input.min), tuple(bounds_of_input.opt), tuple(bounds_of_input.max))
-            for name, bounds_of_input in shapes.items()
-        )
-        ranges = (ShapeRange(name=name, min=low, opt=usual, max=high) for name, low, usual, high in bounds)
+    for shapes in loading.profiles(args) or ():
+        ranges = []
+        for name, bounds in shapes.items():
+            low, usual, high = map(tuple, (bounds.min, bounds.opt, bounds.max))
+            ranges.append(ShapeRange(name=name, min=low, opt=usual, max=high))
         optimization_profiles.append(OptimizationProfile(shapes=tuple(ranges)))
     return tuple(optimization_profiles)
 
@@ -222,7 +224,7 @@ RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "dat
 def random_data(args: Options) -> Call | None:
     """Return a loader of random data, if options describe it beyond seed and iterations."""
     # A config holds seed, iterations and shapes, but no ranges of random data.
-    is_described = any(getattr(args, name, None) is not None for name in RANDOM_DATA)
+    is_described = any(value is not None for value in args.pick(*RANDOM_DATA).values())
     return loading.data_loader(args) if is_described and not (args.load_inputs or args.data_loader_script) else None
 
 

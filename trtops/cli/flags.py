@@ -142,6 +142,10 @@ class Options(argparse.Namespace):
         vars(changed).update({**vars(self), **others})
         return changed
 
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Return the values of some options; None for those that the command does not have."""
+        return {name: getattr(self, name, None) for name in names}
+
     def ignore(self, *options: Group | str) -> None:
         """Declare that options, by their attributes or as groups, have no effect on this line."""
         for option in options:
@@ -154,7 +158,7 @@ class Options(argparse.Namespace):
         return not (flag.unless and self._has(flag.unless))
 
     def _has(self, names: str) -> bool:
-        return any(getattr(self, name, None) not in (None, "", ()) for name in names.split())
+        return any(value not in (None, "", ()) for value in self.pick(*names.split()).values())
 
 
 class Parser(argparse.ArgumentParser):

@@ -55,11 +55,11 @@ def model_type(args: Options) -> str:
 
 def wants_onnx_changes(args: Options) -> bool:
     """Whether the model has to be loaded and changed before a back end gets it."""
-    names = (
+    options = args.pick(
         "external_data_dir", "ignore_external_data", "fp_to_fp16", "onnx_outputs", "onnx_exclude_outputs",
         "onnx_outputs_by_type", "shape_inference", "save_onnx",
     )  # fmt: skip
-    return any(getattr(args, name, None) for name in names)
+    return any(options.values())
 
 
 def onnx_model(args: Options) -> Any:
@@ -214,7 +214,7 @@ def builder_config(args: Options) -> Any:
 
 def _config_options(args: Options) -> dict[str, Any]:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
-    same = {field.name: getattr(args, field.name, None) for field in fields(trt.CreateConfig)}
+    same = args.pick(*(field.name for field in fields(trt.CreateConfig)))
     return given(
         **same
         | {
@@ -417,7 +417,7 @@ def _simple_options(args: Options) -> Iterable[dict[str, Any]]:
         error_quantile=per_name(args.error_quantile),
         infinities_compare_equal=args.infinities_compare_equal,
     )
-    plots = given(**{name: getattr(args, name) for name in PLOTS})
+    plots = given(**args.pick(*PLOTS))
     if plots:
         require("matplotlib")
     pairs = args.check_error_stat or ()

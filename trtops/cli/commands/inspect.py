@@ -236,31 +236,35 @@ def model(args: Options) -> Job:
         if not as_json:
             log_line(f"Loading model: {path}")
         loaded_model = product(source)
-        if describe == "describe_network" and (not isinstance(loaded_model, tuple) or len(loaded_model) < 2):
-            raise ConfigError(f"{path} returned a {type(loaded_model).__name__}; expected a builder and a network")
-        described: Any = None
         if describe:
-            described = (
-                trt.describe_engine(loaded_model)
-                if describe == "describe_engine"
-                else trt.describe_network(loaded_model[1])
-            )
-        if describe:
-            if as_json:
-                say_json(described.to_dict())
-            else:
-                say(f"[I] {described.text(show)}")
-            if tensors is not None:
-                say(ops.tensors_text(described, tensors))
-        else:
-            inspection = ops.inspect_model(loaded_model, show=show, infer_shapes=infer)
-            names = list(ops.unbounded_tensors(loaded_model)) if unbounded else []
-            if as_json:
-                say_json({"model": inspection.to_json(), "unbounded": names} if unbounded else inspection.to_json())
-            else:
-                say(f"[I] {inspection.text().rstrip()}")
-                if unbounded:
-                    say(f"[I] Found tensors with unbounded DDS: {names}")
+            _show_described(loaded_model, describe, show=show, as_json=as_json, tensors=tensors, path=path)
+            return 0
+        inspection = ops.inspect_model(loaded_model, show=show, infer_shapes=infer)
+        names = list(ops.unbounded_tensors(loaded_model)) if unbounded else []
+        if as_json:
+            say_json({"model": inspection.to_json(), "unbounded": names} if unbounded else inspection.to_json())
+            return 0
+        say(f"[I] {inspection.text().rstrip()}")
+        if unbounded:
+            say(f"[I] Found tensors with unbounded DDS: {names}")
         return 0
 
     return run
+
+
+def _show_described(
+    model: Any, describe: str, *, show: tuple[str, ...], as_json: bool, tensors: str | None, path: str
+) -> None:
+    """Print an engine, or a network as its loader returns it."""
+    if describe == "describe_engine":
+        described: Any = trt.describe_engine(model)
+    elif isinstance(model, tuple) and len(model) >= 2:
+        described = trt.describe_network(model[1])
+    else:
+        raise ConfigError(f"{path} returned a {type(model).__name__}; expected a builder and a network")
+    if as_json:
+        say_json(described.to_dict())
+    else:
+        say(f"[I] {described.text(show)}")
+    if tensors is not None:
+        say(ops.tensors_text(described, tensors))
