@@ -165,6 +165,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser with suggestions for wrong options. Exits with 2 on wrong usage."""
 
     extend: Callable[[Parser], None] | None = None  # adds the options of installed extensions
+    option_names: Sequence[str] = ()  # the long ones, for suggestions
 
     def parse(self, words: Sequence[str]) -> Options:
         """Parse all words, or exit."""
@@ -176,7 +177,7 @@ class Parser(argparse.ArgumentParser):
             word = left[0].partition("=")[0]
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}; options that take several words end at the next option")
-            names = [name for name in self._option_string_actions if name.startswith("--")]
+            names = self.option_names
             meant = "--" + (left[0].partition("=")[2] or "".join(left[1:2]))  # --precision fp16 means --fp16
             hint = near(meant if meant in names else word, names)
             self.error(f"unknown option {word}. {hint if hint.startswith('Did') else f'See {self.prog} -h.'}")
@@ -199,12 +200,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def start_section(self, heading: str | None) -> None:
         super().start_section(bold(heading) if heading else heading)
-
-    def _format_usage(self, usage: Any, actions: Iterable[argparse.Action], *args: Any) -> str:
-        text = super()._format_usage(usage, actions, *args)
-        places = "".join(f" {a.metavar or a.dest}" for a in actions if not a.option_strings)
-        # The usage of `run` with all its options would fill the screen.
-        return text if len(text) < 400 else f"usage: {self._prog} [options]{places}\n\n"
 
 
 def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str]) -> list[str]:
@@ -234,11 +229,18 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
         # -h is one of the log's options, which may also stand between the words of a command.
         add_help=False,
     )
-    sections: dict[str, argparse._ArgumentGroup] = {}
+    sections: dict[str, Any] = {}
+    names, places = [], ""
     for title, flag in flags_of(groups):
         if title not in sections:
             sections[title] = parser.add_argument_group(title)
         add_flag(sections[title], flag)
+        if flag.positional:
+            places += f" {flag.shown or flag.dest}"
+        names += [name for name in flag.names if name.startswith("--")]
+    parser.option_names = names
+    if len(parser.format_usage()) >= 400:  # it would fill the screen
+        parser.usage = f"{prog} [options]{places}"
     return parser
 
 
@@ -295,7 +297,7 @@ class _Refused(argparse.Action):
 _NARGS = {"many": "+", "repeat": "+", "any": "*", "optional": "?", "rest": argparse.REMAINDER}
 
 
-def add_flag(section: argparse._ArgumentGroup, flag: Flag) -> None:
+def add_flag(section: Any, flag: Flag) -> None:
     """Add an option to a section of argparse."""
     names: Sequence[str] = flag.names
     options: dict[str, Any] = {"help": _help_text(flag), "dest": flag.dest, "default": flag.default}
