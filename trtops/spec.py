@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from trtops import errors
 from trtops.metadata import TensorSpec
-from trtops.record import JSONValue, Record, digest
+from trtops.record import Config, JSONValue, Record, digest
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 # What results are rounded to: a GPU may round the inputs of FP32 products to TF32.
@@ -30,7 +30,7 @@ CAMPAIGN_SEEDS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeRange(Record):
+class ShapeRange(Config):
     """The shapes of one input in one optimization profile; ``opt`` is optimized for."""
 
     name: str
@@ -48,7 +48,7 @@ class ShapeRange(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizationProfile(Record):
+class OptimizationProfile(Config):
     """The shapes of an engine: one range per input, in any order."""
 
     shapes: tuple[ShapeRange, ...]
@@ -65,7 +65,7 @@ class OptimizationProfile(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnnxRuntimeOptions(Record):
+class OnnxRuntimeOptions(Config):
     """Options of ONNX Runtime engines."""
 
     kind: Literal["onnxruntime"] = "onnxruntime"
@@ -100,7 +100,7 @@ class OnnxRuntimeOptions(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorRTOptions(Record):
+class TensorRTOptions(Config):
     """Options of TensorRT engines, in addition to precision and profiles; None is TensorRT's default."""
 
     kind: Literal["tensorrt"] = "tensorrt"
@@ -136,7 +136,7 @@ BackendOptions: TypeAlias = OnnxRuntimeOptions | TensorRTOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildConfig(Record):
+class BuildConfig(Config):
     """How an engine is built.
 
     >>> config = BuildConfig(precision="fp16", options=TensorRTOptions(workspace_bytes=1 << 30))

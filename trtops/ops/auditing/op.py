@@ -30,7 +30,7 @@ from trtops.ops.auditing.result import (
 )
 from trtops.ops.devices import warm_backend
 from trtops.ops.result import OnProgress, op_run, run_step, tracker_or_default
-from trtops.record import Record
+from trtops.record import Config
 from trtops.system import signing
 from trtops.system.worker import close_workers
 from trtops.tracking import builds, owner, schema
@@ -38,7 +38,7 @@ from trtops.tracking.base import RunInfo, StoredRun, Tracker, run_id_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditConfig(Record):
+class AuditConfig(Config):
     """Which runs are audited, and how.
 
     Attributes:

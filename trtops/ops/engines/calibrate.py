@@ -15,7 +15,7 @@ from trtops.backend.common import save_bytes
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import AlgorithmOrBest, Comparison
-from trtops.calibration.data import batches
+from trtops.calibration.data import batches, data_source
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, check_algorithm
 from trtops.comparator.report import iterations_of
 from trtops.json import save_json
@@ -61,7 +61,7 @@ class CalibrateConfig(
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
     """
 
-    data: str | None = None
+    data: str | None = field(default=None, metadata={"convert": data_source})
     algorithm: AlgorithmOrBest = "best"
     percentile: float = DEFAULT_PERCENTILE
     batch: int | None = None

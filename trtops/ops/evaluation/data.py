@@ -23,7 +23,7 @@ from trtops import errors
 from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
 from trtops.backend.engines import reference_runner
-from trtops.calibration.data import FeedDigest
+from trtops.calibration.data import IN_MEMORY, ArraysInMemory, FeedDigest, data_source
 from trtops.comparator.arrays import cast_feed
 from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, iterations_of
@@ -32,7 +32,7 @@ from trtops.comparator.streams import load_saved
 from trtops.extras import require
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
 from trtops.ops.evaluation.shapes import OTHER, ShapePoint, points, profile_of, spanning, with_profiles
-from trtops.record import Record
+from trtops.record import Config, Record
 from trtops.spec import BuildConfig, OptimizationProfile, Rounding
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
@@ -157,7 +157,10 @@ def open_feeds(
         planned = points(inputs, input_shapes or {}, profiles, accepted_inputs, other)
         assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
         return Feeds(f"random data (seed {seed})", lambda: random(planned), random=True, assumed=assumed)
-    if isinstance(source, (str, Path)):
+    if isinstance(source, ArraysInMemory):
+        name, source = str(source), source.feeds
+        feeds = Feeds(name, lambda: source)
+    elif isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
         stored_feeds = list(source)  # an iterator can be read only once
@@ -230,7 +233,7 @@ def _data_of_saved_outputs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Record):
+class DataConfig(Config):
     """Input data: the base of all configs with data.
 
     Attributes:
@@ -242,8 +245,8 @@ class DataConfig(Record):
         seed: Seed of the random data.
     """
 
-    data: str | None = None
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    data: str | None = field(default=None, metadata={"convert": data_source})
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, metadata={"keyword": "shapes"})
     iterations: int = 2
     seed: int = 1
 
@@ -326,6 +329,8 @@ def _path_and_function(text: str) -> tuple[Path, str]:
 
 def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
     path, function = _path_and_function(text)
+    if text.startswith(IN_MEMORY):
+        raise errors.ConfigError(f"The data were {text} of another process. Save them, and give the path to {_KINDS}.")
     if not path.exists():
         raise errors.ConfigError(f"Data source {text!r} does not exist. Give a path to {_KINDS}.")
     if path.suffix == ".py":
