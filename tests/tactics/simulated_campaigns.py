@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tests.tactics.synthetic import TACTICS, chosen_of, layer_table, shares_of
-from trtops.ops.campaign.bisect import BisectSession, MeasuredBuild
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Trial, Unit
+from trtops.ops.campaign.bisect_session import BisectSession
 from trtops.ops.campaign.bisection_planner import BuildPair, Planner
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.bisection import TrialResult
@@ -267,12 +267,12 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
             names = tuple(unit.name for unit, is_wanted in zip(units, requested) if is_wanted)
             verdict: Verdict = "bad" if is_bad else "good"
             self.trials.append(Trial(run_id=name, taken=names, verdict=verdict, counted=True))
-            errors = world.errors(codes)
             # A reformat that is chosen by timing and decides, or those that follow from formats.
             copies = world.reformats(codes) == world.reformats(bad)
             followed = (is_bad,) if world.kind == "reformat" else tuple(copies[reformats].tolist())
-            self.measured.append(MeasuredBuild(requested, followed, is_bad, errors))
-            return TrialResult(requested, is_bad, self._fingerprint(errors))
+            result = TrialResult(requested, is_bad, world.errors(codes) or None, followed)
+            self.measured.append(result)
+            return result
 
     plan = BisectPlan(
         good_run=pair.good,

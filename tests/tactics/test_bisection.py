@@ -14,6 +14,7 @@ from trtops.tactics.contributions import find_sum
 
 SEEDS = amount(60, in_every_run=15)
 LIMIT = 80
+ERROR = ("error", "max_abs")
 Bad = Callable[[np.random.Generator, np.ndarray, int], bool]
 
 
@@ -138,20 +139,20 @@ def searched(
     search: CulpritSearch, build: Callable[[np.ndarray], TrialResult | None]
 ) -> tuple[SearchResult, list[np.ndarray]]:
     """The result of a search, and the trials it made."""
-    steps, answer, masks = search.run(), None, []
-    while True:
-        try:
-            masks.append(steps.send(answer))
-        except StopIteration as ended:
-            return ended.value, masks
-        answer = build(masks[-1])
+    masks: list[np.ndarray] = []
+    while (taken := search.next()) is not None:
+        masks.append(taken)
+        if (result := build(taken)) is None:
+            break
+        search.add(result)
+    return search.result, masks
 
 
 @pytest.mark.parametrize(
     ("kind", "clauses"), [("one", ((3,),)), ("either", ((3,), (9,))), ("together", ((3, 9),))], ids=EXPECTED
 )
 def test_search_confirms_what_decides(kind, clauses):
-    search = CulpritSearch(units=20, held=mask(20))
+    search = CulpritSearch(mask(20))
     answer, masks = searched(search, lambda taken: TrialResult(taken, bool(EXPECTED[kind](taken, 3, 9))))
 
     assert answer.outcome == "confirmed"
@@ -167,10 +168,10 @@ def test_equal_errors_replace_the_coin(units, max_trials):
         small = np.random.default_rng(seed).random(units) / units
 
         def build(taken: np.ndarray, culprit: int = culprit, small: np.ndarray = small) -> TrialResult:
-            return TrialResult(taken, bool(taken[culprit]), (float(small @ taken) + 9 * taken[culprit],))
+            return TrialResult(taken, bool(taken[culprit]), {ERROR: float(small @ taken) + 9 * taken[culprit]})
 
         ends = build(mask(units)), build(~mask(units))
-        search = CulpritSearch(units=units, held=mask(units), errors=(ends[0].errors, ends[1].errors), seed=seed)
+        search = CulpritSearch(mask(units), (ends[0].errors, ends[1].errors), seed=seed)
         answer, _ = searched(search, build)
         assert answer.explanation.clauses == ((culprit,),)
         trials.append(answer.explanation.trials)
@@ -186,9 +187,9 @@ def test_errors_that_do_not_repeat_need_the_coin():
 
         def build(taken: np.ndarray, rng: np.random.Generator = rng) -> TrialResult:
             bad = bool(rng.random() < 0.5)
-            return TrialResult(taken, bad, (float(bad),))
+            return TrialResult(taken, bad, {ERROR: float(bad)})
 
-        search = CulpritSearch(units=12, held=mask(12), errors=((0.0,), (1.0,)), seed=seed)
+        search = CulpritSearch(mask(12), ({ERROR: 0.0}, {ERROR: 1.0}), seed=seed)
         named += searched(search, build)[0].explanation is not None
 
     # One in forty at most, and what chance adds to that.
@@ -202,10 +203,11 @@ def test_verdicts_against_equal_errors_need_the_coin():
         rng = np.random.default_rng(seed)
 
         def build(taken: np.ndarray, rng: np.random.Generator = rng) -> TrialResult:
-            return TrialResult(taken, bool(taken[3] ^ (rng.random() < 0.25)), (1.0 + 9 * taken[3], 0.1 * taken.sum()))
+            errors = {ERROR: 1.0 + 9 * taken[3], ("other",): 0.1 * taken.sum()}
+            return TrialResult(taken, bool(taken[3] ^ (rng.random() < 0.25)), errors)
 
-        ends = (1.0, 0.0), (10.0, 1.2)
-        result = searched(CulpritSearch(units=12, held=mask(12), errors=ends, seed=seed), build)[0]
+        ends = {ERROR: 1.0, ("other",): 0.0}, {ERROR: 10.0, ("other",): 1.2}
+        result = searched(CulpritSearch(mask(12), ends, seed=seed), build)[0]
         counts[result.repeatability] += 1
         named += result.explanation is not None and result.explanation.clauses != ((3,),)
 
@@ -214,9 +216,9 @@ def test_verdicts_against_equal_errors_need_the_coin():
 
 
 def test_held_units_are_checked_first():
-    needs_more = CulpritSearch(units=10, held=mask(10, 4))
-    answer, masks = searched(needs_more, lambda taken: TrialResult(taken, bool(taken[4] and taken[7])))
-    enough, tried = searched(needs_more, lambda taken: TrialResult(taken, bool(taken[4])))
+    held = mask(10, 4)
+    answer, masks = searched(CulpritSearch(held), lambda taken: TrialResult(taken, bool(taken[4] and taken[7])))
+    enough, tried = searched(CulpritSearch(held), lambda taken: TrialResult(taken, bool(taken[4])))
 
     assert all(taken[4] for taken in masks)
     assert answer.explanation.clauses == ((7,),) and masks[0].sum() == 1
@@ -233,7 +235,7 @@ def test_held_units_are_checked_first():
     ids=["budget", "not built as wanted", "always good"],
 )
 def test_searches_without_culprits_end(build, outcome):
-    answer, masks = searched(CulpritSearch(units=6, held=mask(6)), build)
+    answer, masks = searched(CulpritSearch(mask(6)), build)
 
     assert answer.outcome == outcome and answer.explanation is None
     assert len(masks) < LIMIT
@@ -245,7 +247,7 @@ def test_trials_that_stray_are_not_repeated():
         got[1] = got[0]  # a layer that follows another one
         return TrialResult(got, bool(got[4]))
 
-    answer, masks = searched(CulpritSearch(units=8, held=mask(8)), build)
+    answer, masks = searched(CulpritSearch(mask(8)), build)
 
     strayed = [tuple(taken) for taken in masks if taken[0] != taken[1]]
     assert answer.explanation.clauses == ((4,),)

@@ -97,7 +97,7 @@ def with_keywords(op: Callable[..., R]) -> Callable[..., R]:
         else:
             raise errors.ConfigError(
                 f"{op.__name__}: config is {config!r:.60}; expected a {config_class.__name__}, or its options as "
-                f"keywords, such as {next(iter(options))}=..."
+                f"keywords, such as {next(name for name in ('precision', *options) if name in options)}=..."
             )
         if backend is not None:  # last, since a config whose options are for this back end keeps them
             config = with_options(config, {("build",): config.build.on_backend(backend)})

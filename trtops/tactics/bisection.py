@@ -20,8 +20,7 @@ than a good one contradicts that, and coins count again.
 
 import itertools
 import math
-import operator
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
@@ -34,7 +33,6 @@ from trtops.tactics.model import (
     Clauses,
     Counts,
     Floats,
-    Ints,
     Likelihood,
     Prior,
     clauses_of_pair,
@@ -60,8 +58,8 @@ a build bad even all together; with a combination that is neither one unit nor a
 Repeatability: TypeAlias = Literal["unknown", "repeats", "contradicted"]
 """Whether builds repeat to the last bit, so that chance needs no coins; ``contradicted`` where a bad build has no
 larger errors than a good one, so that verdicts do not follow from errors."""
-Errors: TypeAlias = tuple[float, ...]
-"""Errors of all outputs of a build, in one order. Builds with the same outputs have the same errors."""
+Errors: TypeAlias = Mapping[tuple[str, ...], float]
+"""Errors of a build by the names of their metrics. Builds with the same outputs have the same errors."""
 
 CHANCE = 0.2  # prior probability that no unit decides
 _ONE, _TOGETHER, _EITHER = 0.86, 0.07, 0.07  # prior shares of one unit, both of two, and either of two
@@ -180,7 +178,7 @@ class Bisection:
         ]
         single, pair = (np.logaddexp.reduce(scores) + math.log(1 - CHANCE) for scores in zip(*parts))
         chance = -math.inf if self._excludes_chance else math.log(CHANCE) + _log_chance(self._bad)
-        peak = max(float(single.max()), float(pair.max()), chance)
+        peak = max(float(single.max(initial=-np.inf)), float(pair.max(initial=-np.inf)), chance)
         single, pair, mass = np.exp(single - peak), np.exp(pair - peak), math.exp(chance - peak)
         total = float(single.sum() + pair.sum()) + mass
         self._single, self._pair, self.p_chance = single / total, pair / total, mass / total
@@ -304,9 +302,10 @@ class TrialResult(NamedTuple):
     taken: Bools | None  # the units that it really got from the bad build; None if some are as in neither of the two
     bad: bool
     errors: Errors | None = None  # None where the verdict does not follow from them
+    followed: tuple[bool, ...] = ()  # which layers that are no units are as in the bad build
 
 
-@dataclass
+@dataclass(frozen=True)
 class SearchResult:
     """The outcome, with the explanation if one is confirmed.
 
@@ -319,104 +318,126 @@ class SearchResult:
     repeatability: Repeatability = "unknown"
 
 
-@dataclass(frozen=True)
 class CulpritSearch:
-    """The bisection of a bad build, and how its trials are built."""
+    """The bisection of a bad build: :meth:`next` and :meth:`add` in turns, until the verdicts decide.
 
-    units: int
-    held: Bools  # units that every trial takes from the bad build, of shape ``(units,)``
-    errors: tuple[Errors | None, Errors | None] = (None, None)  # of the good and of the bad build
-    confidence: float = 0.95  # this and what follows are as for :class:`Bisection`
-    seed: int = 0
-    first: Bools | None = None
+    ``held`` are the units that every mixture takes from the bad build, of shape ``(units,)``; ``errors`` those of the
+    good and of the bad build. The others are as for :class:`Bisection`.
+    """
 
-    def run(self) -> Generator[Bools, TrialResult | None, SearchResult]:
-        """Yield the units to take from the bad build, and receive each build; None ends the search early."""
-        if self.held.any():
-            enough = yield from self._is_enough()
-            if enough is not False:
-                return SearchResult("sufficient" if enough else "undecided")
-        places = np.flatnonzero(~self.held)
-        if not len(places):
-            return SearchResult()
-        first = None if self.first is None else self.first[places]
-        bisection = Bisection(len(places), self.seed, self.confidence, first)
-        decision = yield from self._decide(bisection, places)
-        result = SearchResult(repeatability=bisection.repeatability)
-        if decision == "combination":
-            suspects = tuple(places[bisection.probabilities >= _SUSPECTED].tolist())
-            return replace(result, outcome="combination", suspects=suspects)
-        if decision != "confirmed":
-            return replace(result, outcome="not repeatable" if decision == "chance" else decision or "undecided")
-        # The bisection numbers the free units only.
-        best = bisection.best
-        clauses = tuple(tuple(places[list(clause)].tolist()) for clause in best.clauses)
-        return replace(result, outcome="confirmed", explanation=replace(best, clauses=clauses))
+    def __init__(
+        self,
+        held: Bools,
+        errors: tuple[Errors | None, Errors | None] = (None, None),
+        confidence: float = 0.95,
+        seed: int = 0,
+        first: Bools | None = None,
+    ) -> None:
+        self._held, self._errors = held, errors
+        self._free = np.flatnonzero(~held)  # the bisection numbers these units only
+        self._bisection = Bisection(len(self._free), seed, confidence, None if first is None else first[self._free])
+        self._outcome: SearchOutcome | None = None if len(held) else "undecided"
+        self._tests_held = bool(held.any())  # first, whether the held units are enough
+        self._held_verdicts: list[bool] = []
+        self._trial = np.empty(0, np.bool_)  # the last one of the bisection
+        self._opposite: Bools | None = None  # of the last trial, if a coin decided between the two
+        self._next_end: Bools | None = None  # one of the two builds, if it is to be built next
+        self._ends: dict[bool, list[TrialResult]] = {False: [], True: []}  # the good and the bad build, built again
+        self._results = [TrialResult(None, is_bad, errors[is_bad]) for is_bad in (False, True)]
+        self._built: set[bytes] = set()
+        self._failed = 0
 
-    def _is_enough(self) -> Generator[Bools, TrialResult | None, bool | None]:
-        """True if the good build is bad with the held units; None if it cannot be built."""
+    @property
+    def result(self) -> SearchResult:
+        """The outcome so far."""
+        bisection = self._bisection
+        result = SearchResult(self._outcome or "undecided", repeatability=bisection.repeatability)
+        if self._outcome == "combination":
+            suspects = self._free[bisection.probabilities >= _SUSPECTED]
+            return replace(result, suspects=tuple(suspects.tolist()))
+        if self._outcome == "confirmed":
+            clauses = tuple(tuple(self._free[list(clause)].tolist()) for clause in bisection.best.clauses)
+            return replace(result, explanation=replace(bisection.best, clauses=clauses))
+        return result
+
+    def next(self) -> Bools | None:
+        """Return the units to take from the bad build next; None once the search has ended."""
+        if self._outcome is not None:
+            return None
+        if self._tests_held:
+            return self._held
+        trial, opposite = self._bisection.next() if self._next_end is None else (self._next_end, None)
+        # If one of two opposites was built, the other one is built: its errors may show that outputs follow the units.
+        # This must not depend on the coin, or the evidence would be biased.
+        if self._ends_repeat and opposite is not None:
+            is_built = trial.tobytes() in self._built
+            if is_built != (opposite.tobytes() in self._built):
+                trial, opposite = opposite if is_built else trial, None
+        self._trial, self._opposite = trial, opposite
+        mask: Bools = self._held.copy()
+        mask[self._free[trial]] = True
+        return mask
+
+    def add(self, result: TrialResult) -> None:
+        """Add the build of the last mixture from :meth:`next`."""
+        if self._tests_held:
+            self._add_held(result)
+            return
+        trial, bisection, self._next_end = self._trial, self._bisection, None
+        if result.taken is None or not result.taken[self._held].all():
+            bisection.shun(trial)
+            self._failed += 1
+            self._outcome = "undecided" if self._failed == _MAX_FAILURES else None
+            return
+        built_trial = result.taken[self._free]
+        self._built.add(built_trial.tobytes())
+        followed = np.array_equal(built_trial, trial)
+        if not followed:
+            bisection.shun(trial)  # or it would be chosen again, and fail again
+        # Where the build differs from the request, the coin did not choose it.
+        bisection.add(built_trial, result.bad, self._opposite if followed else None)
+        self._results.append(result)
+        if self._is_contradicted():
+            bisection.set_repeatability("contradicted")
+        if followed and (trial.all() or not trial.any()):
+            self._ends[bool(trial.all())].append(result)
+            if sum(not rebuilt.bad for rebuilt in self._ends[True]) == _MISSING:
+                self._outcome = "units missing"
+                return
+            # With one or two units coins need no more builds, and no third mixture is likely to differ.
+            self._next_end = self._end_after(trial) if len(trial) > 2 else None
+        elif self._ends_repeat and result.errors is not None and result.errors not in self._errors:
+            bisection.set_repeatability("repeats")
+        decision = bisection.decided()
+        self._outcome = "not repeatable" if decision == "chance" else decision
+
+    def _add_held(self, result: TrialResult) -> None:
+        """Add a good build with the held units: either it is bad with them, or the bisection begins."""
+        if result.taken is None or not np.array_equal(result.taken, self._held):
+            self._outcome = "undecided"  # it cannot be built
+            return
         # A verdict may be wrong, and culprits may fail only sometimes, so it takes several.
-        verdicts: list[bool] = []
-        while verdicts.count(True) < _BAD_VERDICTS and verdicts.count(False) < _GOOD_VERDICTS:
-            result = yield self.held
-            if result is None or result.taken is None or not np.array_equal(result.taken, self.held):
-                return None
-            verdicts.append(result.bad)
-        return verdicts.count(True) == _BAD_VERDICTS
+        self._held_verdicts.append(result.bad)
+        if self._held_verdicts.count(True) == _BAD_VERDICTS:
+            self._outcome = "sufficient"
+        elif self._held_verdicts.count(False) == _GOOD_VERDICTS:
+            self._tests_held = False
+            self._outcome = None if len(self._free) else "undecided"
 
-    def _decide(
-        self, bisection: Bisection, places: Ints
-    ) -> Generator[Bools, TrialResult | None, BisectionDecision | None]:
-        """Bisect some of the units; None if the search was ended or too many trials could not be built."""
-        failed = 0
-        ends: dict[bool, list[TrialResult]] = {False: [], True: []}  # the good and the bad build, built again
-        seen: set[Errors | None] = {None, *self.errors}
-        verdicts = [(errors, bool(is_bad)) for is_bad, errors in enumerate(self.errors) if errors is not None]
-        built: set[bytes] = set()
-        end: Bools | None = None  # one of the two builds, if it is to be built next
-        while (decision := bisection.decided()) is None and failed < _MAX_FAILURES:
-            trial, opposite = bisection.next() if end is None else (end, None)
-            ends_repeat = bisection.repeatability == "unknown" and all(self._repeats(ends, is_bad) for is_bad in ends)
-            # If one of two opposites was built, the other one is built: its errors may show that outputs follow
-            # the units. This must not depend on the coin, or the evidence would be biased.
-            if ends_repeat and opposite is not None and (trial.tobytes() in built) != (opposite.tobytes() in built):
-                trial, opposite = opposite if trial.tobytes() in built else trial, None
-            mask: Bools = self.held.copy()
-            mask[places[trial]] = True
-            result = yield mask
-            if result is None:
-                return None
-            if result.taken is None or not result.taken[self.held].all():
-                failed, end = failed + 1, None
-                bisection.shun(trial)
-                continue
-            built_trial = result.taken[places]
-            built.add(built_trial.tobytes())
-            followed = np.array_equal(built_trial, trial)
-            if not followed:
-                bisection.shun(trial)  # or it would be chosen again, and fail again
-            # Where the build differs from the request, the coin did not choose it.
-            bisection.add(built_trial, result.bad, opposite if followed else None)
-            end = None
+    def _is_contradicted(self) -> bool:
+        """Whether some bad build has no larger error of any output than a good one."""
+        measured: dict[bool, list[Errors]] = {False: [], True: []}
+        for result in self._results:
             if result.errors is not None:
-                verdicts.append((result.errors, result.bad))
-                pairs = [
-                    (x, y) for (x, x_bad), (y, y_bad) in itertools.product(verdicts, verdicts) if x_bad and not y_bad
-                ]
-                if any(len(x) == len(y) and all(map(operator.le, x, y)) for x, y in pairs):
-                    bisection.set_repeatability("contradicted")
-            if followed and (trial.all() or not trial.any()):
-                ends[bool(trial.all())].append(result)
-                if sum(not rebuilt.bad for rebuilt in ends[True]) == _MISSING:
-                    return "units missing"
-                # With one or two units coins need no more builds, and no third mixture is likely to differ.
-                end = self._next_end(ends, trial) if len(places) > 2 else None
-            elif ends_repeat and bisection.repeatability == "unknown" and result.errors not in seen:
-                bisection.set_repeatability("repeats")
-        return decision
+                measured[result.bad].append(result.errors)
+        for low, high in itertools.product(measured[True], measured[False]):
+            if low.keys() == high.keys() and all(error <= high[name] for name, error in low.items()):
+                return True
+        return False
 
-    def _next_end(self, ends: Mapping[bool, Sequence[TrialResult]], last: Bools) -> Bools | None:
+    def _end_after(self, last: Bools) -> Bools | None:
         """Return the end to build again, if any; ``last`` is the one built last."""
+        ends = self._ends
         if last.all() and not ends[True][-1].bad:
             return last  # with all units it must be bad, but the verdict may be wrong
         if not ends[True]:
@@ -424,17 +445,19 @@ class CulpritSearch:
         if not ends[False]:
             return None if ends[True][-1].errors is None else ~last
         # Layers that cannot be chosen may make a difference to the bad build, so it is compared with itself.
-        is_open = len(ends[True]) == 1 and self._repeats(ends, False) and not self._repeats(ends, True)
+        is_open = len(ends[True]) == 1 and self._repeats(False) and not self._repeats(True)
         return np.ones_like(last) if is_open else None
 
-    def _repeats(self, ends: Mapping[bool, Sequence[TrialResult]], is_bad: bool) -> bool:
+    @property
+    def _ends_repeat(self) -> bool:
+        return self._bisection.repeatability == "unknown" and self._repeats(False) and self._repeats(True)
+
+    def _repeats(self, is_bad: bool) -> bool:
         """Whether one of the two builds, built again, had the same errors to the last bit."""
-        errors_of_rebuilds = [trial.errors for trial in ends[is_bad]]
-        return (
-            bool(errors_of_rebuilds)
-            and errors_of_rebuilds[0] is not None
-            and (set(errors_of_rebuilds) == {self.errors[is_bad]} or errors_of_rebuilds[1:] == errors_of_rebuilds[:1])
-        )
+        rebuilt = [trial.errors for trial in self._ends[is_bad]]
+        if not rebuilt or rebuilt[0] is None:
+            return False
+        return rebuilt.count(self._errors[is_bad]) == len(rebuilt) or rebuilt[1:] == rebuilt[:1]
 
 
 def _log_chance(bad: Sequence[bool]) -> float:

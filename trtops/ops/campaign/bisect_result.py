@@ -96,6 +96,11 @@ class BisectPlan(Record):
     held: tuple[Unit, ...] = ()  # choices of the bad build that every mixture has
     suspected: tuple[Unit, ...] = ()  # known from earlier campaigns, or next to the first divergence; asked first
 
+    @property
+    def title(self) -> str:
+        """The name of its run."""
+        return f"bisect {self.good_run[:8]} and {self.bad_run[:8]}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Record):
@@ -134,7 +139,7 @@ class BisectCulprit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution(Record):
-    """What a unit adds to an output's error or its natural logarithm; 95 % interval: ``value`` +- ``margin``."""
+    """The contribution of a unit to an output's error; 95 % interval: ``value`` +- ``margin``."""
 
     unit: Unit
     value: float

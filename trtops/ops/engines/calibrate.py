@@ -26,7 +26,7 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import golden_outputs, open_feeds
 from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
-from trtops.record import Record
+from trtops.record import Config
 from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
 from trtops.tables import counted, markdown_table
@@ -41,7 +41,7 @@ _EVALUATED_FEEDS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(
-    Record, uses={"build": "profiles calibration_samples calibration_fit keep qdq_op_types qdq_rules mark options"}
+    Config, uses={"build": "profiles calibration_samples calibration_fit keep qdq_op_types qdq_rules mark options"}
 ):
     """What to calibrate with, how, and how to evaluate the result.
 

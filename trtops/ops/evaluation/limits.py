@@ -329,7 +329,7 @@ class NoiseLimits(Record):
 
     def reasons(self, report: ComparisonReport) -> tuple[str, ...]:
         """Why bad outputs cannot be better in this precision, one sentence each."""
-        bad = {output.name for output in report.outputs if output.verdict == "bad"}
+        bad = {output.name for output in report.bad}
         name = self.precision.upper()
         return tuple(
             f"{output}: {name} does not suffice for this model on this data; of rounding alone, {explanation}"
@@ -459,7 +459,7 @@ class RightModel:
         if self.precision == "int8" or self.precision == "fp8":
             return self._quantized(), ()
         elif self.precision == "tf32":
-            from trtops.backend.onnx.precision import round_to_tf32
+            from trtops.backend.onnx.emulation import round_to_tf32
 
             outputs = reference_outputs(round_to_tf32(self._watched.proto(lean=True)), list(self.feeds))
         else:
@@ -550,7 +550,7 @@ class RightModel:
         except errors.TrtopsError as exc:
             return NoiseLimits(precision=precision, why_not=str(exc)[:600].rstrip("."))
         report = compare_outputs(*without_own_nan(rounded, self.plain), self._useful_in_range(outputs))
-        insufficient = tuple((o.name, "; ".join(o.reasons)) for o in report.outputs if o.verdict == "bad")
+        insufficient = tuple((output.name, "; ".join(output.reasons)) for output in report.bad)
         return NoiseLimits(
             precision=precision,
             times=self.times,

@@ -18,8 +18,9 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import copying, shapes
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import LowPrecision, emulate_low_precision, lower_precision
+from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
