@@ -53,7 +53,9 @@ def to_jsonable(value: object) -> JSONValue:
     """
     if isinstance(value, Enum):
         return to_jsonable(value.value)
-    if value is None or isinstance(value, (bool, int, str)):
+    if isinstance(value, str):
+        return str(value)  # plain text, also of data from memory
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)

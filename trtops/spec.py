@@ -6,7 +6,7 @@ engine can replace the other. Names, paths, labels and times are not part of eit
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.metadata import TensorSpec
@@ -171,7 +171,6 @@ class BuildConfig(Config):
     options: BackendOptions = field(default_factory=OnnxRuntimeOptions)
 
     def __post_init__(self) -> None:
-        errors.check_known(self.precision, get_args(Precision), "Unknown precision")
         if self.calibration_samples < 1:
             raise errors.ConfigError(f"calibration_samples is {self.calibration_samples}; expected 1 or more.")
 

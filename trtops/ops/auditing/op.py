@@ -19,7 +19,6 @@ from trtops.ops.auditing.rebuilding import (
 )
 from trtops.ops.auditing.result import (
     GRADES,
-    LEAST,
     WAYS,
     AtLeast,
     AuditResult,
@@ -72,11 +71,6 @@ class AuditConfig(Config):
     timeout_seconds: float | None = 1800.0
 
     def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("at_least", self.at_least, tuple(LEAST)),
-            *(("ways", w, WAYS) for w in self.ways),
-        ):
-            errors.check_known(value, choices, f"{name}:")
         if self.rebuild and not self.ways:
             raise errors.ConfigError(f"ways is empty; expected some of {', '.join(WAYS)}.")
         if self.sample is not None and self.sample < 1:
