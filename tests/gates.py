@@ -1,6 +1,5 @@
 """Candidates for the gate: models of different kinds, engines with a planted regression, and runs that hold them."""
 
-import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import onnx
 from onnx import numpy_helper
 
 from tests import models
-from trtops.backend.base import Build, Caches
+from trtops.backend.base import Build, BuildRequest, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.ratio import Metric
@@ -115,33 +114,6 @@ def renamed(proto: onnx.ModelProto, output: str) -> onnx.ModelProto:
     return changed
 
 
-def with_further_nodes(proto: onnx.ModelProto, count: int) -> onnx.ModelProto:
-    """The model with an even number of sign changes of its first input before it: the same outputs, more work."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(proto)
-    name = changed.graph.input[0].name
-    for node in changed.graph.node:
-        node.input[:] = [f"{name}_{count}" if tensor == name else tensor for tensor in node.input]
-    names = [name, *(f"{name}_{i}" for i in range(1, count + 1))]
-    nodes = [onnx.helper.make_node("Neg", [a], [b], f"neg_{b}") for a, b in itertools.pairwise(names)]
-    everything = [*nodes, *changed.graph.node]
-    del changed.graph.node[:]
-    changed.graph.node.extend(everything)
-    return changed
-
-
-def with_further_axis(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model whose first output has a further axis of size 1 at its end."""
-    output = proto.graph.output[0]
-    changed = renamed(proto, output.name)
-    changed.graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), "last_axis"))
-    changed.graph.node.append(
-        onnx.helper.make_node("Unsqueeze", ["before", "last_axis"], [output.name], "further_axis")
-    )
-    changed.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 1
-    return changed
-
-
 def with_ballast(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with a large table whose zero row is added to an output: the same outputs, a larger engine."""
     output = proto.graph.output[0].name
@@ -173,7 +145,7 @@ SLOW = (
 def built(path: Path, config: BuildConfig, caches: Caches | None = None) -> Build:
     """An engine of ONNX Runtime, built in this process."""
     backend = engine_backend(config.backend)
-    return backend.build(Model.load(path), config, caches=caches or Caches())
+    return backend.build(BuildRequest(Model.load(path), config, caches=caches or Caches()))
 
 
 def slow_build(path: Path, config: BuildConfig) -> Build:

@@ -17,7 +17,6 @@ from trtops.backend.runner import BaseRunner
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.data import DataSource
 from trtops.comparator.report import Tolerances
-from trtops.comparator.results import RunResults
 from trtops.ops.auditing.op import AuditConfig
 from trtops.ops.auditing.result import AuditResult
 from trtops.ops.bundling.op import BundleConfig
@@ -41,15 +40,16 @@ from trtops.ops.engines.build_list import BuildListResult
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.engines.convert import ConvertResult
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.model_list import ModelList
+from trtops.ops.engines.request import CommandData
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.gate.matrix import MatrixResult
 from trtops.ops.gate.measurement import GateSession
-from trtops.ops.gate.op import GateConfig
 from trtops.ops.gate.policy import AccuracyLimit
+from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.ops.gate.policy import Limits
 from trtops.ops.gate.policy import SizeLimit
@@ -143,18 +143,18 @@ def compare(
 def convert(
     model: str | PathLike[str], config: ConvertConfig = ..., *, tracker: Tracker | None = ..., experiment: str |
     None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., built: Callable[[Build], object] |
-    None = ..., known_golden: RunResults | None = ..., calibration_data: DataSource | None = ..., calibration_cache:
-    str | None = ..., timing_cache: str | None = ..., replay: str | None = ..., carry_over: bool = ...,
-    measure_ranges: bool = ..., use_deny_list: bool = ..., rebuild: bool = ..., keep_model: bool = ..., isolated:
-    bool | None = ..., timeout_seconds: float | None = ..., max_engine_bytes: int | None = ..., precision:
-    Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str,
-    Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
-    Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
-    Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., golden: str |
-    None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
-    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
-    power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., opened: CommandData | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str
+    | None = ..., timing_cache: str | None = ..., replay: str | None = ..., carry_over: bool = ..., measure_ranges:
+    bool = ..., use_deny_list: bool = ..., rebuild: bool = ..., keep_model: bool = ..., isolated: bool | None = ...,
+    timeout_seconds: float | None = ..., max_engine_bytes: int | None = ..., precision: Literal['fp32', 'fp16',
+    'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ...,
+    calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ...,
+    qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
+    OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
+    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., golden: str | None = ..., labels: str
+    | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int =
+    ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ...,
+    self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> ConvertResult: ...
 
 def debug_build(

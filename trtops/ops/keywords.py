@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 PYTHON_ONLY = frozenset(
     ("tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file", "given",
-     "chance", "known_golden")
+     "chance", "opened")
 )  # fmt: skip
 """Parameters of ops that take Python objects, or that only other ops set."""
 

@@ -21,9 +21,10 @@ from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
-from trtops.ops.evaluation.limits import NoiseLimits, RightModel
+from trtops.ops.evaluation.limits import NoiseLimits
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
 from trtops.ops.evaluation.undefined import Undefined
 from trtops.ops.result import run_step, step_time

@@ -9,7 +9,7 @@ import flows.digits
 import trtops.backend.trt as back
 from flows.digits import Digits, make_digits
 from tests import models
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
@@ -18,7 +18,7 @@ from trtops.backend.onnxrt.calibration import collect
 from trtops.backend.trt import TensorRTBackend, library
 from trtops.calibration import CalibrationCache
 from trtops.comparator import DataLoader
-from trtops.cuda import DeviceArray, DeviceView
+from trtops.cuda import DeviceArray
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.evaluation.check import CheckConfig
@@ -70,7 +70,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 @pytest.fixture(scope="module")
 def calibrated_by_tensorrt(demo: Demo):
-    return TensorRTBackend().build(demo.model, INT8, calibration_data=demo.batches())
+    return TensorRTBackend().build(BuildRequest(demo.model, INT8, calibration_data=demo.batches()))
 
 
 def made_on_the_cpu(demo: Demo, algorithm="entropy") -> CalibrationCache:
@@ -79,7 +79,7 @@ def made_on_the_cpu(demo: Demo, algorithm="entropy") -> CalibrationCache:
 
 
 def build(demo: Demo, cache: bytes, config: BuildConfig = INT8):
-    return TensorRTBackend().build(demo.model, config, caches=Caches(calibration=cache))
+    return TensorRTBackend().build(BuildRequest(demo.model, config, caches=Caches(calibration=cache)))
 
 
 def int8_layers(built) -> list[str]:
@@ -103,7 +103,7 @@ def test_cpu_cache_is_as_accurate_as_tensorrts(demo: Demo, calibrated_by_tensorr
 
 def test_calibration_data_has_its_own_batch_size(demo: Demo, calibrated_by_tensorrt) -> None:
     halves = [{"image": batch["image"][start : start + BATCH // 2]} for batch in demo.batches() for start in (0, 32)]
-    built = TensorRTBackend().build(demo.model, INT8, calibration_data=halves)
+    built = TensorRTBackend().build(BuildRequest(demo.model, INT8, calibration_data=halves))
     assert demo.evaluate(built)[1] <= demo.evaluate(calibrated_by_tensorrt)[1] + 0.02
 
 
@@ -111,9 +111,9 @@ def test_tensorrt_cache_becomes_quantized_model(demo: Demo, calibrated_by_tensor
     cache = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
     proto = demo.model.proto()
     done = insert_qdq(proto, cache, replace(INT8, qdq_rules=()), "partial")
-    built = TensorRTBackend().build(Model.from_proto(proto, "digits_qdq"), INT8)
+    built = TensorRTBackend().build(BuildRequest(Model.from_proto(proto, "digits_qdq"), INT8))
     on_cpu = OnnxRuntimeBackend().build(
-        demo.model, BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes())
+        BuildRequest(demo.model, BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes()))
     )
 
     error, change = demo.evaluate(built)
@@ -190,23 +190,6 @@ def test_calibrator_serves_tensorrts_own_api(convolution) -> None:
     ):
         # TensorRT sums on the device in any order, so that the last bit of a range may differ.
         assert ranges_of(convolution, ({"x": convert(x)} for x in batches)) == pytest.approx(expected, rel=1e-6)
-
-
-def test_batches_are_read_in_order_from_the_device() -> None:
-    def generate():
-        for number in range(20):
-            array = np.full((4, 5), number, np.float32)
-            yield {
-                "host": array,
-                "array": DeviceArray((4, 5)).copy_from(array),
-                "address": DeviceArray((4, 5)).copy_from(array).ptr,
-            }
-
-    with back.Calibrator(generate()) as calibrator:
-        for number in range(20):
-            for address in calibrator.get_batch(["host", "array", "address"]):
-                assert (DeviceView(address, (4, 5), np.float32).numpy() == number).all()
-        assert calibrator.get_batch(["host"]) is None and calibrator.error is None
 
 
 @pytest.mark.parametrize("mode", ["rb", "wb", "wb+"])
