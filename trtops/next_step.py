@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from trtops.calibration.data import IN_MEMORY
 from trtops.record import Record, option_fields, to_jsonable
-from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.spec import IN_MEMORY, BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.system.processes import mark
 
 _SAVED = "arrays.npz"  # stands for data from memory, which no command line can have

@@ -29,6 +29,10 @@ GPU_PROVIDERS = frozenset(name for name in _PROVIDERS.values() if name != "CPUEx
 CAMPAIGN_SEEDS = 1024
 
 
+IN_MEMORY = "arrays in memory"
+"""How data without a file is named in records, with its digest."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShapeRange(Config):
     """The shapes of one input in one optimization profile; ``opt`` is optimized for."""

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trtops import errors
-
-IN_MEMORY = "arrays in memory"
+from trtops.spec import IN_MEMORY
 
 DataSource: TypeAlias = (
     str
