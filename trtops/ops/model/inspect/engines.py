@@ -25,7 +25,7 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, op_run
-from trtops.record import Record
+from trtops.record import Config, Record
 from trtops.tables import listed, markdown_table, size
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict, run_id_of
@@ -34,7 +34,7 @@ _NODES_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectEnginesConfig(Record):
+class InspectEnginesConfig(Config):
     """The two engines, and how their layers are timed.
 
     Attributes:
