@@ -17,7 +17,6 @@ from trtops.cli.commands.runs import limit, tag
 from trtops.cli.flags import Flag, Parser, UsageError, flags_of, without_effect
 from trtops.cli.logs import LOGGING
 from trtops.cli.main import main
-from trtops.cli.script import Unresolved
 from trtops.cli.values import READERS, attribute, constraint, tensor, until
 from trtops.comparator.table import METRICS
 from trtops.errors import ConfigError
@@ -142,8 +141,6 @@ def contents(value: Any) -> Any:
         return value.__qualname__, contents(dict(inspect.getclosurevars(value).nonlocals))
     if isinstance(value, functools.partial):  # a command that uses all its options
         return vars(value.args[0])
-    if isinstance(value, Unresolved):
-        return contents(value.value)
     if isinstance(value, dict):
         return {name: contents(held) for name, held in value.items()}
     return [contents(held) for held in value] if isinstance(value, (list, tuple)) else value

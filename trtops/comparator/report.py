@@ -115,11 +115,11 @@ class Tolerances(Record):
         output_tolerances = self.per_output.get(output)
         if output_tolerances is None:
             return dataclasses.replace(self, per_output={}) if self.per_output else self
-        changes = {
-            f.name: v
-            for f in dataclasses.fields(output_tolerances)
-            if (v := getattr(output_tolerances, f.name)) is not None
-        }
+        changes: dict[str, Any] = {}
+        for option in dataclasses.fields(output_tolerances):
+            value = getattr(output_tolerances, option.name)
+            if value is not None:
+                changes[option.name] = value
         return dataclasses.replace(self, per_output={}, **changes)
 
     def implies(self, other: Tolerances) -> bool:
@@ -206,7 +206,17 @@ class ComparisonReport(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each, naming the output; empty if it is good."""
-        return tuple(f"{o.name}: {reason}" for o in self.outputs if o.verdict == "bad" for reason in o.reasons)
+        return tuple(f"{output.name}: {reason}" for output in self.bad for reason in output.reasons)
+
+    @property
+    def bad(self) -> tuple[OutputComparison, ...]:
+        """The bad outputs."""
+        return tuple(output for output in self.outputs if output.verdict == "bad")
+
+    @property
+    def statistics(self) -> dict[str, OutputStatistics]:
+        """The statistics of the outputs that were measured, by name."""
+        return {output.name: output.statistics for output in self.outputs if output.statistics is not None}
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
         """Columns and rows: each output with its verdict, the deciding error, and the metrics with a column."""
@@ -224,6 +234,11 @@ class ComparisonReport(Record):
 
         measured = (o for o in self.outputs if o.verdict == "bad" or o.margin(self.tolerances) is not None)
         return max(measured, key=order, default=None)
+
+    @property
+    def margin(self) -> Margin | None:
+        """The deciding error and its limit; None without limits or measurements."""
+        return None if self.decisive is None else self.decisive.margin(self.tolerances)
 
     @property
     def decided_by(self) -> str:
@@ -260,6 +275,12 @@ def compare_outputs(
             upper bounds then.
 
     Raises ComparisonError if the runs have different numbers of iterations or none, or results hold several runners.
+
+    >>> report = compare_outputs({"y": [1.0, 2.5]}, {"y": [1.0, 2.0]}, Tolerances(atol=0.1, rtol=0.1))
+    >>> report.verdict, report.decided_by
+    ('bad', '`y`: max rel 0.25 of 0.1')
+    >>> report.evaluate(Tolerances(atol=0.6)).verdict
+    'good'
     """
     ours, theirs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
     if len(ours) != len(theirs):
@@ -268,13 +289,13 @@ def compare_outputs(
         )
     if not ours:
         raise errors.ComparisonError("Both runs are empty: there is nothing to compare.")
-    output_quantiles = (o.error_quantile for o in tolerances.per_output.values() if o.error_quantile is not None)
-    levels = sorted({*metrics.QUANTILES, tolerances.error_quantile, *output_quantiles})
     every: tuple[Any, ...] = (tolerances, *tolerances.per_output.values())
-    limited = set[str]()
+    quantiles, limited = set(metrics.QUANTILES), set[str]()
     for limits in every:
+        quantiles |= set() if limits.error_quantile is None else {limits.error_quantile}
         limited |= {metric.name for metric in LIMITED if getattr(limits, str(metric.tolerance)) is not None}
         limited |= {"median_abs"} if limits.check_error_stat in ("median", "quantile") else set()
+    levels = sorted(quantiles)
     outputs = []
     for name in dict.fromkeys(itertools.chain.from_iterable((*theirs, *ours))):
         arrays = [i.get(name) for i in ours], [i.get(name) for i in theirs]
@@ -447,12 +468,12 @@ def _check_errors(stats: OutputStatistics, tolerances: Tolerances) -> Iterable[t
 
 def _check_channels(measured: ChannelErrors, limits: ChannelErrors) -> Iterable[tuple[Margin, str]]:
     """The largest error of a channel relative to its limit, of channels along the same axis."""
-    margins = []
+    margins, bad_channels = list[Margin](), set[int]()
     for label, values, allowed in (("max abs", measured.max_abs, limits.max_abs), ("RMS", measured.rms, limits.rms)):
         for number, (value, limit) in enumerate(zip(values, allowed)):
             margins.append(Margin(f"channel {number}: {label}", value, limit, _share(value, limit)))
-    count = len({margin.label.rpartition(":")[0] for margin in margins if margin.used > 1})
-    worst = max(margins, key=lambda margin: margin.used, default=None)
+            bad_channels |= {number} if margins[-1].used > 1 else set()
+    count, worst = len(bad_channels), max(margins, key=lambda margin: margin.used, default=None)
     if worst is not None:
         yield worst, f"errors of {count} channels are too large, the worst is {worst}" if count else ""
 

@@ -17,27 +17,28 @@ from tests.defects import Defect, Sound
 from tests.gates import with_wrong_weight
 from tests.long_runs import LONG
 from tests.models import Case
-from trtops.backend.base import Build, Caches
+from trtops.backend.base import Build, BuildRequest, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.walk import mean_sum_length
 from trtops.comparator import ComparisonReport, RunResults, Tolerances, compare_outputs
 from trtops.ops.campaign.iteration import evaluate_in_child
-from trtops.ops.engines.convert import ConvertConfig, builds_table, convert
-from trtops.ops.evaluation import limits
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import builds_table
+from trtops.ops.evaluation import right_model as module
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import Feeds, collect, golden_outputs
 from trtops.ops.evaluation.evidence import Evidence
 from trtops.ops.evaluation.limits import (
-    Noise,
     NoiseLimits,
-    OutputNoise,
-    RightModel,
     default_tolerances,
+    tolerances_for,
     useful_tolerances,
 )
+from trtops.ops.evaluation.noise import Noise, OutputNoise, largest_noise, measure_noise
 from trtops.ops.evaluation.output_ranges import output_ranges
 from trtops.ops.evaluation.precision_check import check_precision
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 
@@ -45,7 +46,7 @@ from trtops.tracking.memory import MemoryTracker
 def run(model: Model, sound: Sound, config: BuildConfig) -> tuple[RunResults, Build]:
     """Build a model with ONNX Runtime and run it on the sound model's data."""
     backend, data = engine_backend("onnxruntime"), Feeds("the pair's data", lambda: sound.feeds)
-    build = backend.build(model, config, caches=Caches(), calibration_data=data)
+    build = backend.build(BuildRequest(model, config, caches=Caches(), calibration_data=data))
     with backend.runner(build.engine) as runner:
         return collect(runner, sound.feeds), build
 
@@ -211,7 +212,7 @@ def test_noise_of_large_outputs_takes_little_memory() -> None:
         results.add([{"y": arrays[None], "empty": np.zeros((2, 0), np.float32)}] * 4, runner_name="x")
 
     tracemalloc.start()
-    noise, empty = limits._noise_of(exact, [rounded], limits._largest)
+    noise, empty = measure_noise(exact, [rounded], largest_noise)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -221,9 +222,9 @@ def test_noise_of_large_outputs_takes_little_memory() -> None:
 
 
 def test_noise_is_measured_only_for_default_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulated, moved = Mock(side_effect=limits.run_in_16_bit), Mock(side_effect=limits.moved_reference)
-    monkeypatch.setattr(limits, "run_in_16_bit", emulated)
-    monkeypatch.setattr(limits, "moved_reference", moved)
+    emulated, moved = Mock(side_effect=module.run_in_16_bit), Mock(side_effect=module.moved_reference)
+    monkeypatch.setattr(module, "run_in_16_bit", emulated)
+    monkeypatch.setattr(module, "moved_reference", moved)
     path = zoo.segmentation().write(tmp_path)
     check = CheckConfig(latency_runs=0, plots="never", tolerances=Tolerances(atol=1.0))
     convert_config = ConvertConfig(build=BuildConfig(precision="fp32"), check=check)
@@ -272,7 +273,7 @@ def test_limits_around_quantized_parts_are_those_of_rounding(precision: Literal[
         # Other roundings before the quantization move other values to the next step.
         moved = {"x": case.feed["x"] * (1 + models.random(batch, 16, seed=5, scale=1e-4))}
         outputs = RunResults()
-        outputs.add(limits.run_in_16_bit(right.model, precision, [moved])[0])
+        outputs.add(module.run_in_16_bit(right.model, precision, [moved])[0])
         assert compare_outputs(outputs, right.golden, right.tolerances(None))
     wrong = case.proto
     scale = next(tensor for tensor in wrong.graph.initializer if tensor.name == "sa")
@@ -302,7 +303,7 @@ def test_unknown_noise_leaves_fixed_limits() -> None:
     )
     for case, precision, reason in cases:
         right = right_model(case, precision)
-        fixed = limits.tolerances_for(precision, None, right.model)
+        fixed = tolerances_for(precision, None, right.model)
         assert right.tolerances(None) == fixed
         assert reason in right.noise.why_not
         assert "fixed" in right.noise.sentence(compare_outputs(right.golden, right.golden, fixed))
@@ -325,8 +326,8 @@ def test_precision_that_rounding_destroys_is_named() -> None:
     [reason] = right.noise.reasons(report)
     assert "FP16 does not suffice for this model on this data" in reason
     assert right.noise.sentence(report) == "what is useful in FP16, since rounding alone exceeds it in `y`"
-    unbounded = limits.Noise(size=1.0, scale=1.0, rms=np.inf, largest=np.inf, independent=0.0)
-    noise = replace(right.noise, outputs=(limits.OutputNoise(name="y", whole=unbounded),), insufficient=())
+    unbounded = Noise(size=1.0, scale=1.0, rms=np.inf, largest=np.inf, independent=0.0)
+    noise = replace(right.noise, outputs=(OutputNoise(name="y", whole=unbounded),), insufficient=())
     assert "gives infinity or NaN" in noise.sentence(report)
     # An engine that is better than its precision is good.
     assert right.noise.reasons(compare_outputs(right.golden, right.golden, right.tolerances(None))) == ()
@@ -343,12 +344,12 @@ def test_every_row_shows_its_limit(tmp_path: Path) -> None:
 
 
 def test_builds_of_a_campaign_share_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulated = Mock(side_effect=limits.run_in_16_bit)
-    monkeypatch.setattr(limits, "run_in_16_bit", emulated)
+    emulated = Mock(side_effect=module.run_in_16_bit)
+    monkeypatch.setattr(module, "run_in_16_bit", emulated)
     case = zoo.segmentation()
     model, golden, check = Model.from_proto(case.proto), str(tmp_path / "golden.npz"), CheckConfig(latency_runs=0)
     golden_outputs(model, check.open_for(model), None).save(golden)
-    build = engine_backend("onnxruntime").build(model, BuildConfig(precision="fp16"), caches=Caches())
+    build = engine_backend("onnxruntime").build(BuildRequest(model, BuildConfig(precision="fp16"), caches=Caches()))
     first, second = (
         evaluate_in_child(build.engine, model, check, build.spec.config, golden, check_precision(build))[0]
         for _ in range(2)
@@ -417,10 +418,12 @@ def engine_on_other_rows(model: Model, sound: Sound) -> tuple[RunResults, bytes 
     feed = {"x": models.random(64, *sound.feeds[0]["x"].shape[1:], seed=7)}
     backend = engine_backend("onnxruntime")
     build = backend.build(
-        model,
-        BuildConfig(precision="int8", options=UNTIMED),
-        caches=Caches(),
-        calibration_data=Feeds("rows", lambda: [feed, feed]),
+        BuildRequest(
+            model,
+            BuildConfig(precision="int8", options=UNTIMED),
+            caches=Caches(),
+            calibration_data=Feeds("rows", lambda: [feed, feed]),
+        )
     )
     with backend.runner(build.engine) as runner:
         return collect(runner, sound.feeds), build.calibration_cache
@@ -437,7 +440,7 @@ def test_small_defects_on_few_rows_are_caught_in_int8() -> None:
         right = RightModel(model=model, build=config, feeds=sound.feeds, golden=golden, calibration=ranges)
         tolerances = right.tolerances(None)
         assert compare_outputs(outputs, golden, tolerances) and not right.noise.lost, sound.name
-        emulated = replace(right.noise, outputs=limits._noise_of(golden, [right.rounded[0]], limits._largest))
+        emulated = replace(right.noise, outputs=measure_noise(golden, [right.rounded[0]], largest_noise))
         for defect in tried(sound):
             report = compare_outputs(engine_on_other_rows(sound.model(defect), sound)[0], golden, tolerances)
             if times_the_noise(report, emulated) > 2:
@@ -454,10 +457,12 @@ def test_draws_of_int8_move_only_quantized_tensors() -> None:
     weights = {"w": models.random(8, 3, seed=1), "pixels": np.array([640, 640, 1], np.float32)}
     case = Case(models.model(text, weights), {"x": models.random(4, 8, seed=2)}, name="scaled")
     build = engine_backend("onnxruntime").build(
-        Model.from_proto(case.proto),
-        BuildConfig(precision="int8", options=UNTIMED),
-        caches=Caches(),
-        calibration_data=Feeds("rows", lambda: [{"x": models.random(4, 8, seed=n)} for n in range(2, 9)]),
+        BuildRequest(
+            Model.from_proto(case.proto),
+            BuildConfig(precision="int8", options=UNTIMED),
+            caches=Caches(),
+            calibration_data=Feeds("rows", lambda: [{"x": models.random(4, 8, seed=n)} for n in range(2, 9)]),
+        )
     )
     right = right_model(case, "int8", calibration=build.calibration_cache)
     [noise] = right.noise.outputs

@@ -47,6 +47,7 @@ def test_only_the_overflowing_node_and_its_reader_are_kept() -> None:
     steps: list[Step] = []
     result = precision(overflowing(), fast(), progress=steps.append)
     assert (result.outcome, result.keep, result.minimal) == ("mixed", ("b3/square", "b3/root"), True)
+    assert "| `b3/square` | Mul | - | - | yes |" in [section.text for section in result.sections()][-1]
     assert tuple(steps) == result.steps and result.checks == len(steps) < 60
     assert steps[0].size == 0 and steps[0].excess > 1
 

@@ -10,7 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops.backend.onnx import copying, shapes, walk
 from trtops.backend.onnx.model import tensor_array
-from trtops.backend.onnx.precision import STANDS_FOR_INFINITY, without_functions
+from trtops.backend.onnx.precision import without_functions
+from trtops.metadata import STANDS_FOR_INFINITY
 
 LARGEST_FLOAT16 = 65504.0
 

@@ -20,11 +20,12 @@ from onnx import TensorProto, helper
 
 from trtops import errors
 from trtops.backend.onnx import copying, external, shapes, walk
+from trtops.backend.onnx.hostile import check_inlined_size
 from trtops.backend.onnx.index_arithmetic import ScopedName, index_tensors
-from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
+from trtops.backend.onnx.model import check_structure, is_lean, tensor_array
 from trtops.backend.onnx.opset import raise_opset
 from trtops.calibration.cache import CalibrationCache
-from trtops.metadata import DataType
+from trtops.metadata import STANDS_FOR_INFINITY, DataType
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,6 @@ _OPSET_OF_BF16 = 13
 _KEPT_TYPES = frozenset({"DynamicQuantizeLinear", "Range", "CumSum"})
 # FP16 rounds smaller scales by more than 1/256, half a step of INT8 for the largest value.
 _LEAST_SCALE = {"fp16": 2.0**-17, "bf16": 2.0**-118}
-# Masks are filled with such values, which may be clamped in 16 bit.
-STANDS_FOR_INFINITY = 1e9
 # Largest finite value and smallest above zero, subnormal ones included.
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
 

@@ -24,7 +24,7 @@ from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
 from trtops.backend.engines import reference_runner
 from trtops.calibration.data import FeedDigest
-from trtops.comparator.arrays import cast_feed
+from trtops.comparator.arrays import cast_feed, copied
 from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, iterations_of
 from trtops.comparator.results import RunResults
@@ -51,38 +51,68 @@ _DATA_SUFFIXES = (".json", ".npz", ".npy")
 _KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these, or a .py script"
 
 
+class _Buffer:
+    """The feeds of a source that were read so far; each reader continues where others stopped."""
+
+    def __init__(self) -> None:
+        self._feeds: list[Feed] = []
+        self._rest: Iterator[Feed] | None = None
+        self._size = 0  # bytes
+
+    def read(self, open_source: Callable[[], Iterable[Feed]]) -> Iterator[Feed]:
+        """Yield all feeds of a source; open it again if they do not fit in memory."""
+        position = 0
+        while self._size <= _KEPT_BYTES:
+            if position < len(self._feeds):
+                yield self._feeds[position]
+                position += 1
+                continue
+            if self._rest is None:
+                self._rest = iter(open_source())
+            try:
+                feed = next(self._rest)
+            except StopIteration:
+                return
+            except BaseException:  # another reader must not take the feeds before an error for all
+                self._feeds, self._rest, self._size = [], None, 0
+                raise
+            self._feeds.append(feed)
+            self._size += sum(np.asarray(array).nbytes for array in feed.values())
+        if self._rest is not None:  # too large: this reader continues, others begin again
+            feeds, source = self._feeds, self._rest
+            self._feeds, self._rest = [], None
+            yield from itertools.chain(feeds[position:], source)
+        else:
+            yield from itertools.islice(open_source(), position, None)
+
+
 @dataclass(frozen=True)
 class Feeds:
     """Feeds for any number of readings, in the same order, one at a time.
 
-    Up to 256 MiB of them stay in memory after the first time: a script may take minutes to make them.
+    Up to 256 MiB of them stay in memory: a script may take minutes to make them.
     """
 
     source: str
     _open: Callable[[], Iterable[Feed]] = field(repr=False)
     random: bool = False
     assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that are not given
-    _kept: list[Feed] = field(default_factory=list, init=False, repr=False, compare=False)
+    _buffer: _Buffer = field(default_factory=_Buffer, init=False, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield feeds: arrays by name, in host memory; InputError for anything else, or no feed."""
-        if self._kept:
-            yield from self._kept
-            return
-        count = size = 0
-        read: list[Feed] = []
+        return self._buffer.read(self._checked)
+
+    def _checked(self) -> Iterator[Feed]:
+        count = 0
         for count, feed in enumerate(self._open(), start=1):
             if not isinstance(feed, Mapping):
                 raise errors.InputError(
                     f"{self.source}: item {count} is a {type(feed).__name__}; expected a mapping of names to arrays."
                 )
-            size += sum(np.asarray(array).nbytes for array in feed.values())
-            read = [*read, feed] if size <= _KEPT_BYTES else []
             yield feed
         if not count:
             raise errors.InputError(f"{self.source}: there is no data; expected at least one feed.")
-        if not self._kept and len(read) == count:
-            self._kept.extend(read)
 
     def first(self, count: int) -> Feeds:
         """The first ``count`` feeds of the source."""
@@ -122,66 +152,84 @@ def open_feeds(
 
     Raises ConfigError if the path does not exist, its suffix is unknown, or shapes do not fit the model.
     """
+    shapes = input_shapes or {}
     if source is None and golden is not None:
-        return _data_of_saved_outputs(golden, inputs, seed, input_shapes or {}, profiles)
+        return _data_of_saved_outputs(golden, inputs, seed, shapes, profiles)
     if source is None:
         accepted_inputs = None if accepted is None else accepted()
-        # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
-        # many models, where values out of range crash or read garbage.
-        signed = {
-            name: (-1.0, 1.0)
-            for name, spec in inputs.items()
-            if spec.dtype is None or (spec.dtype.is_floating and spec.dtype is not DataType.FLOAT8E8M0)
-        }
-        ranges = {"": (0.0, 1.0), **signed, **(accepted_inputs.ranges if accepted_inputs else {})}
-        words = accepted_inputs.words if accepted_inputs else {}
-
-        def random(planned: Sequence[ShapePoint]) -> Iterator[Feed]:
-            first = seed
-            for number, point in enumerate(planned):
-                metadata = TensorMetadata()
-                for name, shape in point.shapes.items():
-                    metadata.add(name, inputs[name].dtype, shape)
-                count = 1 if number else iterations
-                loader = DataLoader(first, count, metadata, ranges, words=words)
-                loader.input_metadata = inputs
-                first += count
-                yield from (ProfiledFeed(feed, point.profile, point.point) for feed in loader)
-
-        other = OTHER
-        # A profile of one shape may have been made of assumed sizes (DataConfig.profiled).
-        if runs is not None and all(bounds.min == bounds.max for profile in profiles for bounds in profile.shapes):
-            other = _size_that_runs(
-                lambda size: points(inputs, input_shapes or {}, (), accepted_inputs, size), random, runs
-            )
-        planned = points(inputs, input_shapes or {}, profiles, accepted_inputs, other)
-        assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
-        return Feeds(f"random data (seed {seed})", lambda: random(planned), random=True, assumed=assumed)
-    if isinstance(source, (str, Path)):
+        return _random_feeds(inputs, shapes, profiles, accepted_inputs, iterations=iterations, seed=seed, runs=runs)
+    if isinstance(source, Feeds):
+        feeds = source
+    elif isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
         stored_feeds = list(source)  # an iterator can be read only once
         feeds = Feeds("the given iterator", lambda: stored_feeds)
     else:
         feeds = Feeds(f"the given {type(source).__name__}", lambda: source)
+    required_shapes = {} if profiles else shapes
 
     def cast() -> Iterator[Feed]:
         if hasattr(source, "input_metadata"):
             source.input_metadata = inputs
-        for feed in feeds._open():
-            if isinstance(feed, Mapping):
-                for name, dims in () if profiles or not input_shapes else input_shapes.items():
-                    shape = np.shape(feed[name]) if name in feed else ()
-                    if not shape_accepts(dims, shape):
-                        raise errors.InputError(
-                            f"{feeds.source}: input {name!r} has shape {shape}, and {tuple(dims)} is asked for in "
-                            "input_shapes. Leave input_shapes out: given data has its own shapes."
-                        )
-            yield cast_feed(feed, inputs) if isinstance(feed, Mapping) else feed
+        # Feeds that were opened before are not read again.
+        for feed in feeds if feeds is source else feeds._open():
+            if not isinstance(feed, Mapping):
+                yield feed  # refused where it is read
+                continue
+            for name, dims in required_shapes.items():
+                shape = np.shape(feed.get(name, ()))
+                if not shape_accepts(dims, shape):
+                    raise errors.InputError(
+                        f"{feeds.source}: input {name!r} has shape {shape}, and {tuple(dims)} is asked for in "
+                        "input_shapes. Leave input_shapes out: given data has its own shapes."
+                    )
+            yield cast_feed(feed, inputs)
 
     if not profiles:
         return Feeds(feeds.source, cast)
     return Feeds(feeds.source, lambda: with_profiles(cast(), inputs, profiles, added=golden is None))
+
+
+def _random_feeds(
+    inputs: TensorMetadata,
+    input_shapes: Mapping[str, Sequence[int]],
+    profiles: Sequence[OptimizationProfile],
+    accepted: AcceptedInputs | None,
+    *,
+    iterations: int,
+    seed: int,
+    runs: Callable[[Feed], bool] | None,
+) -> Feeds:
+    """Random data of every shape to evaluate; arguments as for :func:`open_feeds`."""
+    # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
+    # many models, where values out of range crash or read garbage.
+    ranges = {"": (0.0, 1.0)}
+    for name, spec in inputs.items():
+        if spec.dtype is None or (spec.dtype.is_floating and spec.dtype is not DataType.FLOAT8E8M0):
+            ranges[name] = (-1.0, 1.0)
+    ranges |= {} if accepted is None else accepted.ranges
+    words = {} if accepted is None else accepted.words
+
+    def random(planned: Sequence[ShapePoint]) -> Iterator[Feed]:
+        first = seed
+        for number, point in enumerate(planned):
+            metadata = TensorMetadata()
+            for name, shape in point.shapes.items():
+                metadata.add(name, inputs[name].dtype, shape)
+            count = 1 if number else iterations
+            loader = DataLoader(first, count, metadata, ranges, words=words)
+            loader.input_metadata = inputs
+            first += count
+            yield from (ProfiledFeed(feed, point.profile, point.point) for feed in loader)
+
+    other = OTHER
+    # A profile of one shape may have been made of assumed sizes (DataConfig.profiled).
+    if runs is not None and all(bounds.min == bounds.max for profile in profiles for bounds in profile.shapes):
+        other = _size_that_runs(lambda size: points(inputs, input_shapes, (), accepted, size), random, runs)
+    planned = points(inputs, input_shapes, profiles, accepted, other)
+    assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
+    return Feeds(f"random data (seed {seed})", lambda: random(planned), random=True, assumed=assumed)
 
 
 def _size_that_runs(
@@ -221,11 +269,11 @@ def _data_of_saved_outputs(
         loader.input_metadata = inputs
         yield from (ProfiledFeed(feed, profile_of(feed, profiles)) for feed in loader)
 
-    assumed = {
-        name: tuple(size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
-        for name, spec in inputs.items()
-        if name not in input_shapes and spec.shape and any(map(is_dynamic, spec.shape))
-    }
+    assumed: dict[str, tuple[int, ...]] = {}
+    for name, spec in inputs.items():
+        if name not in input_shapes and spec.shape and any(map(is_dynamic, spec.shape)):
+            fixed = (size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
+            assumed[name] = tuple(fixed)
     return Feeds(f"random data of `trtops run` (seed {seed})", made, random=True, assumed=assumed)
 
 
@@ -247,14 +295,20 @@ class DataConfig(Record):
     iterations: int = 2
     seed: int = 1
 
-    def profiled(self, build: BuildConfig, model: Model, calibration: str | None = None) -> BuildConfig:
+    def profiled(
+        self,
+        build: BuildConfig,
+        model: Model,
+        calibration: str | Feeds | None = None,
+        instead: Iterable[Feed] | None = None,
+    ) -> BuildConfig:
         """The build, with a profile of the shapes of this and calibration data if it is TensorRT's and has no profiles.
 
         TensorRT's own default is 1 for each dynamic dimension, on which the data does not run.
         """
         if build.profiles or build.backend != "tensorrt":
             return build
-        feeds, inputs = self.open_for(model), TensorMetadata.of(model.info.inputs)
+        feeds, inputs = self.open_for(model, instead), TensorMetadata.of(model.info.inputs)
         other = () if calibration is None or not build.calibrates else open_feeds(calibration, inputs)
         return replace(build, profiles=spanning(itertools.chain(feeds, other), inputs))
 
@@ -315,8 +369,11 @@ def check_source(source: str | None) -> None:
 
 def scripts_of(*sources: str | None) -> list[str]:
     """The scripts among data sources."""
-    paths = (_path_and_function(source)[0] for source in sources if source is not None)
-    return [str(path) for path in paths if path.suffix == ".py"]
+    scripts: list[str] = []
+    for source in filter(None, sources):
+        path, _ = _path_and_function(source)
+        scripts += [str(path)] if path.suffix == ".py" else []
+    return scripts
 
 
 def _path_and_function(text: str) -> tuple[Path, str]:
@@ -373,8 +430,7 @@ def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
     """The outputs of an active runner for each feed, copied. All are kept in memory."""
     results = RunResults()
     # Copied, because the arrays belong to the runner, which may overwrite them.
-    copies = [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in feeds]
-    results.add(copies, runner_name=runner.name)
+    results.add([copied(runner.infer(feed)) for feed in feeds], runner_name=runner.name)
     return results
 
 
@@ -464,20 +520,18 @@ class Emulation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each."""
-        overflowing = [
-            f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]
-        ]
+        problems: list[str] = []
+        for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]:
+            problems.append(f"{tensor!r} overflows, {peak:,.0f} > 65,504")
         if len(self.overflows) > _MAX_LISTED_OVERFLOWS:
-            overflowing.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
-        return tuple(
-            f"in {self.precision.upper()} as a GPU rounds it: {reason}"
-            for reason in (*overflowing, *self.report.reasons)
-        )
+            problems.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
+        problems += self.report.reasons
+        return tuple(f"in {self.precision.upper()} as a GPU rounds it: {problem}" for problem in problems)
 
     def sentence(self) -> str:
         """The evaluation in a line."""
-        measured = [o.statistics for o in self.report.outputs if o.statistics is not None]
-        worst = max((s.nrmse or 0.0 for s in measured if s.agreement is None), default=0.0)
+        measured = self.report.statistics.values()
+        worst = max((statistics.nrmse or 0.0 for statistics in measured if statistics.agreement is None), default=0.0)
         outcome = f"{self.verdict}; relative error {worst:.3g}" if self.report.outputs else "no output can be compared"
         return (
             f"{self.precision.upper()} as a GPU rounds it, emulated: {outcome}, "
@@ -513,13 +567,13 @@ def run_in_16_bit(
 
 def all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:
     """All numbers of an output; None if an iteration lacks it, or it does not hold numbers."""
-    run = results[0][1]
-    if any(name not in iteration for iteration in run):
-        return None
-    arrays = [np.asarray(iteration[name]) for iteration in run]
-    if any(array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16" for array in arrays):
-        return None
-    return np.concatenate([array.astype(np.float64).ravel() for array in arrays])
+    arrays: list[npt.NDArray[np.float64]] = []
+    for iteration in results[0][1]:
+        array = np.asarray(iteration.get(name, ""))
+        if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+            return None
+        arrays.append(array.astype(np.float64).ravel())
+    return np.concatenate(arrays)
 
 
 def root_mean_square(difference: npt.NDArray[np.float64]) -> float:

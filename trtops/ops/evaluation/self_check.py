@@ -21,8 +21,9 @@ import numpy as np
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.runner import BaseRunner, Feed
+from trtops.comparator.arrays import as_arrays, copied
 from trtops.ops.evaluation.batch_rows import Result, same_profile
-from trtops.ops.evaluation.differences import OwnResults, Relation, RelationName, copied, skipped, worst
+from trtops.ops.evaluation.differences import OwnResults, Relation, RelationName, skipped, worst
 from trtops.ops.evaluation.relations import CHECKS, MAX_BATCH, Trials
 from trtops.ops.evaluation.shapes import profile_of
 from trtops.record import Record
@@ -112,11 +113,9 @@ def self_check(
     """
     results: list[Result] = []
     for number, feed in enumerate(feeds):
-        arrays = same_profile(feed, {name: np.asarray(array) for name, array in feed.items()})
-        if outputs is None:
-            results.append(Result(arrays, copied(runner.infer(arrays))))
-        else:
-            results.append(Result(arrays, {name: np.asarray(array) for name, array in outputs[number].items()}))
+        arrays = same_profile(feed, as_arrays(feed))
+        feed_outputs = copied(runner.infer(arrays)) if outputs is None else as_arrays(outputs[number])
+        results.append(Result(arrays, feed_outputs))
     if not results:
         raise errors.InputError("There is no feed to check an engine on; expected at least one.")
     with OwnResults(reference, precision) as model:
@@ -144,9 +143,9 @@ def check_repeated(
 
     ``after_larger`` says that some of those had larger inputs. Feeds are only read if the results differ.
     """
-    first, last = ({name: np.asarray(array) for name, array in outputs.items()} for outputs in results)
+    first, last = map(as_arrays, results)
     differ = any(not np.array_equal(array, last.get(name, ())) for name, array in first.items())
-    feed = {name: np.asarray(array) for name, array in next(iter(feeds)).items()} if differ else {}
+    feed = as_arrays(next(iter(feeds))) if differ else {}
     relations = {name: skipped(name, _ON_REQUEST) for name in RELATIONS}
     checked: tuple[RelationName, ...] = (
         ("repeated inference", "shape order") if after_larger else ("repeated inference",)
@@ -169,13 +168,13 @@ def check_engine(
 ) -> SelfCheck:
     """Check an engine of a model with the results of its first and last feeds."""
     whole = list(feeds)
-    chosen = sorted({*range(len(whole))[:_MAX_FEEDS], *range(len(whole))[-_MAX_FEEDS:]})
-    used = [whole[i] for i in chosen]
+    numbers = sorted({*range(len(whole))[:_MAX_FEEDS], *range(len(whole))[-_MAX_FEEDS:]})
+    used = [whole[number] for number in numbers]
     return self_check(
         runner,
         used,
         reference_runner(model),
-        outputs=[outputs[i] for i in chosen],
+        outputs=[outputs[number] for number in numbers],
         precision=_precision(model, build),
         batches=batch_bounds(build.profiles, used),
         nan=accepts_nan(model),
@@ -191,15 +190,16 @@ def _precision(model: Model, build: BuildConfig) -> Rounding:
 
 def batch_bounds(profiles: Sequence[OptimizationProfile], feeds: Iterable[Feed]) -> tuple[int, int]:
     """Smallest and largest batch of the smallest feed's profile."""
-    smallest = min(feeds, key=lambda feed: sum(np.size(array) for array in feed.values()))
+    smallest = min(feeds, key=lambda feed: sum(map(np.size, feed.values())))
     number = getattr(smallest, "profile", None)
     number = profile_of(smallest, profiles) if number is None else number
     if not profiles or number is None:
         return 1, MAX_BATCH
-    ranges = [
-        bounds for bounds in profiles[number].shapes if bounds.min and np.ndim(smallest[bounds.name]) == len(bounds.min)
-    ]
-    sizes = [(bounds.min[0], bounds.max[0]) for bounds in ranges]
+    fixed, ranges = list[tuple[int, int]](), list[tuple[int, int]]()
+    for bounds in profiles[number].shapes:
+        if bounds.min and np.ndim(smallest[bounds.name]) == len(bounds.min):
+            low, high = bounds.min[0], bounds.max[0]
+            (ranges if low < high else fixed).append((low, high))
     # Other inputs may have a first axis that is no batch, and fixed.
-    sizes = [(low, high) for low, high in sizes if low < high] or sizes[:1] or [(1, MAX_BATCH)]
-    return max(low for low, _ in sizes), min(high for _, high in sizes)
+    lowest, highest = zip(*(ranges or fixed[:1] or [(1, MAX_BATCH)]))
+    return max(lowest), min(highest)

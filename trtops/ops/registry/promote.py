@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
-from trtops.backend.base import Build, Caches, Engine
+from trtops.backend.base import Build, BuildRequest, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
 from trtops.ops.devices import BuildPlace, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
-from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpResult, OpRun, op_run, tracker_or_default
 from trtops.record import Record, with_options
@@ -199,7 +199,8 @@ def _build_and_verify(
     build_place = promotion_place(stored.info, config)
     with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
         caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
-        build = backend.build(model, build_config, caches=caches)  # raises unless all replayable tactics are followed
+        # Raises unless all replayable tactics are followed.
+        build = backend.build(BuildRequest(model, build_config, caches=caches))
         key = builds.build_key(build.spec, build.engine.environment)
         builds.log_spec(run, build.spec, build.engine.environment)
         feeds = check.open_for(model, profiles=build_config.profiles)

@@ -16,6 +16,7 @@ import trtops.backend.trt as back
 from tests import models
 from trtops import errors
 from trtops.backend import worker
+from trtops.backend.base import BuildRequest
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import library, util
 from trtops.backend.trt.building.precision import layers_to_keep
@@ -255,6 +256,20 @@ def profiled(network, *shapes):
     return back.EngineBytesFromNetwork(network, back.CreateConfig(profiles=[back.Profile().add(*shapes)]))
 
 
+def configured(network, **options):
+    return back.EngineBytesFromNetwork(network, back.CreateConfig(**options))
+
+
+def test_names_stand_for_values_of_tensorrts_enums():
+    trt, builder = library.load(), library.make_builder()
+    config = back.CreateConfig(profiling_verbosity="layer-names-only", memory_pool_limits={"workspace": 1 << 20})
+
+    built = config(builder, None)
+
+    assert built.profiling_verbosity == trt.ProfilingVerbosity.LAYER_NAMES_ONLY
+    assert built.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 20
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -262,7 +277,9 @@ def profiled(network, *shapes):
         (lambda n: back.ModifyNetworkOutputs(n, exclude_outputs=["scores"]), "without outputs"),
         (lambda n: back.ModifyNetworkOutputs(n, mark_layer_types=["CONV"]), "no layer type 'CONV'"),
         (lambda n: back.SetLayerPrecisions(n, {"conv7": "float16"}), "no node 'conv7'"),
-        (lambda n: back.SetTensorFormats(n, {"*": ["CHW3"]}), "no tensor format 'CHW3'"),
+        (lambda n: back.SetTensorFormats(n, {"*": ["CHW3"]}), "TensorFormat has no 'CHW3'"),
+        (lambda n: configured(n, profiling_verbosity="detail"), "no 'DETAIL' in this release. Did you mean 'DETAILED'"),
+        (lambda n: configured(n, memory_pool_limits={"workspac": 1}), "Did you mean 'WORKSPACE'"),
         (lambda n: back.MarkDebug(n, ["c9"]), "no tensor 'c9'"),
         (lambda n: profiled(n, "imag", *[(1, 3, 8, 8)] * 3), "no input. Did you mean 'image'"),
         (lambda n: profiled(n, "image", *[(1, 4, 8, 8)] * 3), r"\(-1, 3, 8, 8\)"),
@@ -334,7 +351,7 @@ CONFIG = BuildConfig(precision="fp16", profiles=(PROFILE,), options=TensorRTOpti
 def test_the_engine_back_end_builds(conv_net, caplog):
     caplog.set_level(logging.INFO, "trtops.tensorrt")
 
-    build = back.TensorRTBackend().build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
+    build = back.TensorRTBackend().build(BuildRequest(Model.from_proto(conv_net.proto, "conv_net"), CONFIG))
 
     assert len(build.engine.plan) > 1000 and build.engine.options["outputs"] == ["scores"]
     assert build.engine.environment.backend == "tensorrt-rtx"
@@ -349,7 +366,7 @@ def test_layer_precisions_are_part_of_the_spec(conv_net):
 
     def build(*precisions):
         options = TensorRTOptions(layer_precisions=precisions)
-        return back.TensorRTBackend().build(model, replace(CONFIG, options=options))
+        return back.TensorRTBackend().build(BuildRequest(model, replace(CONFIG, options=options)))
 
     assert build(("conv0", "float32")).spec.digest != build().spec.digest
     with pytest.raises(errors.ConfigError, match="no node 'nowhere'"):
@@ -363,10 +380,10 @@ def test_a_build_in_a_child_process(conv_net, monkeypatch):
     isolated = IsolatedBackend("tensorrt", timeout=600)
 
     with isolated.worker:
-        build = isolated.build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
+        build = isolated.build(BuildRequest(Model.from_proto(conv_net.proto, "conv_net"), CONFIG))
         refused = Model.from_proto(models.no_kernel().proto, "no_kernel")
         with pytest.raises(errors.EngineBuildError, match="Frobnicate"):
-            isolated.build(refused, BuildConfig(options=TensorRTOptions()))
+            isolated.build(BuildRequest(refused, BuildConfig(options=TensorRTOptions())))
 
     assert len(build.engine.plan) > 1000
     assert isolated.worker.starts == 1
