@@ -227,7 +227,7 @@ def test_outputs_that_are_not_random_are_compared(tmp_path: Path, monkeypatch: p
             outputs["z"] = -outputs["z"]
         return results
 
-    monkeypatch.setattr("trtops.ops.engines.convert.golden_outputs", inverted)
+    monkeypatch.setattr("trtops.ops.engines.request.golden_outputs", inverted)
     assert evaluated(tmp_path, text, x=ROWS).verdict == "bad"
 
 
