@@ -269,11 +269,11 @@ def _data_of_saved_outputs(
         loader.input_metadata = inputs
         yield from (ProfiledFeed(feed, profile_of(feed, profiles)) for feed in loader)
 
-    assumed = {
-        name: tuple(size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
-        for name, spec in inputs.items()
-        if name not in input_shapes and spec.shape and any(map(is_dynamic, spec.shape))
-    }
+    assumed: dict[str, tuple[int, ...]] = {}
+    for name, spec in inputs.items():
+        if name not in input_shapes and spec.shape and any(map(is_dynamic, spec.shape)):
+            fixed = (size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
+            assumed[name] = tuple(fixed)
     return Feeds(f"random data of `trtops run` (seed {seed})", made, random=True, assumed=assumed)
 
 
@@ -369,8 +369,11 @@ def check_source(source: str | None) -> None:
 
 def scripts_of(*sources: str | None) -> list[str]:
     """The scripts among data sources."""
-    paths = (_path_and_function(source)[0] for source in sources if source is not None)
-    return [str(path) for path in paths if path.suffix == ".py"]
+    scripts: list[str] = []
+    for source in filter(None, sources):
+        path, _ = _path_and_function(source)
+        scripts += [str(path)] if path.suffix == ".py" else []
+    return scripts
 
 
 def _path_and_function(text: str) -> tuple[Path, str]:
@@ -517,15 +520,13 @@ class Emulation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each."""
-        overflowing = [
-            f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]
-        ]
+        problems: list[str] = []
+        for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]:
+            problems.append(f"{tensor!r} overflows, {peak:,.0f} > 65,504")
         if len(self.overflows) > _MAX_LISTED_OVERFLOWS:
-            overflowing.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
-        return tuple(
-            f"in {self.precision.upper()} as a GPU rounds it: {reason}"
-            for reason in (*overflowing, *self.report.reasons)
-        )
+            problems.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
+        problems += self.report.reasons
+        return tuple(f"in {self.precision.upper()} as a GPU rounds it: {problem}" for problem in problems)
 
     def sentence(self) -> str:
         """The evaluation in a line."""
@@ -566,13 +567,13 @@ def run_in_16_bit(
 
 def all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:
     """All numbers of an output; None if an iteration lacks it, or it does not hold numbers."""
-    run = results[0][1]
-    if any(name not in iteration for iteration in run):
-        return None
-    arrays = [np.asarray(iteration[name]) for iteration in run]
-    if any(array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16" for array in arrays):
-        return None
-    return np.concatenate([array.astype(np.float64).ravel() for array in arrays])
+    arrays: list[npt.NDArray[np.float64]] = []
+    for iteration in results[0][1]:
+        array = np.asarray(iteration.get(name, ""))
+        if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+            return None
+        arrays.append(array.astype(np.float64).ravel())
+    return np.concatenate(arrays)
 
 
 def root_mean_square(difference: npt.NDArray[np.float64]) -> float:
