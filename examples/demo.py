@@ -10,7 +10,7 @@ import sys
 
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect is imported
 
-from flows.digits import make_digits
+from examples.digits import make_digits
 from trtops.flows import convert
 from trtops.ops.engines.convert import ConvertConfig, builds_table
 from trtops.ops.evaluation.check import CheckConfig
