@@ -222,7 +222,7 @@ def template(shared_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def digits(shared_folder: Path) -> Any:
     """The demo's model and images: fitting the model takes seconds."""
-    from flows.digits import Digits, make_digits
+    from examples.digits import Digits, make_digits
 
     folder = shared_folder / "digits"
     names = ("digits.onnx", "held_out_images.npz", "held_out_labels.npy", "calibration_images.npz")
