@@ -6,6 +6,7 @@ one. For builds without an order of arrival, such as loose files, this holds for
 beforehand.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -26,7 +27,7 @@ from trtops.tactics.findings import (
 from trtops.tactics.model import LOG_ONE, LOG_PAIR, Bools, Floats, Likelihood, Posterior, features_of, groups_of, weigh
 from trtops.tactics.record import TacticOption
 from trtops.tactics.table import ABSENT, TEXTS, By, CampaignTable, choice_texts
-from trtops.verdict import VERDICTS
+from trtops.verdict import PASSED
 
 _WORTH_NAMING = 0.01  # probability below which the joint settings that decide a suspect are not searched
 _CONFOUNDED = 3.0  # log-gain from which time or a machine is reported: odds of twenty to one
@@ -92,24 +93,22 @@ def diff(
     )
 
 
-def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") -> tuple[str, ...]:
-    """Names of the builds with all choices and settings of a suspect, in the table's order."""
-    texts, codes = choice_texts(table, by)
-    positions = {column: position for position, column in enumerate(table.columns)}
-    having = (table.codes != ABSENT).any(axis=1)  # a build without a record has nothing
+def builds_with(table: CampaignTable, suspect: Suspect) -> Bools:
+    """Which builds have all choices and settings of a suspect of a diff by tactic; of shape ``(builds,)``."""
+    texts, codes = choice_texts(table, "tactic")
+    have: Bools = (table.codes != ABSENT).any(axis=1)  # a build without a record has nothing
     for choice in suspect.choices:
         code = ABSENT if choice.choice is None else texts.index(choice.choice)
-        having &= codes[:, positions["layer", choice.layer]] == code
+        have &= codes[:, table.columns.index(("layer", choice.layer))] == code
     for name, value in suspect.settings:
-        having &= table.has(("setting", name), value)
-    return tuple(name for name, has in zip(table.names, having) if has)
+        have &= table.has(("setting", name), value)
+    return have
 
 
 def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
     """Polygraphy's difference: per layer, the choices of bad builds absent from all good ones."""
     differences = []
-    is_bad = table.verdicts == VERDICTS.index("bad")
-    good, bad = table.codes[~is_bad & (table.verdicts != VERDICTS.index("error"))], table.codes[is_bad]
+    good, bad = table.codes[table.with_verdict(*PASSED)], table.codes[table.with_verdict("bad")]
     for (kind, name), of_good, of_bad in zip(table.columns, good.T, bad.T):
         only_bad = np.setdiff1d(of_bad, of_good)
         choices = [table.choices[code] for code in only_bad[only_bad != ABSENT]] if kind == "layer" else []
@@ -125,9 +124,9 @@ class _Case:
 
     def __init__(self, table: CampaignTable, by: By) -> None:
         self.table = table
-        evaluated = table.verdicts != VERDICTS.index("error")
-        self.names = [name for name, is_evaluated in zip(table.names, evaluated) if is_evaluated]
-        self.bad: Bools = table.verdicts[evaluated] == VERDICTS.index("bad")
+        evaluated = ~table.with_verdict("error")
+        self.names = tuple(itertools.compress(table.names, evaluated))
+        self.bad: Bools = table.with_verdict("bad")[evaluated]
         self.texts, codes = choice_texts(table, by)
         self.features = features_of(codes[evaluated])
         self.groups = groups_of(self.features, ordered=table.ordered)

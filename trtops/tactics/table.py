@@ -20,6 +20,7 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.json.numpy_files import damage_reported, read_member
 from trtops.record import to_jsonable
+from trtops.tactics.model import Bools
 from trtops.tactics.record import Column, TacticOption, TacticRecord, TensorFormat
 from trtops.verdict import VERDICTS, Verdict
 
@@ -80,8 +81,7 @@ class CampaignTable:
         if low < ABSENT or high >= len(choices):
             invalid_code = low if low < ABSENT else high
             raise errors.FormatError(f"Campaign table: codes hold {invalid_code}; expected -1 to {len(choices) - 1}.")
-        # Rows are joined when the matrix is read: growing it row by row would copy it each time.
-        self._pending: list[Codes] = []
+        self._rows: list[Codes] = list(self._matrix)  # joined when read: growing the matrix would copy it each time
 
     def append(self, name: str, verdict: Verdict, record: TacticRecord | None = None) -> None:
         """Add a build by its unique name: its run's id, or its file's path.
@@ -119,10 +119,10 @@ class CampaignTable:
         self._add(name, VERDICTS.index(verdict), list(codes), list(codes.values()))
 
     def _add(self, name: str, verdict: int, columns: Sequence[Column], codes: npt.ArrayLike) -> None:
-        places = [self._columns.setdefault(column, len(self._columns)) for column in columns]
+        positions = [self._columns.setdefault(column, len(self._columns)) for column in columns]
         row = np.full(len(self._columns), ABSENT, np.int32)
-        row[places] = codes
-        self._pending.append(row)
+        row[positions] = codes
+        self._rows.append(row)
         self._names[name] = len(self._names)
         self._verdicts.append(verdict)
 
@@ -157,29 +157,33 @@ class CampaignTable:
     @property
     def codes(self) -> Codes:
         """Positions in :attr:`choices`, of shape ``(builds, columns)``; -1 if a build lacks the column. Read-only."""
-        if self._pending or self._matrix.shape[1] != len(self._columns):
-            joined_rows = len(self._matrix)
-            matrix = np.full((len(self), len(self._columns)), ABSENT, np.int32)
-            matrix[:joined_rows, : self._matrix.shape[1]] = self._matrix
-            for row, codes in enumerate(self._pending, joined_rows):
-                matrix[row, : len(codes)] = codes
-            self._matrix, self._pending = matrix, []
+        shape = (len(self), len(self._columns))
+        if self._matrix.shape != shape:
+            self._matrix = np.full(shape, ABSENT, np.int32)
+            for row, codes in zip(self._matrix, self._rows):
+                row[: len(codes)] = codes
         view: Codes = self._matrix.view()
         view.flags.writeable = False
         return view
 
+    def with_verdict(self, *verdicts: Verdict) -> Bools:
+        """Which builds have one of these verdicts; of shape ``(builds,)``."""
+        return np.isin(self._verdicts, list(map(VERDICTS.index, verdicts)))
+
+    def is_named(self, *names: str) -> Bools:
+        """Which builds have one of these names; of shape ``(builds,)``."""
+        return np.isin(self.names, names)
+
     def named(self, *verdicts: Verdict) -> tuple[str, ...]:
         """Names of the builds with one of these verdicts, in the order of their rows."""
-        codes = {VERDICTS.index(verdict) for verdict in verdicts}
-        return tuple(name for name, code in zip(self._names, self._verdicts) if code in codes)
+        return tuple(itertools.compress(self._names, self.with_verdict(*verdicts)))
 
-    def has(self, column: Column, text: str) -> npt.NDArray[np.bool_]:
+    def has(self, column: Column, text: str) -> Bools:
         """Which builds have a tactic, whatever its formats, or the value of a setting; of shape ``(builds,)``."""
         if column not in self._columns:
             return np.zeros(len(self), np.bool_)
-        matching_codes = [code for choice, code in self._choices.items() if (getattr(choice, "tactic", choice)) == text]
-        matches: npt.NDArray[np.bool_] = np.isin(self.codes[:, self._columns[column]], matching_codes)
-        return matches
+        matching_codes = [code for choice, code in self._choices.items() if getattr(choice, "tactic", choice) == text]
+        return np.isin(self.codes[:, self._columns[column]], matching_codes)
 
     def take(self, table: CampaignTable, names: Iterable[str]) -> None:
         """Add builds of another table in the order of their names, except known and missing ones."""

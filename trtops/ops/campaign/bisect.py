@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from trtops import errors
 from trtops.ops.campaign.bisect_result import (
     BisectConfig,
@@ -17,7 +15,7 @@ from trtops.ops.campaign.bisect_result import (
     Unit,
 )
 from trtops.ops.campaign.bisect_session import BisectSession
-from trtops.ops.campaign.bisection_planner import most_alike
+from trtops.ops.campaign.bisection_planner import have_all, most_alike
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import (
     EngineEvaluator,
@@ -142,7 +140,7 @@ def _plan_pair(
                 raise errors.ConfigError(
                     f"Campaign {campaign.run_id} has no {verdicts[0]} build yet, so there is nothing to mix."
                 )
-        pair = most_alike(table, table.named(*PASSED), table.named("bad"))
+        pair = most_alike(table, table.with_verdict(*PASSED), table.with_verdict("bad"))
     else:
         pair = run_id_of(run, tracker), run_id_of(bad, tracker)
     stored = [tracker.load(name) for name in pair]
@@ -208,8 +206,7 @@ def _denied(result: BisectResult, mixture: Mixture, table: CampaignTable) -> Den
         return None
     culprit = result.culprits[0]
     # A culprit that good builds have as well needs something that both builds of the pair have.
-    passed = np.isin(table.names, table.named(*PASSED))
-    if np.logical_and.reduce([passed, *(unit.is_bad_in(table) for unit in culprit.units)]).any():
+    if (table.with_verdict(*PASSED) & have_all(table, culprit.units)).any():
         return None
     # Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself;
     # settings it takes together.

@@ -236,11 +236,10 @@ def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -
         choices=tuple(chain.from_iterable(member.choices for member in several)),
         settings=tuple(dict.fromkeys(chain.from_iterable(member.settings for member in several))),
     )
-    having = set(builds_with(table, suspect))
-    good = [name for name in table.named(*PASSED) if name not in having]
-    bad = [name for name in table.named("bad") if name in having]
-    if not good or not bad:
-        lacking = "good build without" if not good else "bad build with"
+    have = builds_with(table, suspect)
+    good, bad = table.with_verdict(*PASSED) & ~have, table.with_verdict("bad") & have
+    if not good.any() or not bad.any():
+        lacking = "bad build with" if good.any() else "good build without"
         raise errors.ConfigError(f"There is no {lacking} {suspect.describe()}, so nothing can be swapped. Build more.")
     return suspect, len(several) > 1, Mixture(*(tracker.load(name) for name in most_alike(table, good, bad)))
 
