@@ -204,11 +204,6 @@ class BisectResult(OpResult):
         return "good" if self.outcome in _ANSWERED else "bad"
 
     @property
-    def headline(self) -> str:
-        """The outcome."""
-        return self.outcome
-
-    @property
     def next_step(self) -> NextStep | None:
         """Pin the good build as free of culprits, unless its data proves nothing."""
         if not (self.run_id and self.good_run and self.good_verdict == "good"):

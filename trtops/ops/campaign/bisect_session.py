@@ -20,7 +20,7 @@ from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import EngineEvaluator, build_and_evaluate, errors_of, tested_aspect, verdict_in
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.result import OnProgress
-from trtops.tactics.bisection import MAX_PAIRED, CulpritSearch, Errors, SearchOutcome, SearchResult, TrialResult
+from trtops.tactics.bisection import MAX_PAIRED, CulpritSearch, Errors, SearchOutcome, TrialResult
 from trtops.tactics.contributions import MIN_BUILDS, find_sum, separating_mixture
 from trtops.tactics.model import Bools, Counts, Likelihood
 from trtops.tracking import campaigns, schema
@@ -73,8 +73,7 @@ class BisectSession:
         while outcome is None and not self._is_spent and (bad_units := search.next()) is not None:
             search.add(self.build(bad_units))
             outcome = self._outcome_without_unit()
-        result = search.result if outcome is None else SearchResult(outcome)
-        return self._reported(self._checked(result))
+        return self._reported(self._checked(outcome or search.outcome, search), search)
 
     @property
     def _is_spent(self) -> bool:
@@ -97,32 +96,32 @@ class BisectSession:
                 return "contributions"
         return "not replayable" if self._follower()[1] >= 1 else None
 
-    def _checked(self, result: SearchResult) -> SearchResult:
-        """The result, after the further mixtures that it needs."""
-        if result.outcome == "confirmed":  # its errors must be no sum
+    def _checked(self, outcome: SearchOutcome, search: CulpritSearch) -> SearchOutcome:
+        """The outcome, after the further mixtures that it needs."""
+        if outcome == "confirmed":  # its errors must be no sum
             self._build_while(self._most_of_sum, self._sum_is_possible)
-            result = SearchResult("contributions") if self._is_sum() else result
-        if result.outcome == "contributions":
+            outcome = "contributions" if self._is_sum() else outcome
+        if outcome == "contributions":
             self._build_while(self._most_of_sum, self._sum_is_open)
-        elif result.outcome == "units missing" and self.mixture.consequences:
+        elif outcome == "units missing" and self.mixture.consequences:
             self._build_while(_MOST_OF_MISSING, lambda: self._follower()[1] < 1)  # a layer that is no unit may decide
-        elif result.explanation is not None:
+        elif outcome == "confirmed" and search.explanation is not None:
             # Where a layer that is no unit fits as well, only its name shows that it follows from the unit.
             min_trials = len(self.trials) + _TIED
-            names = tuple(f" {self.mixture.units[unit].name}" for unit in result.explanation.units)
+            names = tuple(f" {self.mixture.units[unit].name}" for unit in search.explanation.units)
 
             def is_open() -> bool:
                 name, lead = self._follower()
                 return 0 < lead < 1 or (lead == 0 and len(self.trials) < min_trials and not name.endswith(names))
 
             self._build_while(_MOST_OF_MISSING, is_open)
-        if self._follower()[1] >= 1 and result.outcome not in ("sufficient", "contributions"):
-            return SearchResult("not replayable")
-        return result
+        is_followed = self._follower()[1] >= 1 and outcome not in ("sufficient", "contributions")
+        return "not replayable" if is_followed else outcome
 
-    def _reported(self, result: SearchResult) -> BisectResult:
+    def _reported(self, outcome: SearchOutcome, search: CulpritSearch) -> BisectResult:
         units, culprits = self.mixture.units, []
-        if (explanation := result.explanation) is not None:
+        is_of_search = outcome == search.outcome  # and not of all errors, or of a layer that is no unit
+        if is_of_search and (explanation := search.explanation) is not None:
             culprit = BisectCulprit(
                 units=tuple(units[unit] for unit in explanation.units),
                 clauses=tuple(tuple(map(explanation.units.index, clause)) for clause in explanation.clauses),
@@ -132,19 +131,19 @@ class BisectSession:
             culprits.append(culprit)
         return BisectResult(
             title=self.plan.title,
-            outcome=result.outcome,
+            outcome=outcome,
             culprits=tuple(culprits),
-            suspects=tuple(units[unit] for unit in result.suspects),
+            suspects=tuple(units[unit] for unit in search.suspects),
             good_run=self.plan.good_run,
             good_verdict="unproven" if self.mixture.good.info.verdict == "unproven" else "good",
             bad_run=self.plan.bad_run,
             units=len(units),
             consequences=self.mixture.consequences,
-            follows=self._follower()[0] if result.outcome == "not replayable" else "",
+            follows=self._follower()[0] if outcome == "not replayable" else "",
             held=self.plan.held,
             suspected=self.plan.suspected,
-            added=self._error_sum() if result.outcome == "contributions" else None,
-            repeatability=result.repeatability,
+            added=self._error_sum() if outcome == "contributions" else None,
+            repeatability=search.repeatability if is_of_search else "unknown",
             trials=tuple(self.trials),
         )
 

@@ -9,6 +9,7 @@ from trtops.ops.campaign.bisect_result import BisectResult, ChoiceKey, Unit
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.model import Bools
+from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
@@ -187,15 +188,15 @@ class Planner:
             record = load_record(tracker.load(name))
             # ONNX Runtime offers few combinations. Not all can be denied, or nothing would be built.
             if record is not None and record.mechanism == "onnxruntime" and len(table) < 2 ** len(record.settings):
-                columns = {("setting", setting) for setting, _ in record.settings}
-                entries.append(DeniedTactic.of(record, columns, name))
+                settings: list[Column] = [("setting", setting) for setting, _ in record.settings]
+                entries.append(DeniedTactic.of(record, settings, name))
         for culprit in self.culprits:
             record = load_record(tracker.load(culprit.bad_run))
             assert record is not None  # or there would have been nothing to mix
             # Any one layer keeps the culprit out of a build; settings are denied together.
             layers = [unit.column for unit in culprit.units if unit.kind == "layer"]
-            columns = set(layers[:1] or [unit.column for unit in culprit.units])
-            entries.append(DeniedTactic.of(record, columns, culprit.bad_run))
+            denied = layers[:1] or [unit.column for unit in culprit.units]
+            entries.append(DeniedTactic.of(record, denied, culprit.bad_run))
         return DenyList(entries=tuple(entries))
 
 

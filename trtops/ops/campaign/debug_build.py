@@ -224,34 +224,31 @@ def debug_build(
             raise
 
 
+@dataclass
 class _CampaignState:
     """The builds and bisections of a campaign so far; only this class writes the parent run."""
 
-    def __init__(
-        self,
-        campaign: Campaign,
-        run: Run,
-        tracker: Tracker,
-        progress: Callable[[CampaignProgress], None] | None,
-        began: float,
-    ) -> None:
-        self.campaign = campaign
-        self._run, self._tracker, self._progress = run, tracker, progress
-        self._began = began
-        info = tracker.info(campaign.run_id)
-        iterations = campaigns.iterations(tracker, info)
+    campaign: Campaign
+    run: Run
+    tracker: Tracker
+    progress: Callable[[CampaignProgress], None] | None
+    began: float
+
+    def __post_init__(self) -> None:
+        info, config = self.tracker.info(self.campaign.run_id), self.campaign.config
+        iterations = campaigns.iterations(self.tracker, info)
         self._interrupted = iterations.marked
-        self._table = campaigns.table_of(tracker, info, iterations.whole.values())
+        self._table = campaigns.table_of(self.tracker, info, iterations.whole.values())
         # Where builds are bad on one machine only, the tactics that it prefers are no culprits.
-        self._made_on = {info.id: campaigns.made_on(info) for info in iterations.whole.values()}
-        self._planner = Planner.read(tracker, info, campaign.config, iterations.whole.values())
-        drawn = (
-            number for number, iteration in iterations.whole.items() if iteration.params.get("options.tactic_seed")
-        )
-        self._drawn = set() if campaign.config.random_tactics else set(drawn)
-        taken = iterations.whole.keys() | iterations.running
+        self._made_on: dict[str, str] = {}
+        self._drawn: set[int] = set()  # numbers of iterations whose tactics were drawn after a timed first build
+        for number, iteration in iterations.whole.items():
+            self._made_on[iteration.id] = campaigns.made_on(iteration)
+            if iteration.params.get("options.tactic_seed") and not config.random_tactics:
+                self._drawn.add(number)
+        self._planner = Planner.read(self.tracker, info, config, iterations.whole.values())
         # Numbers of the iterations to make. Each is given out once.
-        self._missing = iter([number for number in range(campaign.config.limit) if number not in taken])
+        self._missing = iter(sorted(set(range(config.limit)) - iterations.whole.keys() - iterations.running))
         self._diff: TacticDiff | None = None
         self._written = self._diffed = 0  # numbers of builds when the table was last written, and last diffed
         self._update_diff()
@@ -265,7 +262,7 @@ class _CampaignState:
                 if number is None:
                     break
                 # Without the culprits found so far, so that builds show what else is bad.
-                denied = self._planner.denied(self._tracker, self._table)
+                denied = self._planner.denied(self.tracker, self._table)
                 draws = self._planner.draws(self._table)
                 if draws:
                     self._drawn.add(number)
@@ -307,14 +304,14 @@ class _CampaignState:
     @property
     def _minutes_left(self) -> float | None:
         minutes = self.campaign.config.max_minutes
-        return None if minutes is None else minutes - (time.perf_counter() - self._began) / 60
+        return None if minutes is None else minutes - (time.perf_counter() - self.began) / 60
 
     def bisect(self, tags: Mapping[str, str] | None, evaluate: EngineEvaluator | None) -> None:
         """Mix a good and a bad build with the rest of the budget, or resume an interrupted bisection."""
         config, planner = self.campaign.config, self._planner
         bisect_pair = functools.partial(
             bisect,
-            tracker=self._tracker,
+            tracker=self.tracker,
             tags=tags,
             evaluate=evaluate,
             progress=lambda done, max_builds: self.report(None, done),
@@ -326,7 +323,7 @@ class _CampaignState:
         pair = planner.pair(self._table)
         assert pair is not None
         # A bisection reads the campaign's builds from the store.
-        campaigns.log_table(self._run, self._table)
+        campaigns.log_table(self.run, self._table)
         result = bisect_pair(
             pair.good,
             pair.bad,
@@ -345,13 +342,13 @@ class _CampaignState:
     def add(self, result: CampaignBuild) -> None:
         """Add an iteration."""
         self._table.append(result.run_id, result.verdict, result.tactics)
-        self._made_on[result.run_id] = campaigns.made_on(self._tracker.info(result.run_id))
+        self._made_on[result.run_id] = campaigns.made_on(self.tracker.info(result.run_id))
         count = len(self._table)
         # Diffing and writing read the whole table: at every build, they would cost the square of the campaign's length.
         if count <= _ALWAYS_DIFFED or count >= self._diffed * 1.02:
             self._update_diff()
         if count <= _ALWAYS_DIFFED // 4 or count >= self._written * 1.04:
-            campaigns.log_table(self._run, self._table)
+            campaigns.log_table(self.run, self._table)
             self._written = count
 
     def _update_diff(self) -> None:
@@ -361,7 +358,7 @@ class _CampaignState:
 
     def report(self, last: CampaignBuild | None, mixtures: int = 0) -> None:
         """Call the progress function; ``mixtures`` are those of a bisection in progress."""
-        if self._progress is not None:
+        if self.progress is not None:
             progress = CampaignProgress(
                 done=len(self._table),
                 limit=self.campaign.config.limit,
@@ -370,7 +367,7 @@ class _CampaignState:
                 diff=self._diff,
                 **campaigns.counts(self._table),
             )
-            self._progress(progress)
+            self.progress(progress)
 
     def finish(self) -> DebugBuildResult:
         """Log table, diff and result, and end the parent run."""
@@ -392,9 +389,9 @@ class _CampaignState:
             subject="" if config.command is not None else self.campaign.model,
             diff=tactic_diff,
         )
-        campaigns.log_table(self._run, self._table)
-        log_diff(self._run, tactic_diff)
-        op = OpRun(self._run, self._tracker, self.campaign.experiment)
+        campaigns.log_table(self.run, self._table)
+        log_diff(self.run, tactic_diff)
+        op = OpRun(self.run, self.tracker, self.campaign.experiment)
         title = f"debug build {Path(self.campaign.model).name}"
         return op.finish(result, artifact=schema.Artifact.CAMPAIGN_RESULT, title=title)
 

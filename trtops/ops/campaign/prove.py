@@ -117,11 +117,6 @@ class ProveResult(OpResult):
         return "good" if self.outcome == "confirmed" else "bad"
 
     @property
-    def headline(self) -> str:
-        """The outcome."""
-        return self.outcome
-
-    @property
     def next_step(self) -> NextStep | None:
         """Pin the good build of the swap, unless its data proves nothing."""
         is_good = any(trial.swap == "good as it was" and trial.verdict == "good" for trial in self.trials)

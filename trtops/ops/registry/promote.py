@@ -62,6 +62,7 @@ class PromoteResult(OpResult):
     """
 
     title: str = "promote"
+    verdict: Verdict = "good"  # always: any other engine is an error, and not accepted
     source_run: str
     name: str
     alias: str
@@ -70,11 +71,6 @@ class PromoteResult(OpResult):
     coverage: float
     evaluation: Evaluation
     agreement: Evaluation
-
-    @property
-    def verdict(self) -> Verdict:
-        """Always ``good``: any other engine is an error, and not accepted."""
-        return "good"
 
     @property
     def headline(self) -> str:

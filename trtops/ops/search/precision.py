@@ -7,7 +7,6 @@ import itertools
 import logging
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -31,11 +30,12 @@ from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
 from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined
-from trtops.ops.model.model_files import Source, Subject, open_model
-from trtops.ops.result import OpResult, op_run, run_step
+from trtops.ops.model.model_files import Source
+from trtops.ops.result import OpResult, run_step
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
+from trtops.ops.search.search_run import search_run
 from trtops.ops.search.submodel import CheckOutcome, onnxruntime_runner
 from trtops.record import refuse_unused
 from trtops.reports.document import Chart, Point, Section
@@ -181,11 +181,6 @@ class PrecisionResult(OpResult):
         return "bad" if self.outcome == "bad" else "good"
 
     @property
-    def headline(self) -> str:
-        """The outcome."""
-        return self.outcome
-
-    @property
     def next_step(self) -> NextStep | None:
         """Build the model in mixed precision, if it was written."""
         if not (self.run_id and self.path and self.verdict == "good"):
@@ -260,27 +255,20 @@ def precision(
         unused = ("data", "input_shapes", "iterations", "seed", "tolerances")
         used = " ".join(field.name for field in fields(config) if field.name not in unused)
         refuse_unused(config, {"": used}, op="precision with a check")
-    subject = Subject.of(model, file)
-    name = f"{subject.name} precision"
-    with op_run(
-        tracker, experiment or subject.name, name, kind="precision", model=subject.file, tags=tags, parent=parent
-    ) as op:
-        run = op.run
-        started = time.perf_counter()
-        opened = run_step("load", open_model, model)
-        if config.output is not None and Path(config.output).resolve() in {path.resolve() for path in opened.files()}:
-            raise errors.ConfigError(f"output is {config.output!r}, which is the model itself. Use another path.")
-        search = _PrecisionSearch(opened, config, feeds, runner, evaluate, progress)
-        search_result, candidate = run_step("search", search.run)
-        seconds = time.perf_counter() - started
-        result = replace(search_result, title=f"precision {subject}", subject=str(subject.file or ""), seconds=seconds)
+    with search_run(
+        "precision", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent
+    ) as search:
+        search.check_outputs(output=config.output)
+        nodes = _PrecisionSearch(search.model, config, feeds, runner, evaluate, progress)
+        result, candidate = run_step("search", nodes.run)
+        result = replace(result, seconds=search.seconds)
         if config.output is not None:
             save_model(candidate.rewritten.model, config.output)
-        run.log_params({"model": opened.name, **config.to_dict()})
+        search.op.run.log_params({"model": search.model.name, **config.to_dict()})
+        search.op.run.log_text("".join(f"{name}\n" for name in result.keep), schema.Artifact.PRECISION_KEPT)
         numbers = {name: getattr(result, name) or 0.0 for name in ("nodes", "checks", "seconds", "excess")}
-        run.log_metrics(schema.family(schema.Metric.PRECISION, kept=len(result.keep), **numbers))
-        run.log_text("".join(f"{name}\n" for name in result.keep), schema.Artifact.PRECISION_KEPT)
-        return op.finish(result, artifact=schema.Artifact.PRECISION_RESULT)
+        numbers["kept"] = len(result.keep)
+        return search.finish(result, schema.Metric.PRECISION, numbers, schema.Artifact.PRECISION_RESULT)
 
 
 class _PrecisionSearch:
