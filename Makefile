@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check pytest format test-gpu test-gpu-ort bench ui up down deploy docs clean
+.PHONY: help demo test check static fast pytest format test-gpu test-gpu-ort bench ui up down deploy docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -38,19 +38,26 @@ $(VENV)/.team: $(VENV)/.demo
 demo: $(VENV)/.demo ## build a real model in FP32, FP16 and INT8, check and log the engines, print a table
 	@$(PY) -m flows.demo
 
-test: $(VENV)/.test ## run `make check` and all tests that need no GPU, at the same time
-	@$(MAKE) --no-print-directory -j2 check pytest
+test: $(VENV)/.test ## run the checks of `make check` and all tests that need no GPU, at the same time
+	@$(MAKE) --no-print-directory -j2 static pytest
 
 pytest: $(VENV)/.test
 	@# Compiles everything once in a new checkout, and not in each process of the tests.
 	@test -d tests/__pycache__ || PYTHONDONTWRITEBYTECODE= $(PY) -m pytest --collect-only -qq > /dev/null || true
 	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) -q  # hundreds of child processes share compiled files
 
-check: $(VENV)/.test ## check format, lint, types and import contracts
+check: static fast ## check format, lint, types and import contracts, and run the fast tests of self-checks, limits and ranges
+
+static: $(VENV)/.test
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
+
+# The fast part of modules that take minutes; the rest of them is marked as slow.
+FAST = tests/ops/evaluation/test_self_check.py tests/ops/evaluation/test_limits.py tests/calibration/test_histogram.py
+fast: $(VENV)/.test
+	$(PY) -m pytest -q -m "not slow" $(FAST)
 
 format: $(VENV)/.test ## format the code with ruff
 	$(VENV)/bin/ruff format .

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import shlex
@@ -118,6 +119,24 @@ def calls_in_process() -> None:
 
     if importlib.util.find_spec("tensorrt") is None:
         run_calls_here()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def facts_read_once() -> None:
+    """Read the commit of a working folder and the releases of packages once: each build states them several times."""
+    from trtops.backend import environment
+
+    git_commit = environment.git_commit
+    commit_of = functools.cache(git_commit)
+    environment.git_commit = lambda folder=None: commit_of(os.getcwd()) if folder is None else git_commit(folder)
+    importlib.metadata.version = functools.cache(importlib.metadata.version)
+
+
+@pytest.fixture(autouse=True)
+def short_visits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time candidates for an eighth of the usual time, except in tests of the timing."""
+    if "tests/backend/onnxrt/" not in request.node.nodeid:
+        monkeypatch.setattr("trtops.backend.onnxrt.measure._VISIT_SECONDS", 0.0005)
 
 
 @pytest.fixture(autouse=True)

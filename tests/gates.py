@@ -1,6 +1,5 @@
 """Candidates for the gate: models of different kinds, engines with a planted regression, and runs that hold them."""
 
-import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -112,33 +111,6 @@ def renamed(proto: onnx.ModelProto, output: str) -> onnx.ModelProto:
     changed.CopyFrom(proto)
     for node in changed.graph.node:
         node.output[:] = ["before" if name == output else name for name in node.output]
-    return changed
-
-
-def with_further_nodes(proto: onnx.ModelProto, count: int) -> onnx.ModelProto:
-    """The model with an even number of sign changes of its first input before it: the same outputs, more work."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(proto)
-    name = changed.graph.input[0].name
-    for node in changed.graph.node:
-        node.input[:] = [f"{name}_{count}" if tensor == name else tensor for tensor in node.input]
-    names = [name, *(f"{name}_{i}" for i in range(1, count + 1))]
-    nodes = [onnx.helper.make_node("Neg", [a], [b], f"neg_{b}") for a, b in itertools.pairwise(names)]
-    everything = [*nodes, *changed.graph.node]
-    del changed.graph.node[:]
-    changed.graph.node.extend(everything)
-    return changed
-
-
-def with_further_axis(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model whose first output has a further axis of size 1 at its end."""
-    output = proto.graph.output[0]
-    changed = renamed(proto, output.name)
-    changed.graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), "last_axis"))
-    changed.graph.node.append(
-        onnx.helper.make_node("Unsqueeze", ["before", "last_axis"], [output.name], "further_axis")
-    )
-    changed.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 1
     return changed
 
 

@@ -42,6 +42,7 @@ HEAVY = ("tensorrt", "tensorrt_rtx", "onnxruntime", "mlflow", "prefect", "onnx",
         "trtops.spec",
         "trtops.tactics.record",
         "trtops.tracking.base",
+        "trtops.tracking.mlflow",
     ],
 )
 def test_importing_a_light_module_loads_no_heavy_library(module: str) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Dim: TypeAlias = int | str | None
 """One dimension: a size, a symbolic name, or None (also -1) where it is not known."""
 
+STANDS_FOR_INFINITY = 1e9
+"""Masks are filled with magnitudes from this on, which may be clamped in 16 bit."""
+
 DEFAULT_SHAPE_VALUE = 1
 """Default size of a dynamic dimension, the same as Polygraphy's."""
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import importlib.metadata
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from trtops import comparator
 from trtops.cli import groups, loading
 from trtops.cli.flags import Group, Options, Parser, add_flag, flag, flags_of, make_parser
 from trtops.cli.logs import LOGGING, logging_as
 from trtops.cli.main import main as main
-from trtops.cli.script import Late, Name, resolve
+from trtops.cli.script import Call
 from trtops.lazy import known_as
 from trtops.metadata import DataType, TensorMetadata, TensorSpec
 
@@ -88,9 +90,9 @@ class DataLoaderArgs(_OwnArgs):
 
     def get_data_loader(self, user_input_metadata: TensorMetadata | None = None) -> Any:
         """Return the feeds; random ones have these inputs unless the line has shapes."""
-        loader = loading.data_loader(self.args) or Late("trtops.comparator.DataLoader")
-        random = {"input_metadata": user_input_metadata} if loader.function.endswith(".DataLoader") else {}
-        return resolve(dataclasses.replace(loader, kwargs={**random, **loader.kwargs}))
+        loader = loading.data_loader(self.args) or Call(comparator.DataLoader)
+        random = {"input_metadata": user_input_metadata} if loader.function is comparator.DataLoader else {}
+        return dataclasses.replace(loader, kwargs={**random, **loader.kwargs})()
 
 
 def _option_group(name: str, about: str, *flags: Group, **values: Callable[[Options], Any]) -> Any:
@@ -115,7 +117,7 @@ TrtConfigArgs = _option_group(
         for profile in loading.profiles(args) or ()
     ],
     precision_constraints=lambda args: loading.constraints(args)[0],
-    memory_pool_limits=lambda args: {Name("trt", f"MemoryPoolType.{k.upper()}"): v for k, v in args.pool_limit or ()},
+    memory_pool_limits=lambda args: {f"trt.MemoryPoolType.{k.upper()}": v for k, v in args.pool_limit or ()},
 )
 TrtLoadPluginsArgs = _option_group("TrtLoadPluginsArgs", "TensorRT plugins: libraries.")
 TrtLoadNetworkArgs = _option_group(
@@ -132,24 +134,25 @@ class Script:
     """The imports and runners of an extension, for ``run`` or ``--gen-script``."""
 
     def __init__(self) -> None:
-        self.runners: list[Late] = []
+        self.runners: list[Call] = []
         self._modules: dict[str, str] = {}
 
     def add_import(self, imports: Iterable[str], frm: str | None = None, imp_as: str | None = None) -> None:
         self._modules.update({imp_as or name: f"{frm}.{name}" if frm else name for name in imports})
 
-    def add_loader(self, loader: Late, loader_id: str = "") -> Late:
-        """Return the argument for other calls taking this loader: the call, with the module of its name."""
-        first, dot, rest = loader.function.partition(".")
-        return dataclasses.replace(loader, function=self._modules.get(first, first) + dot + rest)
+    def add_loader(self, loader: Call, loader_id: str = "") -> Call:
+        """Return the argument for other calls taking this loader: the call, of what its name stands for."""
+        first, dot, rest = str(loader.function).partition(".")
+        module, _, name = (self._modules.get(first, first) + dot + rest).rpartition(".")
+        return dataclasses.replace(loader, function=getattr(importlib.import_module(module), name))
 
-    def add_runner(self, runner: Late) -> None:
+    def add_runner(self, runner: Call) -> None:
         self.runners.append(self.add_loader(runner))
 
 
-def make_invocable(type_str: str, *args: Any, **kwargs: Any) -> Late:
-    """Return a call of an imported name; keyword arguments of None are left out."""
-    return Late(type_str, args, {name: value for name, value in kwargs.items() if value is not None})
+def make_invocable(type_str: Any, *args: Any, **kwargs: Any) -> Call:
+    """Return a call of an imported name, for :class:`Script`; keyword arguments of None are left out."""
+    return Call(type_str, args, {name: value for name, value in kwargs.items() if value is not None})
 
 
 def get(args: Any, attr: str, default: Any = None) -> Any:
@@ -202,7 +205,7 @@ def extend(parser: Parser) -> None:
             add_flag(group.group, flag(f"--{option}", name, takes="runner", to="runners", value=option, shown=None))
 
 
-def runners(args: Options, option: str) -> list[Late]:
+def runners(args: Options, option: str) -> list[Call]:
     """Return the runners of the extension with this option; none if there is no such extension."""
     arg_groups = (args.peek("extensions") or {}).values()
     script = Script()

@@ -3,10 +3,6 @@
 Medians of wall time per inference, host arrays in and out. The bare loop has its arrays in pinned memory already,
 copies them, runs the context and waits.
 
-``replay small cnn transformer resnet50`` on the command line compares replays with builds in FP16, with algorithm
-selectors (8.6). Printed for each: wall seconds, how often TensorRT called the selector, and how many layers have the
-kernel of the recorded build. Goal: the fastest replay takes a fifth of a build.
-
 ``ops`` compares a conversion, its replay, a gate and a mixture of tactics with Polygraphy's build of the same network.
 Goals: a conversion takes at most 1.2 times its build, whose record of tactics takes a tenth of it.
 """
@@ -24,30 +20,19 @@ import onnx
 
 from tests import models
 from tests.benchmarks.harness import Goals, benchmark, in_turns, run_quietly
-from tests.benchmarks.networks import Graph, resnet50
-from trtops import errors
+from tests.benchmarks.networks import Graph
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import (
     CreateConfig,
     NetworkFromOnnxBytes,
-    TacticRecorder,
-    TacticReplayData,
-    TacticReplayer,
     TensorRTBackend,
     TrtRunner,
     current_gpu,
     engine_bytes_from_network,
     engine_from_bytes,
-    network_from_onnx_bytes,
 )
-from trtops.backend.trt.building.engine import build_plan
-from trtops.backend.trt.building.profile import Profile
-from trtops.backend.trt.choices import timing_cache
-from trtops.backend.trt.describe.inspector import read_layers
 from trtops.backend.trt.library import memory
 from trtops.tracking.schema import Artifact
-
-COPY = "Reformatting CopyNode"  # no selector is called for these
 
 
 def tiny():
@@ -153,85 +138,6 @@ def cnn() -> onnx.ModelProto:
     return b.model({"x": (8, 3, 56, 56)}, b.conv(x, 128, 16, 1))
 
 
-REPLAYED: dict[str, Callable[[], onnx.ModelProto]] = {
-    "small": lambda: models.three_convolutions(4, 32, 28, 0.08, "small").proto,
-    "cnn": cnn,
-    "transformer": lambda: models.transformer().proto,
-    "resnet50": resnet50,
-}
-
-
-class Replays:
-    """Builds variants of one network, and keeps their timing caches for later ones."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.data = name, REPLAYED[name]().SerializeToString()
-        self.seconds: dict[str, float] = {}
-        self.caches: dict[str, bytes] = {}
-        self.kernels: set[tuple[str, str, str]] = set()
-
-    def build(self, title: str, *, selector: Any = None, cache: str | None = None, level: int | None = None) -> None:
-        """Build once with the timing cache of an earlier variant; ``""`` is an empty cache, None disables it."""
-        builder, network, _parser = network_from_onnx_bytes(self.data)
-        options: dict[str, Any] = {} if level is None else {"builder_optimization_level": level}
-        if cache is not None:
-            options["load_timing_cache"] = self.caches.get(cache, b"")
-        if self.name == "resnet50":
-            options["profiles"] = [Profile({"image": ((4, 3, 224, 224),) * 3})]
-        config = CreateConfig(algorithm_selector=selector, fp16=True, **options)(builder, network)
-        calls = count_calls(selector)
-        started = time.perf_counter()
-        try:
-            plan = bytes(build_plan(builder, network, config, selector=selector))
-        except errors.TrtopsError as exc:
-            print(f"{self.name}: {title}: {str(exc)[:300]}", flush=True)
-            return
-        self.seconds[title] = time.perf_counter() - started
-        if (left := timing_cache.collect(config, None, None, 0.0)) is not None:
-            self.caches[title] = left.data
-        layers = {(x.name, str(x.tactic), str(x.tactic_value)) for x in read_layers(engine_from_bytes(plan))}
-        layers = {layer for layer in layers if not layer[0].startswith(COPY)}
-        self.kernels = self.kernels or (layers if title == "recorded" else set())
-        same = f"{len(layers & self.kernels)} of {len(layers)} layers as recorded, {len(calls)} calls of the selector"
-        print(f"{self.name}: {self.seconds[title]:6.2f} s: {title}: {same}", flush=True)
-
-
-def count_calls(selector: Any) -> list[str]:
-    """Collects the layer of each call; the class is made for this selector alone."""
-    calls: list[str] = []
-    if selector is not None:
-        kind = type(selector)
-        answer = kind.select_algorithms
-
-        def counted(selector: Any, context: Any, choices: list[Any]) -> list[int]:
-            calls.append(context.name)
-            return list(answer(selector, context, choices))
-
-        kind.select_algorithms = counted
-    return calls
-
-
-def measure_replays(name: str, goals: Goals) -> None:
-    bench, recorded = Replays(name), TacticReplayData()
-
-    def replay(title: str, **options: Any) -> None:
-        bench.build(f"replay, {title}", selector=TacticReplayer(recorded), **options)
-
-    bench.build("first build of the process", level=0)
-    bench.build("build")
-    bench.build("build with its own cache", cache="build")
-    bench.build("recorded", selector=TacticRecorder(recorded), cache="")
-    replay("cache disabled")
-    replay("empty cache", cache="")
-    replay("cache of the recorded build", cache="recorded")
-    replay("cache of the unwatched build", cache="build")
-    replay("cache of a replay", cache="replay, empty cache")
-    for level in (1, 0):
-        replay(f"optimization level {level}", cache="", level=level)
-    fastest = min(seconds for title, seconds in bench.seconds.items() if title.startswith("replay"))
-    goals.at_most(f"{name}: fastest replay", fastest, bench.seconds["build"] / 5)
-
-
 def measure_ops(goals: Goals, folder: Path) -> None:
     """Wall seconds of ops on the network ``cnn`` in FP16, each after one that has started the child process."""
     from polygraphy.backend.trt import CreateConfig as TheirConfig
@@ -304,10 +210,7 @@ def measure_runner(goals: Goals, folder: Path) -> None:
 
 def main() -> None:
     with benchmark() as (goals, folder):
-        if sys.argv[1:2] == ["replay"]:
-            for name in sys.argv[2:] or ["small"]:
-                measure_replays(name, goals)
-        elif sys.argv[1:2] == ["ops"]:
+        if sys.argv[1:2] == ["ops"]:
             measure_ops(goals, folder)
         else:
             measure_runner(goals, folder)

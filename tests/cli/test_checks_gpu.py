@@ -46,26 +46,6 @@ def test_engines_with_fp32_layers_are_checked(folder, capsys):
     assert "must stay in FP32" in output or "can be lowered" in output
 
 
-def test_a_command_checks_mixed_precisions(folder):
-    line = (
-        "debug precision conv_net.onnx --fp16 --check trtops run trtops_debug.engine --trt --load-inputs i.json "
-        "--load-outputs golden.json --atol 1e-2 --rtol 1e-2"
-    ).replace("trtops run", f"{sys.executable} -m trtops.cli run")
-
-    assert run(line) == 0
-
-
-def test_layer_precisions_are_recorded(folder):
-    line = (
-        "convert conv_net.onnx --fp16 --input-shapes image:[2,3,8,8] --layer-precisions conv0:fp32 conv1:fp16 "
-        "--precision-constraints obey --experiment kept -o kept.engine --atol 1e-2 --rtol 1e-2 --save-tactics kept.json"
-    )
-
-    assert run(line) == 0
-    assert run("inspect model kept.engine --show layers") == 0
-    assert run("inspect tactics kept.json") == 0
-
-
 def test_tensor_statistics_appear_with_layers(folder, capsys):
     assert run("run conv_net.onnx --trt --load-inputs i.json --save-engine e.engine --save-outputs saved.json") == 0
     capsys.readouterr()

@@ -151,7 +151,7 @@ def test_next_steps_run_as_printed(
         words = next_words(printed)
         if words:
             verbs.append(" ".join(find_command(words)[0]))
-            if len(verbs) == 4:
+            if len(verbs) == (4 if LONG else max(1, len(scenario.verbs))):
                 words = []
     with capsys.disabled():
         print("\n".join(report))

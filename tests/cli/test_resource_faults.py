@@ -27,18 +27,14 @@ COMMANDS = {
 # By name: a line of bash, its environment, the commands, their exit code, and the error.
 FAULTS: dict[str, tuple[str, dict[str, str], str, int, str]] = {
     "full output": ("{} > /dev/full", {}, "run list", 3, "the output: No space left on device"),
-    "full log": ("{} 2> /dev/full", {}, "run", 0, ""),
+    "full log, optimized Python": ("{} 2> /dev/full", {"PYTHONOPTIMIZE": "1"}, "run", 0, ""),
     "both full": ("{} > /dev/full 2>&1", {}, "run", 3, ""),
-    "closed input": ("{} <&-", {}, "run", 0, ""),
-    "closed output": ("{} >&-", {}, "lint", 0, ""),
+    "closed input, C locale": ("{} <&-", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "run", 0, ""),
+    "closed output, missing home": ("{} >&-", {"HOME": "/nonexistent/home"}, "lint", 0, ""),
     "closed log": ("{} 2>&-", {}, "lint", 0, ""),
     "all closed": ("{} <&- >&- 2>&-", {}, "convert", 0, ""),
     "no home": ("unset HOME; {}", {}, "list", 0, ""),
-    "missing home": ("{}", {"HOME": "/nonexistent/home"}, "lint", 0, ""),
-    "C locale": ("{}", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "run", 0, ""),
-    "optimized Python": ("{}", {"PYTHONOPTIMIZE": "1"}, "run", 0, ""),
-    "64 descriptors": ("ulimit -n 64; {}", {}, "convert", 0, ""),
-    "700 MB of addresses": ("ulimit -v 700000; {}", {}, "convert", 0, ""),
+    "64 descriptors, 700 MB of addresses": ("ulimit -n 64 -v 700000; {}", {}, "convert", 0, ""),
 }
 
 

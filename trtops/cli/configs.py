@@ -17,7 +17,7 @@ from trtops.record import OptionField, option_fields, with_options
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange, TensorRTOptions
 
 if TYPE_CHECKING:
-    from trtops.cli.script import Late
+    from trtops.cli.script import Call
     from trtops.comparator.report import Tolerances
     from trtops.ops.search.command import CommandCheck
 
@@ -216,7 +216,7 @@ def check_values(args: Options, prefix: str = "check.") -> dict[str, Any]:
 RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
 
 
-def random_data(args: Options) -> Late | None:
+def random_data(args: Options) -> Call | None:
     """Return a loader of random data, if options describe it beyond seed and iterations."""
     # A config holds seed, iterations and shapes, but no ranges of random data.
     is_described = any(args.peek(name) is not None for name in RANDOM_DATA)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from trtops import ops, terminal
 from trtops.cli import logs
 from trtops.cli.flags import Group, Options
-from trtops.cli.script import resolve
+from trtops.cli.script import product
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def op_job(
     Args:
         args: The options, for the store, ``--json``, and the op's ``experiment`` if the command has that option.
         op: The op's name in :mod:`trtops.ops`.
-        inputs: Its positional arguments.
+        inputs: Its positional arguments; loaders among the arguments are called by the job.
         store: Which tracking store it gets: ``none``; the one it ``reads``, which must exist, or ``writes``;
             ``optional``, only with an experiment; ``temporary``, in memory unless an experiment or a store is given.
         show: Prints the result, given it and the store's place; by default its page and how it ended.
@@ -99,7 +99,8 @@ def op_job(
     def run() -> int:
         from trtops.ops.result import steps_run_by  # help needs no ops
 
-        kwargs = resolve(options)
+        arguments = [product(value) for value in inputs]
+        kwargs = {name: product(value) for name, value in options.items()}
         with contextlib.ExitStack() as stack:
             stack.enter_context(steps_run_by(_announced))
             if store != "none":
@@ -108,7 +109,7 @@ def op_job(
                 kwargs["progress"] = stack.enter_context(terminal.progress(*progress))
             elif progress is not None:
                 kwargs["progress"] = progress
-            result = getattr(ops, op)(*resolve(inputs), **kwargs)
+            result = getattr(ops, op)(*arguments, **kwargs)
         is_kept = store_address is not None or kwargs.get("experiment") is not None
         if store in ("temporary", "optional") and not is_kept and hasattr(result, "run_id"):
             result = dataclasses.replace(result, run_id="", url="")  # its run ends with this process

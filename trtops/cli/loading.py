@@ -6,18 +6,19 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtops import ops
+from trtops import comparator, ops
 from trtops.backend import common, onnx, trt
 from trtops.cli.flags import Options, UsageError
-from trtops.cli.script import Late, Name, given, late
+from trtops.cli.script import Call, call, given
 from trtops.cli.values import per_name
 from trtops.comparator.table import COMPARISONS
-from trtops.errors import ConfigError
 from trtops.extras import require
-from trtops.metadata import DataType, TensorMetadata
+from trtops.metadata import TensorMetadata
+from trtops.patterns import MARK_ALL
 
 if TYPE_CHECKING:
     from trtops.backend.trt import Profile
@@ -95,8 +96,8 @@ def changed_model(args: Options) -> Any:
     if not getattr(args, "force_fallback_shape_inference", None):
         return model
     # Shapes are observed on one feed, whatever number is given for the inference.
-    source = late("trtops.cli.script.loaded", model)
-    return late("trtops.ops.with_observed_shapes", source, data_loader(args.but(iterations=None)))
+    source = model if isinstance(model, str) else Call(model)
+    return call(ops.with_observed_shapes, source, data_loader(args.but(iterations=None)))
 
 
 def save_config(args: Options) -> SaveConfig:
@@ -120,7 +121,7 @@ def names_or_all(names: Iterable[str] | None) -> Any:
     """Return names as a list, or the constant for all of them."""
     if names is None:
         return None
-    return Name("trtops.constants", "MARK_ALL") if list(names) in (["mark", "all"], ["mark all"]) else list(names)
+    return MARK_ALL if list(names) in (["mark", "all"], ["mark all"]) else list(names)
 
 
 def list_or_none(words: Iterable[Any] | None) -> list[Any] | None:
@@ -131,16 +132,16 @@ def list_or_none(words: Iterable[Any] | None) -> list[Any] | None:
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
-def data_loader(args: Options) -> Late | None:
+def data_loader(args: Options) -> Call | None:
     """Return the data loader; None is random data of the model's own shapes."""
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs:
-        return late("trtops.comparator.StreamingDataLoader", list(args.load_inputs))
+        return call(comparator.StreamingDataLoader, list(args.load_inputs))
     if args.data_loader_script:
         path, function = args.data_loader_script
         function = function or args.data_loader_func_name or "load_data"
-        return late("trtops.backend.common.invoke_from_script", path, function)
+        return call(common.invoke_from_script, path, function)
     shapes = input_shapes(args)
     # Without other shapes, data has those that the first profile is optimized for.
     if not shapes and (rounds := getattr(args, "trt_opt_shapes", None) or getattr(args, "trt_max_shapes", None)):
@@ -161,7 +162,7 @@ def data_loader(args: Options) -> Late | None:
             options[name] = (0 if low is None else low, 1 if high is None else high)
     if not any(value is not None for value in options.values()):
         return None
-    return late("trtops.comparator.DataLoader", **options)
+    return call(comparator.DataLoader, **options)
 
 
 def input_shapes(args: Options) -> dict[str, tuple[int | str, ...]] | None:
@@ -198,26 +199,6 @@ def fixed(shape: Any) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) and dim >= 0 else 1 for dim in shape)
 
 
-def _member(kind: str, words: str | Iterable[str] | None) -> Any:
-    """Return a member of an enum of TensorRT, or a list of members."""
-    if words is None or isinstance(words, str):
-        return None if words is None else Name("trt", f"{kind}.{words.strip().upper().replace('-', '_')}")
-    return [_member(kind, word) for word in words]
-
-
-# Data types that TensorRT has under another name.
-_TYPES_OF_TRT = {"float8e4m3fn": "fp8", "float4": "fp4"}
-
-
-def _trt_type(word: str) -> Name | str:
-    """Return TensorRT's data type; an unknown word is left for TensorRT to reject."""
-    try:
-        dtype_name = DataType.of(word).name
-    except ConfigError:
-        return word
-    return Name("trt", _TYPES_OF_TRT.get(dtype_name, dtype_name))
-
-
 def builder_config(args: Options) -> Any:
     """Return the loader of the builder config."""
     if args.fp32 and (args.fp16 or args.bf16 or args.fp8 or args.int8):
@@ -233,32 +214,18 @@ def builder_config(args: Options) -> Any:
 
 def _config_options(args: Options) -> dict[str, Any]:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
-    same = (
-        "tf32", "fp16", "bf16", "fp8", "int8", "sparse_weights", "version_compatible", "exclude_lean_runtime",
-        "refittable", "strip_plan", "use_dla", "allow_gpu_fallback", "builder_optimization_level", "max_aux_streams",
-        "avg_timing_iterations", "max_num_tactics", "l2_limit_for_tiling", "build_route",
-        "weight_streaming", "direct_io", "error_on_timing_cache_miss", "disable_compilation_cache",
-    )  # fmt: skip
-    enums = {
-        "profiling_verbosity": "ProfilingVerbosity",
-        "hardware_compatibility_level": "HardwareCompatibilityLevel",
-        "runtime_platform": "RuntimePlatform",
-        "tiling_optimization_level": "TilingOptimizationLevel",
-        "engine_capability": "EngineCapability",
-        "tactic_sources": "TacticSource",
-        "preview_features": "PreviewFeature",
-        "quantization_flags": "QuantizationFlag",
-    }
+    same = {field.name: getattr(args, field.name, None) for field in fields(trt.CreateConfig)}
     return given(
-        **{name: getattr(args, name) for name in same},
-        **{name: _member(kind, getattr(args, name)) for name, kind in enums.items()},
-        restricted=args.trt_safety_restricted,
-        profiles=profiles(args),
-        precision_constraints=constraints(args)[0],
-        load_timing_cache=args.load_timing_cache or args.timing_cache,
-        memory_pool_limits={_member("MemoryPoolType", pool): limit for pool, limit in limits.items()} or None,
-        algorithm_selector=_tactic_selector(args),
-        calibrator=_int8_calibrator(args),
+        **same
+        | {
+            "restricted": args.trt_safety_restricted,
+            "profiles": profiles(args),
+            "precision_constraints": constraints(args)[0],
+            "load_timing_cache": args.load_timing_cache or args.timing_cache,
+            "memory_pool_limits": limits or None,
+            "algorithm_selector": _tactic_selector(args),
+            "calibrator": _int8_calibrator(args),
+        }
     )
 
 
@@ -272,31 +239,33 @@ def constraints(args: Options) -> tuple[str | None, dict[str, str]]:
     return (None if mode == "none" else mode), layers
 
 
-def _tactic_selector(args: Options) -> Late | None:
+def _tactic_selector(args: Options) -> Call | None:
     if args.load_tactics:
         if args.save_tactics or args.exclude_tactics:
             raise UsageError("--load-tactics leaves nothing to save or to exclude; give it alone")
-        return late("trtops.backend.trt.TacticReplayer", args.load_tactics)
+        return call(trt.TacticReplayer, args.load_tactics)
     if not (args.save_tactics or args.exclude_tactics):
         return None
     # Exclusions need a selector, which always records.
-    record: Any = args.save_tactics or late("trtops.backend.trt.TacticReplayData")
+    record: Any = args.save_tactics or call(trt.TacticReplayData)
     if args.exclude_tactics is None:
-        return late("trtops.backend.trt.TacticRecorder", record)
-    denied = late("trtops.tactics.denied.read_exclusions", args.exclude_tactics)
-    restriction = late("trtops.backend.trt.choices.selector.restriction_for", denied, None)
-    return late("trtops.backend.trt.TacticRecorder", record, restriction=restriction)
+        return call(trt.TacticRecorder, record)
+    from trtops.backend.trt.choices.selector import restriction_for
+    from trtops.tactics.denied import read_exclusions
+
+    restriction = call(restriction_for, call(read_exclusions, args.exclude_tactics), None)
+    return call(trt.TacticRecorder, record, restriction=restriction)
 
 
-def _int8_calibrator(args: Options) -> Late | None:
+def _int8_calibrator(args: Options) -> Call | None:
     """Return a calibrator if INT8 is allowed."""
     if not args.int8:
         return None
-    return late(
-        "trtops.backend.trt.Calibrator",
-        data_loader=data_loader(args) or late("trtops.comparator.DataLoader"),
+    return call(
+        trt.Calibrator,
+        data_loader=data_loader(args) or call(comparator.DataLoader),
         cache=args.calibration_cache,
-        BaseClass=Name("trt", args.calib_base_cls) if args.calib_base_cls else None,
+        BaseClass=args.calib_base_cls,
         quantile=args.quantile,
         regression_cutoff=args.regression_cutoff,
     )
@@ -321,16 +290,12 @@ def network(args: Options, *, outputs: bool = True) -> Any:
         }
         loader = trt.ModifyNetworkOutputs(loader, **given(**changes))
     if layers := dict(args.layer_precisions or ()) | constraints(args)[1]:
-        loader = trt.SetLayerPrecisions(loader, {name: _trt_type(word) for name, word in layers.items()})
+        loader = trt.SetLayerPrecisions(loader, layers)
     if args.all_tensor_dtypes or args.tensor_dtypes:
-        every = args.all_tensor_dtypes
-        types = _trt_type(every) if every else {name: _trt_type(word) for name, word in args.tensor_dtypes}
-        loader = trt.SetTensorDatatypes(loader, types)
+        loader = trt.SetTensorDatatypes(loader, args.all_tensor_dtypes or dict(args.tensor_dtypes))
     if args.all_tensor_formats or args.tensor_formats:
-        formats: Any = {
-            name: _member("TensorFormat", words.strip("[]").split(",")) for name, words in args.tensor_formats or ()
-        }
-        loader = trt.SetTensorFormats(loader, _member("TensorFormat", args.all_tensor_formats or None) or formats)
+        formats = {name: words.strip("[]").split(",") for name, words in args.tensor_formats or ()}
+        loader = trt.SetTensorFormats(loader, args.all_tensor_formats or formats)
     if args.decomposable_attentions:
         loader = trt.SetDecomposableAttentions(loader)
     return trt.MarkDebug(loader, list(args.mark_debug)) if args.mark_debug else loader
@@ -342,7 +307,7 @@ def _parsed_network(args: Options, kind: str) -> Any:
         path = f"{path}.py" if function else path
         return common.InvokeFromScript(path, function or args.trt_network_func or "load_network")
     options = given(
-        flags=_member("OnnxParserFlag", args.onnx_flags),
+        flags=args.onnx_flags,
         plugin_instancenorm=args.plugin_instancenorm,
         strongly_typed=args.strongly_typed,
         mark_unfused_tensors_as_debug_tensors=args.mark_unfused_tensors_as_debug_tensors,
@@ -355,7 +320,7 @@ def _parsed_network(args: Options, kind: str) -> Any:
 
 def engine(args: Options, path: str | None = None) -> Any:
     """Return the loader of the engine: built, or loaded from a file."""
-    strategy = _member("DLAWorkspaceAllocationStrategy", getattr(args, "dla_workspace_allocation_strategy", None))
+    strategy = getattr(args, "dla_workspace_allocation_strategy", None)
     runtime = trt.LoadRuntime(args.load_runtime) if getattr(args, "load_runtime", None) else None
     load = given(runtime=runtime, dla_workspace_allocation_strategy=strategy)
     loader: Any
@@ -389,8 +354,6 @@ def compare_functions(args: Options) -> list[Any]:
         if args.compare:
             raise UsageError("--compare and --compare-func-script exclude each other")
         return [common.InvokeFromScript(*args.compare_func_script)]
-    from trtops import comparator
-
     functions: list[Any] = []
     names = (_SEPARATELY.get(name, (name,)) for name in args.compare or ("simple",))
     options = given(fail_fast=args.fail_fast)

@@ -3,19 +3,19 @@
 Both start from the loaders themselves, which are dataclasses.
 """
 
-# What needs TensorRT, a user's script or a file is a `Late` or a `Name` inside a loader: it is made when the work
-# starts, so that wrong usage is reported first and scripts are written on machines without a GPU.
-
 import dataclasses
 import importlib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trtops import errors
+from trtops.backend.common import BytesFromPath, InvokeFromScript
+from trtops.backend.loader import BaseLoader
+from trtops.metadata import DataType
 
 # Scripts import from these packages, as Polygraphy's do, not from the modules in them.
 _PUBLIC_PACKAGES = ("trtops.backend.onnxrt", "trtops.backend.onnx", "trtops.backend.trt", "trtops.comparator")
@@ -23,115 +23,44 @@ _PUBLIC_PACKAGES = ("trtops.backend.onnxrt", "trtops.backend.onnx", "trtops.back
 # Mappings that are written as calls of their `add`, with the arguments of each call.
 _ADDED = {"Profile": ("min", "opt", "max"), "TensorMetadata": ("dtype", "shape")}
 
+# Data types that TensorRT has under another name.
+_TYPES_OF_TRT = {"float8e4m3fn": "fp8", "float4": "fp4"}
+
 
 @dataclass(frozen=True)
-class Late:
-    """A call deferred until the work starts, of a function such as ``trtops.backend.trt.Calibrator``."""
+class Call(BaseLoader[Any]):
+    """Calls a function when the work starts, after the calls among its arguments.
 
-    function: str
+    What needs TensorRT, a user's script or a file is a call: wrong usage is reported first, and scripts are written on
+    machines without a GPU.
+    """
+
+    function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Name:
-    """An attribute of a module, looked up when the work starts: ``Name("trt", "TacticSource.CUBLAS")``.
-
-    The module ``trt`` is TensorRT, or TensorRT-RTX where that is used.
-    """
-
-    module: str
-    path: str
+    def call_impl(self) -> Any:
+        """Call the function."""
+        return self.function(*map(_called, self.args), **{name: _called(value) for name, value in self.kwargs.items()})
 
 
-class Unresolved:
-    """Holds a loader for a child process, unresolved: TensorRT's objects cannot be sent.
-
-    Calling it resolves the loader and calls that.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self) -> Any:
-        """Call the loader after resolving it."""
-        return load(self.value)
+def _called(value: Any) -> Any:
+    return value() if isinstance(value, Call) else value
 
 
-class Shared:
-    """Holds a loader for a number of runners: loaded for the first, and released with the last."""
-
-    def __init__(self, loader: Any, uses: int) -> None:
-        self.loader, self.uses, self.made = loader, uses, None
-
-    def __call__(self) -> Any:
-        """Return the product."""
-        product = load(self.loader) if self.made is None else self.made
-        self.uses -= 1
-        self.made = product if self.uses > 0 else None
-        return product
-
-    def __eq__(self, other: object) -> bool:
-        """Jobs of the same options are equal."""
-        return isinstance(other, Shared) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]
+def product(value: Any) -> Any:
+    """Return the product of a loader, or another value itself."""
+    return value() if isinstance(value, BaseLoader) else value
 
 
-def late(function: str, /, *args: Any, **kwargs: Any) -> Late:
-    """Return a deferred call, without the keyword arguments set to None or False."""
-    return Late(function, args, given(**kwargs))
+def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Call:
+    """Return a call, without the keyword arguments set to None or False."""
+    return Call(function, args, given(**kwargs))
 
 
 def given(**options: Any) -> dict[str, Any]:
     """Return the specified options: neither None nor False."""
     return {name: value for name, value in options.items() if value is not None and value is not False}
-
-
-def resolve(value: Any) -> Any:
-    """Return a value with all its :class:`Late` and :class:`Name` parts resolved."""
-    if isinstance(value, Late):
-        module, _, name = value.function.rpartition(".")
-        return getattr(importlib.import_module(module), name)(*resolve(value.args), **resolve(value.kwargs))
-    if isinstance(value, Name):
-        return _find_name(value)
-    if type(value) in (list, tuple):
-        return type(value)(map(resolve, value))
-    if type(value) is dict:
-        return {resolve(key): resolve(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        new = {name: resolve(item) for name, item in old.items()}
-        # `replace` loses what `__init__` does not take, so it is called only where something changes.
-        return dataclasses.replace(value, **new) if any(new[name] is not old[name] for name in old) else value
-    return value
-
-
-def load(loader: Any) -> Any:
-    """Call a loader after resolving it; child processes call loaders without TensorRT objects."""
-    return resolve(loader)()
-
-
-def loaded(model: Any) -> Any:
-    """Return a model for an op: its path, or the product of a loader."""
-    resolved = resolve(model)
-    return resolved() if callable(resolved) else resolved
-
-
-def _find_name(name: Name) -> Any:
-    if name.module == "trt":
-        # Most command lines do not need TensorRT.
-        from trtops.backend.trt import library
-
-        value, parts = library.load(), name.path.split(".")
-    else:
-        value, parts = importlib.import_module(name.module), name.path.split(".")
-    for depth, part in enumerate(parts):
-        if not hasattr(value, part):
-            near = errors.near(part, getattr(value, "__members__", None) or dir(value))
-            raise errors.ConfigError(f"{'.'.join(parts[:depth]) or 'TensorRT'} has no {part!r} in this release. {near}")
-        value = getattr(value, part)
-    return value
 
 
 @dataclass
@@ -150,13 +79,8 @@ class Source:
 
     def expression(self, value: Any) -> str:
         """Return a value as a Python expression. Loaders become variables."""
-        if isinstance(value, Name):
-            return self._name(value)
-        if isinstance(value, Late):
-            module, _, name = value.function.rpartition(".")
-            if name.endswith("DataLoader"):
-                return self._variable(value, "data_loader", module, name, value.args, value.kwargs)
-            return f"{self.use(module, name)}({self._arguments(value.args, value.kwargs)})"
+        if isinstance(value, Call):
+            return self._call(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._loader(value)
         if isinstance(value, list):
@@ -173,45 +97,72 @@ class Source:
             return quoted(value)
         return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
 
-    def _name(self, name: Name) -> str:
-        if name.module == "trt":
+    def _names(self, names: str, value: Any) -> str:
+        """Return names of an enum such as ``trt.TacticSource``, or of types (``trt``), as an expression."""
+        if isinstance(value, list):
+            return f"[{', '.join(self._names(names, item) for item in value)}]"
+        if isinstance(value, Mapping):
+            pairs = []
+            for key, item in value.items():
+                if isinstance(item, int):  # bytes by memory pool
+                    pairs.append(f"{self._names(names, key)}: {item}")
+                else:
+                    pairs.append(f"{self.expression(key)}: {self._names(names, item)}")
+            return f"{{{', '.join(pairs)}}}"
+        if names != "trt":
+            name = value.strip().upper().replace("-", "_")
+        else:
+            try:
+                dtype_name = DataType.of(value).name
+            except errors.ConfigError:
+                return quoted(value)  # TensorRT rejects it
+            name = _TYPES_OF_TRT.get(dtype_name, dtype_name)
+        if names.startswith("trt"):
             self.uses_trt = True
-            return f"trt.{name.path}"
-        if not name.module.startswith("trtops"):
-            return f"{self.use(name.module)}.{name.path}"
-        return self.use(name.module, name.path)
+        else:
+            self.use(names.partition(".")[0])
+        return f"{names}.{name}"
+
+    def _call(self, call: Call) -> str:
+        module, name = _public_module(call.function), call.function.__name__
+        if name.endswith("DataLoader"):
+            return self._variable(call, "data_loader", module, name, self._arguments(call.args, call.kwargs))
+        kwargs = dict(call.kwargs)
+        base = kwargs.pop("BaseClass", None)  # of a calibrator, by its name
+        arguments = self._arguments(call.args, kwargs)
+        if base is not None:
+            self.uses_trt = True
+            arguments += f", BaseClass=trt.{base}"
+        return f"{self.use(module, name)}({arguments})"
 
     def _loader(self, value: Any) -> str:
         """Write a dataclass as a call, without fields at their defaults."""
         cls = type(value)
-        args, kwargs = [], {}
+        arguments = []
         for member in dataclasses.fields(cls):
             item = getattr(value, member.name)
-            if member.default is dataclasses.MISSING and member.default_factory is dataclasses.MISSING:
-                args.append(item)
-            elif item != member.default:
-                kwargs[member.name] = item
-        # Polygraphy's names are in the packages; those that only trtops has are in modules.
-        module = next((p for p in _PUBLIC_PACKAGES if cls.__module__.startswith(f"{p}.")), cls.__module__)
-        if not hasattr(importlib.import_module(module), cls.__name__):
-            module = cls.__module__
-        if cls.__name__.endswith("Func") or cls.__name__ in ("InvokeFromScript", "BytesFromPath", "LoadRuntime"):
-            return f"{self.use(module, cls.__name__)}({self._arguments(args, kwargs)})"
+            required = member.default is dataclasses.MISSING and member.default_factory is dataclasses.MISSING
+            if required or item != member.default:
+                names = member.metadata.get("names")
+                text = self._names(names, item) if names else self.expression(item)
+                arguments.append(text if required else f"{member.name}={text}")
+        module, text = _public_module(cls), ", ".join(arguments)
+        if cls.__name__.endswith("Func") or cls in (InvokeFromScript, BytesFromPath) or cls.__name__ == "LoadRuntime":
+            return f"{self.use(module, cls.__name__)}({text})"
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
-        return self._variable(value, f"{snake}_loader", module, cls.__name__, args, kwargs)
+        return self._variable(value, f"{snake}_loader", module, cls.__name__, text)
 
-    def _variable(self, value: Any, name: str, module: str, called: str, args: Any, kwargs: Mapping[str, Any]) -> str:
+    def _variable(self, value: Any, name: str, module: str, called: str, arguments: str) -> str:
         """Write a call once, as a variable, and return its name."""
         # A list: not all values can be keys of a dict.
         for held, variable in self._variables:
             if held == value:
                 return variable
-        text = f"{self.use(module, called)}({self._arguments(args, kwargs)})"
         taken = {variable for _, variable in self._variables}
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         variable = next(candidate for candidate in names if candidate not in taken)
         self._variables.append((value, variable))
-        self.lines.append(f"{variable} = {text}")
+        self.lines.append(f"{variable} = {self.use(module, called)}({arguments})")
         return variable
 
     def _added(self, value: Mapping[str, Any]) -> str:
@@ -239,6 +190,15 @@ class Source:
         head = ["#!/usr/bin/env python3", f'"""{about}"""', ""]
         head += [*blocks[False], *([""] if blocks[False] else []), *blocks[True], ""]
         return "\n".join([*head, *(["trt = lazy_import_trt()", ""] if self.uses_trt else []), *self.lines]) + "\n"
+
+
+def _public_module(definition: Any) -> str:
+    """Return the module to import a class or function from: a package with Polygraphy's names, if it is there."""
+    home: str = definition.__module__
+    for package in _PUBLIC_PACKAGES:
+        if home.startswith(f"{package}.") and hasattr(importlib.import_module(package), definition.__name__):
+            return package
+    return home
 
 
 def quoted(text: str) -> str:

@@ -64,6 +64,16 @@ def holds_strings(array: Array) -> TypeIs[Array]:
     return array.dtype.kind == "O" and all(isinstance(item, (str, bytes)) for item in array.flat)
 
 
+def as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
+    """Arrays by name, without a copy of those that are arrays."""
+    return {name: np.asarray(value) for name, value in values.items()}
+
+
+def copied(outputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Copies of outputs, whose arrays a runner may overwrite."""
+    return {name: np.array(array) for name, array in outputs.items()}
+
+
 def dtype_name(array: Array) -> str:
     """The dtype's name as :class:`trtops.metadata.DataType` spells it; ``str`` for strings of any length."""
     return "str" if array.dtype.kind in "USaOT" else array.dtype.name

@@ -206,7 +206,17 @@ class ComparisonReport(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each, naming the output; empty if it is good."""
-        return tuple(f"{o.name}: {reason}" for o in self.outputs if o.verdict == "bad" for reason in o.reasons)
+        return tuple(f"{output.name}: {reason}" for output in self.bad for reason in output.reasons)
+
+    @property
+    def bad(self) -> tuple[OutputComparison, ...]:
+        """The bad outputs."""
+        return tuple(output for output in self.outputs if output.verdict == "bad")
+
+    @property
+    def statistics(self) -> dict[str, OutputStatistics]:
+        """The statistics of the outputs that were measured, by name."""
+        return {output.name: output.statistics for output in self.outputs if output.statistics is not None}
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
         """Columns and rows: each output with its verdict, the deciding error, and the metrics with a column."""

@@ -18,9 +18,10 @@ from onnx import helper, numpy_helper
 from tests import models
 from trtops import errors, ops
 from trtops.backend.onnx import lint as linting
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.loader import infer_shapes, onnx_from_path
 from trtops.backend.onnx.model import Model, read_proto
-from trtops.backend.onnx.precision import convert_to_fp16, emulate_low_precision
+from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnx.summary import describe, summary
 from trtops.metadata import TensorSpec
 from trtops.ops.model.capability import capability

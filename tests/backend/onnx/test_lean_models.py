@@ -10,8 +10,9 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.onnx import copying, external
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model, is_lean, model_digest, raw_bytes
-from trtops.backend.onnx.precision import emulate_low_precision, lower_precision
+from trtops.backend.onnx.precision import lower_precision
 from trtops.backend.onnx.save import save_model, serialize
 from trtops.backend.onnxrt.runner import reference_outputs
 
@@ -69,7 +70,7 @@ def test_anchor_in_a_file_is_refused(tmp_path: Path) -> None:
 def test_lean_16_bit_weights_are_rounded_alike(
     large_weight: int, large_models: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtops.backend.onnx.precision._LARGE_WEIGHT", large_weight)
+    monkeypatch.setattr("trtops.backend.onnx.emulation._LARGE_WEIGHT", large_weight)
     case = models.transformer()
     expected = lower_precision(case.proto, "fp16").model
     with tempfile.TemporaryDirectory() as folder:

@@ -14,15 +14,9 @@ from tests import models
 from tests.models import run
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.emulation import emulate_low_precision, round_to_tf32, watch_peaks
 from trtops.backend.onnx.model import Model, model_digest
-from trtops.backend.onnx.precision import (
-    beyond_range,
-    convert_to_fp16,
-    emulate_low_precision,
-    lower_precision,
-    round_to_tf32,
-    watch_peaks,
-)
+from trtops.backend.onnx.precision import beyond_range, convert_to_fp16, lower_precision
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.metadata import DataType
 

@@ -3,10 +3,8 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
 
 from tests import bombs, cuda_double, models
 from tests.contracts.engine_backend import EngineBackendContract
@@ -17,15 +15,12 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.engine import open_plan, provider_settings
-from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.backend.onnxrt.tactics import CUDA_TACTICS, Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.worker import IsolatedBackend
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile
 from trtops.tactics.record import CarriedOver, TacticRecord
-
-FAST_GELU = "com.microsoft.FastGelu@CPUExecutionProvider"
 
 
 def config(precision="fp32", profiles=(), **options) -> BuildConfig:
@@ -200,19 +195,6 @@ def test_nodes_on_the_cpu_are_named_and_refused(backend, model):
     assert backend.build(model, config(tactics=(), cpu_fallback=False)).fallback == ""
 
 
-def test_gelu_approximation_is_fast_and_inexact(backend, model, error):
-    approximate = config(allow_approximation=True)
-
-    exact = backend.build(model, approximate, caches=Caches(replay=pinned(backend, GeluApproximation="off")))
-    fast = backend.build(model, approximate, caches=Caches(replay=pinned(backend, GeluApproximation="on")))
-
-    assert error(exact) < 1e-5
-    assert 1e-4 < error(fast) < 5e-3
-    # Four layers of the model differ in nothing else: the GELU, keyed by the tensor it makes.
-    assert exact.tactics.differing_layers(fast.tactics) == ("e4",)
-    assert {c.layer: c.tactic for c in fast.tactics.choices}["e4"] == FAST_GELU
-
-
 def test_fastest_candidate_of_timing_cache_is_built(backend, model, error):
     allowed = config(tactics=("GeluApproximation",), allow_approximation=True)
     timed = backend.build(model, allowed)
@@ -261,18 +243,6 @@ def test_interleaved_sessions_do_not_spin(backend):
 
     assert spent_when_idle(backend.runner(build.engine, interleaved=True)) < 0.01
     assert spent_when_idle(reference_runner(model)) < 0.01
-
-
-def test_timings_depend_on_shapes(backend, model):
-    first = backend.build(model, config())
-    profile, another = (OptimizationProfile.fixed(x=(batch, 5, 16)) for batch in (2, 3))
-
-    other = backend.build(model, config(profiles=(profile,)), caches=Caches(timing=first.timing_cache))
-    two_profiles = backend.build(model, config(profiles=(profile, another)))
-
-    assert other.timing_cache_use.hits == 0
-    assert len(TimingCache.from_bytes(other.timing_cache)) == 2 * len(TimingCache.from_bytes(first.timing_cache))
-    assert two_profiles.timing_cache_use.misses == 2 * other.timing_cache_use.misses
 
 
 def shapes_of(timing_cache: bytes) -> set[str]:
@@ -412,19 +382,6 @@ def test_fp16_layers_have_names_of_their_tensors(backend) -> None:
     assert len(chain) > 250 and sum(len(layer.onnx_nodes) for layer in chain) < 2 * len(chain)
 
 
-@pytest.mark.parametrize("make", [models.transformer, models.conv_net])
-def test_fp16_keeps_inputs_and_outputs(backend, make):
-    case = make()
-    model = Model.from_proto(case.proto)
-    golden = outputs(reference_runner(model), case.feed)
-
-    half = outputs(backend.runner(backend.build(model, config("fp16")).engine), case.feed)
-
-    for name, array in golden.items():
-        assert 0 < np.abs(half[name] - array).max() < 2e-2
-    assert all(array.dtype == np.float32 for array in half.values())
-
-
 def feeds(count: int):
     for seed in range(count):
         yield {"image": models.random(2, 3, 8, 8, seed=seed)}
@@ -548,45 +505,3 @@ def test_back_ends_by_name_and_suffix():
     assert backends == ["onnxruntime", "tensorrt", "tensorrt", None]
     with pytest.raises(errors.ConfigError, match="Did you mean 'onnxruntime'"):
         engine_backend("onnxrt")
-
-
-def float8() -> onnx.ModelProto:
-    """Input and weight rounded to 8-bit floating point."""
-    proto = models.model(
-        """(float[N,8] x) => (float[N,4] y) {
-            x_q = QuantizeLinear(x, scale, zero)
-            x_d = DequantizeLinear(x_q, scale, zero)
-            w_q = QuantizeLinear(w, scale, zero)
-            w_d = DequantizeLinear(w_q, scale, zero)
-            y = MatMul(x_d, w_d)
-        }""",
-        {"scale": np.float32(0.01), "w": models.random(8, 4, seed=1)},
-        opset=19,
-        ir_version=10,
-    )
-    proto.graph.initializer.append(helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], [0.0]))
-    return proto
-
-
-def int4() -> onnx.ModelProto:
-    """A weight in 4 bits with a scale for each block of 4."""
-    proto = models.model(
-        """(float[N,8] x) => (float[N,4] y) {
-            w = DequantizeLinear<axis = 0, block_size = 4>(w_q, scale)
-            y = MatMul(x, w)
-        }""",
-        {"scale": np.full((2, 4), 0.1, np.float32)},
-        opset=21,
-        ir_version=10,
-    )
-    values = np.random.default_rng(0).integers(-8, 8, 32)
-    proto.graph.initializer.append(helper.make_tensor("w_q", TensorProto.INT4, [8, 4], values))
-    return proto
-
-
-@pytest.mark.parametrize("make", [float8, int4])
-def test_low_bit_models_are_built(backend, make):
-    proto, feed = make(), {"x": models.random(3, 8)}
-    build = backend.build(Model.from_proto(proto), BuildConfig())
-    output = outputs(backend.runner(build.engine), feed)["y"]
-    np.testing.assert_allclose(output, reference_outputs(proto, [feed])[0]["y"], rtol=1e-5, atol=1e-5)

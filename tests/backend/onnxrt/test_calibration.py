@@ -133,14 +133,6 @@ def test_failing_loaders_and_models_name_the_feed() -> None:
         collect(proto, feeds, inputs=TensorMetadata.from_feed_dict(feeds[0]))
 
 
-def test_empty_or_single_sample_data_is_refused() -> None:
-    with pytest.raises(errors.CalibrationError, match="data is empty"):
-        collect(CASE.proto, [], inputs=INPUTS)
-    with pytest.raises(errors.CalibrationError, match=r"has 1 sample; expected 2 or more"):
-        collect(CASE.proto, images(1, batch=1), inputs=INPUTS)
-    assert collect(CASE.proto, images(1, batch=1), inputs=INPUTS, min_samples=1).cache().samples == 1
-
-
 def test_overflowing_tensors_are_excluded_and_named() -> None:
     proto = models.model(
         """(float[n,4] x) => (float[n,4] y) {
@@ -237,16 +229,6 @@ def test_compared_errors_are_those_of_held_out_feeds() -> None:
     # The ranges are of all the data, as if no feed was held out.
     for algorithm in ALGORITHMS:
         assert collected.cache(algorithm) == collect(SCORES, feeds, inputs=SCORES_INPUTS).cache(algorithm)
-
-
-def test_single_feed_is_compared_but_not_held_out() -> None:
-    collected = collect(SCORES, values("spikes", 1), inputs=SCORES_INPUTS, hold_out=True)
-    comparison = compare(
-        collected, Quantizer(SCORES, SessionLog(), replace(INT8, qdq_rules=(), options=TensorRTOptions()))
-    )
-
-    assert (comparison.data, comparison.feeds, comparison.chosen) == ("calibration data", 1, "percentile")
-    assert "It was not held out" in comparison.sentence()
 
 
 def test_builds_calibrate_with_the_best_algorithm() -> None:

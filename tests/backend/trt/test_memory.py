@@ -192,17 +192,6 @@ def doubling_engine():
 
 
 @pytest.mark.gpu
-def test_ten_thousand_copies_arrive():
-    with Stream() as stream, DeviceArray((SIZE,)) as array:
-        copied = memory.PinnedArray(4 * SIZE).view((SIZE,), np.dtype(np.float32))
-        for number in range(COUNT):
-            array.copy_from(np.full(SIZE, number, np.float32))
-            array.copy_to(copied, stream)
-            stream.synchronize()
-            assert copied[0] == copied[-1] == number and (copied == number).all()
-
-
-@pytest.mark.gpu
 def test_ten_thousand_inferences_read_what_was_written(doubling_engine):
     numbers = np.empty(SIZE, np.float32)
     with back.TrtRunner(doubling_engine) as runner, DeviceArray((SIZE,)) as array:

@@ -67,17 +67,6 @@ def test_resolving_gives_the_accepted_engine_and_it_runs(promoted, model, data, 
     assert (resolved.run_id, resolved.version, resolved.reason) == (promoted.run_id, promoted.version, "")
 
 
-def test_newest_promoted_build_is_accepted(folder, tracker) -> None:
-    path = models.conv_net().fixed().write(folder, "small")
-    built = convert(path, tracker=tracker)
-
-    first = promote(built.run_id, tracker=tracker)
-    second = promote(built.run_id, tracker=tracker)
-
-    assert first.alias == second.alias and first.version != second.version
-    assert resolve(path, tracker=tracker).run_id == second.run_id
-
-
 def test_reused_engine_is_promoted_without_builders_files(tmp_path, tracker) -> None:
     builder, user = tmp_path / "builder", tmp_path / "user"
     case = models.conv_net().fixed()

@@ -20,7 +20,6 @@ from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.trt.building.precision import layers_to_keep
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.cli.main import main
-from trtops.comparator.results import IterationResult, RunResults
 from trtops.ops.engines.convert import (
     ConvertConfig,
     ConvertResult,
@@ -262,16 +261,6 @@ def test_isolated_builds_equal_others_or_time_out(tracker: MemoryTracker, conv_n
 
     assert isolated.verdict == in_process.verdict == "good" and isolated.spec_sha256 == in_process.spec_sha256
     assert [run.status for run in tracker.find()] == ["failed", "finished"]
-
-
-def test_saved_outputs_can_be_golden(tracker: MemoryTracker, tmp_path: Path) -> None:
-    path = models.identity().write(tmp_path, "identity")
-    x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
-    np.savez(tmp_path / "x.npz", x=x)
-    for y, verdict in ((x, "good"), (x + 1, "bad")):
-        RunResults([("golden", [IterationResult({"y": y})])]).save(str(tmp_path / "golden.json"))
-        check = replace(QUICK, data=str(tmp_path / "x.npz"), golden=str(tmp_path / "golden.json"))
-        assert convert(path, ConvertConfig(check=check), tracker=tracker).verdict == verdict
 
 
 def test_only_failed_builds_leave_a_run(tracker: MemoryTracker, tmp_path: Path, conv_net: Path) -> None:

@@ -24,20 +24,20 @@ from trtops.backend.onnx.walk import mean_sum_length
 from trtops.comparator import ComparisonReport, RunResults, Tolerances, compare_outputs
 from trtops.ops.campaign.iteration import evaluate_in_child
 from trtops.ops.engines.convert import ConvertConfig, builds_table, convert
-from trtops.ops.evaluation import limits
+from trtops.ops.evaluation import right_model as module
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import Feeds, collect, golden_outputs
 from trtops.ops.evaluation.evidence import Evidence
 from trtops.ops.evaluation.limits import (
-    Noise,
     NoiseLimits,
-    OutputNoise,
-    RightModel,
     default_tolerances,
+    tolerances_for,
     useful_tolerances,
 )
+from trtops.ops.evaluation.noise import Noise, OutputNoise, largest_noise, measure_noise
 from trtops.ops.evaluation.output_ranges import output_ranges
 from trtops.ops.evaluation.precision_check import check_precision
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 
@@ -62,6 +62,16 @@ def with_defect(sound: Sound, defect: Defect, precision: Precision, outputs: Run
     return stale
 
 
+SHARE = 1 if LONG else 0.5
+"""The share of the defects that is tried."""
+
+
+def tried(sound: Sound) -> list[Defect]:
+    return [
+        defect for number, defect in enumerate(sound.defects) if LONG or number % 2 == 0 or "inverted" in defect.kind
+    ]
+
+
 def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
     """The largest root mean square error of an output or a channel, as a multiple of the emulated one."""
     ratios = [0.0]
@@ -76,6 +86,7 @@ def times_the_noise(report: ComparisonReport, noise: NoiseLimits) -> float:
     return max(ratios)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
     missed, above, within, false_alarms, count = [], 0, [], [], 0
@@ -92,7 +103,7 @@ def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
         assert not right.noise.why_not and not right.noise.insufficient
         if not compare_outputs(outputs, golden, tolerances):
             false_alarms.append(sound.name)
-        for defect in sound.defects:
+        for defect in tried(sound):
             count += 1
             report = compare_outputs(with_defect(sound, defect, precision, outputs), golden, tolerances)
             if times_the_noise(report, right.noise) > 2:
@@ -101,7 +112,7 @@ def test_planted_defects_above_noise_are_caught(precision: Precision) -> None:
             elif report:
                 within.append(f"{sound.name}: {defect.kind}")
     print(f"{precision}: {count} pairs, {above} above twice the noise, missed {missed}, within {within}")
-    assert count >= 53 / step and above >= 50 / step
+    assert count >= 53 / step * SHARE and above >= 50 / step * SHARE
     assert false_alarms == []
     assert len(missed) <= 0.05 * above, missed
 
@@ -200,7 +211,7 @@ def test_noise_of_large_outputs_takes_little_memory() -> None:
         results.add([{"y": arrays[None], "empty": np.zeros((2, 0), np.float32)}] * 4, runner_name="x")
 
     tracemalloc.start()
-    noise, empty = limits._noise_of(exact, [rounded], limits._largest)
+    noise, empty = measure_noise(exact, [rounded], largest_noise)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -210,9 +221,9 @@ def test_noise_of_large_outputs_takes_little_memory() -> None:
 
 
 def test_noise_is_measured_only_for_default_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulated, moved = Mock(side_effect=limits.run_in_16_bit), Mock(side_effect=limits.moved_reference)
-    monkeypatch.setattr(limits, "run_in_16_bit", emulated)
-    monkeypatch.setattr(limits, "moved_reference", moved)
+    emulated, moved = Mock(side_effect=module.run_in_16_bit), Mock(side_effect=module.moved_reference)
+    monkeypatch.setattr(module, "run_in_16_bit", emulated)
+    monkeypatch.setattr(module, "moved_reference", moved)
     path = zoo.segmentation().write(tmp_path)
     check = CheckConfig(latency_runs=0, plots="never", tolerances=Tolerances(atol=1.0))
     convert_config = ConvertConfig(build=BuildConfig(precision="fp32"), check=check)
@@ -261,7 +272,7 @@ def test_limits_around_quantized_parts_are_those_of_rounding(precision: Literal[
         # Other roundings before the quantization move other values to the next step.
         moved = {"x": case.feed["x"] * (1 + models.random(batch, 16, seed=5, scale=1e-4))}
         outputs = RunResults()
-        outputs.add(limits.run_in_16_bit(right.model, precision, [moved])[0])
+        outputs.add(module.run_in_16_bit(right.model, precision, [moved])[0])
         assert compare_outputs(outputs, right.golden, right.tolerances(None))
     wrong = case.proto
     scale = next(tensor for tensor in wrong.graph.initializer if tensor.name == "sa")
@@ -291,7 +302,7 @@ def test_unknown_noise_leaves_fixed_limits() -> None:
     )
     for case, precision, reason in cases:
         right = right_model(case, precision)
-        fixed = limits.tolerances_for(precision, None, right.model)
+        fixed = tolerances_for(precision, None, right.model)
         assert right.tolerances(None) == fixed
         assert reason in right.noise.why_not
         assert "fixed" in right.noise.sentence(compare_outputs(right.golden, right.golden, fixed))
@@ -314,8 +325,8 @@ def test_precision_that_rounding_destroys_is_named() -> None:
     [reason] = right.noise.reasons(report)
     assert "FP16 does not suffice for this model on this data" in reason
     assert right.noise.sentence(report) == "what is useful in FP16, since rounding alone exceeds it in `y`"
-    unbounded = limits.Noise(size=1.0, scale=1.0, rms=np.inf, largest=np.inf, independent=0.0)
-    noise = replace(right.noise, outputs=(limits.OutputNoise(name="y", whole=unbounded),), insufficient=())
+    unbounded = Noise(size=1.0, scale=1.0, rms=np.inf, largest=np.inf, independent=0.0)
+    noise = replace(right.noise, outputs=(OutputNoise(name="y", whole=unbounded),), insufficient=())
     assert "gives infinity or NaN" in noise.sentence(report)
     # An engine that is better than its precision is good.
     assert right.noise.reasons(compare_outputs(right.golden, right.golden, right.tolerances(None))) == ()
@@ -332,8 +343,8 @@ def test_every_row_shows_its_limit(tmp_path: Path) -> None:
 
 
 def test_builds_of_a_campaign_share_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulated = Mock(side_effect=limits.run_in_16_bit)
-    monkeypatch.setattr(limits, "run_in_16_bit", emulated)
+    emulated = Mock(side_effect=module.run_in_16_bit)
+    monkeypatch.setattr(module, "run_in_16_bit", emulated)
     case = zoo.segmentation()
     model, golden, check = Model.from_proto(case.proto), str(tmp_path / "golden.npz"), CheckConfig(latency_runs=0)
     golden_outputs(model, check.open_for(model), None).save(golden)
@@ -415,6 +426,7 @@ def engine_on_other_rows(model: Model, sound: Sound) -> tuple[RunResults, bytes 
         return collect(runner, sound.feeds), build.calibration_cache
 
 
+@pytest.mark.slow
 def test_small_defects_on_few_rows_are_caught_in_int8() -> None:
     missed, above = [], 0
     for sound in (*small_models(1), *small_models(16)):
@@ -425,16 +437,16 @@ def test_small_defects_on_few_rows_are_caught_in_int8() -> None:
         right = RightModel(model=model, build=config, feeds=sound.feeds, golden=golden, calibration=ranges)
         tolerances = right.tolerances(None)
         assert compare_outputs(outputs, golden, tolerances) and not right.noise.lost, sound.name
-        emulated = replace(right.noise, outputs=limits._noise_of(golden, [right.rounded[0]], limits._largest))
-        for defect in sound.defects:
+        emulated = replace(right.noise, outputs=measure_noise(golden, [right.rounded[0]], largest_noise))
+        for defect in tried(sound):
             report = compare_outputs(engine_on_other_rows(sound.model(defect), sound)[0], golden, tolerances)
             if times_the_noise(report, emulated) > 2:
                 above += 1
                 missed += [f"{sound.name}: {defect.kind}"] if report else []
             assert not report or "inverted" not in defect.kind
     print(f"{above} above twice the noise, missed {missed}")
-    assert above > 50
-    assert len(missed) <= 0.02 * above, missed
+    assert above > 50 * SHARE
+    assert len(missed) <= max(1, 0.02 * above), missed
 
 
 def test_draws_of_int8_move_only_quantized_tensors() -> None:

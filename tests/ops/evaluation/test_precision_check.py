@@ -83,7 +83,7 @@ def test_insufficient_precision_is_the_cause(tmp_path: Path) -> None:
 
 def test_failed_emulation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = Mock(side_effect=errors.BackendError("no such kernel"))
-    monkeypatch.setattr("trtops.ops.evaluation.limits.run_in_16_bit", refuse)
+    monkeypatch.setattr("trtops.ops.evaluation.right_model.run_in_16_bit", refuse)
     result = converted(zoo.classifier(), "fp16", tmp_path)
     assert "its noise was not measured (no such kernel)" in result.evidence
 
@@ -212,7 +212,7 @@ def test_quantized_models_are_emulated_in_16_bit(kind: str, tmp_path: Path) -> N
 
 def test_failed_emulation_of_quantized_models_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = Mock(side_effect=errors.BackendError("no such kernel"))
-    monkeypatch.setattr("trtops.ops.evaluation.limits.run_in_16_bit", refuse)
+    monkeypatch.setattr("trtops.ops.evaluation.right_model.run_in_16_bit", refuse)
     result = converted(quantized("QLinearConv", sound=True), "fp16", tmp_path)
     assert result.called == "INT8" and result.evaluation.report
     assert result.verdict == "bad" and result.evaluation.bad_in == ("precision",)

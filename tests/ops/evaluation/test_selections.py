@@ -12,7 +12,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator import compare_outputs
 from trtops.ops.evaluation.data import Feeds, collect, golden_outputs
-from trtops.ops.evaluation.limits import RightModel
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.selections import Ranking, Selections
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
 

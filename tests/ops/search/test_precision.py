@@ -10,7 +10,7 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.base import BaseRunner
-from trtops.backend.onnx.precision import emulate_low_precision
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.comparator.report import Tolerances
 from trtops.ops.search.delta import Step
 from trtops.ops.search.precision import Candidate, PrecisionConfig, PrecisionResult, precision
@@ -47,6 +47,7 @@ def test_only_the_overflowing_node_and_its_reader_are_kept() -> None:
     steps: list[Step] = []
     result = precision(overflowing(), fast(), progress=steps.append)
     assert (result.outcome, result.keep, result.minimal) == ("mixed", ("b3/square", "b3/root"), True)
+    assert "| `b3/square` | Mul | - | - | yes |" in [section.text for section in result.sections()][-1]
     assert tuple(steps) == result.steps and result.checks == len(steps) < 60
     assert steps[0].size == 0 and steps[0].excess > 1
 

@@ -36,18 +36,21 @@ def accepted_inputs(model: onnx.ModelProto) -> AcceptedInputs:
     """Return the values and sizes accepted by a model's main graph; large weights may be missing."""
     constants = walk.constant_tensors(model.graph)
     accepted = AcceptedInputs()
-    source = {value.name: value.name for value in model.graph.input if value.name not in constants}
-    inputs, shifted = set(source), dict(source)
-    shapes = {value.name: value.type.tensor_type.shape for value in model.graph.input}
-    scalars = {name for name in inputs if all(dim.dim_value == 1 for dim in shapes[name].dim)}
+    inputs = walk.names_of(model.graph.input).difference(constants)
+    source = dict(zip(inputs, inputs))
+    shifted = dict(source)
+    scalars: set[str] = set()
     for value in model.graph.input:
         kind = value.type.tensor_type.elem_type
-        if value.name in source and kind == TensorProto.STRING:
+        if value.name not in inputs:
+            continue
+        if all(dim.dim_value == 1 for dim in value.type.tensor_type.shape.dim):
+            scalars.add(value.name)
+        if kind == TensorProto.STRING:
             accepted.words[value.name] = _SOME_WORDS
-        elif value.name in source and value.name.endswith("attention_mask") and kind in _MASK_TYPES:
+        elif value.name.endswith("attention_mask") and kind in _MASK_TYPES:
             accepted.ranges[value.name] = (1, 1)
-    for index in walk.execution_order(model.graph.node):
-        node = model.graph.node[index]
+    for node in walk.in_order(model.graph.node):
         if not node.input or not node.output:
             continue
         if node.op_type in _PASS_THROUGH_OPS and node.input[0] in source:

@@ -38,9 +38,8 @@ def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
         raise errors.ConfigError("No outputs were selected; name at least one tensor.")
     shapes.infer_shapes(model)
     declared = shapes.values(graph)
-    new = [copying.copy_of(declared.get(name) or helper.make_empty_tensor_value_info(name)) for name in selected]
     del graph.output[:]
-    graph.output.extend(new)
+    graph.output.extend(declared.get(name) or helper.make_empty_tensor_value_info(name) for name in selected)
 
 
 def outputs_of_types(graph: onnx.GraphProto, types: Iterable[str]) -> list[str]:
@@ -60,7 +59,7 @@ def outputs_of_types(graph: onnx.GraphProto, types: Iterable[str]) -> list[str]:
 def drop_outputs(model: onnx.ModelProto, patterns: Iterable[str]) -> None:
     """Remove these tensors from the outputs; names or shell patterns."""
     graph = model.graph
-    outputs = [value.name for value in graph.output]
+    outputs = list(walk.by_name(graph.output))
     dropped = set(expand(patterns, list(dict.fromkeys([*tensor_names(graph), *outputs]))))
     if dropped.issuperset(outputs):
         raise errors.ConfigError(f"All outputs are excluded ({', '.join(outputs)}); leave at least one.")
@@ -93,12 +92,12 @@ def extract(
         return value
 
     if inputs is not None:
-        starts = [describe(spec) for spec in inputs.values()]
+        starts = list(map(describe, inputs.values()))
         walk.keep_only(graph.initializer, lambda tensor: tensor.name not in inputs)
         del graph.input[:]
         graph.input.extend(starts)
     if outputs is not None:
-        ends = [describe(spec) for spec in outputs.values()]
+        ends = list(map(describe, outputs.values()))
         del graph.output[:]
         graph.output.extend(ends)
     walk.remove_unused(graph)
@@ -106,7 +105,7 @@ def extract(
     readers: dict[str, str] = {}
     for node in graph.node:
         readers.update(dict.fromkeys(walk.uses(node), walk.label(node)))
-    readers.update((value.name, "the outputs") for value in graph.output)
+    readers.update(dict.fromkeys(walk.names_of(graph.output), "the outputs"))
     missing = [f"{name!r} (for {reader})" for name, reader in readers.items() if name not in available]
     if missing:
         raise errors.ConfigError(f"The part also needs {', '.join(missing)}. Add them to its inputs.")
@@ -142,10 +141,10 @@ def insert_node(
             before, makes[i] = _split_tensor(graph, tensor)
             walk.rename(reads, tensor, before)
             continue
-        makers = [node for node in graph.node if tensor in node.output]
-        if not makers:
+        maker = walk.makers(graph.node).get(tensor)
+        if maker is None:
             raise errors.ConfigError(f"{tensor!r} is an input or a weight of the model; a node cannot produce it.")
-        walk.rename(makers[0].output, tensor, walk.FreshNames(graph)(f"{tensor}_replaced"))
+        walk.rename(maker.output, tensor, walk.FreshNames(graph)(f"{tensor}_replaced"))
     try:
         node = helper.make_node(op, reads, makes, name=name or None, domain=domain or None, **(attributes or {}))
     except (TypeError, ValueError) as exc:
@@ -161,8 +160,8 @@ def insert_node(
 
 def _split_tensor(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
     """Split a tensor in two for a node between them; returns the names of the node's input and output."""
-    is_output = any(value.name == tensor for value in graph.output)
-    if is_output and any(item.name == tensor for item in (*graph.input, *graph.initializer)):
+    is_output = tensor in walk.names_of(graph.output)
+    if is_output and tensor in walk.names_of((*graph.input, *graph.initializer)):
         raise errors.ConfigError(f"{tensor!r} is an input or weight and an output at once; name another.")
     other = walk.FreshNames(graph)(f"{tensor}_trtops_surgeon_insert_output")
     before, after = (other, tensor) if is_output else (tensor, other)
@@ -216,8 +215,7 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
     known_dims: set[str] = set().union(*map(_dynamic_dims, graph.input))
     declared = shapes.values(graph)
     unbounded: dict[str, None] = {}
-    for index in walk.execution_order(graph.node):
-        node = graph.node[index]
+    for node in walk.in_order(graph.node):
         has_new_dim = False
         for name in filter(None, node.output):
             value = declared.get(name)
@@ -257,20 +255,20 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
         errors.check_known(name, produced, "No node produces a tensor")
         if name not in unbounded:
             log.warning("Tensor %r is already bounded; a further bound is set.", name)
-    chosen = {name: per_name.get(name, default) for name in dict.fromkeys([*unbounded, *per_name])}
-    applied = {name: bound for name, bound in chosen.items() if bound is not None}
-    all_declared = shapes.values(graph)
+    applied = per_name if default is None else dict.fromkeys(unbounded, default) | per_name
+    all_declared, makers = shapes.values(graph), walk.makers(graph.node)
     fresh = walk.FreshNames(graph)  # a tensor may be bounded again
     for name, bound in applied.items():
         # The node's output gets another name, and the old name becomes the minimum of that output and the bound.
         before, limit = fresh(f"{name}_unbounded"), fresh(f"{name}_upper_bound")
-        index = next(i for i, node in enumerate(graph.node) if name in node.output)
-        walk.rename(graph.node[index].output, name, before)
+        maker = makers[name]
+        walk.rename(maker.output, name, before)
         declared = all_declared.get(name)
         element = declared.type.tensor_type.elem_type if declared is not None else 0
         dtype = walk.numpy_dtype(element or onnx.TensorProto.INT64, name)
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(bound, dtype), limit))
-        graph.node.insert(index + 1, helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded")))
+        bounded = helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded"))
+        graph.node.insert([*graph.node].index(maker) + 1, bounded)
         if declared is not None:
             copy_of_declaration = copying.copy_of(declared)
             copy_of_declaration.name = before

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.onnx import copying, walk
@@ -28,7 +28,7 @@ BLOCK = 1 << 20
 STRIPPED = "TRT_WEIGHTLESS"  # with which the comment of a removed weight begins
 
 # Bytes; readers that map the file want weights aligned for vector instructions.
-ALIGNMENT = 64
+_ALIGNMENT = 64
 _SMALL_BYTES = 1 << 16
 # A random number, which no file can name: an anchor is valid in this process and its children only.
 _ANCHOR = f"anchor-{SHARED_SECRET}:"
@@ -93,10 +93,14 @@ def anchor(model: onnx.ModelProto, folder: Path) -> None:
 def write_anchored(tensor: onnx.TensorProto, data: bytes, file: Path) -> None:
     """Append a tensor's raw bytes to a file and anchor the tensor there; the file must outlive the tensor."""
     with open(file, "ab") as target:
-        target.write(bytes(-target.tell() % ALIGNMENT))
-        offset = target.tell()
-        target.write(data)
-    put_place(tensor, f"{_ANCHOR}{file.resolve()}", offset, len(data))
+        append(target, data, tensor, f"{_ANCHOR}{file.resolve()}")
+
+
+def append(file: IO[bytes], data: bytes, tensor: onnx.TensorProto, location: str) -> None:
+    """Append a tensor's raw bytes to an open file, aligned, and name the place in the tensor."""
+    file.write(bytes(-file.tell() % _ALIGNMENT))
+    put_place(tensor, location, file.tell(), len(data))
+    file.write(data)
 
 
 def is_anchored(tensor: onnx.TensorProto) -> bool:

@@ -53,7 +53,7 @@ def fold_constants(
             sixteenth of ``TRTOPS_MEMORY_LIMIT``.
         error_ok: Whether nodes that cannot be evaluated stay as they are; otherwise they raise InferenceError.
     """
-    nodes = sum(1 for _ in walk.nodes(model))
+    nodes = len([*walk.nodes(model)])
     if size_threshold is None:
         size_threshold = max(2 * model_bytes(model), memory_limit() // 16)
     folding = _Folding(model, fold_shapes, infer_shapes, size_threshold, error_ok)
@@ -72,7 +72,7 @@ def fold_constants(
         folding.at_once = True
         walk.remove_unused(model.graph)
         done += 1
-        before, after = after, sum(1 for _ in walk.nodes(model))
+        before, after = after, len([*walk.nodes(model)])
         folded = f"Total Nodes | Original: {before:5}, After Folding: {after:5} | {before - after:5} Nodes Folded"
         log.log(Logger.FINISH, "    %s", folded, extra=ON_STDOUT)
         if not changed:
@@ -116,11 +116,15 @@ class _Folding:
         folded = graph_pass.run()
         outputs = walk.names_of(graph.output)
         # Shape inference reads Constant nodes, and no other floating-point values, so these reveal no more shapes.
-        unread = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
-        unread.update(name for name, tensor in folded.items() if tensor.data_type in walk.FLOATING)
-        unread.difference_update(*(node.input for node in graph.node if node.op_type in _READ_SCALES))
+        unread = {name for name, tensor in folded.items() if tensor.data_type in walk.FLOATING}
+        for node in graph.node:
+            if node.op_type == "Constant":
+                unread.update(node.output)
+        for node in graph.node:
+            if node.op_type in _READ_SCALES:
+                unread.difference_update(node.input)
         # Nodes that only folded ones needed are removed later, by remove_unused.
-        walk.keep_places(graph.node, {i for i, node in enumerate(graph.node) if folded.keys().isdisjoint(node.output)})
+        walk.keep_only(graph.node, lambda node: folded.keys().isdisjoint(node.output))
         # Not every parser accepts a weight as an output, so a Constant node produces it.
         for name, tensor in folded.items():
             if name in outputs:
@@ -142,8 +146,7 @@ class _Folding:
         for graph in walk.graphs(self.model.graph) if assumed else ():
             tensors = KnownTensors(walk.by_name(graph.initializer), shapes.values(graph), assumed)
             makers = walk.makers(graph.node)
-            for index in walk.execution_order(graph.node):
-                node = graph.node[index]
+            for node in walk.in_order(graph.node):
                 sizes = tensors.learn_sizes(node)
                 if walk.is_onnx_op(node, "Shape", "Size") and tensors.dims(node.input[0]) is None:
                     if node.input[0] in makers:
@@ -177,7 +180,7 @@ class _GraphPass:
         outputs = walk.names_of(self.graph.output)
         nodes: list[onnx.NodeProto] = []
         others: list[onnx.NodeProto] = []
-        waiting = [self.graph.node[index] for index in reversed(walk.execution_order(self.graph.node))]
+        waiting = walk.in_order(self.graph.node)[::-1]
         while waiting:
             node = waiting.pop()
             branch = self._taken_branch(node)
@@ -203,8 +206,9 @@ class _GraphPass:
         if self.inlined:
             walk.replace_nodes(self.graph, nodes)
         # Tensors between foldable nodes are neither kept nor read back from the session.
-        ready, blocked = self._computable([node for node in self.foldable if not self._is_evaluated(node)])
-        read = outputs.union(*(walk.uses(node) for node in (*others, *blocked)))
+        pending = [node for node in self.foldable if not self.tensors.weights.keys() >= set(walk.produced([node]))]
+        ready, blocked = self._computable(pending)
+        read = outputs.union(walk.read((*others, *blocked)))
         self._record(self._evaluate_all(ready, _outputs_in(ready, read)))
         return self.folded
 
@@ -212,9 +216,6 @@ class _GraphPass:
         self.folded.update(folded)
         self.tensors.weights.update(folded)
         self.fresh.update(folded)
-
-    def _is_evaluated(self, node: onnx.NodeProto) -> bool:
-        return all(name in self.tensors for name in node.output if name)
 
     def _taken_branch(self, node: onnx.NodeProto) -> onnx.GraphProto | None:
         """Return the only branch taken by an If; None if its condition is not constant."""
@@ -232,11 +233,12 @@ class _GraphPass:
     def _branch_nodes(self, node: onnx.NodeProto, body: onnx.GraphProto) -> list[onnx.NodeProto]:
         """The nodes of a branch under new, unique names, in order; its weights and declarations move to the graph."""
         produced = set(walk.produced(body.node))
-        names = sorted(produced | walk.initializer_names(body))
-        renamed = {name: self.folding.fresh_name(f"{walk.node_name(node)}/{name}") for name in names}
+        renamed: dict[str, str] = {}
+        for name in sorted(produced | walk.initializer_names(body)):
+            renamed[name] = self.folding.fresh_name(f"{walk.node_name(node)}/{name}")
         # A branch may return one tensor twice, a weight, or a tensor from outside: these are copied at the end.
         direct = {inside.name: outside for inside, outside in zip(body.output, node.output) if inside.name in produced}
-        renamed |= {name: outside for name, outside in direct.items() if outside}
+        renamed.update((name, outside) for name, outside in direct.items() if outside)
         copy = copying.copy_of(body)
         walk.rename_uses(copy, renamed)
         for tensor in copy.initializer:
@@ -249,13 +251,13 @@ class _GraphPass:
             if value.name in renamed and value.name not in direct:
                 value.name = renamed[value.name]
                 self.tensors.declared[value.name] = copying.add_copy(self.graph.value_info, value)
-        nodes = [copy.node[index] for index in walk.execution_order(copy.node)]
+        nodes = walk.in_order(copy.node)
         for inner in nodes:
             inner.output[:] = [renamed.get(name, name) for name in inner.output]
         for inside, outside in zip(body.output, node.output):
             if outside and direct.get(inside.name) != outside:
                 nodes.append(helper.make_node("Identity", [renamed.get(inside.name, inside.name)], [outside]))
-        self.fresh.update(*(inner.input for inner in nodes))
+        self.fresh.update(walk.read(nodes))
         return nodes
 
     def _infer_shapes(self, node: onnx.NodeProto) -> None:
@@ -337,9 +339,13 @@ class _GraphPass:
             log.info("%s is not folded: %s", walk.label(nodes[0]), exc)
             self.folding.stuck.add((self.scope, nodes[0].output[0]))
             return {}
-        large = {name for name, array in arrays.items() if array.nbytes > self.folding.size_threshold}
+        tensors: dict[str, onnx.TensorProto] = {}
+        for name, array in arrays.items():
+            if array.nbytes <= self.folding.size_threshold:
+                tensors[name] = numpy_helper.from_array(array, name)
+        large = arrays.keys() - tensors.keys()
         self.folding.stuck.update((self.scope, node.output[0]) for node in nodes if not large.isdisjoint(node.output))
-        return {name: numpy_helper.from_array(array, name) for name, array in arrays.items() if name not in large}
+        return tensors
 
     def _evaluate_halves(self, nodes: list[onnx.NodeProto], outputs: Sequence[str]) -> dict[str, onnx.TensorProto]:
         """Compute the first half of some nodes, then the part of the second half computable from its results."""
@@ -365,7 +371,7 @@ class _GraphPass:
             else:
                 feed[name] = tensors.array(name)
                 graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
-        graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs)
+        graph.output.extend(map(helper.make_empty_tensor_value_info, outputs))
         ir_version = max(source.ir_version, 4)  # from which on weights need not be inputs too
         model = helper.make_model(graph, opset_imports=source.opset_import, ir_version=ir_version)
         try_in_child(with_onnxruntime.evaluate, model, outputs, feed)

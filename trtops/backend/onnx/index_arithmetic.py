@@ -86,8 +86,7 @@ def _steps(
         is_floating = (name for name in names if name and types.get(name, TensorProto.FLOAT) in walk.FLOATING)
         return tuple((scopes.get(name, ""), name) for name in is_floating)
 
-    for index in walk.execution_order(graph.node):
-        node = graph.node[index]
+    for node in walk.in_order(graph.node):
         reads, makes = floating(node.input), floating(node.output)
         if walk.is_onnx_op(node, "Constant", "ConstantOfShape"):
             constants.update(makes)

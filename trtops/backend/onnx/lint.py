@@ -177,7 +177,7 @@ def failing_nodes(path: str | Path, seconds: float = 20.0) -> Iterator[str]:
 
 
 def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """Read a model file without the values of its large weights, and the arrays of these.
+    """Read a model file with its large weights as inputs instead, and the arrays of these.
 
     No copy of the model, or of a node, then copies weights. Those in other files are mapped into memory.
     """
@@ -185,7 +185,7 @@ def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]
     names = Counter(tensor.name for tensor in model.graph.initializer)
     names.update(value.name for value in model.graph.input)  # which may declare another shape
     weights: dict[str, Any] = {}
-    for i, tensor in enumerate(walk.tensors(model)):  # initializers first
+    for i, tensor in enumerate([*walk.tensors(model)]):  # initializers first
         size, kind = copying.expected_bytes(tensor) or 0, data_type(tensor.data_type)
         if (
             i < len(model.graph.initializer)
@@ -201,10 +201,10 @@ def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]
                 weights[tensor.name] = np.memmap(location.path, kind.numpy(), "r", location.offset, dims)
             else:
                 weights[tensor.name] = numpy_helper.to_array(tensor)
-                tensor.ClearField("raw_data")
-            copying.mark_left_out(tensor)
+            model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         elif external.is_external(tensor):
             external.load(tensor, path.parent)
+    walk.keep_only(model.graph.initializer, lambda tensor: tensor.name not in weights)
     return model, weights
 
 
@@ -226,20 +226,20 @@ def _lint(
         return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
     names = [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
     unnamed = {name: i for i, (name, node) in enumerate(zip(names, graph.node)) if not node.name}
-    fatal = list(_weight_entries(model, weights))
+    fatal = list(_weight_entries(model))
     try:
         walk.execution_order(graph.node)
     # Nodes form a cycle.
     except errors.InvalidModelError as exc:
         fatal.insert(0, _graph_entry("error", str(exc)))
-    named = [*_name_entries(graph, names), *_unused_entries(graph, names, model.ir_version)]
+    named = [*_name_entries(graph, names), *_unused_entries(graph, names, weights, model.ir_version)]
     for name, node in zip(names, graph.node):
         for attribute, message in bad_divisors(walk.nodes_within(node)):
             named.append(
                 LintEntry(level="error", source="onnx_checker", message=message, nodes=(name,), op=node.op_type)
             )
             attribute.i = 1  # in this process' copy: the node is not run, and checks of the whole model do not crash
-    whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model, weights, deaths))]
+    whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model, deaths))]
     entries = [*fatal, *whole, *named]
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries), unnamed=unnamed)
@@ -249,7 +249,7 @@ def _lint(
         entries.append(LintEntry(level="warning", source="onnxruntime", message=message))
         rest = tuple(name for name in dict.fromkeys(names) if name not in broken)
         return LintReport(passing=(), failing=(*broken,), unchecked=rest, entries=tuple(entries), unnamed=unnamed)
-    run = _Run(model, weights, _cast(feed, graph), names, time.monotonic() + seconds, deaths)
+    run = _Run(model, _cast(feed, graph) | weights, names, time.monotonic() + seconds, deaths)
     # If ONNX's checker accepts a model and ONNX Runtime loads and runs it, the model has no errors. Otherwise each node
     # is run by itself on the values that the nodes before it computed. Nodes after a failing node have no values to run
     # on: they are loaded where the types of their inputs are declared or can be inferred, and are reported as unchecked
@@ -276,11 +276,8 @@ def _graph_entry(level: Level, message: str, *nodes: str) -> LintEntry:
     return LintEntry(level=level, source="onnx_graphsurgeon", message=message, nodes=nodes)
 
 
-def _weight_entries(model: onnx.ModelProto, weights: Collection[str]) -> Iterator[LintEntry]:
-    initializers = len(model.graph.initializer)
-    for i, tensor in enumerate(walk.tensors(model)):  # initializers first
-        if i < initializers and tensor.name in weights:
-            continue
+def _weight_entries(model: onnx.ModelProto) -> Iterator[LintEntry]:
+    for tensor in walk.tensors(model):
         message = ""
         if external.is_external(tensor):
             message = f"Tensor {tensor.name!r} has its data in another file, which is not loaded."
@@ -316,13 +313,11 @@ def _cast(feed: dict[str, Any], graph: onnx.GraphProto) -> dict[str, Any]:
     return feed
 
 
-def _checker_entries(
-    model: onnx.ModelProto, weights: Collection[str], deaths: Mapping[str, str]
-) -> Iterator[LintEntry]:
+def _checker_entries(model: onnx.ModelProto, deaths: Mapping[str, str]) -> Iterator[LintEntry]:
     """What ONNX's checker reports about the whole model; its messages about single nodes come from their runs."""
     if copying.message_bytes(model) >= PROTOBUF_LIMIT:
         return
-    checked = _with_inputs(model, weights)
+    checked = copying.copy_of(model)
     if checked.ir_version:
         checked.ir_version = max(checked.ir_version, _WEIGHTS_NEED_NO_INPUTS)
     for value in checked.graph.output:
@@ -364,8 +359,10 @@ def _name_entries(graph: onnx.GraphProto, names: list[str]) -> Iterator[LintEntr
             yield _graph_entry("error", f"No node produces output {value.name!r}.")
 
 
-def _unused_entries(graph: onnx.GraphProto, names: list[str], ir_version: int) -> Iterator[LintEntry]:
-    """Report inputs, weights and nodes without effect on any output."""
+def _unused_entries(
+    graph: onnx.GraphProto, names: list[str], weights: Collection[str], ir_version: int
+) -> Iterator[LintEntry]:
+    """Report inputs, weights and nodes without effect on any output; ``weights`` are inputs by now."""
     makers = walk.makers(graph.node)
     needed: set[str] = set()
     waiting = [value.name for value in graph.output]
@@ -374,11 +371,11 @@ def _unused_entries(graph: onnx.GraphProto, names: list[str], ir_version: int) -
         if name not in needed:
             needed.add(name)
             waiting.extend(walk.uses(makers[name]) if name in makers else ())
-    constants = walk.initializer_names(graph)
+    constants = walk.initializer_names(graph).union(weights)
     for value in graph.input:
         if value.name not in needed and value.name not in constants:
             yield _graph_entry("warning", f"Input: '{value.name}' does not affect outputs, can be removed.")
-    referenced = walk.names_of(graph.input).union(walk.read(graph.node))
+    referenced = walk.names_of(graph.input).difference(weights).union(walk.read(graph.node))
     for name in sorted(constants - needed):
         yield _graph_entry("warning", f"Weight: '{name}' does not affect outputs, can be removed.")
         if ir_version < _WEIGHTS_NEED_NO_INPUTS and name not in referenced:
@@ -387,19 +384,6 @@ def _unused_entries(graph: onnx.GraphProto, names: list[str], ir_version: int) -
     for name, node in zip(names, graph.node):
         if needed.isdisjoint(filter(None, node.output)):
             yield _graph_entry("warning", "Does not affect outputs, can be removed.", name)
-
-
-def _with_inputs(model: onnx.ModelProto, weights: Collection[str]) -> onnx.ModelProto:
-    """A copy of a model with these initializers as inputs."""
-    copy = copying.copy_of(model)
-    del copy.graph.initializer[:]
-    declared = walk.names_of(model.graph.input)
-    for tensor in model.graph.initializer:
-        if tensor.name not in weights:
-            copying.add_copy(copy.graph.initializer, tensor)
-        elif tensor.name not in declared:
-            copy.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    return copy
 
 
 _NOISE = re.compile(
@@ -420,8 +404,7 @@ class _Run:
     """One model run as a whole or node by node."""
 
     model: onnx.ModelProto
-    weights: Mapping[str, Any]  # which the model lacks
-    feed: dict[str, Any]
+    feed: dict[str, Any]  # with large weights, which are inputs of the model
     names: list[str]
     end: float
     deaths: Mapping[str, str]
@@ -440,17 +423,12 @@ class _Run:
         if death := self.deaths.get(f"running {_WHOLE}"):
             self.refusal = death
             return False
-        # ONNX Runtime would copy initializers, but not inputs.
-        source = _with_inputs(self.model, self.weights) if self.weights else self.model
-        if copying.message_bytes(source) >= PROTOBUF_LIMIT:
-            return False
-        constants = walk.initializer_names(self.model.graph)
-        inputs = {v.name: self._input_array(v) for v in self.model.graph.input if v.name not in constants}
-        if any(array is None for array in inputs.values()):
+        inputs = self._inputs()
+        if copying.message_bytes(self.model) >= PROTOBUF_LIMIT or any(array is None for array in inputs.values()):
             return False
         try:
             outputs, half = [v.name for v in self.model.graph.output], (self.end - time.monotonic()) / 2
-            with_onnxruntime.evaluate(source, outputs, {**inputs, **self.weights}, half, _WHOLE)
+            with_onnxruntime.evaluate(self.model, outputs, inputs, half, _WHOLE)
         except errors.InferenceError as exc:
             log.info("The model does not run as a whole: %s", exc)
             if "cannot load" in str(exc) or "did not finish" in str(exc):
@@ -462,13 +440,11 @@ class _Run:
         """Run each node by itself, except those known to be broken."""
         inferred = copying.copy_of(self.model)
         graph = inferred.graph
-        values: dict[str, Any] = dict(self.weights)
+        values = self._inputs()
         for tensor in graph.initializer:
-            if tensor.name not in self.weights and not external.is_external(tensor):
+            if not external.is_external(tensor):
                 with contextlib.suppress(ValueError, TypeError, KeyError):  # of a type that ONNX does not define
                     values[tensor.name] = numpy_helper.to_array(tensor)
-        constants = walk.initializer_names(graph)
-        values.update((v.name, self._input_array(v)) for v in graph.input if v.name not in constants)
         for value in graph.input:
             if isinstance(values.get(value.name), np.ndarray) and value.type.HasField("tensor_type"):
                 walk.set_shape(value.type.tensor_type, values[value.name].shape)
@@ -582,6 +558,11 @@ class _Run:
         """Whether numpy itself has a tensor's type, as far as declared."""
         declared = self.declared.get(name)
         return declared is None or declared.type.tensor_type.elem_type <= TensorProto.UINT64
+
+    def _inputs(self) -> dict[str, Any]:
+        """Return a value for each input that is no weight; None where there is none."""
+        constants = walk.initializer_names(self.model.graph)
+        return {v.name: self._input_array(v) for v in self.model.graph.input if v.name not in constants}
 
     def _input_array(self, value: onnx.ValueInfoProto) -> Any:
         """The given or a random value for an input; None if its type or rank is unknown, or it would be too large."""

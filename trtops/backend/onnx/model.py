@@ -162,8 +162,10 @@ def is_large(model: onnx.ModelProto, *, widened: bool = False) -> bool:
     """Whether a model's weights are near or above 2 GiB; ``widened`` counts 16-bit weights as if they were FP32."""
     # Computed from shapes: a message's own ``ByteSize`` serializes it, and raises above 2 GiB.
     low = (TensorProto.FLOAT16, TensorProto.BFLOAT16) if widened else ()
-    sizes = ((copying.expected_bytes(tensor) or 0, tensor.data_type in low) for tensor in walk.tensors(model))
-    return sum(size << doubled for size, doubled in sizes) > _LARGE_BYTES
+    total = 0
+    for tensor in walk.tensors(model):
+        total += (copying.expected_bytes(tensor) or 0) << (tensor.data_type in low)
+    return total > _LARGE_BYTES
 
 
 def is_lean(model: onnx.ModelProto) -> bool:
@@ -223,7 +225,7 @@ def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, prefix: 
         name=name,
         sha256=sha256,
         inputs=tuple(input_specs(model.graph)),
-        outputs=tuple(tensor_spec(value) for value in model.graph.output),
+        outputs=tuple(map(tensor_spec, model.graph.output)),
         opset=walk.opset(model),
         nodes=len(model.graph.node),
     )
@@ -295,9 +297,9 @@ def bad_divisors(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.Attribu
 
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
     defined = walk.names_of(graph.input) | walk.initializer_names(graph)
-    for kind, names in (("input", graph.input), ("initializer", graph.initializer)):
-        [(name, count)] = Counter(entry.name for entry in names).most_common(1) or [("", 0)]
-        if count > 1:
+    for kind, entries in (("input", graph.input), ("initializer", graph.initializer)):
+        if len(entries) > len(walk.by_name(entries)):
+            [(name, _)] = Counter(entry.name for entry in entries).most_common(1)
             raise errors.InvalidModelError(f"The graph has two {kind}s named {name!r}.")
     for node in graph.node:
         if not node.op_type:
@@ -451,14 +453,7 @@ def check_inlined_size(model: onnx.ModelProto, prefix: str = "") -> None:
     open_calls: list[tuple[str, str]] = []
 
     def size_of(nodes: Iterable[onnx.NodeProto]) -> int:
-        total = 0
-        for node in nodes:
-            total += 1 + inlined_size(node)
-            for body in walk.subgraphs(node):
-                for graph in walk.graphs(body):
-                    for inner in graph.node:
-                        total += 1 + inlined_size(inner)
-        return total
+        return sum(1 + inlined_size(node) for node in chain.from_iterable(map(walk.nodes_within, nodes)))
 
     def inlined_size(node: onnx.NodeProto) -> int:
         key = (node.domain, node.op_type)
@@ -474,7 +469,7 @@ def check_inlined_size(model: onnx.ModelProto, prefix: str = "") -> None:
         return sizes[key]
 
     total = size_of(model.graph.node)
-    written = len(model.graph.node) + sum(len(function.node) for function in model.functions)
+    written = len(model.graph.node) + sum(map(len, functions.values()))
     max_nodes = min(_MAX_NODES, max(_MAX_SMALL_NODES, _MAX_GROWTH * written))
     if total > max_nodes:
         raise errors.InvalidModelError(
@@ -526,7 +521,8 @@ def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> t
         return 1, 0
     input_lengths = [lengths.get(name, 1) for name in node.input]
     length = max(input_lengths, default=1)
-    rank = max([ranks.get(name, _ASSUMED_RANK) for name in node.input], default=_ASSUMED_RANK)
+    input_ranks = [ranks.get(name, _ASSUMED_RANK) for name in node.input]
+    rank = max(input_ranks, default=_ASSUMED_RANK)
     if node.op_type in _DATA:
         return 1, rank
     if node.op_type == "Concat":
@@ -536,7 +532,7 @@ def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> t
     if node.op_type == "ConstantOfShape":
         return length, length
     if len(node.input) == 2:
-        first, second = (ranks.get(name, _ASSUMED_RANK) for name in node.input)
+        first, second = input_ranks
         target = lengths.get(node.input[1], _ASSUMED_RANK)
         if node.op_type == "Gather":  # its length is the number of indices, not of elements to choose from
             return input_lengths[1], max(0, first + second - 1)

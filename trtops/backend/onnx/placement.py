@@ -82,16 +82,13 @@ class Placement:
         """
         self.sizes, self.constants, self.rules, self.precision = sizes, constants, rules, precision
         self.inputs = walk.names_of(graph.input)
-        self.nodes = nodes = [graph.node[index] for index in walk.execution_order(graph.node)]
+        self.nodes = nodes = walk.in_order(graph.node)
         self.activations: dict[int, tuple[int, ...]] = {}
         self.excluded: dict[str, list[str]] = {}
         self.one_scale: list[frozenset[str]] = []
         chosen, fp32_names = self.activations, frozenset(fp32_names)
         self.maker = walk.makers(nodes)
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in nodes:
-            for name in node.input if node.output else ():
-                self.readers.setdefault(name, []).append(node)
+        self.readers = walk.readers(node for node in nodes if node.output)
         # Tensors of chains, with the number of the chain. Those that begin with another node have negative numbers.
         self.chains: dict[str, int] = {}
         self.ended: set[str] = set()  # results of residual sums: nothing that reads them belongs to their chain

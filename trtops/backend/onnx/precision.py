@@ -4,19 +4,19 @@ Every node is either *lowered*, so that it reads and produces 16-bit tensors, or
 without a schema (custom operators), If, Loop and Scan are kept, and the bodies of the latter are rewritten.
 """
 
-import itertools
 import logging
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
 import onnx.inliner
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from trtops import errors
 from trtops.backend.onnx import copying, external, shapes, walk
@@ -24,7 +24,7 @@ from trtops.backend.onnx.index_arithmetic import ScopedName, index_tensors
 from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
 from trtops.backend.onnx.opset import raise_opset
 from trtops.calibration.cache import CalibrationCache
-from trtops.metadata import DataType
+from trtops.metadata import STANDS_FOR_INFINITY, DataType
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,10 @@ _OPSET_OF_BF16 = 13
 _KEPT_TYPES = frozenset({"DynamicQuantizeLinear", "Range", "CumSum"})
 # FP16 rounds smaller scales by more than 1/256, half a step of INT8 for the largest value.
 _LEAST_SCALE = {"fp16": 2.0**-17, "bf16": 2.0**-118}
-# Masks are filled with such values, which may be clamped in 16 bit.
-_STANDS_FOR_INFINITY = 1e9
 # Largest finite value and smallest above zero, subnormal ones included.
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
 
-# Numbers of inputs that a GPU may round to TF32, by operator; biases follow them.
-_TF32_INPUTS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "MatMul": 2, "Einsum": 2, "LSTM": 3, "GRU": 3, "RNN": 3}
+_BLOCK_ELEMENTS = 1 << 18  # temporary arrays of this size stay in the CPU's cache
 
 # Their output has their input's type unless an attribute sets another, which is not part of the schema.
 _TYPED_BY_INPUT = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "EyeLike"})
@@ -124,10 +121,10 @@ def beyond_range(model: onnx.ModelProto, cache: CalibrationCache, to: LowPrecisi
     for measured in cache.ranges:
         if measured.name not in constants and (measured.largest > largest or 0 < measured.largest < smallest):
             outside[measured.name] = measured.largest
-    if any(amax >= _STANDS_FOR_INFINITY for amax in outside.values()):
-        weights = (tensor for tensor in constants.values() if tensor.data_type == TensorProto.FLOAT)
+    if max(outside.values(), default=0.0) >= STANDS_FOR_INFINITY:
+        weights = [tensor for tensor in constants.values() if tensor.data_type == TensorProto.FLOAT]
         if any(_Tensor(tensor.name, None, tensor).magnitudes[1] for tensor in weights):
-            outside = {name: amax for name, amax in outside.items() if amax < _STANDS_FOR_INFINITY}
+            outside = {name: amax for name, amax in outside.items() if amax < STANDS_FOR_INFINITY}
     nodes: dict[str, tuple[str, float]] = {}
     for node in model.graph.node:
         for name in (*node.output, *node.input):
@@ -166,40 +163,31 @@ class _Tensor:
         """A weight's largest value not standing for infinity, and True if larger finite ones exist."""
         assert self.weight is not None
         largest, any_infinite = 0.0, False
-        for block in _blocks(tensor_array(self.weight)):
-            size = np.abs(block)
+        flat = tensor_array(self.weight).reshape(-1)
+        for start in range(0, flat.size, _BLOCK_ELEMENTS):
+            size = np.abs(flat[start : start + _BLOCK_ELEMENTS])
             block_largest = float(size.max())
-            if not block_largest < _STANDS_FOR_INFINITY:  # or NaN is among them
+            if not block_largest < STANDS_FOR_INFINITY:  # or NaN is among them
                 finite = size[np.isfinite(size)]
-                usual = finite[finite < _STANDS_FOR_INFINITY]
+                usual = finite[finite < STANDS_FOR_INFINITY]
                 any_infinite |= usual.size < finite.size
                 block_largest = float(usual.max(initial=0))
             largest = max(largest, block_largest)
         return largest, any_infinite
 
 
-_BLOCK_ELEMENTS = 1 << 18  # elements; temporary arrays of this size stay in the CPU's cache
-
-
-def _blocks(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-    """The elements in order, block by block."""
-    flat = array.reshape(-1)
-    for start in range(0, flat.size, _BLOCK_ELEMENTS):
-        yield flat[start : start + _BLOCK_ELEMENTS]
-
-
 _Scope: TypeAlias = ChainMap[str, _Tensor]
 _Types: TypeAlias = dict[str, int]
 
 
-class _Ports(NamedTuple):
+class _LowPrecisionPorts(NamedTuple):
     """Positions of a node's 16-bit inputs and outputs."""
 
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
 
 
-_KEPT = _Ports()
+_KEPT = _LowPrecisionPorts()
 
 
 @dataclass
@@ -247,9 +235,7 @@ class _Rewrite:
         # Runtime 1.23 crashes on such a weight in FP16.
         model.ir_version = max(model.ir_version, 4)
         weights = walk.initializer_names(model.graph)
-        inputs = [value for value in model.graph.input if value.name not in weights]
-        del model.graph.input[:]
-        model.graph.input.extend(inputs)
+        walk.keep_only(model.graph.input, lambda value: value.name not in weights)
 
     def _rewrite_graph(
         self, graph: onnx.GraphProto, name: str, outer: _Scope, outer_types: _Types, *, keep_io: bool
@@ -260,7 +246,7 @@ class _Rewrite:
         for read in walk.captured(graph):
             if read in outer and outer[read].weight is None:
                 scope[read] = replace(outer[read])  # a Cast inside is not available outside
-        nodes = [graph.node[i] for i in walk.execution_order(graph.node)]
+        nodes = walk.in_order(graph.node)
         weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
         walk.keep_only(graph.initializer, lambda tensor: tensor.data_type != TensorProto.FLOAT)
         remaining = []
@@ -270,7 +256,8 @@ class _Rewrite:
                 weights.append(constant)
             else:
                 remaining.append(node)
-        scope.update((tensor.name, _Tensor(full=tensor.name, low=None, weight=tensor)) for tensor in weights)
+        weight_tensors = [_Tensor(full=tensor.name, low=None, weight=tensor) for tensor in weights]
+        scope.update(zip(map(attrgetter("name"), weights), weight_tensors))
         for value in graph.input:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in scope.maps[0]:
                 scope[value.name] = _Tensor(value.name, None) if keep_io else _Tensor(None, value.name)
@@ -283,7 +270,7 @@ class _Rewrite:
             if tensor is not None and (keep_io or tensor.weight is not None):
                 value.name = self._name_in(tensor, False, frame)
         walk.replace_nodes(graph, frame.nodes)
-        self._write_weights(graph, [scope[tensor.name] for tensor in weights])
+        self._write_weights(graph, weight_tensors)
         low = {self.renamed.get(t.low, t.low) for t in scope.maps[0].values() if t.low is not None}
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in low and value.type.tensor_type.elem_type == TensorProto.FLOAT:
@@ -325,55 +312,63 @@ class _Rewrite:
             else:
                 scope[name] = _Tensor(None, name) if low else _Tensor(name, None)
 
-    def _low_ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
+    def _low_ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _LowPrecisionPorts:
         """Return the possible 16-bit inputs and outputs of a node; none for a node to keep."""
-        # ONNX's schema of an operator gives each input and output a type variable, and lists the allowed types of each
-        # variable; so inputs that must be FP32 (such as Resize's scales) stay so. Everything with one variable has one
-        # type, so the decision is per variable, not per input and output.
-        if node.op_type in _KEPT_TYPES or walk.node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
+        domain = walk.domain(node)
+        version = self.opsets.get(domain, 0)
+        if (
+            (node.op_type in _KEPT_TYPES or node.op_type in _TYPED_BY_INPUT or walk.node_name(node) in self.excluded)
+            or (not onnx.defs.has(node.op_type, version, domain) or any(walk.subgraphs(node)))
+            or (node.op_type in ("QuantizeLinear", "DequantizeLinear") and self._has_small_scale(node, scope))
+            # From version 23 on, an attribute may set the output's type.
+            or (node.op_type == "DequantizeLinear" and walk.int_attribute(node, "output_dtype", 0))
+        ):
             return _KEPT
         if node.op_type == "Cast":
             # Reading a 16-bit tensor directly saves a Cast; a weight stays exact, since this would round it.
             source = scope.get(node.input[0]) if node.input else None
-            return _Ports(frozenset([0])) if source is not None and source.is_low and source.weight is None else _KEPT
-        domain = walk.domain(node)
-        version = self.opsets.get(domain, 0)
-        if not onnx.defs.has(node.op_type, version, domain) or next(walk.subgraphs(node), None) is not None:
-            return _KEPT
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            scale = scope.get(node.input[1])
-            if scale is None or scale.weight is None or tensor_array(scale.weight).min(initial=1) < self.least_scale:
-                return _KEPT
+            reads_low = source is not None and source.weight is None and source.is_low
+            return _LowPrecisionPorts(frozenset([0])) if reads_low else _KEPT
+        # ONNX's schema of an operator gives each input and output a type variable, and lists the allowed types of each
+        # variable; so inputs that must be FP32 (such as Resize's scales) stay so. Everything with one variable has one
+        # type, so the decision is per variable, not per input and output.
         schema = onnx.defs.get_schema(node.op_type, version, domain)
-        inputs = [_type_variable(schema.inputs, i) for i in range(len(node.input))]
-        outputs = [_type_variable(schema.outputs, i) for i in range(len(node.output))]
+        inputs = _type_variables(schema.inputs, len(node.input))
+        outputs = _type_variables(schema.outputs, len(node.output))
         if node.op_type == "DequantizeLinear" and outputs[0] not in inputs:
-            # From version 23 on, an attribute may set the output's type, which else is that of the scale.
-            if walk.int_attribute(node, "output_dtype", 0):
-                return _KEPT
             outputs[0] = inputs[1]
-        bound = {v: types[name] for name, v in zip(node.input, inputs) if name in types}
-        bound.update((v, TensorProto.FLOAT) for name, v in zip(node.input, inputs) if name in scope)
-        unknown = any(name and v not in bound for name, v in zip(node.input, inputs))
-        unknown |= any(name and v not in bound and name not in types for name, v in zip(node.output, outputs))
-        if unknown:  # the result of a custom operator, or a sequence
+        bound: dict[str, int] = {}
+        for name, variable in zip(node.input, inputs):
+            if name in scope:
+                bound[variable] = TensorProto.FLOAT
+            elif name in types:
+                bound.setdefault(variable, types[name])
+        typed = [variable for name, variable in zip(node.input, inputs) if name]
+        typed += [variable for name, variable in zip(node.output, outputs) if name and name not in types]
+        if not bound.keys() >= set(typed):  # the result of a custom operator, or a sequence
             return _KEPT
-        allowed = {
-            c.type_param_str for c in schema.type_constraints if f"tensor({self.dtype.value})" in c.allowed_type_strs
-        }
-        low = {v for v, element in bound.items() if element == TensorProto.FLOAT and v in allowed}
-        for name, v in zip(node.input, inputs):
-            if name and v in low and name not in scope:
+        low: set[str] = set()
+        for constraint in schema.type_constraints:
+            if f"tensor({self.dtype.value})" in constraint.allowed_type_strs:
+                low.add(constraint.type_param_str)
+        low.intersection_update(variable for variable, element in bound.items() if element == TensorProto.FLOAT)
+        for name, variable in zip(node.input, inputs):
+            if name and variable in low and name not in scope:
                 if types.get(name):
                     return _KEPT  # a sparse weight
                 scope[name] = _Tensor(name, None)  # of undeclared type, but with a typed input of the same variable
-        ports = _Ports(
-            frozenset(i for i, v in enumerate(inputs) if v in low and node.input[i]),
-            frozenset(i for i, v in enumerate(outputs) if v in low and node.output[i]),
+        ports = _LowPrecisionPorts(
+            frozenset(i for i, variable in enumerate(inputs) if variable in low and node.input[i]),
+            frozenset(i for i, variable in enumerate(outputs) if variable in low and node.output[i]),
         )
         if not ports.outputs and not all(scope[node.input[i]].is_low for i in ports.inputs):
             return _KEPT  # without floating-point outputs, rounding its inputs gains nothing
         return ports
+
+    def _has_small_scale(self, node: onnx.NodeProto, scope: _Scope) -> bool:
+        """Whether the scale of a Q or DQ node is too small for 16 bit, or unknown."""
+        scale = scope.get(node.input[1])
+        return scale is None or scale.weight is None or tensor_array(scale.weight).min(initial=1) < self.least_scale
 
     def _name_in(self, tensor: _Tensor, low: bool, frame: _Frame) -> str:
         """The name of a tensor in the requested precision; writes a Cast if needed."""
@@ -401,17 +396,18 @@ class _Rewrite:
 
     def _lower_weight(self, tensor: _Tensor, name: str) -> TensorProto:
         assert tensor.weight is not None
-        array = tensor_array(tensor.weight)
-        lower = np.empty(array.size, self.dtype.numpy())
+        flat = tensor_array(tensor.weight).reshape(-1)
+        lower = np.empty(flat.size, self.dtype.numpy())
         tiny = 0
         with np.errstate(over="ignore", under="ignore"):
-            for start, block in zip(range(0, array.size, _BLOCK_ELEMENTS), _blocks(array)):
+            for start in range(0, flat.size, _BLOCK_ELEMENTS):
+                block = flat[start : start + _BLOCK_ELEMENTS]
                 if tensor.magnitudes[1]:  # infinities stay infinite
                     block = np.where(np.isfinite(block), np.clip(block, -self.largest, self.largest), block)
                 tiny += int(np.count_nonzero((block != 0) & (np.abs(block) <= self.smallest / 2)))
                 lower[start : start + block.size] = block.astype(lower.dtype)
-        if tiny and array.size == 1:  # an epsilon, which must not become zero
-            lower[0] = np.copysign(np.float32(self.smallest), array.reshape(-1)[0])
+        if tiny and flat.size == 1:  # an epsilon, which must not become zero
+            lower[0] = np.copysign(np.float32(self.smallest), flat[0])
         elif tiny:
             self.flushed[name] = tiny
         raw = lower.tobytes()
@@ -426,150 +422,7 @@ class _Rewrite:
         return helper.make_node("Cast", [source], [target], name=self.fresh(f"{target}_cast"), to=element)
 
 
-def _type_variable(parameters: Sequence[Any], i: int) -> str:
-    """Return the type variable of a formal parameter, the last possibly variadic; empty without one."""
-    if not parameters:
-        return ""
-    return str(parameters[min(i, len(parameters) - 1)].type_str)
-
-
-LARGEST_FLOAT16 = 65504.0
-
-_OPSET_OF_WHERE = 9
-_LARGE_WEIGHT = 64 << 20  # bytes
-_LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
-_LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
-
-
-def emulate_low_precision(model: onnx.ModelProto) -> None:
-    """Make a model with 16-bit tensors compute in FP32 and round to 16 bit after each node, in place.
-
-    The model is one from :func:`trtops.backend.onnx.precision.lower_precision`. Types of inputs and outputs stay. Nodes
-    with bodies stay, and their bodies are changed.
-    """
-    # On most CPUs ONNX Runtime computes 16-bit nodes in FP32 and does not round between two of them: what overflows in
-    # FP16 does not overflow there, and a GPU's errors do not show. Here every 16-bit node becomes an FP32 node between
-    # Cast nodes of its own, which ONNX Runtime keeps, so that each result is rounded once.
-    shapes.infer_shapes(model)
-    _emulate_graph(model.graph, {}, {}, itertools.count())
-
-
-def _emulate_graph(
-    graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str], numbers: Iterator[int]
-) -> None:
-    types = walk.visible(outer_types, graph, shapes.element_types(graph))
-    # Large weights are widened where they are read: FP32 copies of all would take three times as much memory.
-    low_weights: list[onnx.TensorProto] = []
-    for tensor in graph.initializer:
-        if tensor.data_type in _LOW and (copying.expected_bytes(tensor) or 0) <= _LARGE_WEIGHT:
-            low_weights.append(tensor)
-    widened = walk.visible(outer_weights, graph, {tensor.name: f"{tensor.name}/float32" for tensor in low_weights})
-    nodes: list[onnx.NodeProto] = []
-    casts: dict[str, str] = {}
-    for index in walk.execution_order(graph.node):
-        node = graph.node[index]
-        bodies = list(walk.subgraphs(node))
-        for body in bodies:
-            _emulate_graph(body, types, widened, numbers)
-        if bodies or node.op_type in _LEFT_ALONE:
-            nodes.append(node)
-            continue
-        for i, name in enumerate(node.input):
-            if types.get(name) not in _LOW:
-                continue
-            if name in widened:
-                node.input[i] = widened[name]
-                continue
-            if name not in casts:
-                # Numbered, since a body may have its own.
-                casts[name] = f"{name}/float32/{next(numbers)}"
-                nodes.append(helper.make_node("Cast", [name], [casts[name]], to=TensorProto.FLOAT))
-            node.input[i] = casts[name]
-        nodes.append(node)
-        for i, name in enumerate(node.output):
-            if name and types.get(name) in _LOW:
-                node.output[i] = f"{name}/exact"
-                nodes.append(helper.make_node("Cast", [node.output[i]], [name], to=types[name]))
-    walk.replace_nodes(graph, nodes)
-    for tensor in low_weights:
-        array = tensor_array(tensor).astype("float32")
-        copying.add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))
-
-
-def round_to_tf32(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with the FP32 inputs of products rounded to TF32 (10 bits of mantissa), bodies included.
-
-    By Veltkamp's splitting: with c = (2**13 + 1) * x in FP32, x rounded to 11 significant bits is c - (c - x).
-    """
-    model = without_functions(copying.copy_of(model))
-    shapes.infer_shapes(model)
-    numbers, factor = itertools.count(), "tf32/factor"
-
-    def rewrite(graph: onnx.GraphProto, outer_types: dict[str, int]) -> None:
-        types, nodes = walk.visible(outer_types, graph, shapes.element_types(graph)), []
-        for node in graph.node:
-            for body in walk.subgraphs(node):
-                rewrite(body, types)
-            for i, name in enumerate(node.input[: _TF32_INPUTS.get(node.op_type, 0)]):
-                if types.get(name) == TensorProto.FLOAT:
-                    large, rest, node.input[i] = (f"{name}/tf32/{suffix}{next(numbers)}" for suffix in ("c", "d", ""))
-                    nodes += [
-                        helper.make_node("Mul", [name, factor], [large]),
-                        helper.make_node("Sub", [large, name], [rest]),
-                        helper.make_node("Sub", [large, rest], [node.input[i]]),
-                    ]
-            nodes.append(node)
-        walk.replace_nodes(graph, nodes)
-
-    rewrite(model.graph, {})
-    model.graph.initializer.append(numpy_helper.from_array(np.float32(2**13 + 1), factor))
-    return model
-
-
-def watch_peaks(model: onnx.ModelProto) -> dict[str, str]:
-    """Add an output for each tensor rounded to FP16: its largest magnitude before rounding.
-
-    The model is one after :func:`emulate_low_precision`. Values that stand for infinity do not count, and bodies are
-    not covered. Returns the names of the outputs, FP32 scalars of at least 0, by the tensors' names in order of
-    execution; a peak below 1 may be reported as 1.
-    """
-    types = shapes.element_types(model.graph)
-    peaks: dict[str, str] = {}
-    nodes: list[onnx.NodeProto] = []
-    for node in model.graph.node:
-        if node.op_type != "Cast" or walk.int_attribute(node, "to", 0) != TensorProto.FLOAT16:
-            continue
-        exact, rounded = node.input[0], node.output[0]
-        # Other Casts round what nodes in FP32 and the feeds give to nodes in 16 bit.
-        tensor = rounded if exact == f"{rounded}/exact" else exact
-        if tensor in peaks or (tensor == exact and types.get(exact) != TensorProto.FLOAT):
-            continue
-        size, is_finite, counted, flat, padded, peak = (
-            f"{tensor}/{step}" for step in ("size", "is_finite", "counted", "flat", "padded", "peak")
-        )
-        nodes += [
-            helper.make_node("Abs", [exact], [size]),
-            helper.make_node("Less", [size, "emulate/infinity"], [is_finite]),
-        ]
-        if walk.opset(model) >= _OPSET_OF_WHERE:
-            nodes.append(helper.make_node("Where", [is_finite, size, "emulate/zero"], [counted]))
-        else:  # the power 0 of any number, infinity and NaN included, is 1
-            exponent = f"{tensor}/exponent"
-            nodes.append(helper.make_node("Cast", [is_finite], [exponent], to=TensorProto.FLOAT))
-            nodes.append(helper.make_node("Pow", [size, exponent], [counted]))
-        nodes += [  # a tensor without elements has no maximum
-            helper.make_node("Reshape", [counted, "emulate/flat"], [flat]),
-            helper.make_node("Concat", [flat, "emulate/zero"], [padded], axis=0),
-            helper.make_node("ReduceMax", [padded], [peak], keepdims=0),
-        ]
-        peaks[tensor] = peak
-    model.graph.node.extend(nodes)
-    for name, kind, value in (
-        ("infinity", TensorProto.FLOAT, _STANDS_FOR_INFINITY),
-        ("zero", TensorProto.FLOAT, 0.0),
-        ("flat", TensorProto.INT64, -1),
-    ):
-        model.graph.initializer.append(helper.make_tensor(f"emulate/{name}", kind, [1], [value]))
-    for peak in peaks.values():
-        model.graph.output.append(helper.make_tensor_value_info(peak, TensorProto.FLOAT, []))
-    return peaks
+def _type_variables(parameters: Sequence[Any], count: int) -> list[str]:
+    """Return the type variables of ``count`` arguments; the last formal parameter may be variadic."""
+    names = [parameter.type_str for parameter in parameters] or [""]
+    return [*names[:count], *names[-1:] * (count - len(names))]

@@ -67,27 +67,21 @@ class _Layer:
 
 def is_quantized(model: onnx.ModelProto) -> bool:
     """True for a model with Q/DQ nodes, or operators with 8-bit results."""
-    return any(node.op_type == "DequantizeLinear" or _rounds(node) for node in walk.nodes(model))
+    return any(node.op_type == "DequantizeLinear" for node in walk.nodes(model)) or rounds_to_steps(model)
 
 
 def rounds_to_steps(model: onnx.ModelProto) -> bool:
     """True for a model with tensors rounded to 8 bits or fewer: small changes move values by a step."""
-    return any(map(_rounds, walk.nodes(model)))
-
-
-def _rounds(node: onnx.NodeProto) -> bool:
-    return node.op_type.startswith(_INTEGER_OPS)
+    return any(node.op_type.startswith(_INTEGER_OPS) for node in walk.nodes(model))
 
 
 def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
     """Store 4-bit weights of DequantizeLinear in 8 bits, in place, and return their names."""
     wider = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
-    weights = {tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type in wider}
-    if not weights:
-        return ()
-    readers = [node for node in walk.nodes(model) if not weights.keys().isdisjoint(node.input)]
-    if any(node.op_type != "DequantizeLinear" for node in readers):
-        return ()
+    weights = walk.by_name(tensor for tensor in model.graph.initializer if tensor.data_type in wider)
+    for node in walk.nodes(model) if weights else ():
+        if node.op_type != "DequantizeLinear" and not weights.keys().isdisjoint(node.input):
+            return ()
     for name, tensor in weights.items():
         array = tensor_array(tensor).astype(wider[tensor.data_type])
         tensor.CopyFrom(numpy_helper.from_array(array, name))
@@ -145,8 +139,7 @@ def insert_qdq(
     planned, kept_layers, placed = _plan_layers(model, config)
     # Rewriting after the calibration may have added nodes that only move values. Ranges move along.
     ranges = cache.by_name()
-    for index in walk.execution_order(model.graph.node):
-        node = model.graph.node[index]
+    for node in walk.in_order(model.graph.node):
         source = ranges.get(node.input[0]) if node.op_type in _VALUE_MOVING_OPS and node.input and node.output else None
         if source is not None and node.output[0] not in ranges:
             ranges[node.output[0]] = replace(source, name=node.output[0])
@@ -161,24 +154,29 @@ def insert_qdq(
     if jitter is not None:
         ranges = {name: ranges[name].scaled(jitter.uniform(1, _MOST_JITTER)) for name in sorted(ranges)}
     _Writer(model, ranges, config, frozenset(kept_layers), jitter).write(layers)
-    in_bodies, (_, *bodies) = list[str](), walk.graphs(model.graph)
-    for body in bodies:
-        in_bodies += [walk.node_name(node) for node in body.node if walk.is_onnx_op(node, *_op_types(config))]
+    op_types = _op_types(config)
     by_default = config.precision == "int8" and not config.qdq_op_types
-    left_out = set(OP_TYPES).difference(_op_types(config)) if by_default else ()
+    left_out = set(OP_TYPES).difference(op_types) if by_default else ()
+    in_bodies, by_type = [], []
+    for graph in walk.graphs(model.graph):
+        for node in filter(walk.is_onnx_op, graph.node):
+            if graph is not model.graph and node.op_type in op_types:
+                in_bodies.append(walk.node_name(node))
+            elif graph is model.graph and node.op_type in left_out:
+                by_type.append(walk.node_name(node))
     return Quantization(
         layers=tuple(walk.node_name(layer.node) for layer in layers),
         kept_layers=tuple(kept_layers),
         excluded=tuple((rule, tuple(names)) for rule, names in placed.excluded.items()),
         missing=tuple(sorted(missing)),
         in_bodies=tuple(in_bodies),
-        by_type=tuple(walk.node_name(n) for n in model.graph.node if n.op_type in left_out and walk.is_onnx_op(n)),
+        by_type=tuple(by_type),
     )
 
 
 def _op_types(config: BuildConfig) -> tuple[str, ...]:
     """Types of products to quantize."""
-    no_transposed = tuple(op for op in OP_TYPES if op != "ConvTranspose")
+    no_transposed = tuple(filter("ConvTranspose".__ne__, OP_TYPES))
     supported = no_transposed if config.precision == "fp8" else OP_TYPES
     for op in config.qdq_op_types:
         if op not in supported:
@@ -241,24 +239,23 @@ def _sizes(model: onnx.ModelProto, config: BuildConfig) -> dict[str, list[int]]:
     """Shapes of a model's tensors in its first profile; 0 is an unknown dimension."""
     sized = copying.copy_model(model, copying.put_small(4096))
     del sized.graph.value_info[:]
-    profile_shapes = {shape.name: shape.opt for profile in config.profiles[:1] for shape in profile.shapes}
+    profile_shapes = walk.by_name(config.profiles[0].shapes if config.profiles else ())
     for value in sized.graph.input:
         tensor = value.type.tensor_type
         if value.name in profile_shapes:
-            walk.set_shape(tensor, profile_shapes[value.name])
+            walk.set_shape(tensor, profile_shapes[value.name].opt)
         elif config.backend == "tensorrt" and tensor.HasField("shape"):  # which builds for 1 without a profile
             walk.set_shape(tensor, [dim.dim_value or 1 for dim in tensor.shape.dim])
     try:
         shapes.infer_shapes(sized)
     except errors.InvalidModelError:  # of shapes that do not fit, which the builder reports
         sized = model
-    tensor_types = {name: value.type.tensor_type for name, value in shapes.values(sized.graph).items()}
-    sizes = {
-        name: [dim.dim_value for dim in tensor_type.shape.dim]
-        for name, tensor_type in tensor_types.items()
-        if tensor_type.HasField("shape")
-    }
-    return sizes | {name: list(tensor.dims) for name, tensor in walk.constant_tensors(sized.graph).items()}
+    sizes: dict[str, list[int]] = {}
+    for name, value in shapes.values(sized.graph).items():
+        if value.type.tensor_type.HasField("shape"):
+            sizes[name] = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+    sizes.update((name, list(tensor.dims)) for name, tensor in walk.constant_tensors(sized.graph).items())
+    return sizes
 
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
@@ -306,11 +303,8 @@ class _Writer:
         self.zero = TensorProto.FLOAT8E4M3FN if config.precision == "fp8" else TensorProto.INT8
         self.kept_layers = kept_layers
         self.maker = walk.makers(self.graph.node)
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.graph.node:
-            for name in dict.fromkeys(walk.uses(node)):
-                self.readers.setdefault(name, []).append(node)
-        self.outputs = {value.name for value in self.graph.output}
+        self.readers = walk.readers(self.graph.node)
+        self.outputs = walk.names_of(self.graph.output)
         self.constants = walk.constant_tensors(self.graph)
         self.fresh = walk.FreshNames(self.graph)
         self.added: list[onnx.NodeProto] = []
@@ -321,8 +315,11 @@ class _Writer:
         # original names, and readers of quantized tensors last, by the readers recorded at the beginning.
         tensors = self._scale_roots(layers)
         quantized = {tuple(layer.node.output) for layer in layers}
-        params = {name: self._activation_params(name, tensors) for name in tensors}
-        pairs = {name: self._add_pair(name, params[name]) for name in tensors}
+        params: dict[str, _Params] = {}
+        pairs: dict[str, str] = {}
+        for name, root in tensors.items():
+            params[name] = self._activation_params(root)
+            pairs[name] = self._add_pair(name, params[name])
         weights: dict[tuple[str, int | None], tuple[str, _Params]] = {}
         for layer in layers:
             # TensorRT 8.6 cannot infer a kernel's shape from computed weights.
@@ -342,42 +339,34 @@ class _Writer:
                 if index == 1 and not self.symmetric:
                     self._quantize_bias(layer.node, params[layer.node.input[0]], weight_params)
         # ONNX Runtime uses its integer kernels only where these tensors exist in integers alone.
-        around = [] if self.symmetric else [layer.node for layer in layers if layer.node.op_type not in _FLOAT_OUTPUTS]
-        integer = {name for node in around for name in (*node.input, self._after_activation(node.output[0]))}
-        for layer in layers if self.symmetric else ():
-            for index in layer.activations:
-                layer.node.input[index] = pairs[layer.node.input[index]]
+        integer: set[str] = set()
+        for layer in layers:
+            if self.symmetric:
+                for index in layer.activations:
+                    layer.node.input[index] = pairs[layer.node.input[index]]
+            elif layer.node.op_type not in _FLOAT_OUTPUTS:
+                integer.update((*layer.node.input, self._after_activation(layer.node.output[0])))
         for name in () if self.symmetric else tensors:
             for node in self.readers.get(name, ()):
                 # Other nodes read the rounded values only where the FP32 values must not exist, and where they only
                 # move values to a tensor with the same scale.
-                if (
-                    tuple(node.output) in quantized
-                    or (
-                        name in integer
-                        and walk.node_name(node) not in self.kept_layers
-                        and not any(walk.subgraphs(node))
-                    )
-                    or (
-                        node.op_type in _VALUE_MOVING_OPS
-                        and tensors.get(node.output[0]) == tensors[name] != node.output[0]
-                    )
-                ):
+                reads_rounded = tuple(node.output) in quantized
+                if name in integer:
+                    reads_rounded |= walk.node_name(node) not in self.kept_layers and not any(walk.subgraphs(node))
+                if node.op_type in _VALUE_MOVING_OPS:
+                    reads_rounded |= tensors.get(node.output[0]) == tensors[name] != node.output[0]
+                if reads_rounded:
                     walk.rename(node.input, name, pairs[name])
         nodes = [*self.graph.node, *self.added]
-        walk.replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
-        used = set[str]()
-        for graph in walk.graphs(self.graph):
-            used.update(value.name for value in (*graph.input, *graph.output))
-            for node in graph.node:
-                used.update(node.input)
+        walk.replace_nodes(self.graph, walk.in_order(nodes))
+        used = walk.names_of((*self.graph.input, *self.graph.output)).union(walk.read(self.graph.node))
         walk.keep_only(self.graph.initializer, lambda tensor: tensor.name in used)
 
     def _scale_roots(self, layers: Sequence[_Layer]) -> dict[str, str]:
         """Names of the tensors to quantize, each with the tensor of its scale: itself, or its source."""
         names = dict.fromkeys(_activation_names(layers))
         if self.symmetric:
-            return {name: name for name in names}
+            return dict(zip(names, names))
         for layer in layers:
             if layer.node.op_type not in _FLOAT_OUTPUTS:
                 names.setdefault(self._after_activation(layer.node.output[0]))
@@ -401,12 +390,12 @@ class _Writer:
         behind = str(readers[0].output[0])
         return behind if behind in self.ranges else name
 
-    def _activation_params(self, name: str, roots: Mapping[str, str]) -> _Params:
-        entry = self.ranges[roots[name]]
+    def _activation_params(self, name: str) -> _Params:
+        entry = self.ranges[name]
         if self.symmetric:
             return _Params(np.asarray(max(entry.scale * (LEVELS / self.levels), _SMALLEST), np.float32))
         low, high = entry.interval
-        node = self.maker.get(roots[name])
+        node = self.maker.get(name)
         if entry.low is None and node is not None and node.op_type in _NOT_NEGATIVE:
             # The cache has only the largest magnitude, as TensorRT's caches do.
             low = 0.0

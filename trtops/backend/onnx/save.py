@@ -2,9 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
@@ -17,9 +15,6 @@ from trtops.system.files import open_atomically, replaced_together
 # Bytes of a message that protobuf still serializes, with a margin.
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
 _SHAPE_BYTES = 1024
-
-# Writes one weight; returns its file, relative to the model's folder, and its offset.
-_WriteWeight: TypeAlias = Callable[[bytes], "tuple[Path, int]"]
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
@@ -103,57 +98,38 @@ def save_model(
                 file.write(_checked_bytes(with_weights(model)))
             return
         external_data_path = ""
-    location = Path(external_data_path or (f"{path.name}.data" if all_tensors_to_one_file else "."))
+    folder_or_file = f"{path.name}.data" if all_tensors_to_one_file else "."
+    location = Path(external_data_path or folder_or_file)
     if not (path.parent / location).resolve().is_relative_to(path.parent.resolve()):
         raise errors.InvalidModelError(
             f"External data path {external_data_path!r} leads out of the model's folder; give one relative to "
             f"{path.parent}."
         )
-    with replaced_together(path) as open_part:
-        if all_tensors_to_one_file:
-            with open_part(path.parent / location) as shared:
-
-                def append(data: bytes) -> tuple[Path, int]:
-                    shared.write(bytes(-shared.tell() % external.ALIGNMENT))
-                    offset = shared.tell()
-                    shared.write(data)
-                    return location, offset
-
-                written = copying.copy_model(model, _put_outside(append, size_threshold))
-        else:
-            numbers = itertools.count()
-
-            def write_own_file(data: bytes) -> tuple[Path, int]:
-                # A number: a tensor's name may not be a file name.
-                name = location / f"tensor_{next(numbers):06}.bin"
-                with open_part(path.parent / name) as data_file:
-                    data_file.write(data)
-                return name, 0
-
-            written = copying.copy_model(model, _put_outside(write_own_file, size_threshold))
-        with open_part(path) as file:
-            file.write(_checked_bytes(written))
-
-
-def _put_outside(write: _WriteWeight, threshold: int) -> copying.PutTensor:
-    """Writes the bytes of large tensors outside the model file, and keeps the others."""
+    numbers = itertools.count()
 
     def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         # Shape inference needs small integer vectors, and neither ONNX's nor ONNX Runtime's reads other files.
         may_be_shape = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1
         size = copying.expected_bytes(tensor)
-        if size is None or size < max(threshold, 1) or (may_be_shape and size <= _SHAPE_BYTES):
+        if size is None or size < max(size_threshold, 1) or (may_be_shape and size <= _SHAPE_BYTES):
             target.CopyFrom(tensor)
             if external.is_external(target):
                 external.load(target)
             return
-        data = raw_bytes(tensor)
-        location, offset = write(data)
         copying.copy_header(tensor, target)
         target.doc_string = tensor.doc_string
-        external.put_place(target, location.as_posix(), offset, len(data))
+        # A number: a tensor's name may not be a file name.
+        data_path = location if all_tensors_to_one_file else location / f"tensor_{next(numbers):06}.bin"
+        with contextlib.ExitStack() as opened:
+            data_file = shared or opened.enter_context(open_part(path.parent / data_path))
+            external.append(data_file, raw_bytes(tensor), target, data_path.as_posix())
 
-    return put
+    with replaced_together(path) as open_part:
+        with contextlib.ExitStack() as opened:
+            shared = opened.enter_context(open_part(path.parent / location)) if all_tensors_to_one_file else None
+            written = copying.copy_model(model, put)
+        with open_part(path) as file:
+            file.write(_checked_bytes(written))
 
 
 def model_bytes(model: onnx.ModelProto) -> int:

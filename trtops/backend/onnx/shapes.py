@@ -131,9 +131,9 @@ def has_sizes(tensor_type: Any) -> bool:
 
 def has_all_sizes(graph: onnx.GraphProto) -> bool:
     """Return True if every node's outputs are declared with all sizes; False for a graph with sub-graphs."""
-    kinds = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
-    sized = {name for name, kind in kinds.items() if has_sizes(kind)}
-    return all(sized.issuperset(filter(None, node.output)) and not any(walk.subgraphs(node)) for node in graph.node)
+    declared = (*graph.value_info, *graph.output)
+    sized = {value.name for value in declared if has_sizes(value.type.tensor_type)}
+    return sized.issuperset(walk.produced(graph.node)) and not any(map(any, map(walk.subgraphs, graph.node)))
 
 
 def computed_dims(graph: onnx.GraphProto) -> set[str]:

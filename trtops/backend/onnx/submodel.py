@@ -118,8 +118,8 @@ class Cutter:
         self._weights: dict[int, list[str]] = {}
         for index in self.order:
             names = list(dict.fromkeys(walk.uses(nodes[index])))
+            self._weights[index] = list(filter(self._constants.__contains__, names))
             self._reads[index] = [name for name in names if name not in self._constants]
-            self._weights[index] = [name for name in names if name in self._constants]
         self._maker: dict[str, int] = {}
         self._readers: dict[str, list[int]] = {}
         for index in self.order:
@@ -144,7 +144,7 @@ class Cutter:
 
     def makes(self, index: int) -> list[str]:
         """Return the tensors produced by a node."""
-        return [name for name in self.model.graph.node[index].output if name]
+        return list(filter(None, self.model.graph.node[index].output))
 
     def ancestors(self, start: int, within: Collection[int]) -> set[int]:
         """Return a node and its direct and indirect predecessors reachable within a set of nodes."""
@@ -159,15 +159,15 @@ class Cutter:
 
     def visible(self, index: int) -> list[str]:
         """Return the tensors of a node with a reader, or else its first one; no sequences."""
-        tensors = [n for n in self.model.graph.node[index].output if n and n not in self._non_tensors]
-        return [n for n in tensors if n in self._readers or n in self._graph_outputs] or tensors[:1]
+        tensors = [name for name in self.makes(index) if name not in self._non_tensors]
+        return [name for name in tensors if name in self._readers or name in self._graph_outputs] or tensors[:1]
 
     def may_part_after(self) -> list[bool]:
         """Return True for each position in :attr:`order` with no sequence, map or optional alive after its node."""
         alive_until = [-1] * len(self.order)
         for name in self._non_tensors:
             if name in self._maker and name in self._readers:
-                last = max(self._position[reader] for reader in self._readers[name])
+                last = max(map(self._position.__getitem__, self._readers[name]))
                 start = self._position[self._maker[name]]
                 alive_until[start] = max(alive_until[start], last)
         allowed, until = [], -1
@@ -206,8 +206,8 @@ class Cutter:
         proto.functions.extend(self.model.functions)
         graph = proto.graph
         graph.name = self.model.graph.name or "graph"
-        graph.node.extend(self.model.graph.node[index] for index in inside)
-        for name in dict.fromkeys(chain.from_iterable(self._weights[index] for index in inside)):
+        graph.node.extend(map(self.model.graph.node.__getitem__, inside))
+        for name in dict.fromkeys(chain.from_iterable(map(self._weights.__getitem__, inside))):
             constant = self._constants[name]
             if isinstance(constant, onnx.TensorProto):
                 copying.add_copy(graph.initializer, constant)
@@ -224,8 +224,8 @@ class Cutter:
 
     def _inputs_and_frozen(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:
         """Return a sub-model's input names, the whole model's own first, and the tensors to turn into weights."""
-        produced = set(walk.produced(self.model.graph.node[index] for index in inside))
-        reads = dict.fromkeys(chain.from_iterable(self._reads[index] for index in inside))
+        produced = set(chain.from_iterable(map(self.makes, inside)))
+        reads = dict.fromkeys(chain.from_iterable(map(self._reads.__getitem__, inside)))
         entering = dict.fromkeys(name for name in reads if name not in produced)
         frozen: Arrays = {}
         for name in entering:
@@ -234,7 +234,7 @@ class Cutter:
         if entering and len(frozen) == len(entering):
             # Back ends would compute a model without inputs while loading it, which would hide a failure.
             frozen = {}
-        inputs = [name for name in self.inputs if name in entering]
+        inputs = list(filter(entering.__contains__, self.inputs))
         inputs += [name for name in entering if name not in inputs and name not in frozen]
         return inputs, frozen
 
@@ -248,8 +248,9 @@ class Cutter:
             if flowing.isdisjoint(self._reads[index]):
                 flowing.update(entering)
             else:
-                met = {name: values.constant(name) for name in entering if name not in flowing}
-                frozen |= {name: array for name, array in met.items() if array is not None}
+                for name in entering:
+                    if name not in flowing and (constant := values.constant(name)) is not None:
+                        frozen[name] = constant
             flowing.update(self.makes(index))
         return frozen
 
@@ -280,7 +281,7 @@ class Cutter:
             node = self.model.graph.node[index]
             if walk.is_random(node):
                 continue
-            if node.op_type in _SHAPE_OPS or all(name in fixed for name in self._reads[index]):
+            if node.op_type in _SHAPE_OPS or fixed.issuperset(self._reads[index]):
                 fixed.update(filter(None, node.output))
         return fixed - self._non_tensors
 
@@ -294,13 +295,12 @@ class Cutter:
                     for index in joined:
                         part[index] = joined
         different = {id(members): frozenset(members) for members in part.values()}
-        return tuple(sorted(different.values(), key=lambda members: max(self._position[i] for i in members)))
+        return tuple(sorted(different.values(), key=lambda members: max(map(self._position.__getitem__, members))))
 
 
 def _non_tensors(graph: onnx.GraphProto, order: Iterable[int]) -> set[str]:
     """Names of sequences, maps and optionals, by declared types and operators."""
-    declared = (*graph.input, *graph.output, *graph.value_info)
-    names = {v.name for v in declared if _is_non_tensor(v)}
+    names = walk.names_of(filter(_is_non_tensor, (*graph.input, *graph.output, *graph.value_info)))
     for index in order:
         node = graph.node[index]
         bodies = list(walk.subgraphs(node))

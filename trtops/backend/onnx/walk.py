@@ -42,10 +42,7 @@ def is_random(node: onnx.NodeProto) -> bool:
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yield the bodies in a node's attributes (If, Loop, Scan), without those nested inside them."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+    return (body for _, body in named_bodies(node))
 
 
 def named_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -87,34 +84,20 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of a model: the main graph's initializers first, then all others, functions included."""
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        for node in function.node:
-            yield from _node_tensors(node)
-            for body in subgraphs(node):
-                yield from _graph_tensors(body)
-
-
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    for part in graphs(graph):
-        yield from part.initializer
-        for sparse in part.sparse_initializer:
+    function_nodes = chain.from_iterable(function.node for function in model.functions)
+    bodies = chain.from_iterable(map(subgraphs, function_nodes))
+    for graph in chain.from_iterable(map(graphs, (model.graph, *bodies))):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
             yield from (sparse.values, sparse.indices)
-        for node in part.node:
-            if node.attribute:
-                yield from _node_tensors(node)
-
-
-def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors in a node's attributes, without those of its sub-graphs."""
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-        if attribute.HasField("sparse_tensor"):
-            yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
-        for sparse in attribute.sparse_tensors:
-            yield from (sparse.values, sparse.indices)
+    for node in nodes(model):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                if sparse.HasField("values"):
+                    yield from (sparse.values, sparse.indices)
 
 
 def names_of(messages: Iterable[Any]) -> set[str]:
@@ -129,14 +112,12 @@ def by_name(messages: Iterable[M]) -> dict[str, M]:
 
 def produced(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     """Yield the names of the tensors produced by nodes, without omitted outputs."""
-    for node in nodes:
-        yield from filter(None, node.output)
+    return filter(None, chain.from_iterable(node.output for node in nodes))
 
 
 def read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     """Yield the names read by nodes, as :func:`uses` returns them."""
-    for node in nodes:
-        yield from uses(node)
+    return chain.from_iterable(map(uses, nodes))
 
 
 def initializer_names(graph: onnx.GraphProto) -> set[str]:
@@ -215,8 +196,7 @@ def select_nodes(model: onnx.ModelProto, patterns: Iterable[str]) -> list[onnx.N
 
 def label(node: onnx.NodeProto) -> str:
     """A node for messages: its type and :func:`node_name`."""
-    name = node_name(node)
-    return f"{node.op_type} {name!r}" if name else node.op_type
+    return f"{node.op_type} {node_name(node)!r}" if node_name(node) else node.op_type
 
 
 def domain(node: onnx.NodeProto) -> str:
@@ -246,12 +226,14 @@ def opset(model: onnx.ModelProto, domain: str = "") -> int:
 
 def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     """Return an integer attribute, or the default if it is omitted."""
-    return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
+    attribute = by_name(node.attribute).get(name)
+    return default if attribute is None else attribute.i
 
 
 def ints_attribute(node: onnx.NodeProto, name: str) -> list[int] | None:
     """Return an attribute with a list of integers; None if it is omitted."""
-    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
+    attribute = by_name(node.attribute).get(name)
+    return None if attribute is None else list(attribute.ints)
 
 
 def makers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
@@ -260,6 +242,15 @@ def makers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
     for node in nodes:
         maker.update(dict.fromkeys(filter(None, node.output), node))
     return maker
+
+
+def readers(nodes: Iterable[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
+    """Return the nodes that read each tensor, each once, by the tensor's name."""
+    by_tensor: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        for name in dict.fromkeys(uses(node)):
+            by_tensor.setdefault(name, []).append(node)
+    return by_tensor
 
 
 def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
@@ -281,6 +272,11 @@ def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
     except CycleError as exc:
         circle = " -> ".join(label(nodes[i]) for i in exc.args[1][:6])
         raise errors.InvalidModelError(f"Nodes form a cycle: {circle}.") from None
+
+
+def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return the nodes in :func:`execution_order`."""
+    return [nodes[index] for index in execution_order(nodes)]
 
 
 class FreshNames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trtops.backend.loader import BaseLoader, ValueOrCallable, immediately
@@ -29,7 +29,8 @@ class SessionFromOnnx(BaseLoader["ort.InferenceSession"]):
     # Execution providers in order of preference; each a name, a part of one in any case (``cuda``), or a pair of
     # a name and options. None is the CPU.
     providers: Sequence[Provider] | None = None
-    graph_optimization_level: Any = None  # an ``onnxruntime.GraphOptimizationLevel``; None is all optimizations
+    # How far ONNX Runtime optimizes, or its name (``ORT_ENABLE_BASIC``); None is all optimizations.
+    graph_optimization_level: Any = field(default=None, metadata={"names": "onnxruntime.GraphOptimizationLevel"})
     interleaved: bool = False  # whether runs alternate with those of other sessions: threads sleep between runs
 
     def call_impl(self) -> ort.InferenceSession:
@@ -40,11 +41,15 @@ class SessionFromOnnx(BaseLoader["ort.InferenceSession"]):
         """
         # Imports ONNX Runtime, which creating a loader does not need.
         from trtops.backend.onnxrt import session
+        from trtops.backend.onnxrt.library import ort
 
         providers = session.find_providers(session.DEFAULT_PROVIDERS if self.providers is None else self.providers)
         options = session.session_options()
         if self.graph_optimization_level is not None:
-            options.graph_optimization_level = self.graph_optimization_level
+            level = self.graph_optimization_level
+            if isinstance(level, str):
+                level = getattr(ort.GraphOptimizationLevel, level)
+            options.graph_optimization_level = level
         if self.interleaved:
             session.sleep_between_runs(options)
         else:

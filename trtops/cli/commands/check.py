@@ -10,7 +10,7 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import log_line, say, say_json
-from trtops.cli.script import loaded, resolve
+from trtops.cli.script import product
 from trtops.comparator.table import METRICS
 from trtops.logger import G_LOGGER
 from trtops.metadata import TensorMetadata
@@ -49,14 +49,14 @@ def lint(args: Options) -> Job:
     model, loader, as_json = loading.changed_model(args), loading.data_loader(args), bool(args.json)
     # A list, not a generator: every option counts as read, also those after the first that is given.
     described = any([getattr(args, name) is not None for name in ("seed", *configs.RANDOM_DATA)])
-    if loader is not None and loader.function.endswith(".DataLoader") and not described:
+    if loader is not None and loader.function is comparator.DataLoader and not described:
         # Only shapes were given, which the op takes itself.
         loader = None
     shapes = {} if described else loading.input_shapes(args) or {}
     output = args.output
 
     def run() -> int:
-        source, data, feed = loaded(model), resolve(loader), None
+        source, data, feed = product(model), product(loader), None
         if data is not None:
             if hasattr(data, "input_metadata"):
                 data.input_metadata = TensorMetadata.of(ops.open_model(source).info.inputs)

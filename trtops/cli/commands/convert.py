@@ -13,7 +13,6 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say
-from trtops.cli.script import load
 from trtops.extras import installed, sentence
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def convert(args: Options) -> Job:
         loader = loading.saved_onnx(onnx_loader, output, args)
 
     def write() -> int:
-        load(loader)
+        loader()
         say(f"Wrote {output}")
         return 0
 

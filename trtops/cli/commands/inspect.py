@@ -10,7 +10,7 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, no_verdict, op_job
 from trtops.cli.logs import log_line, say, say_json, say_report, say_result
-from trtops.cli.script import given, late, loaded
+from trtops.cli.script import given, product
 from trtops.errors import ConfigError
 from trtops.tracking.records import RUN_PREFIX
 
@@ -69,7 +69,7 @@ def capability(args: Options) -> Job:
     return op_job(
         args,
         "capability",
-        late("trtops.cli.script.loaded", loading.changed_model(args)),
+        loading.changed_model(args),
         args.backend or "tensorrt",
         input_shapes=loading.input_shapes(args) or {},
         partition=partition,
@@ -228,7 +228,7 @@ def model(args: Options) -> Job:
     def run() -> int:
         if not as_json:
             log_line(f"Loading model: {path}")
-        loaded_model = loaded(source)
+        loaded_model = product(source)
         if describe == "describe_network" and (not isinstance(loaded_model, tuple) or len(loaded_model) < 2):
             raise ConfigError(f"{path} returned a {type(loaded_model).__name__}; expected a builder and a network")
         described: Any = None

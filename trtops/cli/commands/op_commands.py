@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
@@ -9,7 +10,7 @@ from trtops.cli import configs, groups
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job, tracker
 from trtops.cli.logs import say, say_ending, say_page
-from trtops.cli.script import late
+from trtops.cli.script import call
 from trtops.tables import counted
 from trtops.tracking.records import RUN_PREFIX
 
@@ -160,7 +161,7 @@ def gate(args: Options) -> Job:
     )
     # Files are read when the job runs: a missing one is an error, not wrong usage.
     if args.policy is not None:
-        config = late("dataclasses.replace", config, policy=late("trtops.ops.read_policy", args.policy))
+        config = call(replace, config, policy=call(ops.read_policy, args.policy))
     return op_job(
         args,
         "gate_all",

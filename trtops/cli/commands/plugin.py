@@ -8,7 +8,7 @@ from trtops.cli import groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say
-from trtops.cli.script import late, loaded
+from trtops.cli.script import call, product
 from trtops.tables import table
 
 _MODEL = (
@@ -45,7 +45,7 @@ def _match(args: Options, output: str | None) -> Job:
     plugins = {"include": tuple(args.include or ()), "exclude": tuple(args.exclude or ())}
 
     def run() -> int:
-        matches = ops.match_plugins(loaded(model), folder, **plugins)
+        matches = ops.match_plugins(product(model), folder, **plugins)
         say(table(("plugin", "node", "places"), ((m.name, m.op, str(len(m.places))) for m in matches)))
         match_counts = {m.name: len(m.places) for m in matches}
         say(f"[I] the following plugins matched:\n[I] {match_counts}")  # Polygraphy's lines, which scripts search for
@@ -91,9 +91,9 @@ def replace(args: Options) -> Job:
     return op_job(
         args,
         "replace_plugins",
-        late("trtops.cli.script.loaded", _model(args)),
+        _model(args),
         args.output or str(folder / "replaced.onnx"),
-        late("trtops.ops.read_matches", args.config or str(folder / "config.yaml")),
+        call(ops.read_matches, args.config or str(folder / "config.yaml")),
         args.plugin_dir,
         save_as=loading.save_config(args),
     )

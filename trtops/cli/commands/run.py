@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shlex
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtops import ops
-from trtops.backend import common, onnx
+from trtops import comparator, ops
+from trtops.backend import common, onnx, onnxrt, pluginref, trt
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say, say_ending
-from trtops.cli.script import Late, Name, Shared, Source, Unresolved, given, late, load, quoted, resolve
+from trtops.cli.script import Call, Source, call, given, product, quoted
 from trtops.extras import require
+from trtops.patterns import expand
 from trtops.tables import counted
 
 if TYPE_CHECKING:
@@ -102,7 +105,25 @@ def run(args: Options) -> Job:
             raise UsageError("--gen-script writes what is run, not what is recorded; leave out --experiment")
         # The script may be moved, or run in another folder.
         args.model_file = args.model_file and os.path.abspath(args.model_file)
-    runners = []
+    work = _work(args)
+    line = shlex.join(args.words)
+    return _writing_job(work, line, args.gen_script) if args.gen_script else _running_job(args, work, line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The loaders of a command line; they are called when the work starts."""
+
+    config: RunConfig
+    runners: list[Call]
+    data_loader: Call | None
+    compare: list[Any]
+    postprocess: list[Any]
+    onnx_loader: Any  # of the model to save, where nothing is run
+
+
+def _work(args: Options) -> Work:
+    runners: list[Call] = []
     for kind, word in args.runners or ():
         runners += _runners(args, kind, word)
     compared = len(runners) > 1 or bool(args.load_outputs)
@@ -120,9 +141,7 @@ def run(args: Options) -> Job:
     )
     postprocess: list[Any] = []
     if args.postprocess:
-        from trtops.comparator import TopKPostprocessFunc
-
-        postprocess.append(TopKPostprocessFunc(values.per_name(args.postprocess)))  # type: ignore[arg-type]
+        postprocess.append(comparator.TopKPostprocessFunc(values.per_name(args.postprocess)))  # type: ignore[arg-type]
     if args.postprocess_func_script:
         postprocess.append(common.InvokeFromScript(*args.postprocess_func_script))
     compare = loading.compare_functions(args) if compared else []
@@ -130,63 +149,40 @@ def run(args: Options) -> Job:
         from trtops.comparator.comparator import check_averageable
 
         check_averageable(compare, config.fail_fast)  # before anything is run
-    loaders: dict[str, Any] = {
-        "runners": runners,
-        "data_loader": loading.data_loader(args),
-        "compare": compare,
-        "postprocess": postprocess,
-        "onnx_loader": loading.onnx_model(args) if args.save_onnx and not runners else None,
-    }
-    line = shlex.join(args.words)
-    if args.gen_script:
-        path = args.gen_script
-        text = script(config, line, loaders)
+    return Work(
+        config=config,
+        runners=runners,
+        data_loader=loading.data_loader(args),
+        compare=compare,
+        postprocess=postprocess,
+        onnx_loader=loading.onnx_model(args) if args.save_onnx and not runners else None,
+    )
 
-        def write() -> int:
-            if path == "-":
-                say(text.rstrip())
-            else:
-                common.save_bytes(text.encode(), path)
-            return 0
 
-        return write
+def _running_job(args: Options, work: Work, line: str) -> Job:
     model, experiment = args.model_file or "", args.experiment
-    shaped = list(loading.input_shapes(args) or ()) if runners and loading.model_type(args) == "onnx" else []
+    shaped = list(loading.input_shapes(args) or ()) if work.runners and loading.model_type(args) == "onnx" else []
     store_address = args.store if experiment else None
 
     def run() -> int:
-        if loaders["onnx_loader"] is not None:
-            load(loaders["onnx_loader"])
-        elif not runners and not config.load_outputs:
+        if work.onnx_loader is not None:
+            work.onnx_loader()
+        elif not work.runners and not work.config.load_outputs:
             log.warning("No runners have been selected. Add some: --onnxrt --trt, or outputs by --load-outputs")
-        if not runners and not config.load_outputs:
+        if not work.runners and not work.config.load_outputs:
             return 0
-        # Reports what is missing before anything is run.
-        if any(runner.function.startswith("trtops.backend.onnxrt.") for runner in runners):
-            require("onnxruntime")
-        if any(runner.function.startswith("trtops.backend.trt.") for runner in runners):
-            from trtops.backend.trt import library
-
-            library.load()
+        _check_libraries(work.runners)  # before anything is run
         if shaped:
             from trtops.backend.onnx.model import read_proto
-            from trtops.patterns import expand
 
             names = [value.name for value in read_proto(model).graph.input]
             expand(shaped, names, of="The model", kind="input")
-        runners_to_run = runners
-        # Each child resolves its loader, since TensorRT's objects cannot be sent to it.
-        if config.use_subprocess:
-            runners_to_run = [
-                Late(late_runner.function, tuple(map(Unresolved, late_runner.args)), late_runner.kwargs)
-                for late_runner in runners
-            ]
         result = ops.run_models(
-            resolve(runners_to_run),
-            config,
-            data_loader=resolve(loaders["data_loader"]),
-            compare=resolve(loaders["compare"]) or None,
-            postprocess=resolve(loaders["postprocess"]),
+            [runner() for runner in _sharing_model(work.runners)],
+            work.config,
+            data_loader=product(work.data_loader),
+            compare=work.compare or None,
+            postprocess=work.postprocess,
             model=model,
             tracker=tracker("optional", store_address, experiment),
             experiment=experiment,
@@ -204,7 +200,30 @@ def run(args: Options) -> Job:
     return run
 
 
-def _runners(args: Options, kind: str, word: str | None) -> list[Late]:
+def _check_libraries(runners: list[Call]) -> None:
+    functions = [runner.function for runner in runners]
+    if onnxrt.OnnxrtRunner in functions:
+        require("onnxruntime")
+    if trt.TrtRunner in functions:
+        from trtops.backend.trt import library
+
+        library.load()
+
+
+def _sharing_model(runners: list[Call]) -> list[Call]:
+    """Let the sessions of one changed model serialize it once."""
+    shared: list[Call] = []
+    serialize: Any = None
+    for runner in runners:
+        session = runner.args[0]
+        if isinstance(session, onnxrt.SessionFromOnnx) and isinstance(session.model_bytes, onnx.BytesFromOnnx):
+            serialize = serialize or functools.cache(session.model_bytes)
+            runner = replace(runner, args=(replace(session, model_bytes=serialize),))
+        shared.append(runner)
+    return shared
+
+
+def _runners(args: Options, kind: str, word: str | None) -> list[Call]:
     """Return the runner of an option, or the runners of an extension's option."""
     if f"--{kind}" in (name for runner_flag in RUNNERS.flags for name in runner_flag.names):
         return [_runner(args, kind, word)]
@@ -213,11 +232,11 @@ def _runners(args: Options, kind: str, word: str | None) -> list[Late]:
     return tools.runners(args, kind)
 
 
-def _runner(args: Options, kind: str, word: str | None) -> Late:
+def _runner(args: Options, kind: str, word: str | None) -> Call:
     if kind in ("trt", "trt-engine"):
         unit, budget = args.weight_streaming_budget or (None, None)
-        return late(
-            "trtops.backend.trt.TrtRunner",
+        return call(
+            trt.TrtRunner,
             loading.engine(args, word),
             optimization_profile=args.optimization_profile,
             allocation_strategy=args.allocation_strategy,
@@ -230,54 +249,59 @@ def _runner(args: Options, kind: str, word: str | None) -> Late:
     if kind in ("onnx", "pluginref"):
         name = None if kind == "pluginref" else "onnx-reference"
         graph = onnx.GsFromOnnx(loading.onnx_model(args))  # Polygraphy's runner, too, runs a generated script's graph
-        return late("trtops.backend.pluginref.PluginRefRunner", graph, name=name)
-    from trtops.backend.onnxrt import SessionFromOnnx
-
+        return call(pluginref.PluginRefRunner, graph, name=name)
     level = args.graph_optimization_level
     level = level and ("ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}")
     source: Any = args.model_file
     if kind_of_model != "onnx" or loading.wants_onnx_changes(args):
         source = onnx.BytesFromOnnx(loading.onnx_model(args))
-        if not args.gen_script and not args.use_subprocess:
-            args.serialized = source = args.peek("serialized") or Shared(
-                source, sum(k == kind for k, _ in args.runners)
-            )
-    session = given(
-        providers=list(args.providers) if args.providers else None,
-        graph_optimization_level=Name("onnxruntime", f"GraphOptimizationLevel.{level}") if level else None,
-    )
-    return late("trtops.backend.onnxrt.OnnxrtRunner", SessionFromOnnx(source, **session))
+    session = given(providers=list(args.providers) if args.providers else None, graph_optimization_level=level)
+    return call(onnxrt.OnnxrtRunner, onnxrt.SessionFromOnnx(source, **session))
 
 
 # --- --gen-script ---------------------------------------------------------------------------------------------------
 
 
-def script(config: RunConfig, command: str, loaders: dict[str, Any]) -> str:
+def _writing_job(work: Work, line: str, path: str) -> Job:
+    text = script(work, line)
+
+    def write() -> int:
+        if path == "-":
+            say(text.rstrip())
+        else:
+            common.save_bytes(text.encode(), path)
+        return 0
+
+    return write
+
+
+def script(work: Work, command: str) -> str:
     """Return a Python script equivalent to the command line."""
     source = Source()
     logger = source.use("trtops.logger", "G_LOGGER")
     lines = [f"{logger}.module_severity = {logger}.INFO"]
-    if loaders["onnx_loader"] is not None:
-        lines.append(f"{source.expression(loaders['onnx_loader'])}()")
-    if loaders["runners"] or config.load_outputs:
+    if work.onnx_loader is not None:
+        lines.append(f"{source.expression(work.onnx_loader)}()")
+    if work.runners or work.config.load_outputs:
         source.use("sys")
-        lines += [*_script_lines(config, loaders, source), "sys.exit(0 if passed else 1)"]
+        lines += [*_script_lines(work, source), "sys.exit(0 if passed else 1)"]
     source.lines += ['\n\nif __name__ == "__main__":', *(f"    {line}" for line in lines)]
     shown = textwrap.fill(command, 110, break_long_words=False, break_on_hyphens=False, subsequent_indent="    ")
     return source.text(f"Does what this does:\n\n{shown}\n".replace("\\", "\\\\").replace('"""', "'''"))
 
 
-def _script_lines(config: RunConfig, loaders: dict[str, Any], source: Source) -> Iterator[str]:
+def _script_lines(work: Work, source: Source) -> Iterator[str]:
     """Yield the lines for running, reading saved outputs, and comparing."""
+    config = work.config
     options = given(
-        data_loader=loaders["data_loader"],
+        data_loader=work.data_loader,
         warm_up=config.warm_up or None,
         use_subprocess=config.use_subprocess,
         save_inputs_path=config.save_inputs,
         save_input_blob_path=config.save_input_blob,
         save_outputs_path=config.save_outputs,
     )
-    source.lines.append(f"runners = {source.expression(loaders['runners'])}")
+    source.lines.append(f"runners = {source.expression(work.runners)}")
     arguments = "".join(f", {name}={source.expression(value)}" for name, value in options.items())
     yield f"results = {source.use('trtops.comparator', 'Comparator')}.run(runners{arguments})"
     if config.validate:
@@ -290,11 +314,11 @@ def _script_lines(config: RunConfig, loaders: dict[str, Any], source: Source) ->
         one_file = f"{results}.load({quoted(path)})"
         folder = f"{results}.concat({results}.load_streaming({quoted(path)}))"
         yield f"results.extend({one_file if Path(path).suffix else folder})"
-    for function in loaders["postprocess"]:
+    for function in work.postprocess:
         yield f"Comparator.postprocess(results, {source.expression(function)})"
-    if len(loaders["runners"]) + len(config.load_outputs) > 1:
+    if len(work.runners) + len(config.load_outputs) > 1:
         flags = "".join(f", {n}=True" for n in ("fail_fast", "check_average") if getattr(config, n))
-        compare = source.expression(loaders["compare"])
+        compare = source.expression(work.compare)
         yield f"accuracy = Comparator.compare_accuracy(results, compare_func={compare}{flags})"
         yield "passed = passed and bool(accuracy)"
         if config.save_accuracy:

@@ -8,7 +8,7 @@ from trtops import ops
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command, op_job
-from trtops.cli.script import late, loaded
+from trtops.cli.script import call, product
 from trtops.metadata import DataType, TensorSpec
 
 OBSERVING = Group(
@@ -21,13 +21,13 @@ OBSERVING = Group(
 
 def _job(args: Options, op: str, *further: Any, model: Any = None, **kwargs: Any) -> Job:
     """Return the job of an op on a model (default: the one of the options)."""
-    source = late("trtops.cli.script.loaded", loading.changed_model(args) if model is None else model)
+    source = loading.changed_model(args) if model is None else model
     return op_job(args, op, source, args.output, *further, save_as=loading.save_config(args), **kwargs)
 
 
 def reshaped(source: Any, shapes: Any) -> Any:
     """Return a model with other input shapes."""
-    return ops.sanitize(loaded(source), input_shapes=shapes).model
+    return ops.sanitize(product(source), input_shapes=shapes).model
 
 
 def _tensor_specs(tensors: Iterable[tuple[str, str, values.Shape | None]] | None) -> tuple[TensorSpec, ...] | None:
@@ -60,7 +60,7 @@ def extract(args: Options) -> Job:
     args.output = args.output or f"{Path(args.model_file).stem}.part.onnx"
     model = loading.changed_model(args)
     if args.input_shapes:
-        model = late("trtops.cli.commands.surgeon.reshaped", model, dict(args.input_shapes))
+        model = call(reshaped, model, dict(args.input_shapes))
     parts = {"inputs": _tensor_specs(args.part_inputs), "outputs": _tensor_specs(args.part_outputs)}
     return _job(args, "extract", model=model, **parts)
 
@@ -168,7 +168,7 @@ def prune(args: Options) -> Job:
 )
 def weight_strip(args: Options) -> Job:
     """Remove the weights from an ONNX model, so that its structure can be shared."""
-    excluded = late("trtops.cli.commands.surgeon.names_in", args.exclude_list) if args.exclude_list else ()
+    excluded = call(names_in, args.exclude_list) if args.exclude_list else ()
     return _job(args, "strip_weights", exclude=excluded)
 
 

@@ -35,12 +35,12 @@ from trtops.comparator.metrics.quantiles import measure_in_one_pass
 from trtops.comparator.metrics.rows import likely_axis
 from trtops.comparator.metrics.totals import Totals, largest_finite
 from trtops.comparator.table import RECORDED, Metric, with_fields
+from trtops.metadata import STANDS_FOR_INFINITY
 from trtops.record import Record
 
 QUANTILES = (0.9, 0.99, 0.999)  # levels that are always recorded
 
 # Masks are filled with -1e9, -1e10 or the smallest float32; FP16 ends at 65504, and adding to that rounds it off.
-_FILLED = 1e9
 _FLOAT32_END = 3e38
 _CLAMPED = 3e4
 
@@ -293,8 +293,9 @@ def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:
     """Replace elements standing for infinity on both sides by 0; return the arrays and the number of these elements."""
     unclamped, count = [], 0
     for a, b in arrays:
-        if b.dtype.kind == a.dtype.kind == "f" and b.size and (b.min() <= -_FILLED or b.max() >= _FLOAT32_END):
-            same = ((b <= -_FILLED) & (a <= -_CLAMPED)) | ((b >= _FLOAT32_END) & (a >= _CLAMPED))
+        floating = b.dtype.kind == a.dtype.kind == "f" and b.size > 0
+        if floating and (b.min() <= -STANDS_FOR_INFINITY or b.max() >= _FLOAT32_END):
+            same = ((b <= -STANDS_FOR_INFINITY) & (a <= -_CLAMPED)) | ((b >= _FLOAT32_END) & (a >= _CLAMPED))
             count += int(np.count_nonzero(same))
             a, b = (np.where(same, side.dtype.type(0), side) for side in (a, b))
         unclamped.append((a, b))

@@ -9,14 +9,9 @@ import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed
+from trtops.backend.onnx.emulation import LARGEST_FLOAT16, emulate_low_precision, watch_peaks
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import (
-    LARGEST_FLOAT16,
-    LowPrecision,
-    emulate_low_precision,
-    lower_precision,
-    watch_peaks,
-)
+from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.onnxrt.builder import model_as_built
 from trtops.backend.onnxrt.engine import provider_settings

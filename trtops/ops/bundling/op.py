@@ -25,7 +25,7 @@ from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of, engine_case
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import golden_outputs, scripts_of
-from trtops.ops.evaluation.limits import RightModel
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.ops.search.command import run_group
 from trtops.record import Record, sha256_file

@@ -25,8 +25,8 @@ from trtops.ops.devices import warm_backend
 from trtops.ops.engines.convert import BuildJob, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import Feeds
-from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import op_run
 from trtops.ops.search.command import CommandCheck

@@ -22,7 +22,8 @@ from trtops.ops.evaluation.check import (
 )
 from trtops.ops.evaluation.data import collect
 from trtops.ops.evaluation.evidence import SeenFeeds
-from trtops.ops.evaluation.limits import RightModel, tolerances_for
+from trtops.ops.evaluation.limits import tolerances_for
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.self_check import check_engine
 from trtops.ops.result import OpResult, op_run, run_step, tracker_or_default
 from trtops.record import refuse_unused

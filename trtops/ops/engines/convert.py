@@ -35,8 +35,8 @@ from trtops.ops.evaluation.check import (
     with_power,
 )
 from trtops.ops.evaluation.data import Feeds, golden_outputs, open_feeds
-from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import (
     OpResult,

@@ -1,7 +1,7 @@
 """Sensitivity: each layer's share of the INT8 error, and the layers to keep in FP32 to stay within a budget."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,14 @@ from trtops.calibration.choice import relative_error
 from trtops.calibration.data import batches
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig
-from trtops.ops.result import OnProgress, OpResult, model_file, op_run, run_step, tracker_or_default
-from trtops.record import Record
+from trtops.ops.evaluation.kept_layers import KeptLayersResult, LayerCost
+from trtops.ops.result import OnProgress, model_file, op_run, run_step, tracker_or_default
 from trtops.spec import BackendName, BuildConfig, OptimizationProfile
-from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.builds import load_cache
 
 _PRUNED = 32  # kept layers that are tried without, one by one
-_MAX_LISTED_LAYERS = 30  # layers on a page
-_LAYER_COLUMNS = ("layer", "op", "error", "share", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,26 +49,12 @@ class SensitivityConfig(DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerSensitivity(Record):
-    """The cost of quantizing one layer."""
-
-    layer: str
-    op: str
-    error: float
-    share: float
-    keep: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class SensitivityResult(OpResult):
+class SensitivityResult(KeptLayersResult):
     """The sensitivity of all layers, the worst first."""
 
     error: float  # relative, with every layer quantized
     budget: float
-    keep: tuple[str, ...]  # layers to keep in higher precision, for BuildConfig.keep
-    error_kept: float  # relative error with those kept, measured
-    layers: tuple[LayerSensitivity, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
+    error_kept: float  # relative error with the proposed layers kept, measured
 
     @property
     def next_step(self) -> NextStep | None:
@@ -97,11 +80,7 @@ class SensitivityResult(OpResult):
             yield f"Kept in higher precision: {kept_layers}. Relative error then: {self.error_kept:.4g}."
         else:
             yield "No layer need be kept in higher precision."
-        rows = (
-            (f"`{layer.layer}`", layer.op, f"{layer.error:.4g}", f"{layer.share:.1%}", "yes" if layer.keep else "")
-            for layer in self.layers[:_MAX_LISTED_LAYERS]
-        )
-        yield from ("", markdown_table(_LAYER_COLUMNS, rows))
+        yield from ("", self.layer_table())
 
 
 def sensitivity(
@@ -132,11 +111,7 @@ def sensitivity(
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
         result = run_step("measure layers", _measure, loaded, cache, config, data, progress)
         result = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=arguments_of(config))
-        run.log_table(
-            schema.Artifact.SENSITIVITY,
-            _LAYER_COLUMNS,
-            ((layer.layer, layer.op, layer.error, layer.share, layer.keep) for layer in result.layers),
-        )
+        result.log_layers(run, schema.Artifact.SENSITIVITY)
         numbers = {"error": result.error, "error_kept": result.error_kept}
         counts = {"kept": len(result.keep), "layers": len(result.layers)}
         run.log_metrics(schema.family(schema.Metric.SENSITIVITY, **numbers, **counts))
@@ -218,7 +193,7 @@ def _measure(
         keep=tuple(keep),
         error_kept=error_kept,
         layers=tuple(
-            LayerSensitivity(layer=n, op=op_by_name[n], error=e, share=e**2 / total, keep=n in keep)
+            LayerCost(layer=n, op=op_by_name[n], error=e, share=e**2 / total, keep=n in keep)
             for n, e in sorted(measured.items(), key=lambda item: -item[1])
         ),
     )

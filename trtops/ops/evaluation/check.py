@@ -13,15 +13,17 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
+from trtops.comparator.arrays import copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
-from trtops.ops.evaluation.limits import NoiseLimits, RightModel
+from trtops.ops.evaluation.limits import NoiseLimits
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
 from trtops.ops.evaluation.undefined import Undefined
 from trtops.ops.result import run_step, step_time
@@ -173,7 +175,7 @@ class Evaluation(Record):
             return False
         if not self.evidence.assumed and not (self.evidence.random and self.noise.precision == "fp32"):
             return False
-        bad = {output.name for output in self.report.outputs if output.verdict == "bad"}
+        bad = {output.name for output in self.report.bad}
         holds = self.self_check is None or self.self_check.verdict != "bad"
         return bool(bad) and bad <= {name for name, _ in (*self.noise.insufficient, *self.noise.lost)} and holds
 
@@ -277,7 +279,7 @@ def assess(
     ours, theirs = undefined.comparable(aligned_outputs, aligned_golden)
     report = compare_outputs(ours, theirs, tolerances)
     evidence, data_iterations, foreign = None, report.iterations, ""
-    elements = sum(o.statistics.elements for o in report.outputs if o.statistics is not None)
+    elements = sum(statistics.elements for statistics in report.statistics.values())
     if right is not None and config.golden is not None and not report:
         model_report = compare_outputs(*undefined.comparable(right.plain, aligned_golden), tolerances)
         if not model_report:
@@ -359,7 +361,7 @@ def measure_latency(
         if len(seconds) >= _MIN_LATENCY_RUNS and time.perf_counter() - start > _LATENCY_SECONDS:
             break
     if last is not None:
-        last |= {name: np.array(array) for name, array in outputs.items()}
+        last |= copied(outputs)
     # The host's time includes copies; the median on the device does not, and shows what the kernels need.
     p50, p99 = (float(milliseconds) for milliseconds in np.percentile(seconds, [50, 99]) * 1e3)
     device = float(np.median(on_device)) * 1e3 if on_device else None
@@ -422,7 +424,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
     """
     recorded: dict[MetricName, float] = {}
     report = evaluation.report
-    measured = {output.name: output.statistics for output in report.outputs if output.statistics is not None}
+    measured = report.statistics
     for metric in (metric for metric in RECORDED if metric.logged):
         values = (getattr(statistics, metric.name) for statistics in measured.values())
         numbers = [float(value) for value in values if value is not None]

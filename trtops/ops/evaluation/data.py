@@ -24,7 +24,7 @@ from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
 from trtops.backend.engines import reference_runner
 from trtops.calibration.data import FeedDigest
-from trtops.comparator.arrays import cast_feed
+from trtops.comparator.arrays import cast_feed, copied
 from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, iterations_of
 from trtops.comparator.results import RunResults
@@ -122,41 +122,12 @@ def open_feeds(
 
     Raises ConfigError if the path does not exist, its suffix is unknown, or shapes do not fit the model.
     """
+    shapes = input_shapes or {}
     if source is None and golden is not None:
-        return _data_of_saved_outputs(golden, inputs, seed, input_shapes or {}, profiles)
+        return _data_of_saved_outputs(golden, inputs, seed, shapes, profiles)
     if source is None:
         accepted_inputs = None if accepted is None else accepted()
-        # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
-        # many models, where values out of range crash or read garbage.
-        signed = {
-            name: (-1.0, 1.0)
-            for name, spec in inputs.items()
-            if spec.dtype is None or (spec.dtype.is_floating and spec.dtype is not DataType.FLOAT8E8M0)
-        }
-        ranges = {"": (0.0, 1.0), **signed, **(accepted_inputs.ranges if accepted_inputs else {})}
-        words = accepted_inputs.words if accepted_inputs else {}
-
-        def random(planned: Sequence[ShapePoint]) -> Iterator[Feed]:
-            first = seed
-            for number, point in enumerate(planned):
-                metadata = TensorMetadata()
-                for name, shape in point.shapes.items():
-                    metadata.add(name, inputs[name].dtype, shape)
-                count = 1 if number else iterations
-                loader = DataLoader(first, count, metadata, ranges, words=words)
-                loader.input_metadata = inputs
-                first += count
-                yield from (ProfiledFeed(feed, point.profile, point.point) for feed in loader)
-
-        other = OTHER
-        # A profile of one shape may have been made of assumed sizes (DataConfig.profiled).
-        if runs is not None and all(bounds.min == bounds.max for profile in profiles for bounds in profile.shapes):
-            other = _size_that_runs(
-                lambda size: points(inputs, input_shapes or {}, (), accepted_inputs, size), random, runs
-            )
-        planned = points(inputs, input_shapes or {}, profiles, accepted_inputs, other)
-        assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
-        return Feeds(f"random data (seed {seed})", lambda: random(planned), random=True, assumed=assumed)
+        return _random_feeds(inputs, shapes, profiles, accepted_inputs, iterations=iterations, seed=seed, runs=runs)
     if isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
@@ -164,24 +135,68 @@ def open_feeds(
         feeds = Feeds("the given iterator", lambda: stored_feeds)
     else:
         feeds = Feeds(f"the given {type(source).__name__}", lambda: source)
+    required_shapes = {} if profiles else shapes
 
     def cast() -> Iterator[Feed]:
         if hasattr(source, "input_metadata"):
             source.input_metadata = inputs
         for feed in feeds._open():
-            if isinstance(feed, Mapping):
-                for name, dims in () if profiles or not input_shapes else input_shapes.items():
-                    shape = np.shape(feed[name]) if name in feed else ()
-                    if not shape_accepts(dims, shape):
-                        raise errors.InputError(
-                            f"{feeds.source}: input {name!r} has shape {shape}, and {tuple(dims)} is asked for in "
-                            "input_shapes. Leave input_shapes out: given data has its own shapes."
-                        )
-            yield cast_feed(feed, inputs) if isinstance(feed, Mapping) else feed
+            if not isinstance(feed, Mapping):
+                yield feed  # refused where it is read
+                continue
+            for name, dims in required_shapes.items():
+                shape = np.shape(feed.get(name, ()))
+                if not shape_accepts(dims, shape):
+                    raise errors.InputError(
+                        f"{feeds.source}: input {name!r} has shape {shape}, and {tuple(dims)} is asked for in "
+                        "input_shapes. Leave input_shapes out: given data has its own shapes."
+                    )
+            yield cast_feed(feed, inputs)
 
     if not profiles:
         return Feeds(feeds.source, cast)
     return Feeds(feeds.source, lambda: with_profiles(cast(), inputs, profiles, added=golden is None))
+
+
+def _random_feeds(
+    inputs: TensorMetadata,
+    input_shapes: Mapping[str, Sequence[int]],
+    profiles: Sequence[OptimizationProfile],
+    accepted: AcceptedInputs | None,
+    *,
+    iterations: int,
+    seed: int,
+    runs: Callable[[Feed], bool] | None,
+) -> Feeds:
+    """Random data of every shape to evaluate; arguments as for :func:`open_feeds`."""
+    # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
+    # many models, where values out of range crash or read garbage.
+    ranges = {"": (0.0, 1.0)}
+    for name, spec in inputs.items():
+        if spec.dtype is None or (spec.dtype.is_floating and spec.dtype is not DataType.FLOAT8E8M0):
+            ranges[name] = (-1.0, 1.0)
+    ranges |= {} if accepted is None else accepted.ranges
+    words = {} if accepted is None else accepted.words
+
+    def random(planned: Sequence[ShapePoint]) -> Iterator[Feed]:
+        first = seed
+        for number, point in enumerate(planned):
+            metadata = TensorMetadata()
+            for name, shape in point.shapes.items():
+                metadata.add(name, inputs[name].dtype, shape)
+            count = 1 if number else iterations
+            loader = DataLoader(first, count, metadata, ranges, words=words)
+            loader.input_metadata = inputs
+            first += count
+            yield from (ProfiledFeed(feed, point.profile, point.point) for feed in loader)
+
+    other = OTHER
+    # A profile of one shape may have been made of assumed sizes (DataConfig.profiled).
+    if runs is not None and all(bounds.min == bounds.max for profile in profiles for bounds in profile.shapes):
+        other = _size_that_runs(lambda size: points(inputs, input_shapes, (), accepted, size), random, runs)
+    planned = points(inputs, input_shapes, profiles, accepted, other)
+    assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
+    return Feeds(f"random data (seed {seed})", lambda: random(planned), random=True, assumed=assumed)
 
 
 def _size_that_runs(
@@ -373,8 +388,7 @@ def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
     """The outputs of an active runner for each feed, copied. All are kept in memory."""
     results = RunResults()
     # Copied, because the arrays belong to the runner, which may overwrite them.
-    copies = [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in feeds]
-    results.add(copies, runner_name=runner.name)
+    results.add([copied(runner.infer(feed)) for feed in feeds], runner_name=runner.name)
     return results
 
 
@@ -446,7 +460,7 @@ Overflows: TypeAlias = tuple[tuple[str, float], ...]
 
 
 # Engines of ONNX Runtime compute 16 bit in FP32, where an activation that overflows in FP16 does not overflow. For them
-# the model is run once more with each 16-bit result rounded as a GPU rounds (trtops.backend.onnx.precision), and the
+# the model is run once more with each 16-bit result rounded as a GPU rounds (trtops.backend.onnx.emulation), and the
 # largest value of each tensor is read before it is rounded.
 @dataclass(frozen=True, kw_only=True)
 class Emulation(Record):
@@ -476,8 +490,8 @@ class Emulation(Record):
 
     def sentence(self) -> str:
         """The evaluation in a line."""
-        measured = [o.statistics for o in self.report.outputs if o.statistics is not None]
-        worst = max((s.nrmse or 0.0 for s in measured if s.agreement is None), default=0.0)
+        measured = self.report.statistics.values()
+        worst = max((statistics.nrmse or 0.0 for statistics in measured if statistics.agreement is None), default=0.0)
         outcome = f"{self.verdict}; relative error {worst:.3g}" if self.report.outputs else "no output can be compared"
         return (
             f"{self.precision.upper()} as a GPU rounds it, emulated: {outcome}, "
@@ -492,7 +506,8 @@ def run_in_16_bit(
 
     Raises BackendError if the rewritten model does not run.
     """
-    from trtops.backend.onnx.precision import LARGEST_FLOAT16, emulate_low_precision, lower_precision, watch_peaks
+    from trtops.backend.onnx.emulation import LARGEST_FLOAT16, emulate_low_precision, watch_peaks
+    from trtops.backend.onnx.precision import lower_precision
     from trtops.backend.onnxrt.runner import reference_outputs
 
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("emulated")) as folder:

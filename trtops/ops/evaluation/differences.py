@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.runner import BaseRunner, Feed
-from trtops.comparator.arrays import Array, is_floating
+from trtops.comparator.arrays import Array, copied, is_floating
 from trtops.ops.evaluation.batch_rows import Outputs, Result, same_profile
 from trtops.ops.evaluation.data import UNITS
 from trtops.record import Record
@@ -71,7 +71,7 @@ class Relation(Record):
 
 
 def skipped(name: RelationName, reason: str) -> Relation:
-    """Return a relation that was not checked."""
+    """Return an unchecked relation."""
     return Relation(name=name, outcome="skipped", detail=reason)
 
 
@@ -238,11 +238,6 @@ def _scale(values: Array, *, infinite: bool = False) -> Array:
         other_axes = tuple(i for i in range(size.ndim) if i != axis)
         scale = np.minimum(scale, _CHANNELS * size.max(axis=other_axes, keepdims=True))
     return scale
-
-
-def copied(outputs: Mapping[str, Any]) -> Outputs:
-    """Return outputs as arrays of their own, since a runner may overwrite its own ones."""
-    return {name: np.array(array) for name, array in outputs.items()}
 
 
 def shapes_of(feed: Feed) -> dict[str, tuple[int, ...]]:

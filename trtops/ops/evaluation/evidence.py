@@ -143,7 +143,7 @@ class SeenFeeds:
             profile, point, shapes = self.places[numbers[0]]
             group_tolerances = tolerances if tolerances_of is None or len(groups) == 1 else tolerances_of(numbers)
             report = compare_outputs([actual[n] for n in numbers], [golden[n] for n in numbers], group_tolerances)
-            measured = [o.statistics.max_abs for o in report.outputs if o.statistics is not None]
+            largest = (statistics.max_abs for statistics in report.statistics.values())
             shape_entries.append(
                 ShapeEntry(
                     shapes=shapes,
@@ -151,7 +151,7 @@ class SeenFeeds:
                     point=point,
                     iterations=tuple(numbers),
                     verdict=report.verdict,
-                    max_abs=max(measured, default=None),
+                    max_abs=max(largest, default=None),
                     reasons=report.reasons,
                 )
             )

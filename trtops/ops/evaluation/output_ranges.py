@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
+from trtops.comparator.arrays import as_arrays
 
 if TYPE_CHECKING:
     import onnx
@@ -40,8 +41,10 @@ def output_ranges(model: Model, feed: Feed) -> dict[str, npt.NDArray[np.float64]
     structure = model.structure()
     if is_large(structure) or not _end_in_bounded(structure.graph):
         return {}
-    floats = {name: np.asarray(array) for name, array in feed.items()}
-    unknown = {name: np.full_like(a, np.nan) if a.dtype.kind == "f" else a for name, a in floats.items()}
+    unknown = as_arrays(feed)
+    for name, array in unknown.items():
+        if array.dtype.kind == "f":
+            unknown[name] = np.full_like(array, np.nan)
     try:
         low, high = (_outputs_at(model, unknown, end) for end in (0, 1))
     except errors.TrtopsError:

@@ -35,7 +35,7 @@ _LACKS: dict[FaultKind, str] = {
     "stale output": "one feed",
 }
 _OFFSET = 0.1  # of the output's root mean square
-_DRAWS = 20  # for each fault: a small output has few different ones
+_MAX_DRAWS = 20  # for each fault: a small output has few different ones
 
 _Changes: TypeAlias = dict[tuple[int, str], Array]  # changed outputs, by iteration and name
 
@@ -141,7 +141,7 @@ def _alternating(
 ) -> list[tuple[FaultKind, str, _Changes]]:
     """Return up to ``count`` different faults, of each kind in turn; fewer if drawing finds no more."""
     faults: dict[tuple[FaultKind, str], _Changes] = {}
-    for kind in itertools.islice(itertools.cycle(draws), _DRAWS * count if draws else 0):
+    for kind in itertools.islice(itertools.cycle(draws), _MAX_DRAWS * count if draws else 0):
         location, changes = draws[kind]()
         faults.setdefault((kind, location), changes)
         if len(faults) == count:

@@ -18,12 +18,12 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.runner import BaseRunner, Feed
+from trtops.comparator.arrays import copied
 from trtops.ops.evaluation.batch_rows import Batch, Result, Rows, RowSelection, batch_of
 from trtops.ops.evaluation.differences import (
     OwnResults,
     Relation,
     RelationName,
-    copied,
     scaled,
     shapes_of,
     skipped,
@@ -59,7 +59,7 @@ class Concurrent(NamedTuple):
     """Results of two contexts at once, after the first had a larger shape and the second other contents."""
 
     pairs: list[tuple[Result, Result]]  # the expected and the actual result of each context
-    failure: Relation | None = None  # why there are none
+    failure: Relation | None = None  # without pairs, the reason
     undisturbed: str = ""  # why the second context did not have other contents
 
 
@@ -88,16 +88,7 @@ class Trials:
         nan: bool,
         thorough: bool,
     ) -> None:
-        """Infer what every check needs.
-
-        Args:
-            runner: The active runner of the engine.
-            model: The model's own results.
-            results: The engine's first results for the feeds.
-            batches: The smallest and the largest batch that the engine accepts.
-            nan: Whether the model may be run on NaN.
-            thorough: Whether the larger batch has up to 32 rows, where the inputs are small.
-        """
+        """Infer what every check needs, with the arguments of ``self_check``."""
         self.model, self.results, self.inferences = model, results, 0
         self.small = min(results, key=lambda result: _elements(result.feed))
         self.large = max(results, key=lambda result: _elements(result.feed))
@@ -140,7 +131,7 @@ class Trials:
             return Relation(name=name, outcome="broken", detail=f"the engine fails ({exc})"[:300])
 
     def select(self, result: Result, rows: Rows) -> Result:
-        """A result of which some rows are compared."""
+        """Return a result with rows to compare."""
         assert isinstance(self.batch, Batch)
         return result._replace(selection=RowSelection(rows, self.output_axes, self.batch.size(result.feed)))
 

@@ -21,8 +21,9 @@ import numpy as np
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.runner import BaseRunner, Feed
+from trtops.comparator.arrays import as_arrays, copied
 from trtops.ops.evaluation.batch_rows import Result, same_profile
-from trtops.ops.evaluation.differences import OwnResults, Relation, RelationName, copied, skipped, worst
+from trtops.ops.evaluation.differences import OwnResults, Relation, RelationName, skipped, worst
 from trtops.ops.evaluation.relations import CHECKS, MAX_BATCH, Trials
 from trtops.ops.evaluation.shapes import profile_of
 from trtops.record import Record
@@ -112,11 +113,9 @@ def self_check(
     """
     results: list[Result] = []
     for number, feed in enumerate(feeds):
-        arrays = same_profile(feed, {name: np.asarray(array) for name, array in feed.items()})
-        if outputs is None:
-            results.append(Result(arrays, copied(runner.infer(arrays))))
-        else:
-            results.append(Result(arrays, {name: np.asarray(array) for name, array in outputs[number].items()}))
+        arrays = same_profile(feed, as_arrays(feed))
+        feed_outputs = copied(runner.infer(arrays)) if outputs is None else as_arrays(outputs[number])
+        results.append(Result(arrays, feed_outputs))
     if not results:
         raise errors.InputError("There is no feed to check an engine on; expected at least one.")
     with OwnResults(reference, precision) as model:
@@ -144,9 +143,9 @@ def check_repeated(
 
     ``after_larger`` says that some of those had larger inputs. Feeds are only read if the results differ.
     """
-    first, last = ({name: np.asarray(array) for name, array in outputs.items()} for outputs in results)
+    first, last = map(as_arrays, results)
     differ = any(not np.array_equal(array, last.get(name, ())) for name, array in first.items())
-    feed = {name: np.asarray(array) for name, array in next(iter(feeds)).items()} if differ else {}
+    feed = as_arrays(next(iter(feeds))) if differ else {}
     relations = {name: skipped(name, _ON_REQUEST) for name in RELATIONS}
     checked: tuple[RelationName, ...] = (
         ("repeated inference", "shape order") if after_larger else ("repeated inference",)

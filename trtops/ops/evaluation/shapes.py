@@ -56,13 +56,12 @@ def points(
         if name not in inputs:
             raise errors.ConfigError(f"Shapes name {name!r}, which is no input. {errors.near(name, inputs)}")
     if not profiles and not input_shapes:
-        bounded = {name: spec.shape for name, spec in inputs.items() if isinstance(spec.shape, BoundedShape)}
-        ranges = tuple(
-            ShapeRange(name=name, min=shape.min, opt=shape.max, max=shape.max)
-            for name, shape in bounded.items()
-            if shape.min is not None and shape.max is not None
-        )
-        profiles = (OptimizationProfile(shapes=ranges),) if ranges else ()
+        ranges = []
+        for name, spec in inputs.items():
+            bounds = spec.shape
+            if isinstance(bounds, BoundedShape) and bounds.min is not None and bounds.max is not None:
+                ranges.append(ShapeRange(name=name, min=bounds.min, opt=bounds.max, max=bounds.max))
+        profiles = (OptimizationProfile(shapes=tuple(ranges)),) if ranges else ()
     shape_points = list(profile_points(inputs, profiles, accepted))
     if not input_shapes and shape_points:
         if len(shape_points) == 1 and all(spec.shape is not None for spec in inputs.values()):
@@ -71,11 +70,10 @@ def points(
                 shape_points = [replace(shape_points[0], assumed=suggested.assumed)]
         return shape_points
     # Sizes that are not given are those of the first profile.
-    usual = {bounds.name: bounds.opt for profile in profiles[:1] for bounds in profile.shapes}
-    whole = {
-        name: [dim if dim >= 0 else opt for dim, opt in zip(dims, usual.get(name, dims))]
-        for name, dims in {**usual, **input_shapes}.items()
-    }
+    usual = {bounds.name: bounds.opt for bounds in profiles[0].shapes} if profiles else {}
+    whole: dict[str, Sequence[int]] = dict(usual)
+    for name, dims in input_shapes.items():
+        whole[name] = [dim if dim >= 0 else opt for dim, opt in zip(dims, usual.get(name, dims))]
     base = _completed(inputs, whole, accepted, other)
     for name, shape in base.shapes.items():
         check_array(name, shape, 1)
@@ -92,11 +90,9 @@ def profile_points(
         seen: list[Mapping[str, tuple[int, ...]]] = []
         for point in ("opt", "min", "max", "between"):
             shapes = {bounds.name: _at(bounds, point) for bounds in profile.shapes if bounds.name in inputs}
-            if shapes in seen:
-                continue
-            seen.append(shapes)
-            whole = _completed(inputs, shapes, accepted)
-            yield ShapePoint(whole.shapes, number, point, whole.assumed)
+            if shapes not in seen:
+                seen.append(shapes)
+                yield replace(_completed(inputs, shapes, accepted), profile=number, point=point)
 
 
 def _at(bounds: ShapeRange, point: str) -> tuple[int, ...]:
@@ -140,13 +136,12 @@ def _completed(
                 suggested = required.get(axis, required.get(axis - len(dims)))
                 if suggested is None:
                     suggested = _size_of(dim, sizes, axis, other)
-                    if name not in assumed:
-                        assumed.append(name)
+                    assumed.append(name)
                 dim = suggested
             assert isinstance(dim, int)
             whole.append(dim)
         shapes[name] = tuple(whole)
-    return ShapePoint(shapes, assumed=tuple(assumed))
+    return ShapePoint(shapes, assumed=tuple(dict.fromkeys(assumed)))
 
 
 def _size_of(dim: Dim, sizes: dict[str, int], axis: int, other: int) -> int:
@@ -178,15 +173,14 @@ def _check_fits(spec: TensorSpec, shape: Sequence[int]) -> None:
 
 def profile_of(feed: Feed, profiles: Sequence[OptimizationProfile]) -> int | None:
     """The first profile for the shapes of a feed; None without one."""
-    for number, profile in enumerate(profiles):
-        if all(
-            bounds.name not in feed
-            or np.ndim(feed[bounds.name]) != len(bounds.min)  # values of a shape tensor
-            or all(low <= size <= high for low, size, high in zip(bounds.min, np.shape(feed[bounds.name]), bounds.max))
-            for bounds in profile.shapes
-        ):
-            return number
-    return None
+
+    def accepts(bounds: ShapeRange) -> bool:
+        shape = np.shape(feed.get(bounds.name, ()))
+        if len(shape) != len(bounds.min):  # not fed, or the values of a shape tensor
+            return True
+        return all(low <= size <= high for low, size, high in zip(bounds.min, shape, bounds.max))
+
+    return next((number for number, profile in enumerate(profiles) if all(map(accepts, profile.shapes))), None)
 
 
 def spanning(feeds: Iterable[Feed], inputs: TensorMetadata) -> tuple[OptimizationProfile, ...]:
@@ -195,8 +189,10 @@ def spanning(feeds: Iterable[Feed], inputs: TensorMetadata) -> tuple[Optimizatio
     Empty without dynamic inputs. Feeds that lack one are refused where they are run.
     """
     dynamic = [name for name, spec in inputs.items() if any(map(is_dynamic, spec.shape or ()))]
-    complete = (feed for feed in feeds if feed.keys() >= set(dynamic)) if dynamic else ()
-    seen = Counter(tuple(np.shape(feed[name]) for name in dynamic) for feed in complete)
+    seen = Counter[tuple[tuple[int, ...], ...]]()
+    for feed in feeds if dynamic else ():
+        if feed.keys() >= set(dynamic):
+            seen[tuple(np.shape(feed[name]) for name in dynamic)] += 1
     if not seen:
         return ()
     ranges = []
@@ -221,15 +217,19 @@ def with_profiles(
             continue
         first = feed if first is None else first
         number = profile_of(feed, profiles)
-        seen.add((number, tuple(sorted((name, np.shape(array)) for name, array in feed.items()))))
+        seen.add((number, _sorted_shapes(feed)))
         yield ProfiledFeed(feed, number, OUTSIDE if number is None else "")
     for point in profile_points(inputs, profiles) if added and first is not None else ():
         assert first is not None
         fitted = dict(first)
         for name in {shape.name for shape in profiles[point.profile or 0].shapes} & first.keys():
             fitted[name] = _resized(np.asarray(first[name]), point.shapes[name])
-        if (point.profile, tuple(sorted((name, np.shape(array)) for name, array in fitted.items()))) not in seen:
+        if (point.profile, _sorted_shapes(fitted)) not in seen:
             yield ProfiledFeed(fitted, point.profile, point.point)
+
+
+def _sorted_shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple(sorted((name, np.shape(array)) for name, array in feed.items()))
 
 
 def _resized(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.onnx import operators, walk
-from trtops.comparator.arrays import Array, is_floating
+from trtops.comparator.arrays import Array, as_arrays, is_floating
 from trtops.comparator.report import Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.tables import listed
 
@@ -81,7 +81,7 @@ class NanRows:
         return [self._replaced(number, feed) for number, feed in enumerate(feeds)]
 
     def _replaced(self, number: int, feed: Feed) -> dict[str, Array]:
-        arrays = {name: np.asarray(array) for name, array in feed.items()}
+        arrays = as_arrays(feed)
         rows, size = self.rows.get(number, ((), 0))
         clean = np.setdiff1d(np.arange(size), rows)
         if clean.size:
@@ -212,8 +212,7 @@ def computes_with_nan(model: Model, name: str) -> str:
     except errors.TrtopsError:
         return "the model computes with"
     reached, answers = {name}, set[str]()
-    for index in walk.execution_order(graph.node):
-        node = graph.node[index]
+    for node in walk.in_order(graph.node):
         if not answers.isdisjoint(node.input) and node.op_type in _COMBINE:
             answers.update(node.output)
         if reached.isdisjoint(walk.uses(node)) or (node.op_type == "Where" and node.input[0] in answers):
@@ -240,8 +239,11 @@ def _ignores_nan(model: Model, feeds: list[Feed]) -> bool:
 
 def _with(feed: Feed, value: float) -> dict[str, Array]:
     """A feed with a value in place of NaN."""
-    arrays = {name: np.asarray(array) for name, array in feed.items()}
-    return {n: np.where(np.isnan(a), a.dtype.type(value), a) if is_floating(a) else a for n, a in arrays.items()}
+    arrays = as_arrays(feed)
+    for name, array in arrays.items():
+        if is_floating(array):
+            arrays[name] = np.where(np.isnan(array), array.dtype.type(value), array)
+    return arrays
 
 
 def _rows_with_nan(array: Array) -> np.ndarray[Any, np.dtype[np.intp]]:

@@ -26,8 +26,8 @@ from trtops.ops.engines.convert import BuildJob, read_cache_file
 from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
 from trtops.ops.evaluation.data import Feeds, golden_outputs, naming_assumed
 from trtops.ops.evaluation.evidence import SeenFeeds
-from trtops.ops.evaluation.limits import RightModel, noise_and_draws
 from trtops.ops.evaluation.precision_check import check_precision
+from trtops.ops.evaluation.right_model import RightModel, noise_and_draws
 from trtops.ops.evaluation.self_check import check_engine
 from trtops.ops.gate.engine_process import (
     EngineProcess,

@@ -12,8 +12,8 @@ from trtops.comparator.report import compare_outputs
 from trtops.ops.devices import BuildPlace, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
-from trtops.ops.evaluation.limits import RightModel
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpResult, OpRun, op_run, tracker_or_default
 from trtops.record import Record, with_options

@@ -17,8 +17,9 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import copying, shapes
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import LowPrecision, emulate_low_precision, lower_precision
+from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import OnnxrtRunner, SessionFromMemory
@@ -27,7 +28,8 @@ from trtops.comparator.report import OutputComparison, Tolerances, compare_outpu
 from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
-from trtops.ops.evaluation.limits import RightModel, tolerances_for
+from trtops.ops.evaluation.limits import tolerances_for
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.model.model_files import Source, open_model
 from trtops.ops.result import OpResult, run_step
 from trtops.ops.search.search_run import search_run

@@ -12,15 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import onnx
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
 from trtops.backend.onnx import walk
+from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model, is_lean
-from trtops.backend.onnx.precision import Rewritten, emulate_low_precision, lower_precision, without_functions
+from trtops.backend.onnx.precision import Rewritten, lower_precision, without_functions
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import reference_outputs
@@ -28,10 +29,11 @@ from trtops.comparator.report import ComparisonReport, Tolerances, compare_outpu
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
 from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assumed
+from trtops.ops.evaluation.kept_layers import KeptLayersResult, LayerCost
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined
 from trtops.ops.model.model_files import Source
-from trtops.ops.result import OpResult, run_step
+from trtops.ops.result import run_step
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
@@ -117,7 +119,7 @@ MakeRunner: TypeAlias = Callable[[Candidate], BaseRunner]
 
 
 def emulated_runner(candidate: Candidate) -> BaseRunner:
-    """ONNX Runtime on the CPU with each 16-bit result rounded; see :mod:`trtops.backend.onnx.precision`."""
+    """ONNX Runtime on the CPU with each 16-bit result rounded; see :mod:`trtops.backend.onnx.emulation`."""
     proto = onnx.ModelProto()
     proto.CopyFrom(candidate.rewritten.model)
     emulate_low_precision(proto)
@@ -158,13 +160,12 @@ def checking_candidates(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionResult(OpResult):
+class PrecisionResult(KeptLayersResult):
     """The result of a precision search."""
 
     # good: all nodes can be lowered; mixed: some must be kept; bad: the tolerances are not met with all of them kept.
     outcome: Literal["good", "mixed", "bad"]
     to: Literal["fp16", "bf16"] = "fp16"
-    keep: tuple[str, ...]  # names of nodes, in the model's order
     minimal: bool  # it was checked that no single node of keep can be lowered
     nodes: int  # that can be lowered
     checks: int
@@ -173,7 +174,6 @@ class PrecisionResult(OpResult):
     excess: float | None = None  # largest error over what is allowed; None if a command or function checked it
     latencies: Mapping[str, float] = field(default_factory=dict)  # medians in ms, if the fastest model was searched
     path: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
 
     @property
     def verdict(self) -> Verdict:
@@ -198,6 +198,8 @@ class PrecisionResult(OpResult):
         title, x, y = f"{self.to.upper()} model", "nodes kept in FP32", "largest error / allowed error"
         chart = Chart(title=title, form="points", points=points, x=x, y=y)
         yield Section(text=f"```\n{self.text()}\n```", chart=chart if points else None)
+        if self.layers:
+            yield Section(text=self.layer_table())
 
     def text(self) -> str:
         """The result for a terminal: the nodes to keep, and a table of the models."""
@@ -286,7 +288,11 @@ class _PrecisionSearch:
         self.config = config
         self.original = without_functions(model.proto(lean=True))
         lowered = set(lower_precision(self.original, config.to, exclude=config.exclude).lowered)
-        self.names = list(dict.fromkeys(n for n in map(node_name, walk.nodes(self.original)) if n in lowered))
+        self.ops: dict[str, str] = {}  # of the nodes that can be lowered, in the model's order
+        for node in walk.nodes(self.original):
+            if node_name(node) in lowered:
+                self.ops.setdefault(node_name(node), node.op_type)
+        self.names = list(self.ops)
         self.everything = frozenset(range(len(self.names)))
         self.tolerances = tolerances_for(config.to, config.tolerances, model)
         opened = config.open_for(model, feeds, profiles=config.profiles)
@@ -322,10 +328,12 @@ class _PrecisionSearch:
             latencies = {label: ms for label, items in places.items() if (ms := self.latency(items)) is not None}
         step = self.search.answers.get(keep)
         candidate = self.candidate(keep)
+        names = tuple(self.names[index] for index in sorted(keep))
         result = PrecisionResult(
             outcome=outcome,
             to=self.config.to,
-            keep=tuple(self.names[index] for index in sorted(keep)),
+            keep=names,
+            layers=tuple(LayerCost(layer=name, op=self.ops[name], keep=True) for name in names),
             minimal=minimal,
             nodes=len(self.names),
             checks=len(self.search.steps),

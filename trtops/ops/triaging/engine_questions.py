@@ -24,7 +24,7 @@ from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.data import collect as run_feeds
-from trtops.ops.evaluation.limits import RightModel
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.search.accuracy import AccuracyConfig, Emulated, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.reduce import ReduceConfig, reduce

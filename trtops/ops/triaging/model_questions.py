@@ -25,7 +25,8 @@ from trtops.comparator.results import IterationResult, RunResults
 from trtops.next_step import NextStep
 from trtops.ops.engines.convert import read_cache_file
 from trtops.ops.evaluation.data import naming_assumed
-from trtops.ops.evaluation.limits import RightModel, tolerances_for
+from trtops.ops.evaluation.limits import tolerances_for
+from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.undefined import NanRows
 from trtops.ops.model.lint import lint
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference

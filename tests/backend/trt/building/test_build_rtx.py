@@ -255,6 +255,20 @@ def profiled(network, *shapes):
     return back.EngineBytesFromNetwork(network, back.CreateConfig(profiles=[back.Profile().add(*shapes)]))
 
 
+def configured(network, **options):
+    return back.EngineBytesFromNetwork(network, back.CreateConfig(**options))
+
+
+def test_names_stand_for_values_of_tensorrts_enums():
+    trt, builder = library.load(), library.make_builder()
+    config = back.CreateConfig(profiling_verbosity="layer-names-only", memory_pool_limits={"workspace": 1 << 20})
+
+    built = config(builder, None)
+
+    assert built.profiling_verbosity == trt.ProfilingVerbosity.LAYER_NAMES_ONLY
+    assert built.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 20
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -262,7 +276,9 @@ def profiled(network, *shapes):
         (lambda n: back.ModifyNetworkOutputs(n, exclude_outputs=["scores"]), "without outputs"),
         (lambda n: back.ModifyNetworkOutputs(n, mark_layer_types=["CONV"]), "no layer type 'CONV'"),
         (lambda n: back.SetLayerPrecisions(n, {"conv7": "float16"}), "no node 'conv7'"),
-        (lambda n: back.SetTensorFormats(n, {"*": ["CHW3"]}), "no tensor format 'CHW3'"),
+        (lambda n: back.SetTensorFormats(n, {"*": ["CHW3"]}), "TensorFormat has no 'CHW3'"),
+        (lambda n: configured(n, profiling_verbosity="detail"), "no 'DETAIL' in this release. Did you mean 'DETAILED'"),
+        (lambda n: configured(n, memory_pool_limits={"workspac": 1}), "Did you mean 'WORKSPACE'"),
         (lambda n: back.MarkDebug(n, ["c9"]), "no tensor 'c9'"),
         (lambda n: profiled(n, "imag", *[(1, 3, 8, 8)] * 3), "no input. Did you mean 'image'"),
         (lambda n: profiled(n, "image", *[(1, 4, 8, 8)] * 3), r"\(-1, 3, 8, 8\)"),

@@ -18,7 +18,7 @@ from trtops.backend.onnxrt.calibration import collect
 from trtops.backend.trt import TensorRTBackend, library
 from trtops.calibration import CalibrationCache
 from trtops.comparator import DataLoader
-from trtops.cuda import DeviceArray, DeviceView
+from trtops.cuda import DeviceArray
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.evaluation.check import CheckConfig
@@ -190,23 +190,6 @@ def test_calibrator_serves_tensorrts_own_api(convolution) -> None:
     ):
         # TensorRT sums on the device in any order, so that the last bit of a range may differ.
         assert ranges_of(convolution, ({"x": convert(x)} for x in batches)) == pytest.approx(expected, rel=1e-6)
-
-
-def test_batches_are_read_in_order_from_the_device() -> None:
-    def generate():
-        for number in range(20):
-            array = np.full((4, 5), number, np.float32)
-            yield {
-                "host": array,
-                "array": DeviceArray((4, 5)).copy_from(array),
-                "address": DeviceArray((4, 5)).copy_from(array).ptr,
-            }
-
-    with back.Calibrator(generate()) as calibrator:
-        for number in range(20):
-            for address in calibrator.get_batch(["host", "array", "address"]):
-                assert (DeviceView(address, (4, 5), np.float32).numpy() == number).all()
-        assert calibrator.get_batch(["host"]) is None and calibrator.error is None
 
 
 @pytest.mark.parametrize("mode", ["rb", "wb", "wb+"])

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def Calibrator(
     data_loader: Iterable[Mapping[str, Any]],
     cache: str | os.PathLike[str] | IO[bytes] | None = None,
-    BaseClass: type | None = None,
+    BaseClass: type | str | None = None,
     batch_size: int | None = None,
     quantile: float | None = None,
     regression_cutoff: float | None = None,
@@ -51,7 +51,7 @@ def Calibrator(
             input name. Data in device memory must be FP32. A generator works for one calibration only.
         cache: Path or open file of the calibration cache; read if it exists and is readable, written otherwise. A file
             that is open for reading only stays as it is.
-        BaseClass: One of TensorRT's calibrator classes (default: ``trt.IInt8EntropyCalibrator2``).
+        BaseClass: One of TensorRT's calibrator classes, or its name (default: ``trt.IInt8EntropyCalibrator2``).
         batch_size: Ignored with explicit batch.
         quantile: For ``IInt8LegacyCalibrator``: the quantile used as range (default: 0.5).
         regression_cutoff: For ``IInt8LegacyCalibrator`` (default: 0.5).
@@ -62,7 +62,10 @@ def Calibrator(
     """
     library.line().require(Feature.CALIBRATOR)
     trt = library.load()
-    base: Any = trt.IInt8EntropyCalibrator2 if BaseClass is None else BaseClass
+    base: Any = BaseClass or "IInt8EntropyCalibrator2"
+    if isinstance(base, str):
+        errors.check_known(base, dir(trt), f"{library.line().name} has no calibrator")
+        base = getattr(trt, base)
 
     class TensorRTCalibrator(CalibrationBatches, base):  # type: ignore[misc]
         """Called from C++ during calibration: exceptions are stored, not raised."""

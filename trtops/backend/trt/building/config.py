@@ -1,10 +1,13 @@
 """The builder config, with all of Polygraphy's options."""
 
+from __future__ import annotations
+
+import copy
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import IO, Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from trtops import errors
 from trtops.backend.loader import BaseLoader
@@ -15,13 +18,20 @@ from trtops.backend.trt.building.profile import Profile, ShapeTuple
 from trtops.backend.trt.choices import timing_cache
 from trtops.backend.trt.describe.layers import inputs_of, layers_of
 from trtops.backend.trt.lines import Feature
+from trtops.func import value_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CommonConfig(BaseLoader[Any]):
-    """Options of :class:`CreateConfig` and :class:`CreateConfigRTX`. None keeps TensorRT's default."""
+class CommonConfig(BaseLoader[Any]):
+    """Options of :class:`CreateConfig` and :class:`CreateConfigRTX`. None keeps TensorRT's default.
+
+    Values of TensorRT's enums may be given by their names, such as ``profiling_verbosity="detailed"``.
+    """
 
     # Optimization profiles, in the order of their numbers in the engine; inputs that they lack are filled in.
     # Without any there is one with the network's own shapes, 1 where they are dynamic.
@@ -31,36 +41,42 @@ class _CommonConfig(BaseLoader[Any]):
     # A timing cache: path, file or bytes. A file that does not exist counts as empty; one of another device or
     # release is refused.
     load_timing_cache: str | os.PathLike[str] | IO[bytes] | bytes | None = None
-    # Chooses tactics, such as :func:`TacticRecorder` or :func:`TacticReplayer`. Without ``load_timing_cache`` it
-    # switches the timing cache off.
+    # Chooses tactics, such as :func:`TacticRecorder` or :func:`TacticReplayer`, or a callable that makes one. Without
+    # ``load_timing_cache`` it switches the timing cache off.
     algorithm_selector: Any = None
     sparse_weights: bool = False  # whether kernels for 2:4 sparse weights may be used
-    tactic_sources: Sequence[Any] | None = None  # libraries (``trt.TacticSource``) that tactics may come from
+    # Libraries that tactics may come from.
+    tactic_sources: Sequence[Any] | None = field(default=None, metadata={"names": "trt.TacticSource"})
     restricted: bool = False  # build for the safety-certified scope
-    profiling_verbosity: Any = None  # how much of the engine its inspector shows; everything by default
-    memory_pool_limits: Mapping[Any, int] | None = None  # bytes by ``trt.MemoryPoolType``
+    # How much of the engine its inspector shows; everything by default.
+    profiling_verbosity: Any = field(default=None, metadata={"names": "trt.ProfilingVerbosity"})
+    # Bytes by pool.
+    memory_pool_limits: Mapping[Any, int] | None = field(default=None, metadata={"names": "trt.MemoryPoolType"})
     refittable: bool = False  # whether weights can be exchanged later
     strip_plan: bool = False  # leave refittable weights out of the plan
-    # Features (``trt.PreviewFeature``) to switch on; others are switched off if this is given.
-    preview_features: Sequence[Any] | None = None
-    engine_capability: Any = None  # scope of the engine (``trt.EngineCapability``)
+    # Features to switch on; others are switched off if this is given.
+    preview_features: Sequence[Any] | None = field(default=None, metadata={"names": "trt.PreviewFeature"})
+    # Scope of the engine.
+    engine_capability: Any = field(default=None, metadata={"names": "trt.EngineCapability"})
     direct_io: bool = False  # forbid reformatting at inputs and outputs
     builder_optimization_level: int | None = None  # 0 to 5
     avg_timing_iterations: int | None = None  # measurements averaged for one timing of a tactic
     max_num_tactics: int | None = None  # tactics timed where there is a choice; -1 lets TensorRT choose
-    # Devices that the engine should run on (``trt.HardwareCompatibilityLevel``).
-    hardware_compatibility_level: Any = None
+    # Devices that the engine should run on.
+    hardware_compatibility_level: Any = field(default=None, metadata={"names": "trt.HardwareCompatibilityLevel"})
     max_aux_streams: int | None = None  # additional streams that the engine may use
     version_compatible: bool = False  # whether later releases may load the engine
     exclude_lean_runtime: bool = False  # leave the lean runtime out of a version compatible engine
-    # Flags (``trt.QuantizationFlag``) to set; others are cleared if this is given.
-    quantization_flags: Sequence[Any] | None = None
+    # Flags to set; others are cleared if this is given.
+    quantization_flags: Sequence[Any] | None = field(default=None, metadata={"names": "trt.QuantizationFlag"})
     error_on_timing_cache_miss: bool = False  # fail instead of timing a tactic
     disable_compilation_cache: bool = False  # store no compiled code in the timing cache
     progress_monitor: Any = None  # a ``trt.IProgressMonitor``
     weight_streaming: bool = False  # let weights stay in host memory until needed; for strongly typed networks
-    runtime_platform: Any = None  # platform (``trt.RuntimePlatform``) to build for
-    tiling_optimization_level: Any = None  # effort to find tilings (``trt.TilingOptimizationLevel``)
+    # Platform to build for.
+    runtime_platform: Any = field(default=None, metadata={"names": "trt.RuntimePlatform"})
+    # Effort to find tilings.
+    tiling_optimization_level: Any = field(default=None, metadata={"names": "trt.TilingOptimizationLevel"})
     l2_limit_for_tiling: int | None = None  # bytes of L2 cache that tilings aim at
     build_route: str | None = None  # settings of the compiler, such as "-name=value -other=value"
     edit_timing_cache: bool = False  # keep one entry per layer in the timing cache, for recording and replaying tactics
@@ -80,6 +96,23 @@ class _CommonConfig(BaseLoader[Any]):
         Raises UnsupportedFeatureError if this release lacks an option; ConfigError if a profile does not fit the
         network; TimingCacheError if the timing cache is damaged, or of another device or release.
         """
+        return self.resolved()._create(builder, network)
+
+    def resolved(self) -> Self:
+        """Return the options with TensorRT's own values for names, and with the products of callables."""
+        resolved = copy.copy(self)  # not by `replace`, which would call the `__init__` of a subclass
+        for member in fields(self):
+            value, enum = getattr(self, member.name), member.metadata.get("names", "").removeprefix("trt.")
+            if enum and isinstance(value, Mapping):
+                value = {library.member(enum, key): item for key, item in value.items()}
+            elif enum:
+                value = library.member(enum, value)
+            elif member.name in ("algorithm_selector", "calibrator"):
+                value = value_of(value)
+            vars(resolved)[member.name] = value
+        return resolved
+
+    def _create(self, builder: Any, network: Any) -> Any:
         config = builder.create_builder_config()
         self._set_values(config)
         self._set_optional(config)
@@ -184,8 +217,8 @@ class _CommonConfig(BaseLoader[Any]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CreateConfig(_CommonConfig):
-    """Creates a TensorRT builder config; more attributes are listed at ``_CommonConfig``."""
+class CreateConfig(CommonConfig):
+    """Creates a TensorRT builder config; more attributes are listed at ``CommonConfig``."""
 
     # Whether FP32 layers may round their inputs to TF32. Off by default; TensorRT's own default is on.
     tf32: bool = False
@@ -194,8 +227,8 @@ class CreateConfig(_CommonConfig):
     int8: bool = False  # whether layers may compute in INT8, with Q/DQ nodes or, up to 10.16, a calibrator
     fp8: bool = False  # whether layers may compute in FP8
     bf16: bool = False  # whether layers may compute in BF16
-    # An INT8 calibrator, such as :func:`Calibrator`. Calibrates at the shapes of its first batch if the last profile
-    # has them, otherwise at that profile's ``opt`` shapes.
+    # An INT8 calibrator, such as :func:`Calibrator`, or a callable that makes one. Calibrates at shapes of its first
+    # batch if the last profile has them, otherwise at that profile's ``opt`` shapes.
     calibrator: Any = field(default=None, repr=False)
     use_dla: bool = False  # run on DLA core 0
     allow_gpu_fallback: bool = False  # run layers on the GPU that DLA cannot run
@@ -254,8 +287,8 @@ def create_config(builder: Any, network: Any, **options: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CreateConfigRTX(_CommonConfig):
-    """Creates a TensorRT-RTX builder config; more attributes are listed at ``_CommonConfig``."""
+class CreateConfigRTX(CommonConfig):
+    """Creates a TensorRT-RTX builder config; more attributes are listed at ``CommonConfig``."""
 
     # Build for the GPU of this machine; False builds for ``compute_capabilities`` without a GPU.
     use_gpu: bool | None = None

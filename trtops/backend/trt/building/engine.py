@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_DLA_STRATEGY = {"names": "trt.DLAWorkspaceAllocationStrategy"}
+
 
 @dataclass(frozen=True)
 class LoadPlugins(BaseLoader[Any]):
@@ -82,11 +84,13 @@ class EngineBytesFromNetwork(BaseLoader[Any]):
 
     def call_impl(self) -> Any:
         # Imported here: most processes only load an engine and run it, and start faster without these modules.
-        from trtops.backend.trt.building.config import CreateConfig
+        from trtops.backend.trt.building.config import CommonConfig, CreateConfig
         from trtops.backend.trt.building.network_changes import network_parts, with_config
         from trtops.backend.trt.choices import timing_cache
 
         config_loader = CreateConfig() if self.config is None else self.config
+        if isinstance(config_loader, CommonConfig):
+            config_loader = config_loader.resolved()  # the selector is checked after the build
         builder, network, *_ = network_parts(value_of(with_config(self.network, config_loader)))
         config = config_loader(builder, network) if callable(config_loader) else config_loader
         started = time.perf_counter()
@@ -137,7 +141,7 @@ class EngineFromNetwork(BaseLoader[Any]):
     config: Any = None
     save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None  # as for :class:`EngineBytesFromNetwork`
     runtime: Any = None  # as for :class:`EngineFromBytes`, like ``dla_workspace_allocation_strategy``
-    dla_workspace_allocation_strategy: Any = None
+    dla_workspace_allocation_strategy: Any = field(default=None, metadata=_DLA_STRATEGY)
 
     def call_impl(self) -> Any:
         plan = engine_bytes_from_network(self.network, self.config, self.save_timing_cache)
@@ -157,14 +161,15 @@ class EngineFromBytes(BaseLoader[Any]):
     # The plan: bytes or any buffer, or a callable that makes it.
     serialized_engine: ValueOrCallable[Any] = field(repr=False)
     runtime: Any = None  # a runtime to load it with, or a callable that makes one
-    dla_workspace_allocation_strategy: Any = None  # how engines of that runtime share DLA workspaces
+    # How engines of that runtime share DLA workspaces.
+    dla_workspace_allocation_strategy: Any = field(default=None, metadata=_DLA_STRATEGY)
     # Whether host code in the plan may run; by default only if ``TRTOPS_ALLOW_HOST_CODE=1`` is set.
     allow_host_code: bool | None = None
 
     def call_impl(self) -> Any:
         plan = value_of(self.serialized_engine)
         runtime = library.make_runtime() if self.runtime is None else value_of(self.runtime)
-        strategy = self.dla_workspace_allocation_strategy
+        strategy = library.member("DLAWorkspaceAllocationStrategy", self.dla_workspace_allocation_strategy)
         if strategy is not None:
             library.line().set_property(runtime, Feature.DLA_WORKSPACE_STRATEGY, strategy)
         allowed = self.allow_host_code
@@ -196,7 +201,7 @@ class EngineFromPath(BaseLoader[Any]):
 
     path: str | os.PathLike[str]
     runtime: Any = None
-    dla_workspace_allocation_strategy: Any = None
+    dla_workspace_allocation_strategy: Any = field(default=None, metadata=_DLA_STRATEGY)
 
     def call_impl(self) -> Any:
         import mmap

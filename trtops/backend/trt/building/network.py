@@ -64,7 +64,8 @@ class ParserOptions(BaseLoader[NetworkParts]):
     UnsupportedFeatureError if this release lacks a requested option.
     """
 
-    flags: Sequence[Any] | None = None  # flags of the ONNX parser (``trt.OnnxParserFlag``)
+    # Flags of the ONNX parser, or their names.
+    flags: Sequence[Any] | None = field(default=None, metadata={"names": "trt.OnnxParserFlag"})
     plugin_instancenorm: bool = False  # use the InstanceNormalization plugin instead of TensorRT's own layer
     # Take every precision from the model. On TensorRT 11 and RTX all networks do.
     strongly_typed: bool = False
@@ -110,7 +111,7 @@ class ParserOptions(BaseLoader[NetworkParts]):
             parser.set_flag(trt.OnnxParserFlag.NATIVE_INSTANCENORM)
         for flag in self.flags or ():
             line.require(Feature.PARSER_FLAGS)
-            parser.set_flag(flag)
+            parser.set_flag(library.member("OnnxParserFlag", flag))
         if self.enable_uint8_asymmetric_quantization_dla:
             line.require(Feature.UINT8_DLA)
             config = self.config(builder, network) if callable(self.config) else self.config

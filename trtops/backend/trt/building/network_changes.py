@@ -111,7 +111,7 @@ class SetLayerPrecisions(_NetworkChange):
 
     # Data types (``trt.DataType``, numpy dtypes or names) by layer name or pattern, or by an output of the layer, since
     # nodes of a model may have no name.
-    layer_precisions: Mapping[str, object] = field(default_factory=dict)
+    layer_precisions: Mapping[str, object] = field(default_factory=dict, metadata={"names": "trt"})
     optional: frozenset[str] = frozenset()  # names that the network may lack: the parser folds constant nodes
 
     def call_impl(self) -> NetworkParts:
@@ -148,7 +148,7 @@ class SetTensorDatatypes(_NetworkChange):
     """Sets the data types of a network's inputs and outputs; ConfigError if a name is no input or output."""
 
     # Data types by tensor name or pattern, or one for all floating-point inputs and outputs.
-    tensor_datatypes: Mapping[str, object] | object = field(default_factory=dict)
+    tensor_datatypes: Mapping[str, object] | object = field(default_factory=dict, metadata={"names": "trt"})
 
     def change(self, network: Any) -> None:
         tensors = io_of(network)
@@ -171,20 +171,19 @@ class SetTensorFormats(_NetworkChange):
     """
 
     # Formats (``trt.TensorFormat`` or their names) by tensor name or pattern, or one list for all.
-    tensor_formats: Mapping[str, Sequence[Any]] | Sequence[Any] = field(default_factory=dict)
+    tensor_formats: Mapping[str, Sequence[Any]] | Sequence[Any] = field(
+        default_factory=dict, metadata={"names": "trt.TensorFormat"}
+    )
 
     def change(self, network: Any) -> None:
         tensors = io_of(network)
         formats_by_pattern = self.tensor_formats
         if not isinstance(formats_by_pattern, Mapping):
             formats_by_pattern = dict.fromkeys(tensors, formats_by_pattern)
-        members = library.load().TensorFormat.__members__
         for pattern, formats in formats_by_pattern.items():
             mask = 0
-            for tensor_format in formats:
-                if isinstance(tensor_format, str):
-                    errors.check_known(tensor_format.upper(), members, "TensorRT has no tensor format")
-                mask |= 1 << int(members[tensor_format.upper()] if isinstance(tensor_format, str) else tensor_format)
+            for tensor_format in library.member("TensorFormat", list(formats)):
+                mask |= 1 << int(tensor_format)
             for name in expand([pattern], tensors, of="The network", kind="input or output"):
                 tensor = tensors[name]
                 tensor.allowed_formats = mask

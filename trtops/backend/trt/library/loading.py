@@ -70,6 +70,23 @@ def line() -> ReleaseLine:
     return _probed_line(load())
 
 
+def member(enum: str, value: Any) -> Any:
+    """Return a value of one of TensorRT's enums, such as ``TacticSource``, given by its name; others are unchanged.
+
+    Lists and values of mappings are names as well. Raises ConfigError if this release lacks the enum or the name.
+    """
+    if isinstance(value, (list, tuple)):
+        return [member(enum, name) for name in value]
+    if not isinstance(value, str):
+        return value
+    name = value.strip().upper().replace("-", "_")
+    members = getattr(getattr(load(), enum, None), "__members__", {})
+    if name not in members:
+        owner = f"{enum} has no {name!r}" if members else f"TensorRT has no {enum!r}"
+        raise errors.ConfigError(f"{owner} in this release. {errors.near(name, members)}".rstrip())
+    return members[name]
+
+
 @functools.cache
 def _import_and_check(rtx: bool) -> Any:
     if not rtx:

@@ -16,7 +16,6 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import log_line, say, say_ending
-from trtops.cli.script import Unresolved
 from trtops.logger import G_LOGGER
 
 if TYPE_CHECKING:
@@ -275,8 +274,7 @@ def build(args: Options) -> Job:
     onnxruntime = configs.BACKEND.only("allow_approximation", "timing_seconds", "providers", "cpu_fallback")
     recorded = Group("", groups.STATISTICS, CAMPAIGN, OPTIONS, groups.STORE, onnxruntime)
     configs.refuse(args, recorded, "is for a campaign; add --experiment NAME")
-    # The child resolves the loader, since TensorRT's own objects cannot be sent to it.
-    loader = Unresolved(SaveBytes(loading.engine_bytes(args), artifact))
+    loader = SaveBytes(loading.engine_bytes(args), artifact)
     check = check_of(args, artifact)
     if not args.artifacts and args.save_tactics:
         args.artifacts = [args.save_tactics]  # each build writes it again
@@ -327,5 +325,5 @@ def _say_progress(progress: CampaignProgress) -> None:
         say(f"mixture {progress.mixtures} of a good and a bad build")
 
 
-def _build_once(loader: Unresolved) -> None:
+def _build_once(loader: SaveBytes) -> None:
     loader()  # what it returns stays in the child

@@ -12,7 +12,7 @@ from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say
-from trtops.cli.script import Late, late, loaded, resolve
+from trtops.cli.script import Call, call, product
 
 if TYPE_CHECKING:
     from trtops.ops.search.delta import Step
@@ -105,7 +105,8 @@ def precision(args: Options) -> Job:
     def run() -> int:
         if engines:
             ops.require_layer_precisions()  # before anything is run
-        iterations, model, engine_writer, inputs = debug.Iterations(), loaded(source), resolve(writer), resolve(feeds)
+        iterations, model = debug.Iterations(), product(source)
+        engine_writer, inputs = product(writer), product(feeds)
         names = ("data", "input_shapes", "iterations", "seed")
         data: dict[str, Any] = {name: getattr(config, name) for name in names}
         if golden is not None:
@@ -154,18 +155,18 @@ def precision(args: Options) -> Job:
     return run
 
 
-def _candidate_writer(args: Options, artifact: str, engines: bool) -> Late:
+def _candidate_writer(args: Options, artifact: str, engines: bool) -> Call:
     """Return the writer of a candidate."""
     if not engines:
-        return late("trtops.ops.ModelWriter", path=artifact)
+        return call(ops.ModelWriter, path=artifact)
     args = args.but(
         model_type="onnx",
         fp16=args.fp16 or not (args.bf16 or args.fp8 or args.int8),
         precision_constraints=args.precision_constraints or [("", "obey")],
         **dict.fromkeys(("fp32", "onnx_outputs", "onnx_exclude_outputs", "onnx_outputs_by_type", "save_onnx")),
     )
-    return late(
-        "trtops.ops.EngineWriter",
+    return call(
+        ops.EngineWriter,
         network=loading.network(args),
         config=loading.builder_config(args),
         path=artifact,

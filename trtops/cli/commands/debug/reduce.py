@@ -15,7 +15,7 @@ from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command, tracker
 from trtops.cli.logs import say
-from trtops.cli.script import loaded, resolve
+from trtops.cli.script import product
 from trtops.errors import ComparisonError
 
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ def reduce(args: Options) -> Job:
         write_iteration(0)
         try:
             result = ops.reduce(
-                loaded(model),
+                product(model),
                 ops.engine_check(build, tolerances) if check is None else check,
                 config,
-                feeds=resolve(feeds),
+                feeds=product(feeds),
                 tracker=tracker("optional", store_address, experiment),
                 experiment=experiment,
                 file=name,
