@@ -17,12 +17,7 @@ from trtops.ops.campaign.bisect_result import (
 from trtops.ops.campaign.bisect_session import BisectSession
 from trtops.ops.campaign.bisection_planner import have_all, most_alike
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import (
-    EngineEvaluator,
-    denial_scope,
-    errors_of,
-    own_check,
-)
+from trtops.ops.campaign.iteration import CampaignBuilder, EngineEvaluator, errors_of
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.result import OnProgress, OpRun, tracker_or_default
@@ -92,12 +87,12 @@ def bisect(
         parent.log_params(config)
     try:
         campaign = replace(campaign.on(plan.config.devices), tags=tuple((tags or {}).items()))
-        session = BisectSession(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)
+        builder = CampaignBuilder(campaign, tracker, evaluate)
+        session = BisectSession(builder, mixture, plan, parent.id, progress, resumed)
         op = OpRun(parent, tracker, campaign.experiment)
         result = op.recorded(session.run())
         if (entry := _denied(result, mixture, campaigns.load_table(tracker, campaign.run_id))) is not None:
-            scope = denial_scope(campaign, mixture.bad, tracker, own_check(campaign, evaluate))
-            parent.log_json(replace(entry, **scope), schema.Artifact.DENIED)
+            parent.log_json(replace(entry, **builder.denial_scope(mixture.bad)), schema.Artifact.DENIED)
             # As of a proof, so that the deny-list takes it.
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}

@@ -16,15 +16,14 @@ from trtops.ops.campaign.bisect_result import (
     Contribution,
     Trial,
 )
-from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineEvaluator, build_and_evaluate, errors_of, tested_aspect, verdict_in
+from trtops.ops.campaign.iteration import CampaignBuilder, errors_of, tested_aspect, verdict_in
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.result import OnProgress
 from trtops.tactics.bisection import MAX_PAIRED, CulpritSearch, Errors, SearchOutcome, TrialResult
 from trtops.tactics.contributions import MIN_BUILDS, find_sum, separating_mixture
 from trtops.tactics.model import Bools, Counts, Likelihood
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import RunInfo, Tracker, tracked
+from trtops.tracking.base import RunInfo
 
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
 _TIED = 2  # further mixtures where a layer that no replay sets fits as well as a confirmed unit
@@ -36,12 +35,10 @@ _MOST_OF_SUM, _LEAST_OF_SUM = 20, 5  # builds and mixtures after which a sum is 
 class BisectSession:
     """A bisection in progress; ``resumed`` are the complete mixtures of earlier processes."""
 
-    campaign: Campaign
+    builder: CampaignBuilder
     mixture: Mixture
     plan: BisectPlan
-    tracker: Tracker
     parent: str
-    evaluate: EngineEvaluator | None
     progress: OnProgress | None
     resumed: list[RunInfo]
     trials: list[Trial] = field(default_factory=list)
@@ -227,17 +224,11 @@ class BisectSession:
             self.resumed = []  # another release of this code made other steps
         if self.resumed:
             info = self.resumed.pop(0)
-            tactics = campaigns.load_record(self.tracker.load(info.id))
+            tactics = campaigns.load_record(self.builder.tracker.load(info.id))
         else:
-            tags = {**dict(self.campaign.tags), schema.Tag.TRIAL: tag}
-            name = f"{int(bad_units.sum())} of {len(bad_units)} from the bad build"
-            experiment = self.campaign.experiment
-            with tracked(self.tracker, experiment, name, kind="iteration", tags=tags, parent=self.parent) as run:
-                request = self.mixture.request(bad_units)
-                built = build_and_evaluate(
-                    self.campaign, request, run, tracker=self.tracker, evaluate_engine=self.evaluate
-                )
-            info, tactics = self.tracker.info(run.id), built.tactics
+            name, tags = f"{int(bad_units.sum())} of {len(bad_units)} from the bad build", {schema.Tag.TRIAL: tag}
+            built = self.builder.build(self.mixture.request(bad_units), name, parent=self.parent, tags=tags)
+            info, tactics = self.builder.tracker.info(built.run_id), built.tactics
         verdict = verdict_in(tested_aspect(self.mixture.bad.info), info)
         assert verdict is not None
         outcome = self.mixture.outcome(bad_units, tactics)

@@ -118,7 +118,7 @@ class DebugBuildConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildRequest(Record):
+class RequestedBuild(Record):
     """One build to make."""
 
     build: BuildConfig

@@ -16,14 +16,7 @@ from trtops import errors
 from trtops.next_step import NextStep
 from trtops.ops.campaign.bisection_planner import most_alike
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import (
-    EngineEvaluator,
-    build_and_evaluate,
-    denial_scope,
-    own_check,
-    tested_aspect,
-    verdict_in,
-)
+from trtops.ops.campaign.iteration import CampaignBuilder, EngineEvaluator, tested_aspect, verdict_in
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.registry.deny import builds_in, deny
@@ -36,7 +29,7 @@ from trtops.tactics.findings import Suspect
 from trtops.tactics.model import Bools
 from trtops.tactics.record import Column
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import Run, Tracker, Verdict
+from trtops.tracking.base import Tracker, Verdict
 from trtops.verdict import PASSED
 
 ProofOutcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
@@ -163,6 +156,7 @@ def prove(
     config = ProveConfig() if config is None else config
     campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts).on(config.devices)
     campaign = replace(campaign, tags=tuple((tags or {}).items()))
+    builder = CampaignBuilder(campaign, tracker, evaluate)
     suspect, together, mixture = _choose_suspect(campaign, config, tracker)
     columns: set[Column] = {("layer", choice.layer) for choice in suspect.choices}
     columns |= {("setting", name) for name, _ in suspect.settings}
@@ -177,7 +171,7 @@ def prove(
             run = op.run
             run.log_params({"suspect": suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
             for swap in plan:
-                trials.append(_make_trial(swap, suspect, swapped, mixture, campaign, run, tracker, evaluate))
+                trials.append(_make_trial(swap, suspect, swapped, mixture, builder, run.id))
                 if progress is not None:
                     progress(len(trials), len(plan))
             outcome, summary = conclude(trials)
@@ -196,8 +190,7 @@ def prove(
                 made_bad = next((t.run_id for t in trials if t.swap == "in" and t.verdict == "bad"), None)
                 scope = {}
                 if outcome == "confirmed" and made_bad is not None:
-                    command = own_check(campaign, evaluate)
-                    scope = run_step("check limits", denial_scope, campaign, tracker.load(made_bad), tracker, command)
+                    scope = run_step("check limits", builder.denial_scope, tracker.load(made_bad))
                 entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id, **scope)
                 run.log_json(entry, schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome})
@@ -240,24 +233,15 @@ def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -
 
 
 def _make_trial(
-    swap: Swap,
-    suspect: Suspect,
-    swapped: Bools,
-    mixture: Mixture,
-    campaign: Campaign,
-    proof: Run,
-    tracker: Tracker,
-    evaluate: EngineEvaluator | None,
+    swap: Swap, suspect: Suspect, swapped: Bools, mixture: Mixture, builder: CampaignBuilder, parent: str
 ) -> ProofTrial:
     """Make one build of a proof; ``swapped`` are the suspect's units among the mixture's."""
     name, start, has_suspect = _SWAPS[swap]
     taken: Bools = np.where(swapped, has_suspect, start == "bad")
     runs = (mixture.good.info.id, mixture.bad.info.id)
     evidence = " ".join(runs if start == "good" else runs[::-1])  # the build that it starts from comes first
-    tags = {**dict(campaign.tags), schema.Tag.TRIAL: swap, schema.Tag.EVIDENCE: evidence}
-    request = mixture.request(taken, start=start)
-    with op_run(tracker, campaign.experiment, name, kind="iteration", tags=tags, parent=proof.id) as op:
-        built = build_and_evaluate(campaign, request, op.run, tracker=tracker, evaluate_engine=evaluate)
+    tags = {schema.Tag.TRIAL: swap, schema.Tag.EVIDENCE: evidence}
+    built = builder.build(mixture.request(taken, start=start), name, parent=parent, tags=tags)
     outcome = mixture.outcome(taken, built.tactics)
     suspect_units = {unit.name for unit, is_own in zip(mixture.units, swapped) if is_own}
     strayed = suspect_units & set(outcome.strayed)
@@ -267,8 +251,8 @@ def _make_trial(
         strayed |= {choice.layer for choice in suspect.choices} & set(built.tactics.differing_layers(expected))
     return ProofTrial(
         swap=swap,
-        run_id=op.run.id,
-        verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(op.run.id)) or built.verdict,
+        run_id=built.run_id,
+        verdict=verdict_in(tested_aspect(mixture.bad.info), builder.tracker.info(built.run_id)) or built.verdict,
         followed=built.tactics is not None and not strayed,
         also_changed=tuple(name for name in (*outcome.strayed, *outcome.also_changed) if name not in suspect_units),
         reason="; ".join(built.reasons)[:1000],
