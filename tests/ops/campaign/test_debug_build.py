@@ -171,7 +171,7 @@ def test_limits_of_ones_own_deny_only_builds_with_them(decided, model, data, tra
 
     assert builder.denial_scope(bad) == {}
     assert scope["limits"] == "atol 0.0001, rtol 0.0001"
-    assert replace(builder, evaluate=print).denial_scope(bad) == {"command": "builtins.print"}
+    assert CampaignBuilder(campaign, tracker, print).denial_scope(bad) == {"command": "builtins.print"}
     close_workers()
     environment = Environment.from_json(bad.read_bytes(Artifact.ENVIRONMENT))
     record = TacticRecord.from_json(bad.read_bytes(Artifact.TACTICS))
