@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -65,14 +64,14 @@ class CampaignTable:
         ordered: bool = True,
     ) -> None:
         self.ordered = ordered
-        self._names = {name: row for row, name in enumerate(names)}
-        self._columns = {column: position for position, column in enumerate(columns)}
-        self._choices = {choice: code for code, choice in enumerate(choices)}
+        self._names = dict(zip(names, itertools.count()))
+        self._columns = dict(zip(columns, itertools.count()))
+        self._choices = dict(zip(choices, itertools.count()))
         if (len(self._names), len(self._columns), len(self._choices)) != (len(names), len(columns), len(choices)):
             raise errors.FormatError("Campaign table: a name, a column or a choice occurs twice; each must be unique.")
         if len(verdicts) != len(names):
             raise errors.FormatError(f"Campaign table: {len(verdicts)} verdicts; expected {len(names)}.")
-        self._verdicts = [VERDICTS.index(verdict) for verdict in verdicts]
+        self._verdicts = list(map(VERDICTS.index, verdicts))
         shape = (len(names), len(columns))
         self._matrix: Codes = np.full(shape, ABSENT, np.int32) if codes is None else np.array(codes, np.int32)
         if self._matrix.shape != shape:
@@ -110,13 +109,14 @@ class CampaignTable:
                 outputs=chosen.outputs,
             )
         if record:
-            cells |= {("setting", name): value for name, value in record.settings}
+            for name_of_setting, value in record.settings:
+                cells["setting", name_of_setting] = value
             # Records of different releases or kinds of device may be in one table: a difference between them must show
             # up as the cause of others.
             cells["setting", "backend_version"] = record.backend_version
             cells["setting", "device"] = record.device_sha256
-        codes = {column: self._choices.setdefault(choice, len(self._choices)) for column, choice in cells.items()}
-        self._add(name, VERDICTS.index(verdict), list(codes), list(codes.values()))
+        codes = [self._choices.setdefault(choice, len(self._choices)) for choice in cells.values()]
+        self._add(name, VERDICTS.index(verdict), tuple(cells), codes)
 
     def _add(self, name: str, verdict: int, columns: Sequence[Column], codes: npt.ArrayLike) -> None:
         positions = [self._columns.setdefault(column, len(self._columns)) for column in columns]
@@ -202,8 +202,8 @@ class CampaignTable:
         """The table as one file, an ``.npz`` archive."""
         head = {
             "names": list(self._names),
-            "columns": [list(column) for column in self._columns],
-            "choices": [to_jsonable(choice) for choice in self._choices],
+            "columns": list(map(list, self._columns)),
+            "choices": list(map(to_jsonable, self._choices)),
             "ordered": self.ordered,
         }
         limit = len(self._choices)
@@ -229,12 +229,10 @@ class CampaignTable:
         try:
             head = json.loads(arrays["head.npy"].tobytes())
             return cls(
-                names=[str(name) for name in head["names"]],
+                names=list(map(str, head["names"])),
                 verdicts=[VERDICTS[code] for code in arrays["verdicts.npy"].tolist()],
                 columns=[(kind, str(name)) for kind, name in head["columns"]],
-                choices=[
-                    choice if isinstance(choice, str) else TacticOption.from_dict(choice) for choice in head["choices"]
-                ],
+                choices=[text if isinstance(text, str) else TacticOption.from_dict(text) for text in head["choices"]],
                 codes=arrays["codes.npy"],
                 ordered=bool(head["ordered"]),
             )
@@ -245,13 +243,15 @@ class CampaignTable:
 def choice_texts(table: CampaignTable, by: By) -> tuple[tuple[str, ...], Codes]:
     """The different texts of a table's choices, and its codes as positions in them: equal texts are one choice."""
     # Several of TensorRT's tactics may have one name. Their numbers tell them apart.
-    layers = [choice for choice in table.choices if isinstance(choice, TacticOption)]
-    same_words = Counter(tactic for tactic, _, _ in {(c.tactic, c.implementation, c.tactic_id) for c in layers})
+    numbers: dict[str, set[tuple[int | None, int | None]]] = {}
+    for choice in table.choices:
+        if isinstance(choice, TacticOption):
+            numbers.setdefault(choice.tactic, set()).add((choice.implementation, choice.tactic_id))
     texts: dict[str, int] = {}
     codes = []
     for choice in table.choices:
         text = choice if isinstance(choice, str) else TEXTS[by](choice)
-        if isinstance(choice, TacticOption) and by in ("tactic", "algorithm") and same_words[choice.tactic] > 1:
+        if isinstance(choice, TacticOption) and by in ("tactic", "algorithm") and len(numbers[choice.tactic]) > 1:
             text += f" (implementation {choice.implementation}, tactic {choice.tactic_id})"
         codes.append(texts.setdefault(text, len(texts)))
     translate = np.array([*codes, ABSENT], np.int32)

@@ -5,6 +5,7 @@ four kinds of builds, each a replay: the good build and the bad one unchanged (d
 all?), the good one with only the suspect put in, and the bad one with only the suspect taken out.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -243,7 +244,7 @@ def _make_trial(
     tags = {schema.Tag.TRIAL: swap, schema.Tag.EVIDENCE: evidence}
     built = builder.build(mixture.request(taken, start=start), name, parent=parent, tags=tags)
     outcome = mixture.outcome(taken, built.tactics)
-    suspect_units = {unit.name for unit, is_own in zip(mixture.units, swapped) if is_own}
+    suspect_units = {unit.name for unit in itertools.compress(mixture.units, swapped)}
     strayed = suspect_units & set(outcome.strayed)
     if built.tactics is not None:
         # The suspect's layers may include some that follow from its units.
@@ -275,21 +276,22 @@ def conclude(trials: Iterable[ProofTrial]) -> tuple[ProofOutcome, str]:
     if strayed is not None:
         reason = f"the replay was not followed{_reason_text(strayed)}"
         return "not isolable", f"The suspect could not be swapped {strayed.swap}: {reason}."
-    bad_in, good_out = [t.verdict == "bad" for t in by["in"]], [t.verdict == "good" for t in by["out"]]
+    bad_in = sum(trial.verdict == "bad" for trial in by["in"])
+    good_out = sum(trial.verdict == "good" for trial in by["out"])
     counted = (
-        f"put into a good build, {sum(bad_in)} of {len(bad_in)} bad; taken out of a bad one, {sum(good_out)} of "
-        f"{len(good_out)} good"
+        f"put into a good build, {bad_in} of {len(by['in'])} bad; taken out of a bad one, {good_out} of "
+        f"{len(by['out'])} good"
     )
-    if len(set(bad_in)) > 1 or len(set(good_out)) > 1:
+    if bad_in not in (0, len(by["in"])) or good_out not in (0, len(by["out"])):
         return "not isolable", f"Equal tactics gave good and bad builds: {counted}. Is the check repeatable?"
     others = sorted(set(chain.from_iterable(trial.also_changed for trial in swapped)))
-    if others and bad_in[0]:
+    if others and bad_in:
         other_changes = f"Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
         return "not isolable", f"The suspect was not swapped alone, so nothing is proved: {counted}. {other_changes}"
-    if bad_in[0]:
-        other_fault = "" if good_out[0] else "; the bad build has something else wrong as well"
+    if bad_in:
+        other_fault = "" if good_out else "; the bad build has something else wrong as well"
         return "confirmed", f"Confirmed: {counted}{other_fault}."
-    if good_out[0]:
+    if good_out:
         return "not isolable", f"It fails only together with something else: {counted}."
     return "refuted", f"Refuted: {counted}."
 
