@@ -66,6 +66,10 @@ def bisect(
 
     Raises ConfigError if there is no good or no bad build, or the two are not of one campaign; LogError if the process
     of a bisection to resume may still be alive.
+
+    >>> campaign = trtops.debug_build("gpu_model.onnx", config)  # doctest: +SKIP
+    >>> trtops.bisect(campaign.run_id).summary  # doctest: +SKIP
+    'Confirmed in 12 builds: conv1: cutlass_tensorop_h884gemm.'
     """
     tracker = tracker_or_default(tracker)
     info = ended_if_whole(tracker, tracker.info(run_id_of(run, tracker)))

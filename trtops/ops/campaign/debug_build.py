@@ -167,6 +167,11 @@ def debug_build(
     Raises ConfigError if the config contradicts itself, or that of the campaign to resume. Raises LogError if another
     process is working on the campaign. Raises TrtopsError for errors that prevent all builds; an error of one build is
     a verdict.
+
+    >>> check = trtops.CheckConfig(data="feed.npz")
+    >>> campaign = trtops.debug_build("model.onnx", trtops.DebugBuildConfig(check=check, until=2))
+    >>> campaign.good, campaign.bad
+    (2, 0)
     """
     tracker = tracker_or_default(tracker)
     mark_op()

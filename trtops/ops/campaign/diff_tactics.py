@@ -106,6 +106,10 @@ def diff_tactics(
 
     Raises ConfigError if there is no such source, or it holds no evaluated build; RunNotFoundError if a run does not
     exist.
+
+    >>> build = trtops.convert("model.onnx")
+    >>> trtops.diff_tactics(trtops.DiffTacticsConfig(runs=(build.run_id,))).headline
+    'no bad builds'
     """
     tracker = tracker_or_default(tracker)
     config = replace(config, runs=tuple(run_id_of(run, tracker) for run in config.runs))

@@ -152,6 +152,10 @@ def prove(
         progress: Called after each build.
 
     Raises ConfigError if the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
+
+    >>> campaign = trtops.debug_build("gpu_model.onnx", config)  # doctest: +SKIP
+    >>> trtops.prove(campaign.run_id).headline  # doctest: +SKIP
+    'confirmed'
     """
     tracker = tracker_or_default(tracker)
     config = ProveConfig() if config is None else config

@@ -62,6 +62,9 @@ def deny(
 
     A proof at limits or by a check that only its user asked for denies builds that are checked in that way; ``always``
     denies all builds. ConfigError if the run is not a proof, or it confirmed nothing.
+
+    >>> trtops.deny(proof.run_id).headline  # doctest: +SKIP
+    'FastGelu'
     """
     tracker = tracker_or_default(tracker)
     proof_run = run_id_of(proof_run, tracker)

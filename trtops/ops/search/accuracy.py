@@ -248,6 +248,10 @@ def accuracy(
 
     ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). The model
     itself is taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
+
+    >>> result = trtops.accuracy("model.onnx", trtops.Emulated("fp16"))
+    >>> result.verdict, result.first_nonfinite
+    ('good', None)
     """
     tested: Precision = "fp32"
     side = getattr(actual, "__qualname__", type(actual).__qualname__)

@@ -248,6 +248,9 @@ def precision(
     ``evaluate`` says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs
     a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
     ConfigError if an excluded name matches nothing, or the output is the model's own file.
+
+    >>> trtops.precision("model.onnx", trtops.PrecisionConfig(to="bf16")).headline
+    'good'
     """
     if evaluate is not None:
         if config.fastest:

@@ -191,6 +191,12 @@ def reduce(
     ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check.
     ConfigError if the replay belongs to another search, or an output path is the model's own. Any exception of the
     check on the whole model passes through; on a part it counts as another failure.
+
+    >>> def has_no_relu(part):
+    ...     return all(node.op_type != "Relu" for node in part.proto.graph.node)
+    >>> result = trtops.reduce("model.onnx", has_no_relu)
+    >>> len(result.culprit.nodes), result.culprit.nodes[0].op
+    (1, 'Relu')
     """
     with search_run("reduce", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent) as search:
         search.check_outputs(output=config.output, min_good=config.min_good, artifact=getattr(check, "artifact", None))
