@@ -28,12 +28,12 @@ from trtops.ops.engines.build_list import BuildListResult
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.engines.convert import ConvertResult
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.gate.matrix import MatrixResult
-from trtops.ops.gate.op import GateConfig
+from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.policy import AccuracyLimit
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.ops.gate.policy import Limits

@@ -18,8 +18,8 @@ from trtops.ops.auditing.result import AuditResult
 from trtops.ops.bundling.op import bundle as bundle_op
 from trtops.ops.devices import BuildPlace
 from trtops.ops.gate.matrix import MatrixResult, gate_all
-from trtops.ops.gate.op import GateConfig, approve
-from trtops.ops.gate.policy import read_policy
+from trtops.ops.gate.op import approve
+from trtops.ops.gate.policy import GateConfig, read_policy
 from trtops.ops.gate.result import GateResult
 from trtops.ops.search import accuracy as accuracies
 from trtops.ops.search import precision as precisions

@@ -34,9 +34,9 @@ from trtops.ops.engines.calibrate import CalibrateConfig as CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult as CalibrateResult
 from trtops.ops.engines.calibrate import calibrate as calibrate
 from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
-from trtops.ops.engines.convert import ConvertResult as ConvertResult
-from trtops.ops.engines.convert import builds_table as builds_table
 from trtops.ops.engines.convert import convert as convert
+from trtops.ops.engines.convert_result import ConvertResult as ConvertResult
+from trtops.ops.engines.convert_result import builds_table as builds_table
 from trtops.ops.engines.model_list import ListedModel as ListedModel
 from trtops.ops.engines.model_list import ModelList as ModelList
 from trtops.ops.engines.model_list import folder_list as folder_list
@@ -50,7 +50,7 @@ from trtops.ops.evaluation.limits import default_tolerances as default_tolerance
 from trtops.ops.evaluation.limits import tolerances_for as tolerances_for
 from trtops.ops.gate.matrix import MatrixResult as MatrixResult
 from trtops.ops.gate.matrix import gate_all as gate_all
-from trtops.ops.gate.op import GateConfig as GateConfig
+from trtops.ops.gate.policy import GateConfig as GateConfig
 from trtops.ops.gate.policy import Policy as Policy
 from trtops.ops.gate.policy import read_policy as read_policy
 from trtops.ops.gate.result import GateResult as GateResult

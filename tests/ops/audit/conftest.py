@@ -19,13 +19,13 @@ from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.gate.op import GateConfig, gate
-from trtops.ops.gate.policy import Limits, Policy
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import GateConfig, Limits, Policy
 from trtops.ops.registry.promote import promote
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.record import sha256
-from trtops.reports.present import drawn_again
+from trtops.reports.present import render_report
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system import signing
 from trtops.system.locks import locked
@@ -116,7 +116,7 @@ class Logged:
         self.rewrite_tags(run)
         self.set(run, "metric", "build/engine_bytes", (self.folder(run) / "engine/engine.ort").stat().st_size)
         self.restate(run)
-        [(page, note)] = drawn_again(self.tracker, self.tracker.load(self.runs[run]))
+        [(page, note)] = render_report(self.tracker, self.tracker.load(self.runs[run]))
         (self.folder(run) / Artifact.REPORT).write_text(page, encoding="utf-8")
         self.rewrite_manifest(run)
         self.set(run, "tag", Tag.NOTE, note)

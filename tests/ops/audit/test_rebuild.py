@@ -23,8 +23,8 @@ from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.auditing.rebuilding import MaterialFolder, builder_inputs, check_engine_again, gather, rebuild
 from trtops.ops.auditing.result import RunAudit, reaches
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.gate.op import GateConfig, gate
-from trtops.ops.gate.policy import Limits, Policy
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import GateConfig, Limits, Policy
 from trtops.record import sha256_file
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.system.worker import Worker, close_workers

@@ -17,8 +17,8 @@ from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import golden_outputs
 from trtops.ops.evaluation.power import Power
-from trtops.ops.gate.op import GateConfig, gate
-from trtops.ops.gate.policy import Limits, Policy
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import GateConfig, Limits, Policy
 from trtops.ops.registry.promote import PromoteConfig, promote
 from trtops.ops.search.command import CommandCheck
 from trtops.spec import BuildConfig, OnnxRuntimeOptions

@@ -8,7 +8,8 @@ import pytest
 
 from tests import gates, models
 from trtops import ConvertConfig, OnnxRuntimeOptions, convert, errors
-from trtops.ops.gate.op import GateConfig, gate
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import GateConfig
 from trtops.ops.search.accuracy import accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.reduce import engine_check, reduce

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.gates import built, claiming, convolutions, kept, write
-from trtops.ops.gate.op import GateConfig, gate
-from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import AccuracyLimit, GateConfig, LatencyLimit, Limits, Policy
 from trtops.ops.gate.result import GateResult
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker

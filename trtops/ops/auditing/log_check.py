@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from trtops import errors
-from trtops.ops.auditing.result import Claim, Contradiction, LogAudit
+from trtops.ops.auditing.result import LogAudit
+from trtops.ops.facts import Claim, Contradiction
 from trtops.tracking.base import RegisteredVersion, RunInfo, StoredRun, Tracker
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.signatures import require_signed

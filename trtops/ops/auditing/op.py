@@ -23,12 +23,12 @@ from trtops.ops.auditing.result import (
     WAYS,
     AtLeast,
     AuditResult,
-    Contradiction,
     RunAudit,
     WayName,
     reaches,
 )
 from trtops.ops.devices import warm_backend
+from trtops.ops.facts import Contradiction
 from trtops.ops.result import OnProgress, op_run, run_step, tracker_or_default
 from trtops.record import Record
 from trtops.system import signing
@@ -140,10 +140,6 @@ def audit(
         return op.finish(result, artifact=schema.Artifact.AUDIT_RESULT)
 
 
-# Tags that say which runs can be audited, and which the log states.
-_TAGS = (schema.Tag.KIND, schema.Tag.USER, schema.Tag.OWNER)
-
-
 def choose_runs(
     config: AuditConfig, tracker: Tracker, log: LogCheck
 ) -> tuple[list[str], Collection[str], Mapping[str, RunInfo]]:
@@ -167,7 +163,7 @@ def choose_runs(
             registered = [log_entry.run for _, log_entry in log.registered.values()]
             logged = {run_id: logged[run_id] for run_id in registered if run_id in logged}
         else:
-            rows = {info.id: info for info, _ in tracker.all_runs({*required_tags, *_TAGS})}
+            rows = {info.id: info for info, _ in tracker.all_runs()}
             # Audits are left out unless they are asked for: each would be audited by all later ones.
             kinds = {*schema.KINDS} - ({"audit"} if schema.Tag.KIND not in required_tags else set())
             infos = [i for i in rows.values() if i.kind in kinds and not i.deleted and _is_finished(i)]

@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from trtops import errors
-from trtops.backend.base import Build, Caches, Engine
+from trtops.backend.base import Build, BuildRequest, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
-from trtops.ops.auditing.result import Claim, Contradiction, Difference, Grade, Rebuild, WayName
+from trtops.ops.auditing.result import Difference, Grade, Rebuild, WayName
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import collect, golden_outputs
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.self_check import check_engine
+from trtops.ops.facts import Claim, Contradiction
 from trtops.record import sha256
 from trtops.spec import BuildConfig, Environment
 from trtops.tactics.denied import DenyList
@@ -304,7 +305,7 @@ def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend) -> Rebuild:
         return Rebuild(way=way, grade="cannot be rebuilt", reason=str(exc))
     try:
         feed = next(iter(logged.check.open_for(logged.model, profiles=config.profiles)))
-        new = backend.build(logged.model, config, caches=caches, timing_feed=feed)
+        new = backend.build(BuildRequest(logged.model, config, caches=caches, timing_feed=feed))
         return _grade_build(way, logged, new, backend)
     except errors.TrtopsError as exc:
         return Rebuild(way=way, grade="cannot be rebuilt", reason=f"{type(exc).__name__}: {exc}"[:2000])

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from trtops.ops.facts import Contradiction
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.reports.document import Section, Table
@@ -39,28 +40,6 @@ WAYS: tuple[WayName, ...] = get_args(WayName)
 def reaches(grade: Grade, required: AtLeast) -> bool:
     """True if a grade is at least as good as required."""
     return GRADES.index(grade) <= GRADES.index(LEAST[required])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim(Record):
-    """A value with its source: a file, tag or metric."""
-
-    source: str
-    value: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contradiction(Record):
-    """A disagreement of sources about a file or fact, or a problem without values."""
-
-    subject: str
-    claims: tuple[Claim, ...] = ()
-    reason: str = ""
-
-    def text(self) -> str:
-        """The contradiction in one line."""
-        values = "; ".join(f"{claim.source} says {claim.value}" for claim in self.claims)
-        return f"{self.subject}: {'. '.join(filter(None, (self.reason, values)))}"
 
 
 @dataclass(frozen=True, kw_only=True)

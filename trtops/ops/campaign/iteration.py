@@ -21,9 +21,9 @@ from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.next_step import NextStep, arguments_of, limits_text
-from trtops.ops.campaign.config import Campaign, RequestedBuild
+from trtops.ops.campaign.config import Campaign, TacticRequest
 from trtops.ops.devices import warm_backend
-from trtops.ops.engines.convert import BuildJob, read_cache_file
+from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import Feeds
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
@@ -68,7 +68,7 @@ def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> CampaignBuild:
     """Run an iteration of a campaign, in any thread, process or machine with access to store and model."""
-    requested = RequestedBuild(build=campaign.config.build_of(number, campaign.draws))
+    requested = TacticRequest(build=campaign.config.build_of(number, campaign.draws))
     builder = CampaignBuilder(campaign, tracker, evaluate_engine)
     tags = {schema.Tag.ITERATION: str(number)}
     built = builder.build(requested, f"iteration {number}", parent=campaign.run_id, tags=tags)
@@ -102,7 +102,7 @@ class CampaignBuilder:
     tracker: Tracker
     evaluate: EngineEvaluator | None = None
 
-    def build(self, requested: RequestedBuild, name: str, *, parent: str, tags: Mapping[str, str]) -> CampaignBuild:
+    def build(self, requested: TacticRequest, name: str, *, parent: str, tags: Mapping[str, str]) -> CampaignBuild:
         """Build, evaluate, and log a complete run of this name, whatever the build does."""
         experiment, tags = self.campaign.experiment, {**dict(self.campaign.tags), **tags}
         with op_run(self.tracker, experiment, name, kind="iteration", tags=tags, parent=parent) as op:
@@ -143,7 +143,7 @@ class CampaignBuilder:
         place = self.campaign.config.place
         return warm_backend(place.backend, place.devices, place.timeout_seconds)
 
-    def _build_in(self, run: Run, requested: RequestedBuild) -> CampaignBuild:
+    def _build_in(self, run: Run, requested: TacticRequest) -> CampaignBuild:
         campaign, model = self.campaign, _load_model(self.campaign.model)
         # The file may have changed while the campaign was interrupted, or between two iterations.
         if model.info.sha256 != campaign.model_sha256:
@@ -181,7 +181,7 @@ class CampaignBuilder:
         tactics = None if build is None else build.tactics
         return CampaignBuild(run_id=run.id, verdict=verdict, reasons=reasons, tactics=tactics)
 
-    def _build_engine(self, backend: IsolatedBackend, model: Model, requested: RequestedBuild, run: Run) -> Build:
+    def _build_engine(self, backend: IsolatedBackend, model: Model, requested: TacticRequest, run: Run) -> Build:
         campaign, config = self.campaign, self.campaign.config
         environment = backend.environment(requested.build)
         run.log_params({schema.DEVICE_STATE.strip("."): backend.device_state(requested.build)})
@@ -200,16 +200,10 @@ class CampaignBuilder:
             caches = Caches.replaying(requested.replay, timing, calibration=ranges)
         if campaign.golden_sha256 is not None:
             run.log_params({schema.AS_PARAM[schema.Tag.GOLDEN_SHA256]: campaign.golden_sha256})
-        job = BuildJob.prepare(
-            model,
-            requested.build,
-            environment,
-            caches=caches,
-            check=config.check,
-            calibration_data=config.calibration_data,
-        )
-        builds.log_spec(run, job.spec, environment)  # before the build, which may crash
-        build = job.build(backend)
+        data = CommandData(model, config.check, config.calibration_data)
+        build_request, spec = data.request(requested.build, environment, caches)
+        builds.log_spec(run, spec, environment)  # before the build, which may crash
+        build = backend.build(build_request)
         builds.log_build(run, build, backend.engine_suffix)
         return build
 

@@ -93,7 +93,7 @@ def tolerances_for(precision: Rounding, requested: Tolerances | None, model: Mod
 
 def with_classes(tolerances: Tolerances, model: Model, *, top1: bool = False) -> Tolerances:
     """Tolerances with the axis of classes of each output of scores; with ``top1`` the best ones must agree."""
-    from trtops.backend.onnx.model import class_axes
+    from trtops.backend.onnx.class_axes import class_axes
 
     top1_limit: dict[str, Any] = {"min_top1_agreement": 0.95} if top1 else {}
     per_output = {

@@ -10,8 +10,8 @@ from pathlib import Path
 from trtops import errors
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.gate.measurement import GateSession
-from trtops.ops.gate.op import GateConfig, end_gate, gate, registered
-from trtops.ops.gate.policy import Policy
+from trtops.ops.gate.op import end_gate, gate, registered
+from trtops.ops.gate.policy import GateConfig, Policy
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import EVIDENCE, Decision, Finding, FindingOutcome, GateResult
 from trtops.ops.gate.tolerance import CONFIDENCE, BuildShare, ShareDecision, decide_share, shown_share

@@ -1,7 +1,5 @@
 """Measure one candidate: build or load it, run it next to the accepted engine, and compare both."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -10,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine, Feed
@@ -22,7 +20,7 @@ from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.metadata import is_dynamic
 from trtops.ops.devices import free_device
-from trtops.ops.engines.convert import BuildJob, read_cache_file
+from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
 from trtops.ops.evaluation.data import Feeds, golden_outputs, naming_assumed
 from trtops.ops.evaluation.evidence import SeenFeeds
@@ -38,7 +36,7 @@ from trtops.ops.gate.engine_process import (
     save_feeds,
 )
 from trtops.ops.gate.noise_widths import measure_widths
-from trtops.ops.gate.policy import AccuracyLimit
+from trtops.ops.gate.policy import AccuracyLimit, GateConfig
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import EngineFacts, Finding, Measured, latency_finding
 from trtops.ops.registry.accepted import registered_model
@@ -54,9 +52,6 @@ from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, run_id_of
 from trtops.tracking.builds import log_materials
 from trtops.tracking.schema import Tag
-
-if TYPE_CHECKING:
-    from trtops.ops.gate.op import GateConfig
 
 T = TypeVar("T")
 
@@ -304,19 +299,14 @@ class Measurement:
         if config.use_deny_list:
             denied = deny_list(self._tracker, environment, self._tolerances)
         ranges = read_cache_file(config.calibration_cache, "calibration_cache")
-        job = BuildJob.prepare(
-            model,
-            config.build,
-            environment,
-            caches=Caches(calibration=ranges if config.build.calibrates else None, denied=denied),
-            check=config.check,
-            calibration_data=config.calibration_data,
-        )
-        builds.log_spec(run, job.spec, environment)
+        caches = Caches(calibration=ranges if config.build.calibrates else None, denied=denied)
         check = config.check
-        log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
+        data = CommandData(model, check, config.calibration_data)
+        request, spec = data.request(config.build, environment, caches)
+        builds.log_spec(run, spec, environment)
+        log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         with self._ending("build"):
-            build = job.build(backend)
+            build = backend.build(request)
         builds.log_build(run, build, backend.engine_suffix)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")

@@ -3,20 +3,18 @@
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from trtops import errors
 from trtops.backend.onnx.model import Model
-from trtops.backend.ratio import Metric
 from trtops.next_step import arguments_of
-from trtops.ops.evaluation.check import CheckConfig, EngineConfig, log_evaluation
+from trtops.ops.evaluation.check import log_evaluation
 from trtops.ops.gate.measurement import GateSession, Measurement, NotMeasuredError
-from trtops.ops.gate.policy import Policy
-from trtops.ops.gate.releases import HERE, name_of
+from trtops.ops.gate.policy import GateConfig
+from trtops.ops.gate.releases import name_of
 from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
-from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpRun, model_file, op_run, run_step, tracker_or_default
 from trtops.system.counters import count_instructions
@@ -25,58 +23,6 @@ from trtops.tracking import builds, schema
 from trtops.tracking.base import Tags, Tracker
 
 R = TypeVar("R", bound=GateResult)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateConfig(EngineConfig, uses={"check": "data input_shapes iterations seed golden labels power self_check"}):
-    """One candidate, and its policy, with the tolerances.
-
-    Attributes:
-        candidate: Run id of a candidate that exists; built now if None.
-        accepted: Run id of the engine to compare with; if None, the last accepted one of this model,
-            precision and device.
-        policy: What is accepted.
-        minutes: Time limit of the whole gate, builds included. A candidate that is not decided by then is undecided.
-        metric: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
-            leaves it open, the CPU time of engines on the CPU. ``instructions`` needs hardware counters.
-        release: Constraints file of pip for the release that builds and runs the candidate; this environment if empty.
-        others: Those of releases that the accepted engine may need, which runs with its own.
-        devices: GPUs to measure on, as in ``CUDA_VISIBLE_DEVICES``; those of that variable, or the first, if empty.
-        use_deny_list: Exclude tactics that are on the deny-list.
-        name: Registered model; the name of the model file without its suffix if None.
-        register: Whether an accepted candidate gets the alias.
-        require_accepted: Refuse a candidate if there is no accepted engine to compare with; by default it is accepted
-            for its comparison with the model.
-        accept_unproven: Accept a candidate that was compared on data that cannot support a verdict, such as random
-            values in shapes that were not given.
-        keep_model: Log the model file with its external data.
-        distribution: How many builds are gated, and which share of all builds must be within the limits.
-        timeout_seconds: Time limit of a build and of each step of the measurement; None waits without limit.
-    """
-
-    candidate: str | None = None
-    accepted: str | None = None
-    check: CheckConfig = field(default_factory=lambda: CheckConfig(iterations=4, latency_runs=0, plots="never"))
-    policy: Policy = field(default_factory=Policy)
-    minutes: float = 5.0
-    metric: Metric | Literal["auto"] = "auto"
-    release: str = HERE
-    others: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    use_deny_list: bool = True
-    name: str | None = None
-    register: bool = True
-    require_accepted: bool = False
-    accept_unproven: bool = False
-    keep_model: bool = True
-    distribution: BuildShare = field(default_factory=BuildShare)
-    timeout_seconds: float | None = 1800.0
-
-    def __post_init__(self) -> None:
-        if not self.minutes > 0:
-            raise errors.ConfigError(f"minutes is {self.minutes}; expected more than 0.")
-        if self.metric in ("cpu-time", "instructions") and self.build.backend != "onnxruntime":
-            raise errors.ConfigError(f"The metric {self.metric} does not measure a GPU; expected auto or wall.")
 
 
 def gate(

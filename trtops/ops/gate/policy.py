@@ -1,4 +1,4 @@
-"""Gate policies: limits on latency, size, accuracy and layers, by output and by precision.
+"""The config of a gate, and its policy: limits on latency, size, accuracy and layers, by output and by precision.
 
 Policies are YAML files::
 
@@ -18,11 +18,15 @@ Policies are YAML files::
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtops import errors
+from trtops.backend.ratio import Metric
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.yaml_records import merge, read_yaml
+from trtops.ops.evaluation.check import CheckConfig, EngineConfig
+from trtops.ops.gate.releases import HERE
+from trtops.ops.gate.tolerance import BuildShare
 from trtops.record import Record
 from trtops.spec import Precision
 
@@ -105,6 +109,58 @@ class Policy(Record):
     def of(self, precision: Precision) -> Limits:
         """The limits for engines of a precision."""
         return self.precisions.get(precision, self.limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateConfig(EngineConfig, uses={"check": "data input_shapes iterations seed golden labels power self_check"}):
+    """One candidate, and its policy, with the tolerances.
+
+    Attributes:
+        candidate: Run id of a candidate that exists; built now if None.
+        accepted: Run id of the engine to compare with; if None, the last accepted one of this model,
+            precision and device.
+        policy: What is accepted.
+        minutes: Time limit of the whole gate, builds included. A candidate that is not decided by then is undecided.
+        metric: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
+            leaves it open, the CPU time of engines on the CPU. ``instructions`` needs hardware counters.
+        release: Constraints file of pip for the release that builds and runs the candidate; this environment if empty.
+        others: Those of releases that the accepted engine may need, which runs with its own.
+        devices: GPUs to measure on, as in ``CUDA_VISIBLE_DEVICES``; those of that variable, or the first, if empty.
+        use_deny_list: Exclude tactics that are on the deny-list.
+        name: Registered model; the name of the model file without its suffix if None.
+        register: Whether an accepted candidate gets the alias.
+        require_accepted: Refuse a candidate if there is no accepted engine to compare with; by default it is accepted
+            for its comparison with the model.
+        accept_unproven: Accept a candidate that was compared on data that cannot support a verdict, such as random
+            values in shapes that were not given.
+        keep_model: Log the model file with its external data.
+        distribution: How many builds are gated, and which share of all builds must be within the limits.
+        timeout_seconds: Time limit of a build and of each step of the measurement; None waits without limit.
+    """
+
+    candidate: str | None = None
+    accepted: str | None = None
+    check: CheckConfig = field(default_factory=lambda: CheckConfig(iterations=4, latency_runs=0, plots="never"))
+    policy: Policy = field(default_factory=Policy)
+    minutes: float = 5.0
+    metric: Metric | Literal["auto"] = "auto"
+    release: str = HERE
+    others: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    use_deny_list: bool = True
+    name: str | None = None
+    register: bool = True
+    require_accepted: bool = False
+    accept_unproven: bool = False
+    keep_model: bool = True
+    distribution: BuildShare = field(default_factory=BuildShare)
+    timeout_seconds: float | None = 1800.0
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise errors.ConfigError(f"minutes is {self.minutes}; expected more than 0.")
+        if self.metric in ("cpu-time", "instructions") and self.build.backend != "onnxruntime":
+            raise errors.ConfigError(f"The metric {self.metric} does not measure a GPU; expected auto or wall.")
 
 
 def read_policy(path: str | Path) -> Policy:

@@ -13,6 +13,7 @@ from trtops.backend.ratio import MIN_STARTS, Metric, RatioEstimate, decide_ratio
 from trtops.comparator.report import ComparisonReport
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import Accuracy, Evaluation
+from trtops.ops.facts import NOTHING, Facts, SharedReads
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Policy
@@ -22,7 +23,7 @@ from trtops.reports.document import Chart, Point, Section, Table
 from trtops.spec import Environment, Precision
 from trtops.tables import counted, size
 from trtops.tracking import schema
-from trtops.tracking.base import MetricName, Verdict
+from trtops.tracking.base import MetricName, StoredRun, Verdict
 
 FindingOutcome: TypeAlias = Literal["pass", "refuse", "error", "open", "note"]
 Decision: TypeAlias = Literal["accept", "refuse", "undecided", "error"]
@@ -358,3 +359,11 @@ class GateResult(OpResult):
             values[family, "size_ratio"] = measured.candidate.engine_bytes / max(1, measured.accepted.engine_bytes)
             values |= {(family, "widths", output.name): output.distance_widths for output in measured.widths}
         return values
+
+
+def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+    """Compare the decision of a gate with its findings, and metrics with its measurements."""
+    result = GateResult.from_json(run.read_bytes(schema.Artifact.GATE))
+    facts.tag("the gate's decision", schema.Tag.GATE, schema.Artifact.GATE, result.decision, NOTHING)
+    facts.tag("verdict", schema.Tag.VERDICT, schema.Artifact.GATE, result.verdict)
+    facts.metrics(result.metrics(), schema.Artifact.GATE, (schema.Metric.GATE,))

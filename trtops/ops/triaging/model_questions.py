@@ -1,13 +1,10 @@
-"""The model under triage, and the questions about it and its data, before anything is built."""
+"""Questions about the model and its data, before anything is built."""
 
 import contextlib
 import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -21,71 +18,18 @@ from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import constant_tensors, node_name
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
-from trtops.comparator.results import IterationResult, RunResults
+from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep
-from trtops.ops.engines.convert import read_cache_file
 from trtops.ops.evaluation.data import naming_assumed
-from trtops.ops.evaluation.limits import tolerances_for
-from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.undefined import NanRows
 from trtops.ops.model.lint import lint
-from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
-from trtops.ops.triaging.result import Answer, TriageConfig
+from trtops.ops.triaging.result import Answer
+from trtops.ops.triaging.subject import Subject, first_lines
 from trtops.spec import BuildConfig
-from trtops.system.processes import temporary_prefix
 from trtops.tables import counted
-from trtops.tracking.base import Tracker
 
 _FAILING_NODE = re.compile(r"running \S+ node\. Name:'([^']*)'")  # in errors of ONNX Runtime
 _TO_THE_BIT = Tolerances(atol=0.0, rtol=0.0, nans_equal=True, infinities_equal=True)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model under triage, the answers so far by question, and a folder for the smallest failing case."""
-
-    path: Path
-    config: TriageConfig
-    tracker: Tracker
-    experiment: str
-    tags: Mapping[str, str]
-    answers: dict[str, str] = field(default_factory=dict)
-    files: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix=temporary_prefix("triage"))))
-
-    def below(self, parent: str) -> dict[str, Any]:
-        """Options of an op for a run below another."""
-        return {"tracker": self.tracker, "experiment": self.experiment, "tags": self.tags, "parent": parent}
-
-    @cached_property
-    def model(self) -> Model:
-        """The model."""
-        return Model.load(self.path)
-
-    @cached_property
-    def feeds(self) -> list[dict[str, Any]]:
-        """Its inputs."""
-        opened = self.config.check.open_for(self.model, profiles=self.config.build.profiles)
-        return [{name: np.asarray(array) for name, array in feed.items()} for feed in opened]
-
-    @cached_property
-    def outputs(self) -> list[dict[str, Any]]:
-        """The outputs of the model itself for each feed, in its own precision and not optimized."""
-        return [dict(outputs) for outputs in reference_outputs(self.model.proto(), self.feeds)]
-
-    @cached_property
-    def tolerances(self) -> Tolerances:
-        """The fixed tolerances of the precision, as limits for parts of the model."""
-        return tolerances_for(self.config.build.precision, self.config.check.tolerances, self.model)
-
-    def right_model(self, build: BuildConfig, calibration: bytes | None = None) -> RightModel:
-        """The model on its inputs, and the effect of rounding as in a build."""
-        golden = RunResults([("golden", [IterationResult(dict(outputs)) for outputs in self.outputs])])
-        return RightModel(model=self.model, build=build, feeds=self.feeds, golden=golden, calibration=calibration)
-
-    @cached_property
-    def calibration(self) -> bytes | None:
-        """The calibration cache for the builder."""
-        return read_cache_file(self.config.calibration_cache, "calibration_cache")
 
 
 def ask_data(subject: Subject, parent: str) -> Answer:
@@ -115,83 +59,82 @@ def ask_structure(subject: Subject, parent: str) -> Answer:
     """Whether the file is a valid model, node by node."""
     report = lint(str(subject.path), feed=subject.feeds[0])
     wrong = [entry for entry in report.entries if entry.level != "warning"]
-    evidence = [
-        f"{len(report.passing)} nodes pass, {len(report.failing)} fail, {len(report.unchecked)} were not checked."
-    ]
-    evidence += first_lines([entry.message for entry in (wrong or report.entries)])
-    if wrong:
-        nodes = tuple(chain.from_iterable(entry.nodes for entry in wrong))
-        remedy = f"see `{NextStep('check lint', {'model': subject.path})}`"
-        return Answer("broken", tuple(evidence), kind="invalid model", places=nodes, remedy=remedy)
-    return Answer("sound", tuple(evidence))
+    evidence = (
+        f"{len(report.passing)} nodes pass, {len(report.failing)} fail, {len(report.unchecked)} were not checked.",
+        *first_lines([entry.message for entry in (wrong or report.entries)]),
+    )
+    if not wrong:
+        return Answer("sound", evidence)
+    nodes = tuple(chain.from_iterable(entry.nodes for entry in wrong))
+    remedy = f"see `{NextStep('check lint', {'model': subject.path})}`"
+    return Answer("broken", evidence, kind="invalid model", places=nodes, remedy=remedy)
 
 
 def ask_shapes(subject: Subject, parent: str) -> Answer:
     """Whether the model itself runs at the ends of each optimization profile."""
-    count = 0
-    for number, profile in enumerate(subject.config.build.profiles):
-        for which in ("min", "opt", "max"):
-            shapes = {shape_range.name: getattr(shape_range, which) for shape_range in profile.shapes}
-            feed = dict(subject.feeds[0])
-            # Values repeat, since only the shapes matter.
-            feed |= {name: np.resize(feed[name], shape) for name, shape in shapes.items() if name in feed}
-            count += 1
-            try:
-                reference_outputs(subject.model.proto(), [feed])
-            except errors.TrtopsError as exc:
-                shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-                reason = next(first_lines([str(exc)]))
-                sentence = f"In profile {number}, {which} ({shown}), the model itself fails: {reason}"
-                places = (*_FAILING_NODE.findall(str(exc))[:1], *shapes)
-                remedy = f"correct what fixes the shape, or narrow the profile: the model does not run at {shown}"
-                return Answer("one fails", (sentence,), kind="shape", places=places, remedy=remedy)
-    if not count:
+    profiles = subject.config.build.profiles
+    for (number, profile), end in product(enumerate(profiles), ("min", "opt", "max")):
+        shapes = {shape_range.name: getattr(shape_range, end) for shape_range in profile.shapes}
+        feed = dict(subject.feeds[0])
+        for name in shapes.keys() & feed.keys():
+            feed[name] = np.resize(feed[name], shapes[name])  # values repeat, since only the shapes matter
+        try:
+            reference_outputs(subject.model.proto(), [feed])
+        except errors.TrtopsError as exc:
+            at = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            reason = next(first_lines([str(exc)]))
+            sentence = f"In profile {number}, {end} ({at}), the model itself fails: {reason}"
+            places = (*_FAILING_NODE.findall(str(exc))[:1], *shapes)
+            remedy = f"correct what fixes the shape, or narrow the profile: the model does not run at {at}"
+            return Answer("one fails", (sentence,), kind="shape", places=places, remedy=remedy)
+    if not profiles:
         return Answer("no profiles", ("There is no optimization profile: the shapes are those of the data.",))
-    return Answer("all run", (f"The model runs at {count} ends of profiles.",))
+    return Answer("all run", (f"The model runs at {3 * len(profiles)} ends of profiles.",))
 
 
 def ask_repeats(subject: Subject, parent: str) -> Answer:
     """Whether the model itself, not optimized, gives the same outputs twice in one session, without NaN."""
     # In one session: nodes with a seed repeat from session to session, and still differ from call to call.
-    count, proto = len(subject.feeds), subject.model.proto()
-    twice = reference_outputs(proto, [*subject.feeds, *subject.feeds])
-    for name in twice[0]:
-        if any(np.asarray(outputs[name]).dtype.kind == "f" and np.isnan(outputs[name]).any() for outputs in twice):
-            config = AccuracyConfig()
-            comparison = accuracy(str(subject.path), reference, config, feeds=subject.feeds, **subject.below(parent))
-            sentence = f"The model itself gives NaN in {name!r}"
-            if comparison.reference_nan is None:
-                return Answer("NaN", (f"{sentence}.",), kind="nan", places=(name,))
-            first_nan = comparison.tensor(comparison.reference_nan)
-            sentence += f", first in {first_nan.name!r}, made by {first_nan.op} {first_nan.node!r}."
-            remedy = f"guard {first_nan.op} {first_nan.node!r} against its inputs"
-            return Answer("NaN", (sentence,), kind="nan", places=(first_nan.node, first_nan.name), remedy=remedy)
+    feeds, count, proto = [*subject.feeds, *subject.feeds], len(subject.feeds), subject.model.proto()
+    twice = reference_outputs(proto, feeds)
+    nan_output = next((name for name in twice[0] if _has_nan(twice, name)), None)
     report = compare_outputs(twice[count:], twice[:count], _TO_THE_BIT)
-    if report:
+    if nan_output is None and report:
         same = "Run twice without optimizations, the model gives outputs that are equal to the bit, without NaN."
         return Answer("yes", (same,))
+    names = _tensor_names(proto)
+    values = _values(proto, names, feeds)
+    if nan_output is not None:
+        tensor = next((name for name in names if _has_nan(values, name)), nan_output)
+        node = walk.makers(proto.graph.node)[tensor]
+        sentence = f"The model itself gives NaN in {nan_output!r}, first in {tensor!r}, made by {_label(node)}."
+        remedy = f"guard {_label(node)} against its inputs"
+        return Answer("NaN", (sentence,), kind="nan", places=(node_name(node), tensor), remedy=remedy)
     evidence: tuple[str, ...] = (f"Two runs on the same data differ: {'; '.join(report.reasons)[:300]}",)
     places: tuple[str, ...] = ()
-    cutter = Cutter(proto)
-    names = list(chain.from_iterable(map(cutter.visible, cutter.order)))
-    values = _values(proto, names, [*subject.feeds, *subject.feeds])
-    first = _first_bad(names, values[count:], values[:count], _TO_THE_BIT)
-    if first is not None:
-        node = walk.makers(proto.graph.node)[first]
-        places = (node_name(node), first)
-        evidence += (f"The first tensor that changes is {first!r}, made by {_named(node)}.",)
+    changing = _first_bad(names, values[count:], values[:count], _TO_THE_BIT)
+    if changing is not None:
+        node = walk.makers(proto.graph.node)[changing]
+        places = (node_name(node), changing)
+        evidence += (f"The first tensor that changes is {changing!r}, made by {_label(node)}.",)
     remedy = "export the model without its random nodes, or compare under tolerances that allow for them"
     return Answer("no", evidence, kind="not repeatable", places=places, remedy=remedy)
 
 
+def _has_nan(outputs: Sequence[Mapping[str, Any]], name: str) -> bool:
+    arrays = [np.asarray(iteration[name]) for iteration in outputs]
+    return any(array.dtype.kind == "f" and bool(np.isnan(array).any()) for array in arrays)
+
+
 def ask_golden(subject: Subject, parent: str) -> Answer:
     """Whether the model itself agrees with the golden outputs."""
-    twin = None if subject.config.golden_model is None else Model.load(subject.config.golden_model).proto()
-    golden: list[Mapping[str, Any]]
+    config = subject.config
+    twin = None if config.golden_model is None else Model.load(config.golden_model).proto()
+    golden: Sequence[Mapping[str, Any]]
     if twin is not None:
-        golden = [*reference_outputs(twin, subject.feeds)]
-    elif subject.config.check.golden is not None:
-        golden = list(RunResults.load(subject.config.check.golden)[0][1])
+        golden = reference_outputs(twin, subject.feeds)
+    elif config.check.golden is not None:
+        golden = list(RunResults.load(config.check.golden)[0][1])
     else:
         sentence = "There are no golden outputs and no golden model: the model is taken to be right."
         return Answer("none given", (sentence,))
@@ -200,70 +143,73 @@ def ask_golden(subject: Subject, parent: str) -> Answer:
     report = compare_outputs(_only(names, subject.outputs), _only(names, golden), exact)
     if report:
         return Answer("agrees", ("In FP32, without optimizations, the model agrees with the golden outputs.",))
-    sentence = f"In FP32, without optimizations, the model is wrong: {'; '.join(report.reasons)[:300]}"
-    # The first tensor that differs from the golden one of its name.
-    mine = subject.model.proto()
-    # Names are all that two exports of a model have in common.
-    golden_names = set(golden[0]) if twin is None else walk.makers(twin.graph.node).keys()
-    cutter = Cutter(mine)
-    common = [name for name in chain.from_iterable(map(cutter.visible, cutter.order)) if name in golden_names]
-    actual = _values(mine, common, subject.feeds)
-    # Saved outputs may have tensors inside the model too.
-    expected: Sequence[Mapping[str, Any]] = golden if twin is None else _values(twin, common, subject.feeds)
-    first = _first_bad(common, actual, _only(common, expected), replace(exact, nans_equal=True, infinities_equal=True))
-    if first is None:
-        return Answer("differs", (sentence,), kind="model", remedy="export the model again")
-    node = walk.makers(mine.graph.node)[first]
-    evidence = (sentence, f"The first of {len(common)} tensors that differs is {first!r}, made by {_named(node)}.")
-    places = (node_name(node), first)
+    evidence: tuple[str, ...] = (
+        f"In FP32, without optimizations, the model is wrong: {'; '.join(report.reasons)[:300]}",
+    )
+    # Names are all that two exports of a model have in common. Saved outputs may have tensors inside the model too.
+    proto = subject.model.proto()
+    golden_names = golden[0].keys() if twin is None else walk.makers(twin.graph.node).keys()
+    names = [name for name in _tensor_names(proto) if name in golden_names]
+    actual = _values(proto, names, subject.feeds)
+    expected = _only(names, golden) if twin is None else _values(twin, names, subject.feeds)
+    name = _first_bad(names, actual, expected, replace(exact, nans_equal=True, infinities_equal=True))
+    if name is None:
+        return Answer("differs", evidence, kind="model", remedy="export the model again")
+    node = walk.makers(proto.graph.node)[name]
+    evidence += (f"The first of {len(names)} tensors that differs is {name!r}, made by {_label(node)}.",)
+    places = (node_name(node), name)
     # A branch that nothing passes has the same value everywhere.
-    flat, golden_flat = (np.concatenate([np.ravel(outputs[first]) for outputs in side]) for side in (actual, expected))
-    if flat.size > 1 and (flat == flat[0]).all() and not (golden_flat == golden_flat[0]).all():
-        constant = "It has one value for all inputs; the golden one does not."
+    if _is_constant(actual, name) and not _is_constant(expected, name):
+        evidence += ("It has one value for all inputs; the golden one does not.",)
         remedy = "find out why nothing gets through there"
-        return Answer("differs", (*evidence, constant), kind="dead branch", places=places, remedy=remedy)
+        return Answer("differs", evidence, kind="dead branch", places=places, remedy=remedy)
     if twin is None:
         return Answer("differs", evidence, kind="model", places=places, remedy=f"see what feeds {places[0]!r}")
-    return _difference_of_nodes(mine, twin, node, first, evidence)
+    return _difference_of_nodes(proto, twin, node, name, evidence)
+
+
+def _is_constant(outputs: Sequence[Mapping[str, Any]], name: str) -> bool:
+    values = np.concatenate([np.ravel(iteration[name]) for iteration in outputs])
+    return bool(values.size > 1 and (values == values[0]).all())
 
 
 def _difference_of_nodes(
-    mine: onnx.ModelProto, twin: onnx.ModelProto, node: onnx.NodeProto, tensor: str, evidence: tuple[str, ...]
+    proto: onnx.ModelProto, twin: onnx.ModelProto, node: onnx.NodeProto, tensor: str, evidence: tuple[str, ...]
 ) -> Answer:
     """Compare a node with the producer of the tensor of the same name in the golden model."""
-    makers = walk.makers(twin.graph.node)
-    other = makers[tensor]
+    makers, twin_makers = walk.makers(proto.graph.node), walk.makers(twin.graph.node)
+    other = twin_makers[tensor]
     places: tuple[str, ...] = (node_name(node), tensor)
-    weights, golden_weights = (
-        {name: onnx.numpy_helper.to_array(t) for name, t in constant_tensors(m.graph).items()} for m in (mine, twin)
-    )
+    weights, golden_weights = constant_tensors(proto.graph), constant_tensors(twin.graph)
     for name, golden_name in zip(node.input, other.input):
-        constant, golden_constant = weights.get(name), golden_weights.get(golden_name)
-        if (
-            constant is None
-            or golden_constant is None
-            or (constant.dtype == golden_constant.dtype and constant.tobytes() == golden_constant.tobytes())
-        ):
+        if name not in weights or golden_name not in golden_weights:
             continue
-        sentence = f"Its constant {name!r} differs from the golden model's {golden_name!r}."
-        remedy = f"replace {name!r} by the golden model's {golden_name!r}"
-        return Answer("differs", (*evidence, sentence), kind="wrong constant", places=(name, *places), remedy=remedy)
+        constant, golden_constant = map(onnx.numpy_helper.to_array, (weights[name], golden_weights[golden_name]))
+        if constant.dtype != golden_constant.dtype or constant.tobytes() != golden_constant.tobytes():
+            evidence += (f"Its constant {name!r} differs from the golden model's {golden_name!r}.",)
+            remedy = f"replace {name!r} by the golden model's {golden_name!r}"
+            return Answer("differs", evidence, kind="wrong constant", places=(name, *places), remedy=remedy)
     # Nodes of the golden model just above, whose results this model does not have.
-    own_names = walk.makers(mine.graph.node)
-    lost = [makers[name] for name in other.input if name in makers and name not in own_names]
+    lost = [twin_makers[name] for name in other.input if name in twin_makers and name not in makers]
     if other.op_type != node.op_type:
         lost.insert(0, other)
     if lost:
-        named = ", ".join(map(_named, lost))
-        evidence += (f"The golden model has {named} there; this one does not.",)
+        labels = ", ".join(map(_label, lost))
+        evidence += (f"The golden model has {labels} there; this one does not.",)
         places = (*map(node_name, lost), *places)
-        return Answer("differs", evidence, kind="lost node", places=places, remedy=f"put {named} back")
-    evidence += (f"The golden model has {_named(other)} there, with other inputs or attributes.",)
+        return Answer("differs", evidence, kind="lost node", places=places, remedy=f"put {labels} back")
+    evidence += (f"The golden model has {_label(other)} there, with other inputs or attributes.",)
     return Answer("differs", evidence, kind="model", places=places, remedy="export the model again")
 
 
-def _named(node: onnx.NodeProto) -> str:
+def _label(node: onnx.NodeProto) -> str:
     return f"{node.op_type} {node_name(node)!r}"
+
+
+def _tensor_names(proto: onnx.ModelProto) -> list[str]:
+    """The tensors of a model in order of execution."""
+    cutter = Cutter(proto)
+    return list(chain.from_iterable(map(cutter.visible, cutter.order)))
 
 
 def _values(proto: onnx.ModelProto, names: list[str], feeds: list[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -288,8 +234,3 @@ def _first_bad(
     report = compare_outputs(actual, expected, replace(tolerances, per_output={}))
     bad = {output.name for output in report.outputs if output.verdict == "bad"}
     return next((name for name in names if name in bad), None)
-
-
-def first_lines(texts: Sequence[str]) -> Iterator[str]:
-    """The first three texts, shortened, each in one line."""
-    yield from (" ".join(text.split())[:300] for text in texts[:3])

@@ -15,8 +15,8 @@ from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
-from trtops.ops.triaging.model_questions import Subject
 from trtops.ops.triaging.result import Answer, Step, TriageConfig, TriageResult
+from trtops.ops.triaging.subject import Subject
 from trtops.system.worker import close_workers
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker
@@ -39,43 +39,28 @@ class Question(NamedTuple):
 QUESTIONS: dict[str, Question] = {
     "data": Question("Is the data usable?", model_.ask_data, {"usable": "structure"}),
     "structure": Question("Is the model sound, node by node?", model_.ask_structure, {"sound": "shapes"}),
-    "shapes": Question(
-        "Does the model itself run at the ends of its profiles?",
-        model_.ask_shapes,
-        {"no profiles": "repeats", "all run": "repeats"},
-    ),
-    "repeats": Question(
-        "Does the model itself give the same outputs twice, without NaN?", model_.ask_repeats, {"yes": "golden"}
-    ),
+    "shapes": Question("Does the model itself run at the ends of its profiles?", model_.ask_shapes,
+        {"no profiles": "repeats", "all run": "repeats"}),
+    "repeats": Question("Does the model itself give the same outputs twice, without NaN?", model_.ask_repeats,
+        {"yes": "golden"}),
     "golden": Question("Is the model itself right?", model_.ask_golden, {"none given": "build", "agrees": "build"}),
-    "build": Question(
-        "Is the engine bad?",
-        engine.ask_build,
-        {"bad": "again", "bad when rounded": "divergence", "it fails": "minimal"},
-    ),
-    "again": Question(
-        "Is it bad every time?", engine.ask_again, {"every time": "precision", "not every time": "campaign"}
-    ),
-    "campaign": Question(
-        "Which choice of the builder makes builds bad?", engine.ask_campaign, {"none is confirmed": "precision"}
-    ),
-    "precision": Question(
-        "Is it the precision, or the builder?",
-        engine.ask_precision,
-        {"the precision": "divergence", "quantization": "ranges", "the builder": "tactic"},
-    ),
+    "build": Question("Is the engine bad?", engine.ask_build,
+        {"bad": "again", "bad when rounded": "divergence", "it fails": "minimal"}),
+    "again": Question("Is it bad every time?", engine.ask_again,
+        {"every time": "precision", "not every time": "campaign"}),
+    "campaign": Question("Which choice of the builder makes builds bad?", engine.ask_campaign,
+        {"none is confirmed": "precision"}),
+    "precision": Question("Is it the precision, or the builder?", engine.ask_precision,
+        {"the precision": "divergence", "quantization": "ranges", "the builder": "tactic"}),
     "divergence": Question("Where does rounding go wrong, and how?", engine.ask_divergence, {_ANY: "keep"}),
     "keep": Question("Which nodes must stay in FP32?", engine.ask_keep, {_ANY: "minimal"}),
-    "ranges": Question(
-        "Does a calibrated range cut off values?",
-        engine.ask_ranges,
-        {"calibrated here": "layers", "all fit": "layers", "other causes": "layers"},
-    ),
+    "ranges": Question("Does a calibrated range cut off values?", engine.ask_ranges,
+        {"calibrated here": "layers", "all fit": "layers", "other causes": "layers"}),
     "layers": Question("Which layers does INT8 cost most?", engine.ask_layers, {}),
     "tactic": Question("Which choice of the builder makes it bad?", engine.ask_tactic, {_ANY: "minimal"}),
     "minimal": Question("How small does the failing case get?", engine.ask_minimal, {_ANY: "bundle"}),
     "bundle": Question("Can it be reproduced without trtops?", engine.ask_bundle, {}),
-}
+}  # fmt: skip
 """Every question. The first is ``data``."""
 
 
