@@ -6,7 +6,6 @@ twice.
 """
 
 import contextlib
-import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.campaign.bisect import bisect
-from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
+from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult, Unit
 from trtops.ops.campaign.bisection_planner import Planner
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
@@ -199,31 +198,17 @@ def debug_build(
             run = tracker.start(experiment, name, kind="debug_build", tags={**(tags or {}), **first})
             stack.enter_context(_locked_campaign(run.id, tracker))
         stack.callback(close_workers)
-        campaign = Campaign(
-            run_id=run.id,
-            experiment=experiment,
-            model=str(loaded.path),
-            model_sha256=loaded.info.sha256,
-            config=config,
-            tags=tuple((tags or {}).items()),
-        )
-
-        def in_this_thread(campaign: Campaign, number: int) -> Future[CampaignBuild]:
-            future: Future[CampaignBuild] = Future()
-            future.set_result(iterate(campaign, number, tracker=tracker, evaluate_engine=evaluate))
-            return future
-
         try:
-            golden = _log_beginning(campaign, run, loaded, tracker, evaluate)
-            state = _CampaignState(replace(campaign, golden_sha256=golden), run, tracker, progress, began)
-            state.report(None)
-            while True:
-                for result in state.iterate(submit or in_this_thread):
-                    state.add(result)
-                    state.report(result)
-                if not state.can_bisect:
-                    return state.finish()
-                run_step("bisect", state.bisect, tags, evaluate)
+            campaign = Campaign(
+                run_id=run.id,
+                experiment=experiment,
+                model=str(loaded.path),
+                model_sha256=loaded.info.sha256,
+                config=config,
+                golden_sha256=_log_beginning(config, run, loaded, tracker, evaluate),
+                tags=tuple((tags or {}).items()),
+            )
+            return _CampaignState(campaign, run, tracker, evaluate, progress, began).run_to_end(submit)
         except BaseException as exc:
             run.fail(exc)
             raise
@@ -236,6 +221,7 @@ class _CampaignState:
     campaign: Campaign
     run: Run
     tracker: Tracker
+    evaluate: EngineEvaluator | None
     progress: Callable[[CampaignProgress], None] | None
     began: float
 
@@ -257,6 +243,22 @@ class _CampaignState:
         self._diff: TacticDiff | None = None
         self._written = self._diffed = 0  # numbers of builds when the table was last written, and last diffed
         self._update_diff()
+
+    def run_to_end(self, submit: Submit | None) -> DebugBuildResult:
+        """Make iterations and bisections in turns, until neither is needed."""
+        self.report(None)
+        while True:
+            for build in self.iterate(submit or self._iterate_in_this_thread):
+                self.add(build)
+                self.report(build)
+            if not self.can_bisect:
+                return self.finish()
+            run_step("bisect", self.bisect)
+
+    def _iterate_in_this_thread(self, campaign: Campaign, number: int) -> "Future[CampaignBuild]":
+        future: Future[CampaignBuild] = Future()
+        future.set_result(iterate(campaign, number, tracker=self.tracker, evaluate_engine=self.evaluate))
+        return future
 
     def iterate(self, submit: Submit) -> Iterator[CampaignBuild]:
         """Make iterations until there are enough; yields them as they finish."""
@@ -311,36 +313,37 @@ class _CampaignState:
         minutes = self.campaign.config.max_minutes
         return None if minutes is None else minutes - (time.perf_counter() - self.began) / 60
 
-    def bisect(self, tags: Mapping[str, str] | None, evaluate: EngineEvaluator | None) -> None:
+    def bisect(self) -> None:
         """Mix a good and a bad build with the rest of the budget, or resume an interrupted bisection."""
         config, planner = self.campaign.config, self._planner
-        bisect_pair = functools.partial(
-            bisect,
-            tracker=self.tracker,
-            tags=tags,
-            evaluate=evaluate,
-            progress=lambda done, max_builds: self.report(None, done),
-        )
-        if planner.unfinished is not None:  # its plan holds everything else
-            resumed = bisect_pair(planner.unfinished.id, config=BisectConfig(allow_scripts=True))
-            planner.add(resumed, len(self._table))
-            return
-        pair = planner.pair(self._table)
-        assert pair is not None
-        # A bisection reads the campaign's builds from the store.
-        campaigns.log_table(self.run, self._table)
-        result = bisect_pair(
-            pair.good,
-            pair.bad,
-            BisectConfig(
-                allow_scripts=True,  # this campaign runs them already
+        bisect_config = BisectConfig(allow_scripts=True)  # this campaign runs them already
+        bad: str | None = None
+        held: tuple[Unit, ...] = ()
+        if planner.unfinished is not None:
+            run = planner.unfinished.id  # its plan holds everything else
+        else:
+            pair = planner.pair(self._table)
+            assert pair is not None
+            run, bad, held = pair.good, pair.bad, pair.held
+            # A bisection reads the campaign's builds from the store.
+            campaigns.log_table(self.run, self._table)
+            bisect_config = replace(
+                bisect_config,
                 confidence=planner.confidence(),
                 max_builds=config.limit - len(self._table) - planner.trials,
                 max_minutes=self._minutes_left,
                 seed=config.seed + len(planner.done),
                 devices=config.devices,
-            ),
-            held_units=pair.held,
+            )
+        result = bisect(
+            run,
+            bad,
+            bisect_config,
+            tracker=self.tracker,
+            tags=dict(self.campaign.tags),
+            evaluate=self.evaluate,
+            progress=lambda done, max_builds: self.report(None, done),
+            held_units=held,
         )
         planner.add(result, len(self._table))
 
@@ -448,10 +451,9 @@ def _locked_campaign(campaign_id: str, tracker: Tracker) -> Iterator[None]:
 
 
 def _log_beginning(
-    campaign: Campaign, run: Run, model: Model, tracker: Tracker, evaluate: EngineEvaluator | None
+    config: DebugBuildConfig, run: Run, model: Model, tracker: Tracker, evaluate: EngineEvaluator | None
 ) -> str | None:
     """Log config, model and materials, unless an earlier process did; returns the digest of the golden outputs."""
-    config = campaign.config
     # Scripts that may not be run here are refused before they are sent to where iterations are made.
     for source in (config.check.data, config.calibration_data):
         check_source(source)
