@@ -113,13 +113,13 @@ def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scr
     """Return the campaign of a bisection; arguments as in :func:`bisect` and its config."""
     run_id = run_id_of(run, tracker)
     if bad is not None:
-        parents = [tracker.info(build_run).parent for build_run in (run_id, run_id_of(bad, tracker))]
-        if parents[0] is None or parents[0] != parents[1]:
+        parent = tracker.info(run_id).parent
+        if parent is None or parent != tracker.info(run_id_of(bad, tracker)).parent:
             raise errors.ConfigError(
                 f"Runs {run_id} and {bad} are not builds of one campaign (`trtops debug build`), which defines how "
                 "to build and evaluate."
             )
-        run_id = parents[0]
+        run_id = parent
     return open_campaign(tracker, run_id, allow_scripts=allow_scripts)
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -151,7 +151,7 @@ class BisectSession:
             error_sum = self._error_sum()
             contributing = [] if error_sum is None else [contribution.unit for contribution in error_sum.contributions]
             left = np.array([unit in contributing for unit in self.mixture.units], np.bool_) & ~self.held
-            self.build(separating_mixture(np.array([build.taken for build in self.measured]), self.held, left, rng))
+            self.build(separating_mixture(_masks_of(self.measured)[0], self.held, left, rng))
 
     def _is_sum(self) -> bool:
         return (error_sum := self._error_sum()) is not None and error_sum.log_odds >= self._sure_odds
@@ -164,8 +164,7 @@ class BisectSession:
 
     def _error_sum(self) -> AddedErrors | None:
         """The errors as a sum, for the output with the best separation of bad and good builds, if any."""
-        taken = np.array([build.taken for build in self.measured])
-        bad = np.array([build.bad for build in self.measured])
+        taken, bad = _masks_of(self.measured)
         output, error, ratio = "", np.empty(0), 1.0
         for name in self.measured[0].errors or ():
             values = np.array([(build.errors or {}).get(name, math.inf) for build in self.measured])
@@ -198,8 +197,7 @@ class BisectSession:
         mixtures = self.measured[2:]
         if not mixtures or not self.mixture.consequences or self.mixture.is_by_settings:  # settings decide all layers
             return "", -math.inf
-        taken = np.array([build.taken for build in mixtures])
-        bad = np.array([build.bad for build in mixtures])
+        taken, bad = _masks_of(mixtures)
         followed = np.array([build.followed for build in mixtures])
         likelihood = Likelihood(len(bad), int(bad.sum()))
         scores = likelihood.mixed(followed.sum(axis=0), followed[bad].sum(axis=0))
@@ -249,3 +247,8 @@ class BisectSession:
         if self.progress is not None:
             self.progress(len(self.trials), self.plan.config.max_builds)
         return result
+
+
+def _masks_of(builds: Sequence[TrialResult]) -> tuple[Bools, Bools]:
+    """The units of builds, of shape ``(builds, units)``, and which builds are bad."""
+    return np.array([build.taken for build in builds]), np.array([build.bad for build in builds])

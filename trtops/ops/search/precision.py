@@ -3,6 +3,7 @@
 Each set of nodes is tested by writing its Casts into the ONNX model and running that.
 """
 
+import glob
 import itertools
 import logging
 import math
@@ -105,7 +106,7 @@ class Candidate:
     def rewritten(self) -> Rewritten:
         """The model in mixed precision; inputs and outputs stay FP32."""
         # As patterns that match one name only, also if it contains wildcards.
-        literal = ["".join(f"[{c}]" if c in "*?[" else c for c in name) for name in sorted(self.keep)]
+        literal = map(glob.escape, sorted(self.keep))
         weights = Path(self._folder.name) if is_lean(self.original) else None
         return lower_precision(self.original, self.config.to, exclude=[*self.config.exclude, *literal], weights=weights)
 
@@ -327,8 +328,9 @@ class _PrecisionSearch:
         if self.config.fastest and outcome != "bad":
             fewest, keep = keep, self.fastest(keep)
             minimal = minimal and keep == fewest
-            places = {"fastest": keep, "fewest in FP32": fewest, "all in FP32": self.everything}
-            latencies = {label: ms for label, items in places.items() if (ms := self.latency(items)) is not None}
+            for label, items in (("fastest", keep), ("fewest in FP32", fewest), ("all in FP32", self.everything)):
+                if (milliseconds := self.latency(items)) is not None:
+                    latencies[label] = milliseconds
         step = self.search.answers.get(keep)
         candidate = self.candidate(keep)
         names = tuple(self.names[index] for index in sorted(keep))
@@ -377,10 +379,12 @@ class _PrecisionSearch:
             sets.append(fewest.union(*(range(low, high) for low, high in pairs if high - low <= gap)))
         self.search.max_tests = None  # the limit on checks is for the search; these few are checked in any case
         passing = [items for items in dict.fromkeys(sets) if items == fewest or self.search.holds(items)]
-        measured = {items: self.latency(items) for items in passing}
-        timed = {items: latency for items, latency in measured.items() if latency is not None}
-        limit = min(timed.values(), default=0.0) * _AS_FAST
-        return min((items for items, latency in timed.items() if latency <= limit), key=len, default=fewest)
+        measured: dict[Items, float] = {}
+        for items in passing:
+            if (latency := self.latency(items)) is not None:
+                measured[items] = latency
+        limit = min(measured.values(), default=0.0) * _AS_FAST
+        return min((items for items, latency in measured.items() if latency <= limit), key=len, default=fewest)
 
     def candidate(self, items: Items) -> Candidate:
         """The candidate with these nodes in FP32."""
