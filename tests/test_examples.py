@@ -18,7 +18,7 @@ from tests import models
 # Names of these packages are public; so are the values and utilities in these modules.
 PACKAGES = ("trtops", "trtops.comparator", "trtops.backend.onnx", "trtops.backend.onnxrt", "trtops.backend.trt")
 MODULES = (
-    "trtops.calibration", "trtops.datatype", "trtops.errors", "trtops.func", "trtops.logger", "trtops.metadata",
+    "trtops.calibration.cache", "trtops.datatype", "trtops.errors", "trtops.func", "trtops.logger", "trtops.metadata",
     "trtops.next_step", "trtops.patterns", "trtops.record", "trtops.spec", "trtops.tables", "trtops.tactics.record",
     "trtops.tracking.base",
 )  # fmt: skip

@@ -178,7 +178,7 @@ class NoiseLimits(Record):
         """The origin of the deciding error's limit."""
         name, output = self.precision.upper(), report.decisive
         useful = f"what is useful in {(self.useful_in or self.precision).upper()}"
-        margin = None if output is None else output.margin(report.tolerances)
+        margin = report.margin
         if output is None or margin is None:
             return f"those of {name}'s rounding of the model on this data"
         if output.name in dict(self.insufficient):
