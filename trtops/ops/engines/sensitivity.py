@@ -99,6 +99,11 @@ def sensitivity(
 
     ``calibration_cache`` has the ranges: a cache, a file of either format, or ``run:ID``. ``data`` replaces the
     config's source. CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
+
+    >>> ranges = trtops.calibrate("model.onnx", trtops.CalibrateConfig(data="feed.npz", compare_with=()))
+    >>> result = sensitivity("model.onnx", f"run:{ranges.run_id}", SensitivityConfig(data="feed.npz", budget=0.05))
+    >>> result.error <= result.budget, result.keep
+    (True, ())
     """
     tracker = tracker_or_default(tracker)
     path = model_file(model)

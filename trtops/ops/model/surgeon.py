@@ -58,6 +58,11 @@ def extract(
     """Extract the part of a model between these tensors; None keeps the model's own.
 
     Dtypes and shapes that are None are inferred. If the part needs more inputs, an error lists them.
+
+    >>> part = extract("model.onnx", "part.onnx", outputs=[TensorSpec("r0")])
+    >>> print(part.text())
+    From image to r0.
+    9 nodes before, 3 now. Wrote part.onnx
     """
     starts = None if inputs is None else {spec.name: spec for spec in inputs}
     ends = None if outputs is None else {spec.name: spec for spec in outputs}

@@ -39,6 +39,11 @@ def inspect_data(
     The path is a ``.json`` file of trtops or Polygraphy, a folder of such files with one iteration each, an ``.npz`` or
     an ``.npy``. ``items`` values are printed at the ends of each axis, in lines of at most ``line_width`` characters;
     -1 sets no limit. FormatError if it cannot be read, or has no arrays; ConfigError if the file does not exist.
+
+    >>> print(inspect_data("feed.npz").text())
+    ==== Data (1 iterations) ====
+    <BLANKLINE>
+    image [dtype=float32, shape=(2, 3, 8, 8)] | Stats: mean=..., std-dev=...
     """
     saved = _load_saved(Path(path))
     if isinstance(saved, AccuracyResults):
