@@ -18,6 +18,7 @@ from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model, is_large
 from trtops.backend.onnx.save import save_model
 from trtops.backend.trt.choices.timing_cache import TimingCache
+from trtops.comparator.arrays import as_arrays
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.extras import installed
 from trtops.json import from_json
@@ -181,7 +182,7 @@ def _failed_case(
     else:
         missing = () if check.data is None else (f"data {check.data!r}: random data is used",)
         source = replace(check, data=None).open_for(model, profiles=spec.config.profiles)
-    feeds = [{name: np.asarray(array) for name, array in feed.items()} for feed in source]
+    feeds = list(map(as_arrays, source))
     golden: Sequence[Mapping[str, Any]]
     try:
         golden = list(golden_outputs(model, feeds, None)[0][1])

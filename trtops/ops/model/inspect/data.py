@@ -51,12 +51,10 @@ def inspect_data(
     are_results = isinstance(saved, RunResults)
     runs: list[tuple[str, list[dict[str, Any]], int]] = []  # a runner, the iterations to show, and how many it has
     for runner, iterations in saved.items() if isinstance(saved, RunResults) else [("inputs", saved)]:
-        shown = iterations if all_iterations else iterations[:1]
-        arrays = [
-            {name: _as_array(array, f"{path}: {name!r}") for name, array in saved_arrays.items()}
-            for saved_arrays in shown
-        ]
-        runs.append((runner, arrays, len(iterations)))
+        shown = []
+        for saved_arrays in iterations if all_iterations else iterations[:1]:
+            shown.append({name: _as_array(array, f"{path}: {name!r}") for name, array in saved_arrays.items()})
+        runs.append((runner, shown, len(iterations)))
 
     def describe() -> JSONValue:
         summaries: list[JSONValue] = []
