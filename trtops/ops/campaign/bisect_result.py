@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from trtops import errors
 from trtops.next_step import NextStep
 from trtops.ops.result import OpResult
-from trtops.record import Record
+from trtops.record import Config, Record
 from trtops.tables import listed
 from trtops.tables import table as text_table
 from trtops.tactics.bisection import Repeatability, SearchOutcome
@@ -57,7 +57,7 @@ class Unit(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BisectConfig(Record):
+class BisectConfig(Config):
     """How long to search, and how sure to be.
 
     Attributes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.ops.result import OpResult, op_run, run_step, tracker_or_default
-from trtops.record import Record
+from trtops.record import Config
 from trtops.tables import listed
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
@@ -21,7 +21,7 @@ _MAX_LISTED_SKIPS = 10  # skipped runs and files on a page
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffTacticsConfig(Record):
+class DiffTacticsConfig(Config):
     """The source of good and bad builds, and the granularity of the comparison.
 
     Builds of the store are compared in the order in which they ended, so the diff may be repeated as more of them end.

@@ -28,7 +28,7 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.registry.deny import builds_in, deny
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
-from trtops.record import Record
+from trtops.record import Config, Record
 from trtops.system.worker import close_workers
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
@@ -52,7 +52,7 @@ _SWAPS: dict[Swap, tuple[str, Literal["good", "bad"], bool]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProveConfig(Record):
+class ProveConfig(Config):
     """The suspect, and the number of builds.
 
     Attributes:

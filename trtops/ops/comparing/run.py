@@ -13,7 +13,7 @@ from trtops.backend.runner import BaseRunner
 from trtops.comparator.comparator import Comparator
 from trtops.comparator.results import RunResults
 from trtops.ops.result import OpResult, op_run
-from trtops.record import Record
+from trtops.record import Config
 from trtops.tables import markdown_table
 from trtops.verdict import Verdict
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Record):
+class RunConfig(Config):
     """Options for running runners and using their outputs, with the words of ``trtops run``."""
 
     warm_up: int = 0  # inferences of each runner before it is timed
@@ -75,6 +75,11 @@ def run_models(
     All of ``compare`` must match; the default is Polygraphy's, 1e-5 for each element. ``postprocess`` is applied to
     every iteration's outputs before. Without a tracker nothing is logged; with one the first pair of runners is, to an
     experiment named after the model's file unless it is given.
+
+    >>> from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+    >>> runners = [OnnxrtRunner(SessionFromOnnx("model.onnx"), name=name) for name in ("first", "second")]
+    >>> run_models(runners).verdict
+    'good'
     """
     path = Path(model)
     title = f"run {path.name}".strip()

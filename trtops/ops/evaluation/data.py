@@ -23,7 +23,7 @@ from trtops import errors
 from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
 from trtops.backend.engines import reference_runner
-from trtops.calibration.data import FeedDigest
+from trtops.calibration.data import ArraysInMemory, FeedDigest, data_source
 from trtops.comparator.arrays import cast_feed, copied
 from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, iterations_of
@@ -32,8 +32,8 @@ from trtops.comparator.streams import load_saved
 from trtops.extras import require
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
 from trtops.ops.evaluation.shapes import OTHER, ShapePoint, points, profile_of, spanning, with_profiles
-from trtops.record import Record
-from trtops.spec import BuildConfig, OptimizationProfile, Rounding
+from trtops.record import Config, Record
+from trtops.spec import IN_MEMORY, BuildConfig, OptimizationProfile, Rounding
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
 from trtops.verdict import Verdict
@@ -160,6 +160,9 @@ def open_feeds(
         return _random_feeds(inputs, shapes, profiles, accepted_inputs, iterations=iterations, seed=seed, runs=runs)
     if isinstance(source, Feeds):
         feeds = source
+    elif isinstance(source, ArraysInMemory):
+        name, source = str(source), source.feeds
+        feeds = Feeds(name, lambda: source)
     elif isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
@@ -269,16 +272,16 @@ def _data_of_saved_outputs(
         loader.input_metadata = inputs
         yield from (ProfiledFeed(feed, profile_of(feed, profiles)) for feed in loader)
 
-    assumed = {
-        name: tuple(size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
-        for name, spec in inputs.items()
-        if name not in input_shapes and spec.shape and any(map(is_dynamic, spec.shape))
-    }
+    assumed: dict[str, tuple[int, ...]] = {}
+    for name, spec in inputs.items():
+        if name not in input_shapes and spec.shape and any(map(is_dynamic, spec.shape)):
+            fixed = (size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
+            assumed[name] = tuple(fixed)
     return Feeds(f"random data of `trtops run` (seed {seed})", made, random=True, assumed=assumed)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Record):
+class DataConfig(Config):
     """Input data: the base of all configs with data.
 
     Attributes:
@@ -290,8 +293,8 @@ class DataConfig(Record):
         seed: Seed of the random data.
     """
 
-    data: str | None = None
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    data: str | None = field(default=None, metadata={"convert": data_source})
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, metadata={"keyword": "shapes"})
     iterations: int = 2
     seed: int = 1
 
@@ -369,8 +372,11 @@ def check_source(source: str | None) -> None:
 
 def scripts_of(*sources: str | None) -> list[str]:
     """The scripts among data sources."""
-    paths = (_path_and_function(source)[0] for source in sources if source is not None)
-    return [str(path) for path in paths if path.suffix == ".py"]
+    scripts: list[str] = []
+    for source in filter(None, sources):
+        path, _ = _path_and_function(source)
+        scripts += [str(path)] if path.suffix == ".py" else []
+    return scripts
 
 
 def _path_and_function(text: str) -> tuple[Path, str]:
@@ -380,6 +386,8 @@ def _path_and_function(text: str) -> tuple[Path, str]:
 
 def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
     path, function = _path_and_function(text)
+    if text.startswith(IN_MEMORY):
+        raise errors.ConfigError(f"The data were {text} of another process. Save them, and give the path to {_KINDS}.")
     if not path.exists():
         raise errors.ConfigError(f"Data source {text!r} does not exist. Give a path to {_KINDS}.")
     if path.suffix == ".py":
@@ -517,15 +525,13 @@ class Emulation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each."""
-        overflowing = [
-            f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]
-        ]
+        problems: list[str] = []
+        for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]:
+            problems.append(f"{tensor!r} overflows, {peak:,.0f} > 65,504")
         if len(self.overflows) > _MAX_LISTED_OVERFLOWS:
-            overflowing.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
-        return tuple(
-            f"in {self.precision.upper()} as a GPU rounds it: {reason}"
-            for reason in (*overflowing, *self.report.reasons)
-        )
+            problems.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
+        problems += self.report.reasons
+        return tuple(f"in {self.precision.upper()} as a GPU rounds it: {problem}" for problem in problems)
 
     def sentence(self) -> str:
         """The evaluation in a line."""
@@ -566,13 +572,13 @@ def run_in_16_bit(
 
 def all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:
     """All numbers of an output; None if an iteration lacks it, or it does not hold numbers."""
-    run = results[0][1]
-    if any(name not in iteration for iteration in run):
-        return None
-    arrays = [np.asarray(iteration[name]) for iteration in run]
-    if any(array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16" for array in arrays):
-        return None
-    return np.concatenate([array.astype(np.float64).ravel() for array in arrays])
+    arrays: list[npt.NDArray[np.float64]] = []
+    for iteration in results[0][1]:
+        array = np.asarray(iteration.get(name, ""))
+        if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+            return None
+        arrays.append(array.astype(np.float64).ravel())
+    return np.concatenate(arrays)
 
 
 def root_mean_square(difference: npt.NDArray[np.float64]) -> float:

@@ -13,7 +13,7 @@ from trtops.backend.onnx.messages import ModelProto
 from trtops.backend.onnx.model import Model
 from trtops.metadata import Shape, TensorMetadata
 from trtops.ops.result import model_file
-from trtops.record import Record
+from trtops.record import Config
 
 if TYPE_CHECKING:
     import onnx
@@ -60,7 +60,7 @@ def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> T
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveConfig(Record):
+class SaveConfig(Config):
     """Where weights go when a model is written; see :func:`trtops.backend.onnx.save.save_model`."""
 
     external_data: str | None = None  # a path next to the model file; "" is its name with .data appended

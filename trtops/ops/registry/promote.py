@@ -16,7 +16,7 @@ from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpResult, OpRun, op_run, tracker_or_default
-from trtops.record import Record, with_options
+from trtops.record import Config, with_options
 from trtops.spec import BackendName
 from trtops.system.allowed import ask_for
 from trtops.system.worker import close_workers
@@ -27,7 +27,7 @@ from trtops.tracking.builds import find_model, log_materials
 
 @dataclass(frozen=True, kw_only=True)
 class PromoteConfig(
-    Record,
+    Config,
     uses={
         "check": "data input_shapes iterations seed golden labels tolerances warm_up latency_runs min_precision_share "
         "power self_check"

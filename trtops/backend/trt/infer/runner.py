@@ -29,6 +29,9 @@ class TrtRunner(BaseRunner):
     ``__cuda_array_interface__`` names.
 
     ``engine``, ``context`` and ``stream`` exist while the runner is active.
+
+    >>> with TrtRunner(EngineFromPath("model.engine")) as runner:  # doctest: +SKIP
+    ...     outputs = runner.infer(dict(np.load("feed.npz")))
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class TrtRunner(BaseRunner):
                 "with EngineFromBytes."
             )
         self.stream = memory.Stream()
-        self._events = [memory.Event() for _ in range(2)]
+        self._events = [memory.Event(), memory.Event()]
         if self.optimization_profile is not None:
             self._select_profile(self.optimization_profile)
         self._make_slots()
