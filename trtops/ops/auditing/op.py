@@ -97,6 +97,11 @@ def audit(
 
     Everything is taken from the tracking store. A run that cannot be read or rebuilt is part of the result.
     RunNotFoundError if a run id does not exist; ConfigError if no run matches, or a key or folder cannot be read.
+
+    >>> build = trtops.convert("model.onnx", trtops.ConvertConfig(check=trtops.CheckConfig(data="feed.npz")))
+    >>> result = audit(AuditConfig(runs=(build.run_id,)))
+    >>> result.headline, result.grades
+    ('1 of 1 runs pass', {'bytes equal': 1})
     """
     tracker = tracker_or_default(tracker)
     # Keys and folder are checked first: an audit takes hours.
