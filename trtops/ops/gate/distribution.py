@@ -195,14 +195,13 @@ class _Builds:
         if measured is not None:
             self._longest_build = max(self._longest_build or 0.0, measured.candidate.build_seconds)
         tactics = campaigns.load_record(stored)
-        refused = dict.fromkeys(finding.subject for finding in result.findings if finding.outcome == "refuse")
         kernels = () if measured is None else measured.candidate.kernels
         build = GatedBuild(
             number=number,
             of=of,
             decision=result.decision,
             reasons=result.reasons,
-            outside=", ".join(refused),
+            outside=", ".join(result.subjects("refuse")),
             ratio=None if result.ratio is None else result.ratio.ratio,
             latency_ms=None if measured is None or measured.rounds is None else measured.rounds.candidate_ms,
             kernels=", ".join(f"{count} {name}" for name, count in kernels),
@@ -235,15 +234,14 @@ class _Builds:
         for release in dict.fromkeys(releases) if timed else ():
             while count < _ACCEPTED_BUILDS and self.minutes_left() > 0:
                 result = self.add("accepted", model, replace(again, release=release))
-                measured = result.measured
-                version = measured and measured.candidate.environment.backend_version
-                if version != source.engine.environment.backend_version:
+                candidate = None if result.measured is None else result.measured.candidate
+                version = source.engine.environment.backend_version
+                if candidate is None or candidate.environment.backend_version != version:
                     break
                 count += 1
-                refused = {finding.subject for finding in result.findings if finding.outcome == "refuse"}
-                if measured is not None and refused <= {"latency", "size"}:
+                if {*result.subjects("refuse")} <= {"latency", "size"}:
                     ratios[result.holder] = 1.0 if result.ratio is None else result.ratio.ratio
-                    sizes[result.holder] = measured.candidate.engine_bytes
+                    sizes[result.holder] = candidate.engine_bytes
         if not ratios:
             return config
         _, reference = sorted((ratio, holder) for holder, ratio in ratios.items())[len(ratios) // 2]
