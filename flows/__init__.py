@@ -1,4 +1,4 @@
-"""The flows of :mod:`trtops.flows` as modules of a checkout: ``from flows.convert import convert``.
+"""The flows of a checkout, by subject, with their deployments: ``from flows.convert import convert``.
 
-The demo and the deployments of ``prefect.yaml`` are only here.
+An installation has the same flows in :mod:`trtops.flows`. The demo and ``make deploy`` are only here.
 """

@@ -1,1 +1,25 @@
-from trtops.flows import convert as convert
+"""Build engines from ONNX models and check them: one model, a list, or a folder.
+
+    result = convert("model.onnx", precision="fp16", data="inputs.npz")
+
+Each flow calls an op of ``trtops``, and has all options of its config as parameters:
+
+    convert  ops/engines/convert.py
+    compare  ops/comparing/compare.py
+    nightly  ops/engines/build_list.py, each build as a task
+    watch    the same, for new models of a folder
+
+Deployments in ``prefect.yaml``:
+
+    deployment   schedule              defaults
+    convert-cpu  on demand
+    convert-gpu  on demand             backend: tensorrt
+    compare-cpu  on demand
+    nightly-cpu  cron 30 1 * * *       models: models.yaml; backends: [onnxruntime]
+    nightly-gpu  cron 30 1 * * *, off  models: models.yaml; backends: [tensorrt]
+    watch-cpu    every 600 s           folder: models
+"""
+
+from trtops.flows import compare, convert, nightly, watch
+
+__all__ = ["compare", "convert", "nightly", "watch"]

@@ -12,7 +12,8 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect i
 
 from flows.digits import make_digits
 from trtops.flows import convert
-from trtops.ops.engines.convert import ConvertConfig, builds_table
+from trtops.ops.engines.convert import ConvertConfig
+from trtops.ops.engines.convert_result import builds_table
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.stored_runs import report
 from trtops.spec import Precision

@@ -11,7 +11,7 @@ import onnx
 from onnx import numpy_helper
 
 from tests import models
-from trtops.backend.base import Build, Caches
+from trtops.backend.base import Build, BuildRequest, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.ratio import Metric
@@ -145,7 +145,7 @@ SLOW = (
 def built(path: Path, config: BuildConfig, caches: Caches | None = None) -> Build:
     """An engine of ONNX Runtime, built in this process."""
     backend = engine_backend(config.backend)
-    return backend.build(Model.load(path), config, caches=caches or Caches())
+    return backend.build(BuildRequest(Model.load(path), config, caches=caches or Caches()))
 
 
 def slow_build(path: Path, config: BuildConfig) -> Build:

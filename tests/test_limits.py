@@ -15,7 +15,8 @@ import pytest
 from tests import bombs, models
 from trtops import errors
 from trtops.backend.onnx import fold, shapes
-from trtops.backend.onnx.model import Model, check_inlined_size
+from trtops.backend.onnx.hostile import check_inlined_size
+from trtops.backend.onnx.model import Model
 from trtops.cli.main import main
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.model.lint import lint
@@ -78,8 +79,8 @@ def test_nested_functions_are_counted_before_inlining(tmp_path: Path, caplog) ->
 def test_recursive_functions_are_refused(monkeypatch) -> None:
     with pytest.raises(errors.InvalidModelError, match="calls itself"):
         check_inlined_size(bombs.doubling_functions(3, circle=True))
-    monkeypatch.setattr("trtops.backend.onnx.model._MAX_NODES", 1 << 40)
-    monkeypatch.setattr("trtops.backend.onnx.model._MAX_SMALL_NODES", 1 << 40)
+    monkeypatch.setattr("trtops.backend.onnx.hostile._MAX_NODES", 1 << 40)
+    monkeypatch.setattr("trtops.backend.onnx.hostile._MAX_SMALL_NODES", 1 << 40)
     with pytest.raises(errors.InvalidModelError, match="through more than 200 others"):
         check_inlined_size(bombs.doubling_functions(300))
     check_inlined_size(bombs.doubling_functions(30))

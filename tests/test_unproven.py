@@ -16,7 +16,8 @@ from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.comparing.compare import compare
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.gate.matrix import gate_all
 from trtops.ops.gate.op import gate

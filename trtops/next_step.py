@@ -28,7 +28,6 @@ _FIELDS_ONLY = frozenset((
     "calibration_fit", "mark", "command",
 ))  # fmt: skip
 
-OF_8_BITS = frozenset(("calibration_data", "calibration_cache", "keep", "qdq_op_types", "qdq_rules"))
 _BUILDS = (BuildConfig, OnnxRuntimeOptions, TensorRTOptions)
 _BUILD = frozenset(("backend", *(field.name for config in _BUILDS for field in fields(config))))
 _DATA = frozenset(("data", "input_shapes", "iterations", "seed"))

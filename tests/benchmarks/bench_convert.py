@@ -52,6 +52,7 @@ def run_plain(path: Path, options: ort.SessionOptions) -> None:
 
 def bench_resnet50(goals: Goals, folder: Path) -> None:
     from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert
+    from trtops.backend.base import BuildRequest
     from trtops.backend.engines import engine_backend
     from trtops.backend.onnx.model import Model
     from trtops.system.activity import Page
@@ -63,7 +64,7 @@ def bench_resnet50(goals: Goals, folder: Path) -> None:
     # FP16 and INT8 build in a child that lives on, whose time does not show here.
     config = ConvertConfig(build=BuildConfig(precision="fp32"))
     seconds, result = timed(lambda: convert(path, config, tracker=MemoryTracker()))
-    tuned, _ = timed(lambda: engine_backend("onnxruntime").build(Model.load(path), config.build))
+    tuned, _ = timed(lambda: engine_backend("onnxruntime").build(BuildRequest(Model.load(path), config.build)))
     inference = (before + cost_of_inference(session)) / 2  # a machine is not always equally fast
     # The evaluation runs the model and the moved one without optimization, and the engine on each of two feeds and for
     # its latency.

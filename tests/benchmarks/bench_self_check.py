@@ -9,6 +9,7 @@ import onnx
 
 from tests import gates, models
 from tests.benchmarks.harness import Goals, benchmark, in_turns
+from trtops.backend.base import BuildRequest
 from trtops.backend.engines import engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.runner import BaseRunner, Feed
@@ -30,7 +31,7 @@ def measure(goals: Goals, title: str, model: Model, shape: tuple[int, ...]) -> N
     build = BuildConfig(options=OnnxRuntimeOptions(tactics=(), intra_op_threads=1))
     backend = engine_backend("onnxruntime")
     [source] = model.info.inputs
-    built = backend.build(model, build)
+    built = backend.build(BuildRequest(model, build))
     with backend.runner(built.engine) as runner, reference_runner(model) as reference:
         for number, batch in DATA:
             random = np.random.default_rng(1)

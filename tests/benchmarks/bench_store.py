@@ -1,6 +1,6 @@
 """An embedded store: logging, listing and resuming.
 
-Goals: ``runs list`` takes a second in a store of 10,000 runs. Logging a build (ten params, 200 metrics, six artifacts
+Goals: ``runs list`` takes two seconds in a store of 10,000 runs. Logging a build (ten params, 200 metrics, six files
 of 1 to 50 MB) takes 1.3 times the copying of the files, and 150 ms. A killed campaign that is resumed takes at most a
 second of CPU time more to its first iteration than a new one. A signature takes at most 50 ms of CPU time.
 """
@@ -111,7 +111,7 @@ def list_runs(folder: Path, goals: Goals) -> None:
             database.executemany(f"INSERT INTO {table} ({', '.join(rows[0])}) VALUES ({marks})", copies)
     command = [sys.executable, "-m", "trtops.cli", "runs", "list", "--store", str(folder / "listed")]
     seconds = in_turns({"list": lambda: run_quietly(command, folder)}, 5)["list"]
-    goals.at_most("list 10,000 runs", seconds, 1.0)
+    goals.at_most("list 10,000 runs", seconds, 2.0)
 
 
 def sign(folder: Path) -> None:

@@ -21,6 +21,7 @@ import onnx
 from tests import models
 from tests.benchmarks.harness import Goals, benchmark, in_turns, run_quietly
 from tests.benchmarks.networks import Graph
+from trtops.backend.base import BuildRequest
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import (
     CreateConfig,
@@ -175,7 +176,7 @@ def measure_ops(goals: Goals, folder: Path) -> None:
     backend, model, fp16 = TensorRTBackend(), Model.load(path), BuildConfig(precision="fp16", options=TensorRTOptions())
     unrecorded = replace(fp16, options=TensorRTOptions(record_tactics=False))
     for title, config in (("build without a record", unrecorded), ("build with a record", fp16)):
-        timed(title, lambda config=config: backend.build(model, config))
+        timed(title, lambda config=config: backend.build(BuildRequest(model, config)))
     for title in ("convert, first", "convert"):
         conversion = timed(title, converted)
     print(tracker.load(conversion.run_id).read_bytes(Artifact.TIMING).decode(), flush=True)

@@ -12,7 +12,7 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.spec import Environment, OnnxRuntimeOptions, OptimizationProfile, TensorRTOptions
 from trtops.tactics.record import TacticRecord
@@ -49,7 +49,7 @@ class EngineBackendContract:
 
     @pytest.fixture
     def build(self, backend, model, config):
-        return backend.build(model, config)
+        return backend.build(BuildRequest(model, config))
 
     def test_build_and_environment_are_complete(self, backend, build, model, config):
         environment = backend.environment(config)
@@ -125,25 +125,27 @@ class EngineBackendContract:
             ({"profiles": (wrong,)}, "17"),
         ):
             with pytest.raises(errors.ConfigError, match=message):
-                backend.build(model, replace(config, **change))
+                backend.build(BuildRequest(model, replace(config, **change)))
 
     def test_unknown_op_is_named(self, backend, config):
         with pytest.raises(errors.EngineBuildError, match=r"(?s)Frobnicate.*|frob.*"):
-            backend.build(Model.from_proto(models.no_kernel().proto), config)
+            backend.build(BuildRequest(Model.from_proto(models.no_kernel().proto), config))
 
     def test_unusable_caches_are_refused(self, backend, model, config, build):
         with pytest.raises(errors.CalibrationError, match="calibration"):
-            backend.build(model, replace(config, precision="int8"))
+            backend.build(BuildRequest(model, replace(config, precision="int8")))
         with pytest.raises(errors.TimingCacheError):
-            backend.build(model, config, caches=Caches(timing=b"\x00not a cache"))
+            backend.build(BuildRequest(model, config, caches=Caches(timing=b"\x00not a cache")))
         with pytest.raises(errors.TacticMismatchError):
-            backend.build(model, config, caches=Caches(replay=replace(build.tactics, device_sha256="0" * 64)))
+            backend.build(
+                BuildRequest(model, config, caches=Caches(replay=replace(build.tactics, device_sha256="0" * 64)))
+            )
 
     def test_timing_cache_repeats_the_choices(self, backend, model, config, build):
         if build.timing_cache is None:
             pytest.skip("this back end keeps no timing cache")
 
-        again = backend.build(model, config, caches=Caches(timing=build.timing_cache))
+        again = backend.build(BuildRequest(model, config, caches=Caches(timing=build.timing_cache)))
 
         assert again.tactics == build.tactics
         assert again.spec.timing_cache_sha256 is not None
@@ -152,7 +154,7 @@ class EngineBackendContract:
         if not any(choice.replayable for choice in build.tactics.choices):
             pytest.skip("this build has no replayable choices here")
 
-        again = backend.build(model, config, caches=Caches(replay=build.tactics))
+        again = backend.build(BuildRequest(model, config, caches=Caches(replay=build.tactics)))
 
         assert build.tactics.differing_layers(again.tactics) == ()
         assert again.spec.replay_sha256 == build.tactics.digest

@@ -9,11 +9,9 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from flows.accuracy import accuracy
-from flows.audit import audit
-from flows.gate import gate
-from flows.precision import precision
-from flows.reduce import reduce
+from flows.calibrate import precision
+from flows.reduce import accuracy, reduce
+from flows.store import audit, gate
 from tests import models
 from tests.gates import existing_release, perceptron, write
 from trtops import errors

@@ -16,12 +16,9 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.settings import PREFECT_UI_URL, temporary_settings
 from prefect.states import Crashed
 
-from flows.calibrate import calibrate
-from flows.convert import convert
-from flows.nightly import nightly
-from flows.reap import reap
-from flows.sensitivity import sensitivity
-from flows.watch import watch
+from flows.calibrate import calibrate, sensitivity
+from flows.convert import convert, nightly, watch
+from flows.store import reap
 from tests import models
 from tests.forking import run_in_children
 from tests.waiting import until
@@ -29,7 +26,7 @@ from trtops import errors
 from trtops.calibration import CalibrationCache
 from trtops.flows.flow_of import close_runs
 from trtops.ops.engines.calibrate import CalibrateConfig
-from trtops.ops.engines.convert import BuildJob
+from trtops.ops.engines.request import CommandData
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import schema
@@ -158,7 +155,7 @@ def test_list_and_folder_are_built(store: Path, tmp_path: Path, monkeypatch: pyt
     assert len(default_tracker().find("conv_net")) == 1
     (tmp_path / "conv_net.onnx").rename(tmp_path / "moved.onnx")
     with monkeypatch.context() as context:
-        context.setattr(BuildJob, "prepare", Mock(side_effect=errors.TrackingUnavailableError("the store is away")))
+        context.setattr(CommandData, "request", Mock(side_effect=errors.TrackingUnavailableError("the store is away")))
         result = watch(tmp_path, pattern="*.onnx", settle_seconds=0.0, precisions=("fp16",))
     assert (result.verdict, result.headline) == ("error", "1 of 1 failed (1 error): moved")
     [failed] = default_tracker().find("moved")  # not one for each retry

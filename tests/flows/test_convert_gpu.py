@@ -10,12 +10,12 @@ import onnx
 import pytest
 from prefect.client.orchestration import get_client
 
-from flows.compare import compare
-from flows.convert import convert
+from flows.convert import compare, convert
 from tests import models
 from trtops.backend.trt import current_gpu
 from trtops.comparator.report import Tolerances
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult
+from trtops.ops.engines.convert import ConvertConfig
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import builds

@@ -12,10 +12,9 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 
-from flows.debug_build import debug_build
+from flows.debug_build import debug_build, prove
 from flows.diff_tactics import diff_tactics
-from flows.promote import promote
-from flows.prove import prove
+from flows.store import promote
 from tests.campaigns import config, two_blocks
 from trtops import errors
 from trtops.flows.campaigns import spread

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -192,6 +193,28 @@ def test_deployments_name_flows_and_their_parameters():
         assert queue == "scheduled" if deployment.get("schedules") else queue in ("interactive", "bulk")
     assert len({(entry["entrypoint"], entry["name"]) for entry in listed}) == len(listed)
     assert list(QUEUES.items()) == [("scheduled", None), ("interactive", None), ("bulk", 1)]
+
+
+def test_flows_folder_shows_each_flow_and_its_deployments():
+    texts = {}
+    for path in FILE.parent.glob("flows/*.py"):
+        module = importlib.import_module(f"flows.{path.stem}")
+        text = " ".join((module.__doc__ or "").split())
+        for name in getattr(module, "__all__", ()):
+            texts[f"trtops.flows.{name}"] = text
+            assert getattr(module, name) is getattr(flows, name)
+        for source in re.findall(r" (\w+/\S+\.py)", text):
+            assert (FILE.parent / "trtops" / source).is_file()
+
+    assert sorted(texts) == sorted(f"trtops.flows.{name}" for name in flows.__all__)
+    for deployment in yaml.safe_load(FILE.read_text())["deployments"]:
+        when = "on demand"
+        for schedule in deployment.get("schedules", ()):
+            when = f"cron {schedule['cron']}" if "cron" in schedule else f"every {schedule['interval']} s"
+            when += "" if schedule.get("active", True) else ", off"
+        parameters = json.dumps(deployment.get("parameters", {}), separators=("; ", ": "))
+        defaults = re.sub('["{}]', "", parameters).replace("txt; ", "txt, ")
+        assert f"{deployment['name']} {when} {defaults}".strip() in texts[deployment["entrypoint"]]
 
 
 def test_automations_call_webhook_and_deployments():

@@ -28,7 +28,7 @@ from trtops.calibration.quantization import Quantization
 from trtops.lazy import known_as
 from trtops.metadata import is_dynamic
 from trtops.record import JSONValue, Record, sha256
-from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, ModelInfo
+from trtops.spec import BuildConfig, BuildSpec, Environment, Layer
 from trtops.tables import counted, listed
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
@@ -67,34 +67,42 @@ class Caches:
         deny_list = self.denied.here(environment)
         return deny_list.digest if deny_list.entries else None
 
-    def spec(
-        self,
-        model: ModelInfo,
-        config: BuildConfig,
-        environment: Environment,
-        data_sha256: str | None = None,
-        timing_feed: Feed | None = None,
-    ) -> BuildSpec:
-        """Return the spec of a build with these caches; ``data_sha256`` is the digest of calibration data, if any."""
-        timed: tuple[tuple[str, tuple[int, ...]], ...] = ()
-        if timing_feed is not None and self.replay is None and config.times_at_data:
-            timed = tuple(
-                (tensor.name, tuple(timing_feed[tensor.name].shape))
-                for tensor in model.inputs
-                if tensor.name in timing_feed and (tensor.shape is None or any(map(is_dynamic, tensor.shape)))
-            )
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Everything that a back end needs for one build.
+
+    Attributes:
+        model: The model.
+        config: How to build.
+        caches: Results of earlier builds.
+        calibration_data: Feeds to calibrate INT8 and FP8 with, unless there is a calibration cache.
+        timing_feed: The feed that ONNX Runtime times tactics on. By default it is random data in the shapes of the
+            optimization profiles; without profiles, dynamic dimensions are 1. TensorRT ignores it.
+    """
+
+    model: Model
+    config: BuildConfig
+    caches: Caches = field(default=Caches(), kw_only=True)
+    calibration_data: Iterable[Feed] | None = field(default=None, repr=False, kw_only=True)
+    timing_feed: Feed | None = field(default=None, repr=False, kw_only=True)
+
+    def spec(self, environment: Environment, data_sha256: str | None = None) -> BuildSpec:
+        """Return the spec of the build; ``data_sha256`` is the digest of the calibration data, if any."""
+        caches, timed_shapes = self.caches, []
+        if self.timing_feed is not None and caches.replay is None and self.config.times_at_data:
+            for tensor in self.model.info.inputs:
+                if tensor.name in self.timing_feed and (tensor.shape is None or any(map(is_dynamic, tensor.shape))):
+                    timed_shapes.append((tensor.name, tuple(self.timing_feed[tensor.name].shape)))
         return BuildSpec(
-            model_sha256=model.sha256,
-            config=config,
-            timed_shapes=timed,
-            timing_cache_sha256=None if self.timing is None else sha256(self.timing),
-            calibration_sha256=data_sha256 if self.calibration is None else sha256(self.calibration),
-            replay_sha256=None if self.replay is None else self.replay.digest,
-            denied_sha256=self.denied_sha256(environment),
+            model_sha256=self.model.info.sha256,
+            config=self.config,
+            timed_shapes=tuple(timed_shapes),
+            timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
+            calibration_sha256=data_sha256 if caches.calibration is None else sha256(caches.calibration),
+            replay_sha256=None if caches.replay is None else caches.replay.digest,
+            denied_sha256=caches.denied_sha256(environment),
         )
-
-
-NO_CACHES = Caches()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,19 +213,8 @@ class EngineBackend(Protocol):
         """Return the current state of the config's device (``sm_clock_mhz`` ...) for a run's tags."""
         ...
 
-    def build(
-        self,
-        model: Model,
-        config: BuildConfig,
-        *,
-        caches: Caches = NO_CACHES,
-        calibration_data: Iterable[Feed] | None = None,
-        timing_feed: Feed | None = None,
-    ) -> Build:
-        """Build one engine. ``calibration_data`` are feeds to calibrate INT8 with, unless there is a calibration cache.
-
-        ONNX Runtime times tactics on ``timing_feed``, or on random data in the shapes of the optimization profiles;
-        without either, dynamic dimensions are 1. TensorRT ignores it.
+    def build(self, request: BuildRequest) -> Build:
+        """Build one engine.
 
         Raises:
             ConfigError: If the config contradicts itself or the model, or is for another back end.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
+from trtops.backend.base import Build, BuildRequest, Engine, Feed
 from trtops.backend.engines import engine_backend
 from trtops.spec import BuildConfig, Environment
 from trtops.system.activity import needs_child
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
-    from trtops.backend.onnx.model import Model
 
 
 @dataclass(frozen=True)
@@ -54,34 +53,19 @@ class IsolatedBackend:
         """Return the device's state as the child reports it."""
         return self.worker.run(_call_in_child, self.backend, "device_state", config, timeout=self.timeout)
 
-    def build(
-        self,
-        model: Model,
-        config: BuildConfig,
-        *,
-        caches: Caches = NO_CACHES,
-        calibration_data: Iterable[Feed] | None = None,
-        timing_feed: Feed | None = None,
-    ) -> Build:
+    def build(self, request: BuildRequest) -> Build:
         """Build one engine in the child; WorkerError if it crashed, was killed, or exceeded the timeout."""
-        # Feeds are sent as a list. Their source may be endless, and no more than these are used.
-        feeds = (
-            None if calibration_data is None else list(itertools.islice(calibration_data, config.calibration_samples))
-        )
-        data: dict[str, Any] = {"caches": caches, "calibration_data": feeds, "timing_feed": timing_feed}
-        build: Build = self.worker.run(
-            _call_in_child, self.backend, "build", model, config, timeout=self.timeout, **data
-        )
+        if request.calibration_data is not None:
+            # Feeds are sent as a list. Their source may be endless, and no more than these are used.
+            feeds = list(itertools.islice(request.calibration_data, request.config.calibration_samples))
+            request = replace(request, calibration_data=feeds)
+        build: Build = self.worker.run(_call_in_child, self.backend, "build", request, timeout=self.timeout)
         return build
 
     def build_surviving(
         self,
-        model: Model,
-        config: BuildConfig,
+        request: BuildRequest,
         *,
-        caches: Caches = NO_CACHES,
-        calibration_data: Iterable[Feed] | None = None,
-        timing_feed: Feed | None = None,
         feed: Feed | None = None,
         crashed: Callable[[tuple[str, ...]], None] | None = None,
     ) -> Build:
@@ -93,13 +77,11 @@ class IsolatedBackend:
         """
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("attempt")) as folder:
             note = Path(folder, "attempt")
-            caches = replace(caches, attempt_file=str(note))
+            caches = replace(request.caches, attempt_file=str(note))
             while True:
                 note.unlink(missing_ok=True)
                 try:
-                    build = self.build(
-                        model, config, caches=caches, calibration_data=calibration_data, timing_feed=timing_feed
-                    )
+                    build = self.build(replace(request, caches=caches))
                     if feed is not None:
                         self.first_inference(build.engine, feed)
                     return build
@@ -107,7 +89,7 @@ class IsolatedBackend:
                     setting = note.read_text(encoding="utf-8") if note.exists() else ""
                     if exc.timed_out or not setting or setting in caches.avoid:
                         raise
-                    log.warning("Model %s: continuing without the settings %r. %s", model.name, setting, exc)
+                    log.warning("Model %s: continuing without the settings %r. %s", request.model.name, setting, exc)
                     caches = replace(caches, avoid=(*caches.avoid, setting))
                     if crashed is not None:
                         crashed(caches.avoid)
@@ -129,15 +111,12 @@ def may_crash(config: BuildConfig) -> bool:
     return needs_child() or (config.backend == "onnxruntime" and config.precision != "fp32")
 
 
-def built_safely(
-    model: Model, config: BuildConfig, caches: Caches = NO_CACHES, timing_feed: Feed | None = None
-) -> Build:
+def built_safely(request: BuildRequest) -> Build:
     """Build one engine, in a child process if the build may crash."""
-    if not may_crash(config):
-        return engine_backend(config.backend).build(model, config, caches=caches, timing_feed=timing_feed)
+    if not may_crash(request.config):
+        return engine_backend(request.config.backend).build(request)
     with warm_worker() as worker:
-        backend = IsolatedBackend(config.backend, worker=worker)
-        return backend.build_surviving(model, config, caches=caches, timing_feed=timing_feed)
+        return IsolatedBackend(request.config.backend, worker=worker).build_surviving(request)
 
 
 def _call_in_child(backend: str, method: str, *args: Any, **named: Any) -> Any:

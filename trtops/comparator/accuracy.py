@@ -60,7 +60,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
     def stats(self, runner_pair: RunnerPair | None = None) -> tuple[int, int, int]:
         """The numbers of matched, mismatched and all iterations (default: of the first pair)."""
         iterations = self._iterations(runner_pair)
-        matched = sum(all(bool(m) for m in matches.values()) for matches in iterations)
+        matched = sum(all(matches.values()) for matches in iterations)
         return matched, len(iterations) - matched, len(iterations)
 
     def percentage(self, runner_pair: RunnerPair | None = None) -> float:
@@ -102,8 +102,10 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         iterations = self._iterations(runner_pair)
         averages = {}
         for name in dict.fromkeys(itertools.chain.from_iterable(iterations)):
+            results: list[CompareResult] = []
             output_matches = [matches[name] for matches in iterations if name in matches]
-            results = [match for match in output_matches if not isinstance(match, bool)]
+            for match in output_matches:
+                results += [] if isinstance(match, bool) else [match]
             if len(results) < len(output_matches) or not results[0].metric_fields():
                 raise errors.ComparisonError(
                     f"Output {name!r} cannot be averaged: at least one iteration has no numbers for it (its shapes "
@@ -114,8 +116,12 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
 
     def describe_average(self, runner_pair: RunnerPair | None = None) -> dict[str, tuple[str, bool]]:
         """A line for the log and a verdict per output of :meth:`average_results`; a documented method of Polygraphy."""
-        described = {name: result.describe() for name, result in self.average_results(runner_pair).items()}
-        return {name: line for name, line in described.items() if line is not None}
+        lines: dict[str, tuple[str, bool]] = {}
+        for name, result in self.average_results(runner_pair).items():
+            line = result.describe()
+            if line is not None:
+                lines[name] = line
+        return lines
 
     def reevaluate(self, thresholds: Thresholds, aggregation: Aggregation | None = None) -> AccuracyResult:
         """Re-evaluate the stored numbers by other thresholds, in place, and return the result itself.
@@ -136,10 +142,11 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
                 raise errors.ComparisonError(
                     f"There is no threshold for output {name!r}. Add it, or one under '' for all others."
                 )
-            if missing := [f for f in threshold.metric_fields() if f not in match.metric_fields()]:
-                recorded = ", ".join(match.metric_fields())
+            recorded = match.metric_fields()
+            missing = ", ".join(name for name in threshold.metric_fields() if name not in recorded)
+            if missing:
                 raise errors.ComparisonError(
-                    f"{type(threshold).__name__} needs {', '.join(missing)}; the results have {recorded}."
+                    f"{type(threshold).__name__} needs {missing}; the results have {', '.join(recorded)}."
                 )
             changes.append((match, threshold))
         for match, threshold in changes:
@@ -177,7 +184,7 @@ class AccuracyResults(SavedList[AccuracyResult]):
 
     def output_names(self) -> list[str]:
         """The outputs compared by any function, in order of appearance."""
-        return list(dict.fromkeys(itertools.chain.from_iterable(result.output_names() for result in self.lst)))
+        return list(dict.fromkeys(itertools.chain.from_iterable(map(AccuracyResult.output_names, self.lst))))
 
     def reevaluate(
         self, thresholds: Thresholds | Sequence[Thresholds], aggregation: Aggregation | None = None

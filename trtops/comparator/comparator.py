@@ -72,6 +72,12 @@ class Comparator:
         Raises InputError if the inputs do not fit a runner; WorkerError if a child process crashes or takes too long;
         BackendError if a runner fails; ConfigError if the places to save at are the same or not empty, streaming is
         combined with child processes, or a runner cannot be sent to a child process.
+
+        >>> from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+        >>> runners = [OnnxrtRunner(SessionFromOnnx("model.onnx"), name=name) for name in ("first", "second")]
+        >>> results = Comparator.run(runners)
+        >>> bool(Comparator.compare_accuracy(results))
+        True
         """
         loader: Feeds = DataLoader() if data_loader is None else data_loader
         places = (save_inputs_path, save_outputs_path, save_input_blob_path)
@@ -165,12 +171,12 @@ class Comparator:
                 for (first, second), pair in zip(index_pairs, pairs):
                     result0, result1 = run[first][1][0], run[second][1][0]
                     cache: Cache = {}
-                    matches = [
-                        f.compare(result0, result1, cache)
-                        if isinstance(f, BaseCompareFunc)
-                        else dict(f(result0, result1))
-                        for f in functions
-                    ]
+                    matches: list[Matches] = []
+                    for function in functions:
+                        if isinstance(function, BaseCompareFunc):
+                            matches.append(function.compare(result0, result1, cache))
+                        else:
+                            matches.append(dict(function(result0, result1)))
                     _log_compared(pair, result0, result1, matches)
                     for result, match in zip(results, matches):
                         result.dct.setdefault(pair, []).append(match)
@@ -328,11 +334,9 @@ def _validated(run: RunResults, nan: bool, inf: bool) -> Iterator[tuple[str, int
                 array, faults = to_numpy(value, f"Output {output!r}"), []
                 if array.dtype.kind not in "biuSUO":
                     numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
-                    for name, rejected, count in (
-                        ("NaN", nan or inf, int(np.count_nonzero(np.isnan(numbers)))),
-                        ("Inf", inf, int(np.count_nonzero(np.isinf(numbers)))),
-                    ):
-                        if rejected and count:
+                    for name, rejected, is_fault in (("NaN", nan or inf, np.isnan), ("Inf", inf, np.isinf)):
+                        count = np.count_nonzero(is_fault(numbers)) if rejected else 0
+                        if count:
                             faults.append(
                                 f"{name} Detected | {count} of {array.size} elements of this output are {name}"
                             )

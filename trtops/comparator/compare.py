@@ -392,7 +392,14 @@ globals().update({kind.__name__: kind for kind in _OF_METRICS.values()})
 
 
 class CompareFunc:
-    """The compare functions by name: ``CompareFunc.simple(atol=1e-3)``, ``CompareFunc.l2()``."""
+    """The compare functions by name.
+
+    >>> outputs, golden = (IterationResult({"y": np.array(values)}) for values in ([1.0, 2.5], [1.0, 2.0]))
+    >>> bool(CompareFunc.simple(atol=1e-3)(outputs, golden)["y"])
+    False
+    >>> CompareFunc.l2(l2_threshold=1)(outputs, golden)["y"].l2_norm
+    0.5
+    """
 
     simple = SimpleCompareFunc
     indices = IndicesCompareFunc

@@ -40,6 +40,10 @@ class DataLoader:
 
     For the same seed, shapes, dtypes and ranges the arrays are bit for bit those of Polygraphy. ``input_metadata``
     holds the inputs to make, and is set from the runner before a model is run.
+
+    >>> inputs = TensorMetadata().add("x", "float32", (2, 3))
+    >>> [(feed["x"].shape, feed["x"].dtype) for feed in DataLoader(iterations=1, input_metadata=inputs)]
+    [((2, 3), dtype('float32'))]
     """
 
     def __init__(

@@ -156,7 +156,7 @@ class CompareResult:
         """A result with the means of the numbers of several results of this type."""
         means = {}
         for name in cls.metric_fields():
-            numbers = [v for r in results if (v := getattr(r, name)) is not None]
+            numbers = [getattr(result, name) for result in results if getattr(result, name) is not None]
             means[name] = sum(numbers) / len(numbers) if numbers else None
         return cls(**means, thresholds=results[0].thresholds)
 
@@ -238,16 +238,17 @@ def _register(threshold_class: type[Any]) -> None:
     options = fields(threshold_class)
 
     def decode(members: Mapping[str, Any]) -> Any:
-        # Polygraphy writes no `error_quantile`, and ignores it.
-        settings = {o.name: o.default for o in options if o.default is not MISSING} | dict(members)
-        return threshold_class(
-            *(
-                str(settings[o.name]) if o.type == "str" else _read_number(settings, o.name, required=True)
-                for o in options
-            )
-        )
+        values: list[str | float] = []
+        for option in options:
+            if option.name not in members and option.default is not MISSING:
+                values.append(option.default)  # Polygraphy writes no `error_quantile`, and ignores it
+            elif option.type == "str":
+                values.append(str(members[option.name]))
+            else:
+                values.append(_read_number(members, option.name, required=True))
+        return threshold_class(*values)
 
-    Encoder.register(threshold_class)(lambda threshold: {o.name: getattr(threshold, o.name) for o in options})
+    Encoder.register(threshold_class)(lambda threshold: dict(vars(threshold)))
     Decoder.register(threshold_class)(decode)
 
 

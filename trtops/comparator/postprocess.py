@@ -25,7 +25,11 @@ class BasePostprocessFunc:
 
 @dataclass(frozen=True)
 class TopKPostprocessFunc(BasePostprocessFunc):
-    """Replaces outputs by the indices of their largest elements, largest first, the earlier first among equals."""
+    """Replaces outputs by the indices of their largest elements, largest first, the earlier first among equals.
+
+    >>> TopKPostprocessFunc(k=2)(IterationResult({"scores": np.array([0.1, 0.7, 0.2])}))["scores"].tolist()
+    [1, 2]
+    """
 
     # How many, at most as many as there are; or that and the axis they are looked for along (the last unless given); or
     # either by output, with "" for those it does not name, which else stay as they are.

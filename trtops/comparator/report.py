@@ -115,11 +115,11 @@ class Tolerances(Record):
         output_tolerances = self.per_output.get(output)
         if output_tolerances is None:
             return dataclasses.replace(self, per_output={}) if self.per_output else self
-        changes = {
-            f.name: v
-            for f in dataclasses.fields(output_tolerances)
-            if (v := getattr(output_tolerances, f.name)) is not None
-        }
+        changes: dict[str, Any] = {}
+        for option in dataclasses.fields(output_tolerances):
+            value = getattr(output_tolerances, option.name)
+            if value is not None:
+                changes[option.name] = value
         return dataclasses.replace(self, per_output={}, **changes)
 
     def implies(self, other: Tolerances) -> bool:
@@ -236,6 +236,11 @@ class ComparisonReport(Record):
         return max(measured, key=order, default=None)
 
     @property
+    def margin(self) -> Margin | None:
+        """The deciding error and its limit; None without limits or measurements."""
+        return None if self.decisive is None else self.decisive.margin(self.tolerances)
+
+    @property
     def decided_by(self) -> str:
         """The deciding output, and its error, such as "`y`: max abs 4.8e-05 of 0.001"."""
         output = self.decisive
@@ -270,6 +275,12 @@ def compare_outputs(
             upper bounds then.
 
     Raises ComparisonError if the runs have different numbers of iterations or none, or results hold several runners.
+
+    >>> report = compare_outputs({"y": [1.0, 2.5]}, {"y": [1.0, 2.0]}, Tolerances(atol=0.1, rtol=0.1))
+    >>> report.verdict, report.decided_by
+    ('bad', '`y`: max rel 0.25 of 0.1')
+    >>> report.evaluate(Tolerances(atol=0.6)).verdict
+    'good'
     """
     ours, theirs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
     if len(ours) != len(theirs):
@@ -278,13 +289,13 @@ def compare_outputs(
         )
     if not ours:
         raise errors.ComparisonError("Both runs are empty: there is nothing to compare.")
-    output_quantiles = (o.error_quantile for o in tolerances.per_output.values() if o.error_quantile is not None)
-    levels = sorted({*metrics.QUANTILES, tolerances.error_quantile, *output_quantiles})
     every: tuple[Any, ...] = (tolerances, *tolerances.per_output.values())
-    limited = set[str]()
+    quantiles, limited = set(metrics.QUANTILES), set[str]()
     for limits in every:
+        quantiles |= set() if limits.error_quantile is None else {limits.error_quantile}
         limited |= {metric.name for metric in LIMITED if getattr(limits, str(metric.tolerance)) is not None}
         limited |= {"median_abs"} if limits.check_error_stat in ("median", "quantile") else set()
+    levels = sorted(quantiles)
     outputs = []
     for name in dict.fromkeys(itertools.chain.from_iterable((*theirs, *ours))):
         arrays = [i.get(name) for i in ours], [i.get(name) for i in theirs]
@@ -457,12 +468,12 @@ def _check_errors(stats: OutputStatistics, tolerances: Tolerances) -> Iterable[t
 
 def _check_channels(measured: ChannelErrors, limits: ChannelErrors) -> Iterable[tuple[Margin, str]]:
     """The largest error of a channel relative to its limit, of channels along the same axis."""
-    margins = []
+    margins, bad_channels = list[Margin](), set[int]()
     for label, values, allowed in (("max abs", measured.max_abs, limits.max_abs), ("RMS", measured.rms, limits.rms)):
         for number, (value, limit) in enumerate(zip(values, allowed)):
             margins.append(Margin(f"channel {number}: {label}", value, limit, _share(value, limit)))
-    count = len({margin.label.rpartition(":")[0] for margin in margins if margin.used > 1})
-    worst = max(margins, key=lambda margin: margin.used, default=None)
+            bad_channels |= {number} if margins[-1].used > 1 else set()
+    count, worst = len(bad_channels), max(margins, key=lambda margin: margin.used, default=None)
     if worst is not None:
         yield worst, f"errors of {count} channels are too large, the worst is {worst}" if count else ""
 

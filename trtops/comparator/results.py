@@ -198,6 +198,12 @@ class RunResults(SavedList[tuple[str, list[IterationResult]]]):
 
     ``results["runner"]`` is the runner's list of :class:`IterationResult`, ``results[0]`` the pair of name and list. If
     two runners have the same name, the name means the first.
+
+    >>> results = RunResults()
+    >>> results.add([{"y": np.ones(3)}], runner_name="golden")
+    >>> results.save("outputs.json")
+    >>> RunResults.load("outputs.json")["golden"][0]["y"].tolist()
+    [1.0, 1.0, 1.0]
     """
 
     _DESCRIPTION = "inference results"

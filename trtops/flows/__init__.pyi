@@ -28,7 +28,7 @@ from trtops.ops.engines.build_list import BuildListResult
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.engines.convert import ConvertResult
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig

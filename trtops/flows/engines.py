@@ -14,8 +14,9 @@ from trtops.ops.comparing.compare import compare as compare_op
 from trtops.ops.engines.board import board
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult
+from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.convert import convert as convert_op
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.model_list import ListedModel, folder_list
 from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
 from trtops.spec import BackendName, Precision

@@ -56,7 +56,7 @@ PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "BuildPl
 
 # Parameters of ops that take Python objects, or that only other ops set.
 _OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file",
-              "given", "chance", "known_golden"}  # fmt: skip
+              "given", "chance", "opened"}  # fmt: skip
 
 # Descriptions of parameters in forms, unless the docstring of the op lists its own.
 _SHARED = {

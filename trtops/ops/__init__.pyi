@@ -34,9 +34,9 @@ from trtops.ops.engines.calibrate import CalibrateConfig as CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult as CalibrateResult
 from trtops.ops.engines.calibrate import calibrate as calibrate
 from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
-from trtops.ops.engines.convert import ConvertResult as ConvertResult
-from trtops.ops.engines.convert import builds_table as builds_table
 from trtops.ops.engines.convert import convert as convert
+from trtops.ops.engines.convert_result import ConvertResult as ConvertResult
+from trtops.ops.engines.convert_result import builds_table as builds_table
 from trtops.ops.engines.model_list import ListedModel as ListedModel
 from trtops.ops.engines.model_list import ModelList as ModelList
 from trtops.ops.engines.model_list import folder_list as folder_list

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from trtops import __version__, errors
-from trtops.backend.base import Build, Caches, EngineBackend, Feed
+from trtops.backend.base import Build, BuildRequest, Caches, EngineBackend, Feed
 from trtops.backend.engines import BACKENDS, engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.runner import reference_outputs
@@ -92,7 +92,8 @@ class _Bench:
     def build(self, precision: Precision = "fp32", caches: Caches | None = None) -> Build:
         """Build :meth:`net`, calibrated on :func:`_feeds` in INT8."""
         data = _feeds(4) if precision == "int8" and (caches is None or caches.calibration is None) else None
-        return self.backend.build(self.net(), self.config(precision), caches=caches or Caches(), calibration_data=data)
+        request = BuildRequest(self.net(), self.config(precision), caches=caches or Caches(), calibration_data=data)
+        return self.backend.build(request)
 
     def compare(self, model: Model, build: Build, feeds: list[Feed], limit: float) -> None:
         """Fail unless the engine's outputs are those of the model in ONNX Runtime, up to a relative limit."""
@@ -132,7 +133,7 @@ def _profiles(bench: _Bench) -> None:
 
 def _data_dependent_shapes(bench: _Bench) -> None:
     model = bench.model("nonzero", "(float[8] x) => (int64[1, K] y) { y = NonZero(x) }")
-    build = bench.backend.build(model, BuildConfig().on_backend(bench.name))
+    build = bench.backend.build(BuildRequest(model, BuildConfig().on_backend(bench.name)))
     bench.compare(model, build, [{"x": np.arange(8, dtype=np.float32) % step} for step in (2, 3, 4)], 0.0)
 
 

@@ -53,7 +53,7 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
         log.warning("The report of run %s could not be written: %s: %s", run.id, type(exc).__name__, exc)
 
 
-def drawn_again(tracker: Tracker, stored: StoredRun) -> list[tuple[str, str]]:
+def render_report(tracker: Tracker, stored: StoredRun) -> list[tuple[str, str]]:
     """The report and the description of a finished run, as they may have been drawn from its data and the store.
 
     Empty if another release drew them. Several if the run was spooled, since parts of the store could not be read then.

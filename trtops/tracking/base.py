@@ -77,11 +77,8 @@ class Tracker(Protocol):
         """Runs with all these tags, and ids beginning with ``id_prefix``, newest first."""
         ...
 
-    def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
-        """Every run, also of other programs and deleted ones, with the address of its artifacts.
-
-        Of params, metrics and tags, only these tags need be there.
-        """
+    def all_runs(self) -> Iterator[tuple[RunInfo, str]]:
+        """Every run, also of other programs and deleted ones, with the address of its artifacts."""
         ...
 
     def log_entries(self) -> tuple[dict[int, str], list[str]]:

@@ -154,7 +154,7 @@ def _check_files(tracker: MlflowTracker, store: Store) -> Iterator[Problem]:
         path for path in store.artifacts.glob("*/*") if re.fullmatch("[0-9a-f]{32}", path.name) and path.is_dir()
     ]
     run_ids: set[str] = set()
-    for info, uri in tracker.all_runs([Tag.KIND]):
+    for info, uri in tracker.all_runs():
         run_ids.add(info.id)
         if info.status != "finished" or Tag.KIND not in info.tags or info.deleted:
             continue

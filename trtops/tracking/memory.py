@@ -24,10 +24,11 @@ from trtops.tracking.records import (
     RunInfo,
     RunStatus,
     Tags,
+    Values,
     check_registration,
     is_local,
 )
-from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
+from trtops.tracking.schema import Artifact, Kind, Tag
 from trtops.tracking.writing import Run, check_reopening, failure_note, new_run
 
 
@@ -131,7 +132,7 @@ class MemoryTracker:
             ]
         return infos[:limit]
 
-    def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
+    def all_runs(self) -> Iterator[tuple[RunInfo, str]]:
         return ((info, "") for info in self.find())
 
     def log_entries(self) -> tuple[dict[int, str], list[str]]:
@@ -244,21 +245,10 @@ class MemoryRun(Run):
         with self._store_lock:
             return self._data.info_as(self.id)
 
-    def _put_name(self, name: str) -> None:
+    def _put(self, values: Values) -> None:
         with self._store_lock:
-            self._data.name = name
-
-    def _put_params(self, params: Mapping[str, str]) -> None:
-        with self._store_lock:
-            self._data.add_params(params)
-
-    def _put_tags(self, tags: Mapping[str, str]) -> None:
-        with self._store_lock:
-            self._data.tags.update(tags)
-
-    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
-        with self._store_lock:
-            self._data.metrics.update(metrics)
+            self._data.check_params(values)
+            self._data.add(values)
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         data = source.read_bytes() if isinstance(source, Path) else bytes(source)

@@ -5,8 +5,7 @@ another way, the rest of a run goes to the spool (:mod:`trtops.tracking.spool`),
 before. A run that the store did not even make goes there under a local id, which stays valid after the upload. The
 store is tried again with each new run, and the spool is uploaded when a run ends and the store answers.
 
-Spooled runs can be read by their ids. Searches only find what is in the store. While it is away, they and complete runs
-that this process has read before are answered from memory, so that a campaign keeps its deny-list.
+Everything else is read from the store. Of a run in the spool, the process that writes it can read what it logged.
 """
 
 from __future__ import annotations
@@ -14,23 +13,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
 
 from trtops import errors
 from trtops.tracking.artifact_files import Scratch, write_artifact
 from trtops.tracking.location import resolve
-from trtops.tracking.reading import StoredRun, read_manifest
-from trtops.tracking.records import ArtifactEntry, RunDetails, RunInfo, RunStatus, Tags, incomplete, is_local
-from trtops.tracking.schema import Artifact, Kind, MetricName, metric_key
-from trtops.tracking.spool import AWAY, Spool, SpooledRun, SpoolTarget, upload
+from trtops.tracking.reading import StoredRun
+from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, Values, is_local
+from trtops.tracking.schema import Kind
+from trtops.tracking.spool import STORE_UNAVAILABLE, Spool, SpooledRun, SpoolTarget, upload
 from trtops.tracking.writing import Run, new_run
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _MAX_IN_MEMORY = 1 << 20  # bytes of an artifact
 
@@ -48,10 +43,10 @@ class OfflineTracker:
         self.close, self.drop = inner.close, inner.drop
         self.register, self.registered = inner.register, inner.registered
         self.aliases, self.accepted = inner.aliases, inner.accepted
-        self.engines = inner.engines
+        self.find, self.engines = inner.find, inner.engines
         self.all_runs, self.log_entries = inner.all_runs, inner.log_entries
-        self._answers: dict[Hashable, object] = {}
-        self._runs: weakref.WeakValueDictionary[str, OfflineRun] = weakref.WeakValueDictionary()
+        self._open: dict[str, OfflineRun] = {}  # runs being written by this process
+        self._spooled: dict[str, SpooledRun] = {}  # its ended runs that are in the spool
         self._warned = False
 
     def __repr__(self) -> str:
@@ -75,23 +70,19 @@ class OfflineTracker:
             try:
                 inner = self.inner.create(experiment, name, tags=first, parent=parent, began=began)
                 record.run_id, record.parent = inner.id, parent
-            except AWAY as exc:
+            except STORE_UNAVAILABLE as exc:
                 reason = str(exc)
         run = OfflineRun(self, record, inner)
         if inner is None:
             run.go_offline(reason)
-        self._runs[run.id] = run
+        self._open[run.id] = run
         run.log_params(params)
         return run
 
     def reopen(self, run_id: str) -> OfflineRun:
         if self.spool.get(run_id) is not None:
             self.upload_spool()
-        if (spooled := self.spool.get(run_id)) is not None:
-            raise errors.LogError(
-                f"Run {run_id} is in the spool {spooled.folder}, since {self.shown} could not take it. "
-                "Upload it first: trtops store upload"
-            )
+        self._require_uploaded(run_id)
         inner = self.inner.reopen(run_id)
         info = self.inner.info(run_id)
         record = SpooledRun(
@@ -99,51 +90,55 @@ class OfflineTracker:
             start_time=info.start_time, tags=dict(info.tags), params=dict(info.params), metrics=dict(info.metrics),
             artifacts={entry.path: entry for entry in inner.logged()},
         )  # fmt: skip
-        run = self._runs[inner.id] = OfflineRun(self, record, inner)
+        run = self._open[inner.id] = OfflineRun(self, record, inner)
         run.continue_from(inner.logged())
         return run
 
     def info(self, run_id: str) -> RunInfo:
-        if (spooled := self._spooled(run_id)) is not None:
+        if (spooled := self._spooled.get(run_id)) is not None:
             return spooled.info()
+        run = self._open.get(run_id)
+        if run is not None and run.is_spooling:
+            return run.record.info()
         try:
             return self.inner.info(run_id)
         except errors.TrackingError:
             # The report of a run that this process is writing needs its tags, params and metrics.
-            if (run := self._runs.get(run_id)) is None:
-                raise
-            return run.record.info()
+            if run is not None:
+                return run.record.info()
+            self._require_uploaded(run_id)
+            raise
 
     def load(self, run_id: str) -> StoredRun:
-        if (spooled := self._spooled(run_id)) is not None:
-            if spooled.status == "running":
-                raise incomplete(run_id, "it is still being written")
-            manifest = read_manifest(spooled.id, spooled.read(Artifact.MANIFEST))
-            history = {metric_key(name): (value,) for name, value in spooled.metrics.items()}
-            details = RunDetails(user=None, status=("", ""), history=history, files=tuple(spooled.artifacts))
-            info, read = spooled.info(), spooled.read
-            return StoredRun(info, manifest, lambda e: spooled.file(e.path), read, self.load, lambda: details)
-        # A complete run does not change.
-        return self._answer(("load", run_id), lambda: self.inner.load(run_id))
-
-    def find(self, experiment: str | None = None, **filters: Any) -> list[RunInfo]:
-        question = ("find", experiment, repr(sorted(filters.items())))
-        return self._answer(question, lambda: self.inner.find(experiment, **filters))
+        try:
+            return self.inner.load(run_id)
+        except errors.TrackingError:
+            self._require_uploaded(run_id)
+            raise
 
     def peek(self, run_id: str, path: str) -> bytes | None:
-        if (spooled := self._spooled(run_id)) is not None:
-            return spooled.read(path)
-        logged = None if (run := self._runs.get(run_id)) is None else run.logged_bytes(path)
+        run = self._open.get(run_id)
+        if run is not None and run.is_spooling:
+            return run.record.read(path)
+        logged = None if run is None else run.logged_bytes(path)
         return self.inner.peek(run_id, path) if logged is None else logged
+
+    def ended(self, run: OfflineRun, *, spooled: bool) -> None:
+        """Note the end of a run, in the store or in the spool."""
+        self._open.pop(run.id, None)
+        if spooled:
+            self._spooled[run.id] = run.record
 
     def upload_spool(self) -> None:
         """Upload the spool if the store can take it now."""
         try:
-            uploaded = [upload_result for upload_result in upload(self.inner, self.spool) if not upload_result.reason]
+            uploaded = {result.folder for result in upload(self.inner, self.spool) if not result.reason}
         except errors.TrackingError:
             return
         if uploaded:
             self._warned = False
+            for run_id in [run_id for run_id, record in self._spooled.items() if record.folder in uploaded]:
+                del self._spooled[run_id]
             log.warning("%s answers again; %d runs were uploaded from the spool.", self.shown, len(uploaded))
 
     def warn(self, text: str) -> None:
@@ -151,31 +146,21 @@ class OfflineTracker:
         log.log(logging.INFO if self._warned else logging.WARNING, "%s", text)
         self._warned = True
 
+    def _require_uploaded(self, run_id: str) -> None:
+        if (spooled := self.spool.get(run_id)) is not None:
+            raise errors.LogError(
+                f"Run {run_id} is in the spool {spooled.folder}, since {self.shown} could not take it. "
+                "Upload it first: trtops store upload"
+            )
+
     def _stored_id(self, local_id: str) -> str | None:
         """The store's id of a run; None if this process is spooling it, or the store does not have it or answer."""
-        if (run := self._runs.get(local_id)) is not None and run.is_spooling:
+        if (run := self._open.get(local_id)) is not None and run.is_spooling:
             return None
         try:
             return self.inner.info(local_id).id
         except (errors.RunNotFoundError, errors.TrackingUnavailableError):
             return None
-
-    def _spooled(self, run_id: str) -> SpooledRun | None:
-        if (run := self._runs.get(run_id)) is not None and run.is_spooling:
-            return run.record
-        return self.spool.get(run_id)
-
-    def _answer(self, question: Hashable, ask: Callable[[], T]) -> T:
-        """The store's answer; while it is away, its last answer to the same question."""
-        try:
-            answer = self._answers[question] = ask()
-        except errors.TrackingUnavailableError:
-            if question not in self._answers:
-                raise
-            return self._answers[question]  # type: ignore[return-value]
-        while len(self._answers) > 256:
-            self._answers.pop(next(iter(self._answers)), None)
-        return answer
 
 
 class OfflineRun(Run):
@@ -231,35 +216,21 @@ class OfflineRun(Run):
 
     def _sync(self, paths: Iterable[str]) -> None:
         with self._lock:
-            self._put(lambda run: run._sync(paths))
+            self._try(lambda run: run._sync(paths))
 
     def _log_head(self) -> str:
-        with contextlib.suppress(*AWAY):
+        with contextlib.suppress(*STORE_UNAVAILABLE):
             return self._inner._log_head() if self._inner else ""
         return ""
 
     def _info(self) -> RunInfo:
         return self.record.info()
 
-    def _put_name(self, name: str) -> None:
+    def _put(self, values: Values) -> None:
         with self._lock:
-            self._put(lambda run: run._put_name(name))
-            self.record.name = name
-
-    def _put_params(self, params: Mapping[str, str]) -> None:
-        with self._lock:
-            self.record.add_params(params)  # which refuses another value for a param
-            self._put(lambda run: run._put_params(params))
-
-    def _put_tags(self, tags: Mapping[str, str]) -> None:
-        with self._lock:
-            self._put(lambda run: run._put_tags(tags))
-            self.record.tags.update(tags)
-
-    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
-        with self._lock:
-            self._put(lambda run: run._put_metrics(metrics, engine))
-            self.record.metrics.update(metrics)
+            self.record.check_params(values)
+            self._try(lambda run: run._put(values))
+            self.record.add(values)
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         inner = self._inner
@@ -285,20 +256,22 @@ class OfflineRun(Run):
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         with self._lock:
-            if not self._put(lambda run: run._end(status, at)):
+            is_stored = self._try(lambda run: run._end(status, at))
+            if not is_stored:
                 run = self.record
                 run.status, run.end_time = status, time.time() if at is None else at
                 run.only_in_store = tuple(path for path in run.artifacts if run.file(path) is None)
                 self._tracker.spool.finish(run)
+            self._tracker.ended(self, spooled=not is_stored)
         if not self._no_space:
             self._tracker.upload_spool()  # also what earlier processes left there
 
-    def _put(self, put: Callable[[Run], None]) -> bool:
+    def _try(self, write: Callable[[Run], None]) -> bool:
         """Write to the store; False if the run is, or now becomes, spooled, whatever is wrong with the store."""
         if self._inner is None:
             return False
         try:
-            put(self._inner)
+            write(self._inner)
         except errors.TrackingError as exc:
             self._leave(self._inner, exc)
             return False

@@ -158,6 +158,20 @@ class RunInfo:
         return next((kind for kind in KINDS if kind == self.tags.get(Tag.KIND)), None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """Values logged to a run at once; later names, tags and metrics replace earlier ones.
+
+    ``engine`` is another run, with the engine that the metrics are about.
+    """
+
+    name: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[MetricName, float] = field(default_factory=dict)
+    engine: str = ""
+
+
 @dataclass(kw_only=True)
 class RunData:
     """Everything logged to a run except the content of its artifacts, as it changes."""
@@ -180,12 +194,18 @@ class RunData:
             metrics=dict(self.metrics),
         )  # fmt: skip
 
-    def add_params(self, params: Mapping[str, str]) -> None:
-        """Add params; all or none. Raises LogError if one has another value already."""
-        for name, value in params.items():
+    def check_params(self, values: Values) -> None:
+        """Raise LogError if a param has another value already."""
+        for name, value in values.params.items():
             if (old := self.params.get(name, value)) != value:
                 raise errors.LogError(f"Param {name!r} of run {self.name!r} is {old!r}; it cannot become {value!r}.")
-        self.params.update(params)
+
+    def add(self, values: Values) -> None:
+        """Add logged values."""
+        self.name = values.name or self.name
+        self.params.update(values.params)
+        self.tags.update(values.tags)
+        self.metrics.update(values.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

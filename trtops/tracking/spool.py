@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SpoolTarget: TypeAlias = "MlflowTracker | MemoryTracker"
 
 # The errors of a store that cannot take a run now.
-AWAY = (errors.TrackingUnavailableError, errors.NoRoomError)
+STORE_UNAVAILABLE = (errors.TrackingUnavailableError, errors.NoRoomError)
 
 _WRITING = ".writing."
 
@@ -238,7 +238,7 @@ def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[U
             for run in runs:
                 try:
                     run_id = _upload_run(tracker, spool, run, moved)
-                except AWAY:
+                except STORE_UNAVAILABLE:
                     raise
                 except errors.TrtopsError as exc:
                     results.append(Uploaded(run.folder, run.run_id or "", run.name, str(exc)))

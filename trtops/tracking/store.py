@@ -30,7 +30,7 @@ def existing_tracker(location: str | Path | None = None) -> OfflineTracker:
     """
     require(*RECORDING)
     where = resolve(location)
-    if isinstance(where, Store) and not where.database.exists() and not default_spool(where).runs():
+    if isinstance(where, Store) and not where.database.exists():
         raise errors.StoreError(
             f"There is no store in {where.root}: {where.database.name} is missing. Change to the folder that has "
             "mlruns, or name the store by --store or TRTOPS_HOME."

@@ -23,7 +23,7 @@ from trtops.system import signing
 from trtops.system.masking import masked, masked_json
 from trtops.tracking import owner, schema
 from trtops.tracking.artifact_files import check_path
-from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, Statement, new_local_id
+from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, Statement, Values, new_local_id
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 from trtops.verdict import MARKS, Verdict
 
@@ -69,7 +69,7 @@ class Run(ABC):
         """
         self._must_be_open()
         check_name("run", name, errors.LogError)
-        self._put_name(masked(name))
+        self._put(Values(name=masked(name)))
 
     def log_params(self, params: Record | Mapping[str, object]) -> None:
         """Log options as text; nested ones get names such as ``options.builder_level``.
@@ -80,7 +80,7 @@ class Run(ABC):
         texts = masked_json(schema.flat_params(params))
         for name, value in texts.items():
             schema.check_text("Param", name, value)
-        self._put_params(texts)
+        self._put(Values(params=texts))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set or replace tags.
@@ -91,7 +91,7 @@ class Run(ABC):
         texts = masked_json(tags)
         for name, value in texts.items():
             schema.check_text("Tag", name, value)
-        self._put_tags(texts)
+        self._put(Values(tags=texts))
 
     def log_metrics(self, metrics: Mapping[MetricName, float], *, engine: str = "") -> None:
         """Log numbers, in one batch; NaN and infinities are kept, and long names are shortened.
@@ -104,7 +104,7 @@ class Run(ABC):
         self._must_be_open()
         numbers = {schema.fitting(tuple(name)): schema.number(name, value) for name, value in metrics.items()}
         with self._lock:
-            self._put_metrics(numbers, "" if engine == self.id else engine)
+            self._put(Values(metrics=numbers, engine="" if engine == self.id else engine))
             for name, value in numbers.items():
                 values = self._history.setdefault(schema.metric_key(name), [])
                 # Stores keep a value that did not change once; NaN is equal to itself here.
@@ -168,7 +168,7 @@ class Run(ABC):
             manifest = Manifest(artifacts=entries, run=statement, log=self._log_head()).to_json().encode("utf-8")
             tags[Tag.MANIFEST_SHA256] = sha256(manifest)
             self._sealed = True
-            self._put_tags(tags)
+            self._put(Values(tags=tags))
             last = [Artifact.MANIFEST]
             if signing.signs_here():
                 self._put_artifact(self._signature(manifest, entries, verdict), Artifact.SIGNATURE)
@@ -197,11 +197,12 @@ class Run(ABC):
                 if not self._whole:
                     text = "interrupted" if interrupted else error_text(error)
                     info = self._info()
+                    name = ""
                     tags = {Tag.ERROR: text, Tag.NOTE: failure_note(self.id, info.kind, text)}
                     if not interrupted:
                         tags |= {Tag.VERDICT: "error", Tag.HEADLINE: textwrap.shorten(text, 100, placeholder=" …")}
                         name = info.name.lstrip("".join(MARKS.values()) + " ")
-                        self._put_name(f"{MARKS['error']} {name}"[: schema.MAX_KEY])
+                        name = f"{MARKS['error']} {name}"[: schema.MAX_KEY]
                     elif info.parent is None and self.outlives_process:
                         step = step_after_failure(self.id, info.kind).in_store(self.store_folder)
                         log.warning("Run %s was interrupted. Next: %s", self.id, step)
@@ -210,7 +211,7 @@ class Run(ABC):
                     if self._sealed:
                         # The digest of a manifest that could not be written would make the run look finished.
                         tags[Tag.MANIFEST_SHA256] = ""
-                    self._put_tags(tags)
+                    self._put(Values(name=name, tags=tags))
                 self._end(self._ended)
             except Exception as exc:
                 # The error that made the run fail is more important than this one.
@@ -225,10 +226,7 @@ class Run(ABC):
     def restore(self, info: RunInfo, artifacts: Mapping[str, Path]) -> None:
         """Write all of a run from the spool, the manifest last, and end it with its own status and time."""
         with self._lock:
-            self._put_name(info.name)
-            self._put_params(info.params)
-            self._put_tags(info.tags)
-            self._put_metrics(info.metrics)
+            self._put(Values(name=info.name, params=info.params, tags=info.tags, metrics=info.metrics))
             for path, file in artifacts.items():
                 self._put_artifact(file, path)
             self._end(info.status, at=info.end_time)
@@ -313,20 +311,8 @@ class Run(ABC):
         """The run as a search returns it now."""
 
     @abstractmethod
-    def _put_name(self, name: str) -> None:
-        """Store the run's name, replacing the earlier one."""
-
-    @abstractmethod
-    def _put_params(self, params: Mapping[str, str]) -> None:
-        """Store params; all or none. Raises LogError if one has another value already."""
-
-    @abstractmethod
-    def _put_tags(self, tags: Mapping[str, str]) -> None:
-        """Store tags, replacing earlier values."""
-
-    @abstractmethod
-    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
-        """Store metrics, replacing earlier values; ``engine`` is another run or empty. One call at a time."""
+    def _put(self, values: Values) -> None:
+        """Store values, one call at a time. LogError, and nothing is stored, if a param has another value already."""
 
     @abstractmethod
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:

@@ -18,7 +18,8 @@ from trtops import errors
 from trtops.backend import onnx as loaders
 from trtops.backend.common import BytesFromPath
 from trtops.backend.onnx import Model, shapes
-from trtops.backend.onnx.model import can_propagate_values, model_digest
+from trtops.backend.onnx.hostile import can_propagate_values
+from trtops.backend.onnx.model import model_digest
 from trtops.metadata import TensorMetadata
 
 BOUNDED = models.model("(float[n] x, int64[1] reps) => (float[m] y) { r = Abs(reps) t = Tile(x, r) y = Relu(t) }")

@@ -9,7 +9,7 @@ import pytest
 from tests import bombs, cuda_double, models
 from tests.contracts.engine_backend import EngineBackendContract
 from trtops import errors
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.engines import BACKENDS, backend_of_suffix, engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import convert_to_fp16
@@ -94,7 +94,7 @@ def test_cuda_settings_give_the_models_outputs(backend, tactic):
     model, options = Model.from_proto(case.proto), config(providers=("cuda",), tactics=())
     record = replace(pinned(backend, **{tactic: "on"}), device_sha256=backend.environment(options).device_sha256)
 
-    build = backend.build(model, options, caches=Caches(replay=record))
+    build = backend.build(BuildRequest(model, options, caches=Caches(replay=record)))
 
     golden = outputs(reference_runner(model), case.feed)
     with backend.runner(build.engine) as runner:
@@ -113,7 +113,7 @@ def test_tf32_is_coarser_only_when_allowed(backend):
 
     errors_of = []
     for tf32 in (False, True):
-        build = backend.build(model, config(providers=("cuda",), tactics=(), tf32=tf32))
+        build = backend.build(BuildRequest(model, config(providers=("cuda",), tactics=(), tf32=tf32)))
         actual = outputs(backend.runner(build.engine), feed)["y"]
         errors_of.append(float(np.abs(actual - golden).max() / np.abs(golden).max()))
         assert check_precision(build).name == ("TF32" if tf32 else "FP32")
@@ -136,7 +136,7 @@ class TestOnnxRuntimeBackendOnDouble(TestOnnxRuntimeBackend):
 
 
 def test_device_of_a_build_is_what_runs_it(backend, model, monkeypatch, capsys):
-    plain, engine = backend.environment(), backend.build(model, config(tactics=())).engine
+    plain, engine = backend.environment(), backend.build(BuildRequest(model, config(tactics=()))).engine
     cuda_double.install(monkeypatch, starts=False)
     environment = backend.environment(config(providers=("cuda", "cpu")))
 
@@ -159,7 +159,7 @@ def test_settings_of_cuda_are_timed_and_may_fail(backend, monkeypatch):
     monkeypatch.setattr(cuda_double.Session, "refused", ("prefer_nhwc",))
     model = Model.from_proto(models.conv_net().proto)
 
-    build = backend.build(model, config(providers=("cuda",), timing_iterations=2, timing_seconds=60.0))
+    build = backend.build(BuildRequest(model, config(providers=("cuda",), timing_iterations=2, timing_seconds=60.0)))
 
     settings = dict(build.tactics.settings)
     for name in ("CudnnHeuristicSearch", "CudnnDefaultSearch"):
@@ -186,18 +186,18 @@ def test_providers_settings_are_recorded_and_replayed():
 
 @pytest.mark.usefixtures("cuda")
 def test_nodes_on_the_cpu_are_named_and_refused(backend, model):
-    build = backend.build(model, config(providers=("cuda",), tactics=()))
+    build = backend.build(BuildRequest(model, config(providers=("cuda",), tactics=())))
 
     count, first = len(build.layers), build.layers[0]
     assert build.fallback.startswith(f"{count} of {count} nodes (100%) run on the CPU: {first.op} `{first.name}`, ")
     with pytest.raises(errors.EngineBuildError, match=rf"{count} of {count} nodes .*cpu_fallback"):
-        backend.build(model, config(providers=("cuda",), tactics=(), cpu_fallback=False))
-    assert backend.build(model, config(tactics=(), cpu_fallback=False)).fallback == ""
+        backend.build(BuildRequest(model, config(providers=("cuda",), tactics=(), cpu_fallback=False)))
+    assert backend.build(BuildRequest(model, config(tactics=(), cpu_fallback=False))).fallback == ""
 
 
 def test_fastest_candidate_of_timing_cache_is_built(backend, model, error):
     allowed = config(tactics=("GeluApproximation",), allow_approximation=True)
-    timed = backend.build(model, allowed)
+    timed = backend.build(BuildRequest(model, allowed))
 
     chosen = {}
     for favourite in ("default", "+GeluApproximation"):
@@ -206,7 +206,7 @@ def test_fastest_candidate_of_timing_cache_is_built(backend, model, error):
             is_default, is_favourite = (key.split(" | ")[1] == name for name in ("default", favourite))
             ratios = () if is_default else 8 * (-1.0 if is_favourite else 1.0,)
             cache.timings[key] = replace(timing, log_ratios=ratios)
-        chosen[favourite] = backend.build(model, allowed, caches=Caches(timing=cache.to_bytes()))
+        chosen[favourite] = backend.build(BuildRequest(model, allowed, caches=Caches(timing=cache.to_bytes())))
 
     assert dict(chosen["default"].tactics.settings) == {"GeluApproximation": "off"}
     assert dict(chosen["+GeluApproximation"].tactics.settings) == {"GeluApproximation": "on"}
@@ -214,8 +214,8 @@ def test_fastest_candidate_of_timing_cache_is_built(backend, model, error):
 
 
 def test_full_timing_cache_replaces_timing(backend, model):
-    first = backend.build(model, config())
-    again = backend.build(model, config(), caches=Caches(timing=first.timing_cache))
+    first = backend.build(BuildRequest(model, config()))
+    again = backend.build(BuildRequest(model, config(), caches=Caches(timing=first.timing_cache)))
 
     assert (first.timing_cache_use.hits, again.timing_cache_use.misses) == (0, 0)
     assert again.timing_cache_use.hits == first.timing_cache_use.misses > 1
@@ -228,7 +228,7 @@ def test_interleaved_sessions_do_not_spin(backend):
     text = "(float[512,512] x) => (float[512,512] y) { y = MatMul(x, x) }"
     feed = {"x": np.ones((512, 512), np.float32)}
     model = Model.from_proto(models.model(text))
-    build = backend.build(model, config(intra_op_threads=2, timing_iterations=1))
+    build = backend.build(BuildRequest(model, config(intra_op_threads=2, timing_iterations=1)))
 
     def spent_when_idle(runner) -> float:
         """The smallest CPU time in the 0.1 s after an inference; a spinning thread would take 0.05 s of it."""
@@ -254,10 +254,10 @@ def test_tactics_are_timed_at_given_shapes(backend, model):
     small, large = ({"x": models.random(batch, 5, 16)} for batch in (2, 3))
     profile = OptimizationProfile.fixed(x=(4, 5, 16))
 
-    first = backend.build(model, config(), timing_feed=small)
-    again = backend.build(model, config(), caches=Caches(timing=first.timing_cache), timing_feed=small)
-    other = backend.build(model, config(), caches=Caches(timing=first.timing_cache), timing_feed=large)
-    profiled = backend.build(model, config(profiles=(profile,)), timing_feed=large)
+    first = backend.build(BuildRequest(model, config(), timing_feed=small))
+    again = backend.build(BuildRequest(model, config(), caches=Caches(timing=first.timing_cache), timing_feed=small))
+    other = backend.build(BuildRequest(model, config(), caches=Caches(timing=first.timing_cache), timing_feed=large))
+    profiled = backend.build(BuildRequest(model, config(profiles=(profile,)), timing_feed=large))
 
     assert shapes_of(first.timing_cache) == {"{'x': (2, 5, 16)}"}
     assert (again.timing_cache_use.misses, other.timing_cache_use.hits) == (0, 0)
@@ -269,10 +269,10 @@ def test_tactics_are_timed_at_given_shapes(backend, model):
 
 def test_skipped_candidates_are_tried_at_other_shapes(backend, model):
     small, large = ({"x": models.random(batch, 5, 16)} for batch in (2, 3))
-    short = backend.build(model, config(timing_seconds=0.0), timing_feed=small)
+    short = backend.build(BuildRequest(model, config(timing_seconds=0.0), timing_feed=small))
 
     same, other = (
-        backend.build(model, config(), caches=Caches(timing=short.timing_cache), timing_feed=feed)
+        backend.build(BuildRequest(model, config(), caches=Caches(timing=short.timing_cache), timing_feed=feed))
         for feed in (small, large)
     )
 
@@ -301,10 +301,10 @@ def test_timing_needs_data_that_the_model_accepts(backend, capfd):
     feed = {"x": models.random(8, 16), "step": np.array([1])}
     profile = OptimizationProfile.fixed(x=(6, 16), step=(1,))
 
-    blind = backend.build(model, config())
+    blind = backend.build(BuildRequest(model, config()))
     printed = capfd.readouterr().err
-    timed = backend.build(model, config(), timing_feed=feed)
-    profiled = backend.build(model, config(profiles=(profile,)), timing_feed=feed)
+    timed = backend.build(BuildRequest(model, config(), timing_feed=feed))
+    profiled = backend.build(BuildRequest(model, config(profiles=(profile,)), timing_feed=feed))
 
     assert "nothing was timed" in blind.log and "Pad" in blind.log and printed == ""
     assert "nothing was timed" not in timed.log and timed.timing_cache_use.misses > 1
@@ -312,13 +312,13 @@ def test_timing_needs_data_that_the_model_accepts(backend, capfd):
 
 
 def test_unsuitable_replays_are_refused(backend, model):
-    record = backend.build(model, config(tactics=())).tactics
+    record = backend.build(BuildRequest(model, config(tactics=()))).tactics
     first, *rest = record.choices
     other_layer = replace(record, choices=(replace(first, tactic="com.example.Other@CPUExecutionProvider"), *rest))
-    foreign = backend.build(Model.from_proto(models.conv_net().proto), config(tactics=())).tactics
+    foreign = backend.build(BuildRequest(Model.from_proto(models.conv_net().proto), config(tactics=()))).tactics
 
     with pytest.raises(errors.TacticMismatchError, match=r"com\.example\.Other") as caught:
-        backend.build(model, config(), caches=Caches(replay=other_layer))
+        backend.build(BuildRequest(model, config(), caches=Caches(replay=other_layer)))
     assert caught.value.layers == (first.layer,)
     for forged in (
         foreign,
@@ -327,23 +327,23 @@ def test_unsuitable_replays_are_refused(backend, model):
         pinned(backend, NoSuchTactic="on"),
     ):
         with pytest.raises(errors.TacticMismatchError):
-            backend.build(model, config(), caches=Caches(replay=forged))
+            backend.build(BuildRequest(model, config(), caches=Caches(replay=forged)))
     with pytest.raises(errors.ConfigError, match="allow_approximation"):
-        backend.build(model, config(), caches=Caches(replay=pinned(backend, GeluApproximation="on")))
+        backend.build(BuildRequest(model, config(), caches=Caches(replay=pinned(backend, GeluApproximation="on"))))
 
 
 def test_changes_since_another_release_are_named(backend, model):
     off = pinned(backend, GeluFusionL2="off", NoSuchTactic="on")
     other_release = backend.build(
-        model, config(), caches=Caches(replay=replace(off, settings=off.settings[:1]))
+        BuildRequest(model, config(), caches=Caches(replay=replace(off, settings=off.settings[:1])))
     ).tactics
     first, *rest = other_release.choices
     other = replace(first, tactic="com.example.Other@CPUExecutionProvider")
     record = replace(other_release, backend_version="0.0.1", settings=off.settings, choices=(other, *rest))
 
     with pytest.raises(errors.TacticMismatchError, match="or set carry_over"):
-        backend.build(model, config(), caches=Caches(replay=record))
-    build = backend.build(model, config(), caches=Caches(replay=record, carry_over=True))
+        backend.build(BuildRequest(model, config(), caches=Caches(replay=record)))
+    build = backend.build(BuildRequest(model, config(), caches=Caches(replay=record, carry_over=True)))
     carried_over = CarriedOver.between(record, build.tactics)
 
     assert dict(build.tactics.settings)["GeluFusionL2"] == "off"
@@ -362,7 +362,7 @@ def test_changes_since_another_release_are_named(backend, model):
 def test_layers_are_named_after_tensors(backend):
     model = Model.from_proto(models.conv_net().proto)
 
-    plain = backend.build(model, config(), caches=Caches(replay=pinned(backend, NchwcTransformer="off")))
+    plain = backend.build(BuildRequest(model, config(), caches=Caches(replay=pinned(backend, NchwcTransformer="off"))))
     layers = {layer.name: layer for layer in plain.layers}
 
     assert layers["r0"].op == "com.microsoft.FusedConv"
@@ -373,12 +373,12 @@ def test_layers_are_named_after_tensors(backend):
 
 
 def test_fp16_layers_have_names_of_their_tensors(backend) -> None:
-    build = backend.build(Model.from_proto(models.conv_net().proto), config("fp16"))
+    build = backend.build(BuildRequest(Model.from_proto(models.conv_net().proto), config("fp16")))
     nodes = {layer.name.partition("~")[0]: layer.onnx_nodes for layer in build.layers}
     assert {"f": ("flatten",), "logits": ("fc",)}.items() <= nodes.items()
     assert len({layer.name for layer in build.layers}) == len(build.layers)
 
-    chain = backend.build(Model.from_proto(bombs.doubling_functions(8)), config("fp16")).layers
+    chain = backend.build(BuildRequest(Model.from_proto(bombs.doubling_functions(8)), config("fp16"))).layers
     assert len(chain) > 250 and sum(len(layer.onnx_nodes) for layer in chain) < 2 * len(chain)
 
 
@@ -397,9 +397,9 @@ def test_int8_keeps_products_fused_with_their_bias(backend):
     weights = {"w": models.random(8, 16), "v": models.random(16, seed=1), "u": models.random(16, 4, seed=2)}
     model = Model.from_proto(models.model(f"(float[n,8] x) => (float[n,4] y) {{ {nodes} }}", weights))
     data = [{"x": models.random(4, 8, seed=seed)} for seed in range(3)]
-    every = backend.build(model, config("int8"), calibration_data=data).quantization
+    every = backend.build(BuildRequest(model, config("int8"), calibration_data=data)).quantization
     partial_quantization = backend.build(
-        model, replace(config("int8"), keep=("mm",)), calibration_data=data
+        BuildRequest(model, replace(config("int8"), keep=("mm",)), calibration_data=data)
     ).quantization
     assert (
         {"mm", "last"} <= set(every.layers)
@@ -409,9 +409,9 @@ def test_int8_keeps_products_fused_with_their_bias(backend):
 
 
 def test_int8_repeats_from_its_calibration_cache(backend, conv_model):
-    build = backend.build(conv_model, config("int8"), calibration_data=feeds(8))
+    build = backend.build(BuildRequest(conv_model, config("int8"), calibration_data=feeds(8)))
     caches = Caches(calibration=build.calibration_cache, replay=build.tactics)
-    again = backend.build(conv_model, config("int8"), caches=caches)
+    again = backend.build(BuildRequest(conv_model, config("int8"), caches=caches))
 
     runners = reference_runner(conv_model), backend.runner(build.engine), backend.runner(again.engine)
     golden, first, second = (outputs(runner, models.conv_net().feed)["scores"] for runner in runners)
@@ -430,12 +430,12 @@ def test_calibration_samples_limits_the_feeds(backend, conv_model):
     taken, endless = itertools.count(), itertools.repeat(models.conv_net().feed)
     three = replace(config("int8"), calibration_samples=3)
 
-    backend.build(conv_model, three, calibration_data=(feed for feed in endless if next(taken) >= 0))
+    backend.build(BuildRequest(conv_model, three, calibration_data=(feed for feed in endless if next(taken) >= 0)))
     assert next(taken) == 3
 
     isolated = IsolatedBackend("onnxruntime", timeout=120)
     try:
-        assert isolated.build(conv_model, three, calibration_data=endless).calibration_cache is not None
+        assert isolated.build(BuildRequest(conv_model, three, calibration_data=endless)).calibration_cache is not None
     finally:
         isolated.worker.close()
 
@@ -443,13 +443,13 @@ def test_calibration_samples_limits_the_feeds(backend, conv_model):
 def test_unusable_caches_and_fp16_models_are_refused(backend, model, conv_model):
     for cache in (b"", b"{}", b'{"version": 99, "ranges": []}'):
         with pytest.raises(errors.CalibrationError):
-            backend.build(conv_model, config("int8"), caches=Caches(calibration=cache))
-    foreign = backend.build(conv_model, config("int8"), calibration_data=feeds(1)).calibration_cache
+            backend.build(BuildRequest(conv_model, config("int8"), caches=Caches(calibration=cache)))
+    foreign = backend.build(BuildRequest(conv_model, config("int8"), calibration_data=feeds(1))).calibration_cache
     with pytest.raises(errors.CalibrationError, match="another model"):
-        backend.build(model, config("int8"), caches=Caches(calibration=foreign))
+        backend.build(BuildRequest(model, config("int8"), caches=Caches(calibration=foreign)))
     half = Model.from_proto(convert_to_fp16(models.conv_net().proto))
     with pytest.raises(errors.CalibrationError, match="The model computes in FP16"):
-        backend.build(half, config("int8"), calibration_data=feeds(2))
+        backend.build(BuildRequest(half, config("int8"), calibration_data=feeds(2)))
 
 
 def test_impossible_options_are_refused(backend, model, monkeypatch):
@@ -462,19 +462,19 @@ def test_impossible_options_are_refused(backend, model, monkeypatch):
         {"tactics": ("GeluApproximation",)},
     ):
         with pytest.raises(errors.ConfigError):
-            backend.build(model, config(**options))
+            backend.build(BuildRequest(model, config(**options)))
     for precision in ("bf16", "fp8"):
         with pytest.raises(errors.UnsupportedFeatureError, match=rf"{precision}.*fp16.*TensorRT"):
-            backend.build(model, config(precision))
+            backend.build(BuildRequest(model, config(precision)))
     with pytest.raises(errors.BackendUnavailableError, match="CUDAExecutionProvider"):
-        backend.build(model, config(providers=("CUDAExecutionProvider",)))
+        backend.build(BuildRequest(model, config(providers=("CUDAExecutionProvider",))))
     monkeypatch.setattr("trtops.backend.onnx.model._LARGE_BYTES", -1)
     with pytest.raises(errors.EngineBuildError, match=r"2 GiB.*TensorRT"):
-        backend.build(model, config())
+        backend.build(BuildRequest(model, config()))
 
 
 def test_engines_with_invalid_options_do_not_load(backend, model):
-    engine = backend.build(model, config(tactics=())).engine
+    engine = backend.build(BuildRequest(model, config(tactics=()))).engine
 
     for name, value in (("version", 99), *(("intra_op_threads", threads) for threads in (-1, 1 << 20, 1 << 40, "2"))):
         with pytest.raises(errors.EngineLoadError, match=name):
@@ -482,14 +482,14 @@ def test_engines_with_invalid_options_do_not_load(backend, model):
 
 
 def test_warnings_go_to_the_build_log(backend, model, capfd):
-    build = backend.build(model, config())
+    build = backend.build(BuildRequest(model, config()))
 
     assert "[W] Serializing optimized model" in build.log
     assert "onnxruntime" not in capfd.readouterr().err
 
 
 def test_bare_engine_file_loads(backend, model, case):
-    build = backend.build(model, config())
+    build = backend.build(BuildRequest(model, config()))
     bare = replace(build.engine, options={})
 
     full_output, bare_output = (outputs(backend.runner(engine), case.feed)["y"] for engine in (build.engine, bare))

@@ -9,7 +9,7 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt import calibration
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
@@ -149,14 +149,18 @@ def test_overflowing_tensors_are_excluded_and_named() -> None:
 
     assert {"masked"} <= set(cache.excluded) and "masked" not in cache.by_name() and "big" in cache.by_name()
     with pytest.raises(errors.CalibrationError, match=r"NaN or infinity occurred in 'masked'"):
-        OnnxRuntimeBackend().build(Model.from_proto(proto), INT8, caches=Caches(calibration=cache.to_bytes()))
+        OnnxRuntimeBackend().build(
+            BuildRequest(Model.from_proto(proto), INT8, caches=Caches(calibration=cache.to_bytes()))
+        )
 
 
 def test_partial_fit_uses_available_ranges() -> None:
     cache = models.without(collect(CASE.proto, images(4), inputs=INPUTS).cache(), "r0").to_bytes()
     model, backend = Model.from_proto(CASE.proto), OnnxRuntimeBackend()
 
-    build = backend.build(model, replace(INT8, calibration_fit="partial"), caches=Caches(calibration=cache))
+    build = backend.build(
+        BuildRequest(model, replace(INT8, calibration_fit="partial"), caches=Caches(calibration=cache))
+    )
 
     assert "no ranges for r0" in build.log
     assert sum("QLinearConv" in layer.op for layer in build.layers) == 1
@@ -167,7 +171,7 @@ def test_int8_engine_needs_an_int8_layer(keep) -> None:
     case = models.conv_net() if keep else models.identity()
     model, feeds = Model.from_proto(case.proto), [dict(case.feed)] * 2
     with pytest.raises(errors.CalibrationError, match="kept: conv0, conv1, fc" if keep else "kept: none"):
-        OnnxRuntimeBackend().build(model, replace(INT8, keep=keep), calibration_data=feeds)
+        OnnxRuntimeBackend().build(BuildRequest(model, replace(INT8, keep=keep), calibration_data=feeds))
 
 
 SCORES = models.model(
@@ -233,14 +237,14 @@ def test_compared_errors_are_those_of_held_out_feeds() -> None:
 
 def test_builds_calibrate_with_the_best_algorithm() -> None:
     model = Model.from_proto(SCORES)
-    build = OnnxRuntimeBackend().build(model, INT8, calibration_data=values("spikes"))
+    build = OnnxRuntimeBackend().build(BuildRequest(model, INT8, calibration_data=values("spikes")))
 
     assert build.calibration_cache is not None
     cache = CalibrationCache.from_bytes(build.calibration_cache)
     named = collect(SCORES, values("spikes"), inputs=SCORES_INPUTS, model_sha256=model.info.sha256)
     assert cache == named.cache("percentile")
     assert "[trtops] Best algorithm: percentile" in build.log
-    again = OnnxRuntimeBackend().build(model, INT8, caches=Caches(calibration=build.calibration_cache))
+    again = OnnxRuntimeBackend().build(BuildRequest(model, INT8, caches=Caches(calibration=build.calibration_cache)))
     assert again.calibration_cache == build.calibration_cache and "Best" not in again.log
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests import models
 from tests.backend.onnxrt.test_tactics import MODELS
 from trtops import BuildConfig, errors
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt import search
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
@@ -180,7 +180,7 @@ def test_default_is_kept_unless_another_is_faster_beyond_noise(
 ) -> None:
     measured_ratios(monkeypatch, {GELU: ratios})
 
-    build = BACKEND.build(model, config(tactics=("GeluApproximation",)))
+    build = BACKEND.build(BuildRequest(model, config(tactics=("GeluApproximation",))))
 
     assert dict(build.tactics.settings) == {"GeluApproximation": chosen}
     assert message in build.tuning and not build.denied
@@ -206,7 +206,7 @@ def test_record_names_no_setting_without_effect(model: Model, monkeypatch: pytes
     faster = {candidate: [0.5] * 8 for candidate in together} | {Candidate.toggling([n]): [0.8] * 8 for n in names}
     measured_ratios(monkeypatch, faster)
 
-    settings = dict(BACKEND.build(model, config(tactics=names)).tactics.settings)
+    settings = dict(BACKEND.build(BuildRequest(model, config(tactics=names))).tactics.settings)
 
     assert settings["GeluFusionL2"] == settings["MatMulScaleFusion"] == "off"
     assert settings["GeluApproximation"] == "off"
@@ -215,13 +215,13 @@ def test_record_names_no_setting_without_effect(model: Model, monkeypatch: pytes
 def test_denied_default_is_named_with_what_it_costs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     measured_ratios(monkeypatch, {GELU: [1.7, 1.75, 1.72, 1.74]})
     allowed = config(tactics=("GeluApproximation",))
-    usual = BACKEND.build(model, allowed).tactics
+    usual = BACKEND.build(BuildRequest(model, allowed)).tactics
     entry = DeniedTactic(
         backend_version=usual.backend_version, device_sha256=usual.device_sha256, settings=usual.settings,
         run="ab12", evidence="proof", limits="atol 1e-12",
     )  # fmt: skip
 
-    build = BACKEND.build(model, allowed, caches=Caches(denied=DenyList(entries=(entry,))))
+    build = BACKEND.build(BuildRequest(model, allowed, caches=Caches(denied=DenyList(entries=(entry,)))))
 
     assert dict(build.tactics.settings) == {"GeluApproximation": "on"}
     assert "1.73 times the time of the defaults (2 ms)" in build.tuning and "the defaults are denied" in build.tuning
@@ -243,9 +243,9 @@ def test_log_of_default_finds_effective_tactics(name: str) -> None:
 
 
 def test_without_time_default_is_built_again_from_cache(model: Model) -> None:
-    short = BACKEND.build(model, config(timing_seconds=0.0))
-    again = BACKEND.build(model, config(), caches=Caches(timing=short.timing_cache))
-    whole = BACKEND.build(model, config(timing_seconds=60.0), caches=Caches(timing=short.timing_cache))
+    short = BACKEND.build(BuildRequest(model, config(timing_seconds=0.0)))
+    again = BACKEND.build(BuildRequest(model, config(), caches=Caches(timing=short.timing_cache)))
+    whole = BACKEND.build(BuildRequest(model, config(timing_seconds=60.0), caches=Caches(timing=short.timing_cache)))
 
     assert "-GeluFusionL2" in short.skipped and "+GeluApproximation" in short.skipped
     assert {("GeluFusionL2", "on"), ("GeluApproximation", "off")} <= set(short.tactics.settings)
@@ -270,7 +270,7 @@ def test_consecutive_seeds_draw_every_combination() -> None:
 
 
 def test_seeded_builds_repeat_without_timing(model: Model) -> None:
-    builds = [BACKEND.build(model, config(tactic_seed=seed)) for seed in (3, 3, 4, 5, 6, 7)]
+    builds = [BACKEND.build(BuildRequest(model, config(tactic_seed=seed))) for seed in (3, 3, 4, 5, 6, 7)]
 
     assert builds[0].tactics == builds[1].tactics
     assert len({build.tactics.digest for build in builds}) > 1
@@ -281,7 +281,7 @@ def test_seeded_builds_repeat_without_timing(model: Model) -> None:
 @pytest.fixture(scope="module")
 def fast(model: Model) -> TacticRecord:
     """The record of a build with the approximation."""
-    record = BACKEND.build(model, config(tactics=("GeluApproximation",), tactic_seed=0)).tactics
+    record = BACKEND.build(BuildRequest(model, config(tactics=("GeluApproximation",), tactic_seed=0))).tactics
     assert ("GeluApproximation", "on") in record.settings
     return record
 
@@ -298,24 +298,26 @@ def test_denied_tactic_is_never_chosen(model: Model, fast: TacticRecord) -> None
     denied = Caches(denied=deny(fast))
     seeds = range(12)
 
-    free = [BACKEND.build(model, config(tactic_seed=seed)) for seed in seeds]
-    without_fast = [BACKEND.build(model, config(tactic_seed=seed), caches=denied) for seed in seeds]
-    by_time = BACKEND.build(model, config(), caches=denied)
+    free = [BACKEND.build(BuildRequest(model, config(tactic_seed=seed))) for seed in seeds]
+    without_fast = [BACKEND.build(BuildRequest(model, config(tactic_seed=seed), caches=denied)) for seed in seeds]
+    by_time = BACKEND.build(BuildRequest(model, config(), caches=denied))
 
     assert any(choice.tactic == FAST for build in free for choice in build.tactics.choices)
     assert not any(choice.tactic == FAST for build in [*without_fast, by_time] for choice in build.tactics.choices)
     changed = [after for before, after in zip(free, without_fast) if before.tactics != after.tactics]
     assert changed and all("run1" in build.log and "taking the next" in build.log for build in changed)
-    assert by_time.spec.denied_sha256 and by_time.spec.digest != BACKEND.build(model, config()).spec.digest
+    assert (
+        by_time.spec.denied_sha256 and by_time.spec.digest != BACKEND.build(BuildRequest(model, config())).spec.digest
+    )
 
 
 def test_denied_replay_or_unavoidable_tactic_is_refused(model: Model, fast: TacticRecord) -> None:
     everywhere = deny(fast, next(choice.tactic for choice in fast.choices if choice.op == "Softmax"))
 
     with pytest.raises(errors.TacticMismatchError, match=r"e4.*run1"):
-        BACKEND.build(model, config(), caches=Caches(replay=fast, denied=deny(fast)))
+        BACKEND.build(BuildRequest(model, config(), caches=Caches(replay=fast, denied=deny(fast))))
     with pytest.raises(errors.EngineBuildError, match="deny-list"):
-        BACKEND.build(model, config(), caches=Caches(denied=everywhere))
+        BACKEND.build(BuildRequest(model, config(), caches=Caches(denied=everywhere)))
 
 
 def test_each_log_collects_its_own_lines(capfd) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests import models
 from tests.models import model, random
 from trtops import errors
+from trtops.backend.base import BuildRequest
 from trtops.backend.environment import Processor
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import lower_precision
@@ -291,7 +292,9 @@ def test_times_of_layers_are_those_of_the_main_graph():
                 else_branch = no () => (float[n,8] y) { y = Exp(h) }
             > }"""
     )
-    build = OnnxRuntimeBackend().build(Model.from_proto(proto), BuildConfig(options=OnnxRuntimeOptions(tactics=())))
+    build = OnnxRuntimeBackend().build(
+        BuildRequest(Model.from_proto(proto), BuildConfig(options=OnnxRuntimeOptions(tactics=())))
+    )
 
     [(_, layers)] = timed([build], {"x": random(2, 8), "c": np.array(True)})
 

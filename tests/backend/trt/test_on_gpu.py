@@ -21,7 +21,7 @@ from tests import models, seeds
 from tests.contracts.engine_backend import EngineBackendContract
 from tests.contracts.runner import RunnerContract
 from trtops import errors
-from trtops.backend.base import NO_CACHES, Build, Caches
+from trtops.backend.base import NO_CACHES, Build, BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import library
 from trtops.backend.trt.building.engine import build_plan
@@ -156,7 +156,7 @@ def test_int8_from_data_uses_ranges_of_best_algorithm():
     model, config = Model.from_proto(case.proto, case.name), BuildConfig(precision="int8", options=TensorRTOptions())
     best = best_ranges_of(model, config, data, model.proto(lean=True))
 
-    build = back.TensorRTBackend().build(model, config, calibration_data=data)
+    build = back.TensorRTBackend().build(BuildRequest(model, config, calibration_data=data))
 
     calibration_cache = CalibrationCache.from_bytes(build.calibration_cache)
     assert {name: entry.amax for name, entry in calibration_cache.by_name().items()} == pytest.approx(
@@ -391,7 +391,7 @@ def test_engine_stays_if_its_tactics_cannot_be_recorded(monkeypatch):
 
     monkeypatch.setattr(backend, "build_plan", refuse)
     built = back.TensorRTBackend().build(
-        Model.from_proto(models.conv_net().proto), BuildConfig(options=TensorRTOptions())
+        BuildRequest(Model.from_proto(models.conv_net().proto), BuildConfig(options=TensorRTOptions()))
     )
     assert built.tactics.mechanism == "inspector" and "the tactics were not recorded: Could not find" in built.log
 
@@ -416,7 +416,7 @@ def backend():
 
 @functools.lru_cache(maxsize=1)
 def wide_build():
-    return back.TensorRTBackend().build(Model.from_proto(wide_net().proto, "wide_net"), FP16)
+    return back.TensorRTBackend().build(BuildRequest(Model.from_proto(wide_net().proto, "wide_net"), FP16))
 
 
 FP16 = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=2))
@@ -425,9 +425,9 @@ UNWATCHED = replace(FP16, options=replace(FP16.options, record_tactics=False))
 
 def test_timing_cache_repeats_the_engine(backend):
     model = Model.from_proto(wide_net().proto, "wide_net")
-    first = backend.build(model, UNWATCHED)
+    first = backend.build(BuildRequest(model, UNWATCHED))
 
-    again = backend.build(model, UNWATCHED, caches=Caches(timing=first.timing_cache))
+    again = backend.build(BuildRequest(model, UNWATCHED, caches=Caches(timing=first.timing_cache)))
 
     assert again.layers == first.layers
     assert again.tactics == first.tactics
@@ -444,7 +444,7 @@ def test_unread_timing_cache_entries_are_reported(backend):
     model = Model.from_proto(case.proto, case.name)
     first = transformer_build()
 
-    again = backend.build(model, CONTRACT, caches=Caches(timing=first.timing_cache))
+    again = backend.build(BuildRequest(model, CONTRACT, caches=Caches(timing=first.timing_cache)))
 
     entries = first.timing_cache_use.misses
     assert again.timing_cache_use.hits <= entries
@@ -462,7 +462,7 @@ def test_foreign_timing_cache_is_refused(backend):
     model = Model.from_proto(wide_net().proto, "wide_net")
 
     with pytest.raises(errors.TimingCacheError, match="nvidia-a2"):
-        backend.build(model, FP16, caches=Caches(timing=elsewhere.to_bytes()))
+        backend.build(BuildRequest(model, FP16, caches=Caches(timing=elsewhere.to_bytes())))
 
     damaged = b"\xff" * 16 + cache.data[16:]
     with pytest.raises(errors.TimingCacheError, match="refuses"):
@@ -588,7 +588,7 @@ def test_build_works_after_a_killed_child():
             building.result(30)
 
         quick = BuildConfig(options=TensorRTOptions(optimization_level=1))
-        build = isolated.build(Model.from_proto(case.proto, case.name), quick)
+        build = isolated.build(BuildRequest(Model.from_proto(case.proto, case.name), quick))
         assert worker.starts == starts + 1
         assert build.engine.environment.device_sha256 == environment.device_sha256
         case.check(lambda feed: isolated.first_inference(build.engine, feed))
@@ -664,7 +664,9 @@ def timed(config: BuildConfig = RECORDED, caches: Caches = NO_CACHES) -> tuple[B
     """A build, with how many tactics TensorRT timed in it."""
     case = models.three_convolutions(4, 32, 28, 0.06, "replayed")
     with library.collect_log(verbose=True) as log:
-        build = back.TensorRTBackend().build(Model.from_proto(case.proto, case.name), config, caches=caches)
+        build = back.TensorRTBackend().build(
+            BuildRequest(Model.from_proto(case.proto, case.name), config, caches=caches)
+        )
     return build, sum("Time: " in message for _, message in log.lines)
 
 
@@ -749,7 +751,7 @@ def test_backend_orders_outputs_as_the_model_does(backend):
         assert list(runner.infer(case.feed)) == names[::-1]
 
     config = BuildConfig(profiles=(OptimizationProfile.fixed(x=(3, 4)),), options=TensorRTOptions(optimization_level=1))
-    build = backend.build(Model.from_proto(case.proto, case.name), config)
+    build = backend.build(BuildRequest(Model.from_proto(case.proto, case.name), config))
     for engine in (build.engine, lambda: build.engine):
         with backend.runner(engine) as runner:
             case.check(runner.infer)
@@ -763,7 +765,9 @@ CONTRACT = BuildConfig(
 
 @functools.lru_cache(maxsize=1)
 def transformer_build():
-    return back.TensorRTBackend().build(Model.from_proto(models.transformer().proto, "transformer"), CONTRACT)
+    return back.TensorRTBackend().build(
+        BuildRequest(Model.from_proto(models.transformer().proto, "transformer"), CONTRACT)
+    )
 
 
 class TestTensorRTBackend(EngineBackendContract):

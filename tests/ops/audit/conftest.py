@@ -25,7 +25,7 @@ from trtops.ops.registry.promote import promote
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.record import sha256
-from trtops.reports.present import drawn_again
+from trtops.reports.present import render_report
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system import signing
 from trtops.system.locks import locked
@@ -116,7 +116,7 @@ class Logged:
         self.rewrite_tags(run)
         self.set(run, "metric", "build/engine_bytes", (self.folder(run) / "engine/engine.ort").stat().st_size)
         self.restate(run)
-        [(page, note)] = drawn_again(self.tracker, self.tracker.load(self.runs[run]))
+        [(page, note)] = render_report(self.tracker, self.tracker.load(self.runs[run]))
         (self.folder(run) / Artifact.REPORT).write_text(page, encoding="utf-8")
         self.rewrite_manifest(run)
         self.set(run, "tag", Tag.NOTE, note)

@@ -22,7 +22,8 @@ from tests.long_runs import amount
 from trtops import errors
 from trtops.ops.engines.board import board
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, BuildOutcome, build_list
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.model_list import ListedModel, Policy, folder_list
 from trtops.tracking import owner
 from trtops.tracking.base import tracked

@@ -16,6 +16,7 @@ from trtops.calibration.data import FeedDigest
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.data import golden_outputs
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.builds import load_cache
 from trtops.tracking.memory import MemoryTracker
@@ -92,13 +93,14 @@ def test_default_compares_algorithms_in_one_pass(conv_net: Path) -> None:
 
 
 def test_algorithms_are_compared_on_check_data(conv_net: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.delattr("trtops.ops.engines.convert.golden_outputs")  # the reference runs once, for all engines
+    reference_run = Mock(wraps=golden_outputs)
+    monkeypatch.setattr("trtops.ops.engines.request.golden_outputs", reference_run)
     np.save(tmp_path / "held_out.npy", models.random(4, 3, 8, 8, seed=90))
     check = replace(SMALL_CHECK, data=str(tmp_path / "held_out.npy"))
-    config = CalibrateConfig(build=QUICK, check=check, compare_with=())
+    config = CalibrateConfig(build=QUICK, check=check, compare_with=("fp32",))
 
     result = calibrate(conv_net, config, data=images(6), tracker=MemoryTracker())
-    assert result.comparison is not None
+    assert result.comparison is not None and reference_run.call_count == 1  # for all engines
     assert (result.comparison.data, result.comparison.feeds) == ("check data", 1)
     alone = calibrate(conv_net, replace(config, check=SMALL_CHECK), data=images(1), tracker=MemoryTracker())
     assert "It was not held out: the calibration data is a single feed." in alone.page()

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,22 +11,17 @@ from tests import models
 from tests.attacks.outages import contents, failures
 from tests.stores import copy_store
 from trtops import errors
-from trtops.backend.base import Build
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnxrt import profile
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.trt.building.precision import layers_to_keep
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.cli.main import main
-from trtops.ops.engines.convert import (
-    ConvertConfig,
-    ConvertResult,
-    _fit_precision,
-    builds_table,
-    convert,
-    read_timing_cache,
-)
+from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import ConvertResult
+from trtops.ops.engines.fit_precision import fit_precision
+from trtops.ops.engines.request import CommandData, read_timing_cache
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
 from trtops.tracking import builds, schema
@@ -153,67 +147,53 @@ def test_layers_beyond_fp16_are_kept_by_data(tracker: MemoryTracker, tmp_path: P
     # INT8 may use FP16 for the rest: what FP16 cannot hold is in neither.
     for lower_precision in ("fp16", "fp32"):
         eight = BuildConfig(precision="int8", keep=("mm",), options=TensorRTOptions(also=(lower_precision,)))
-        fitted = _fit_precision(Model.load(path), ConvertConfig(build=eight, check=data))[0].build
+        fitted, _ = fit_precision(eight, CommandData(Model.load(path), data), None)
         assert fitted.keep == (("mm", "sq", "rt") if lower_precision == "fp16" else ("mm",))
         fp32_layers = layers_to_keep(Model.load(path).proto(), fitted)
         assert fp32_layers == ({"sq": "float32", "rt": "float32"} if lower_precision == "fp16" else {})
 
 
-def test_8_bits_are_compared_with_fp16(tracker: MemoryTracker, conv_net: Path) -> None:
-    half, eight = (ConvertConfig(build=BuildConfig(precision=p), check=QUICK) for p in ("fp16", "int8"))
-    alone = convert(conv_net, eight, tracker=tracker)
-    first, second = (convert(conv_net, config, tracker=tracker) for config in (half, eight))
+SCRIPT = """\
+import numpy as np
 
-    assert "FP16" not in alone.speed and alone.next_step is None and "random data" in alone.needed
-    assert alone.speed in "\n".join(alone.body()) and first.speed == ""
-    ours, theirs = (tracker.info(r.run_id).metrics[schema.Metric.LATENCY, "p50_ms"] for r in (second, first))
-    expected = "slower than" if ours > theirs else "as fast as" if ours == theirs else "faster than"
-    sentence = (
-        f"In 8 bits {ours:.3f} ms, {expected} {first.called} with {theirs:.3f} ms (run {first.run_id}); INT8 takes "
+with open({log!r}, "a") as file:
+    file.write("loaded\\n")
+
+
+def load_data():
+    with open({log!r}, "a") as file:
+        file.write("run\\n")
+    for seed in range(4):
+        yield {{"image": np.random.default_rng(seed).normal(size=(2, 3, 8, 8)).astype(np.float32)}}
+"""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_data_script_runs_once(precision: Precision, conv_net: Path, tracker: MemoryTracker, tmp_path: Path) -> None:
+    script, calls = tmp_path / "loader.py", tmp_path / "calls.txt"
+    script.write_text(SCRIPT.format(log=str(calls)))
+    check = replace(QUICK, data=str(script))
+    for calibration_data in {None, str(script) if precision == "int8" else None}:
+        calls.write_text("")
+        build = BuildConfig(precision=precision)
+        config = ConvertConfig(build=build, check=check, calibration_data=calibration_data, rebuild=True)
+        assert convert(conv_net, config, tracker=tracker).evaluation.evidence.feeds == 4
+        assert calls.read_text().split() == ["loaded", "run"]
+
+
+def test_calibrate_runs_a_data_script_once(conv_net: Path, tracker: MemoryTracker, tmp_path: Path) -> None:
+    script, calls = tmp_path / "loader.py", tmp_path / "calls.txt"
+    script.write_text(SCRIPT.format(log=str(calls)))
+    result = calibrate(
+        conv_net, CalibrateConfig(data=str(script), compare_with=("fp16",), check=QUICK), tracker=tracker
     )
-    assert second.speed.startswith(sentence) and " FP32 with " in second.speed
+    assert [engine.evaluation.evidence.feeds for engine in result.engines] == [4, 4]
+    assert calls.read_text().split() == ["loaded", "run"]
 
 
-@pytest.mark.parametrize(
-    ("slow", "ms", "command"),
-    [
-        ((), 0.5, None),
-        (("fc",), 0.5, None),
-        (("fc",), 1.04, None),  # 5 % are not worth another build
-        (("fc",), 1.1, None),  # less than the median in FP32 is noise
-        (("fc",), 1.5, "--int8 --onnxrt {check}--calibration-data {data} --keep fc --exp"),
-        (("conv0", "conv1", "fc"), 1.5, "--onnxrt {check}--exp"),
-    ],
-)
-def test_slower_layers_in_8_bits_are_named(
-    slow: tuple[str, ...],
-    ms: float,
-    command: str | None,
-    tracker: MemoryTracker,
-    conv_net: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def timed(builds: list[Build], feed: Any) -> list[Any]:
-        timings = real(builds, feed)
-        assert [set(layers) for _, layers in timings] == [{layer.name for layer in build.layers} for build in builds]
-        low, eight = ({built_layer.name: built_layer for built_layer in build.layers} for build in builds)
-        lows = {name: 3.0 for name in low}
-        eights = {name: 9.0 if set(slow) & set(built_layer.onnx_nodes) else 0.1 for name, built_layer in eight.items()}
-        return [([1.0, 1.2, 1.3], lows), ([ms, ms + 0.1], eights)]
-
-    real = profile.timed
-    monkeypatch.setattr(profile, "timed", timed)
-    data = str(tmp_path / "images.npz")
-    np.savez(data, **models.conv_net().feed)
-    config = ConvertConfig(build=BuildConfig(precision="int8"), check=QUICK, calibration_data=data)
-    result = convert(conv_net, config, tracker=tracker)
-    assert ("slower than FP32 with 1.000 ms" in result.speed) == (ms > 1.2)
-    assert ("within the noise of FP32" in result.speed) == (1 < ms < 1.2)
-    assert "not speed up" not in result.speed if not slow else all(name in result.speed for name in slow)
-    step, check = str(result.next_step), "--warm-up 1 --latency-runs 3 "
-    assert "promote" in step if command is None else command.format(data=data, check=check) in step
-    assert (result.speed in builds_table([result])) == (ms > 1.2)
+def test_8_bits_need_real_data(tracker: MemoryTracker, conv_net: Path) -> None:
+    result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=QUICK), tracker=tracker)
+    assert result.next_step is None and "random data" in result.needed
 
 
 def test_shapes_of_data_decide_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:

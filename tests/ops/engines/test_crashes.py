@@ -9,7 +9,7 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.base import NO_CACHES, Build, Caches
+from trtops.backend.base import Build, BuildRequest
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.optimize import Optimizer
@@ -28,7 +28,7 @@ TACTICS = ("MatMulAddFusion", "BiasGeluFusion")
 FEW = BuildConfig(options=OnnxRuntimeOptions(tactics=TACTICS, timing_iterations=1))
 
 
-def build_and_die(deadly: str, model: Model, config: BuildConfig, caches: Caches) -> Build:
+def build_and_die(deadly: str, request: BuildRequest) -> Build:
     """Build in a process that dies when ONNX Runtime gets a candidate of the list."""
     usual = Optimizer._write_optimized
 
@@ -39,7 +39,7 @@ def build_and_die(deadly: str, model: Model, config: BuildConfig, caches: Caches
 
     Optimizer._write_optimized = write  # type: ignore[method-assign]
     try:
-        return engine_backend("onnxruntime").build(model, config, caches=caches)
+        return engine_backend("onnxruntime").build(request)
     finally:
         Optimizer._write_optimized = usual  # type: ignore[method-assign]
 
@@ -47,8 +47,8 @@ def build_and_die(deadly: str, model: Model, config: BuildConfig, caches: Caches
 class Dying(IsolatedBackend):
     """ONNX Runtime that crashes with some settings."""
 
-    def build(self, model: Model, config: BuildConfig, *, caches: Caches = NO_CACHES, **_: object) -> Build:
-        return self.worker.run(build_and_die, os.environ[DEADLY], model, config, caches)
+    def build(self, request: BuildRequest) -> Build:
+        return self.worker.run(build_and_die, os.environ[DEADLY], request)
 
 
 @pytest.fixture

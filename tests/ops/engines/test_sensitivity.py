@@ -9,7 +9,7 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
@@ -85,7 +85,7 @@ def engine_error(path: Path, cache: CalibrationCache, keep: tuple[str, ...] = ()
     """Relative error of a built INT8 engine on held-out tokens."""
     model, backend = Model.load(path), OnnxRuntimeBackend()
     config = BuildConfig(precision="int8", keep=keep, options=OnnxRuntimeOptions(tactics=(), timing_iterations=1))
-    build = backend.build(model, config, caches=Caches(calibration=cache.to_bytes()))
+    build = backend.build(BuildRequest(model, config, caches=Caches(calibration=cache.to_bytes())))
     with backend.runner(build.engine) as runner, reference_runner(model) as reference:
         pairs = [(runner.infer(feed)["y"].copy(), reference.infer(feed)["y"].copy()) for feed in HELD_OUT]
     actual, golden = (np.stack(side) for side in zip(*pairs))

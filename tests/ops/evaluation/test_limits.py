@@ -17,13 +17,14 @@ from tests.defects import Defect, Sound
 from tests.gates import with_wrong_weight
 from tests.long_runs import LONG
 from tests.models import Case
-from trtops.backend.base import Build, Caches
+from trtops.backend.base import Build, BuildRequest, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.walk import mean_sum_length
 from trtops.comparator import ComparisonReport, RunResults, Tolerances, compare_outputs
 from trtops.ops.campaign.iteration import evaluate_in_child
-from trtops.ops.engines.convert import ConvertConfig, builds_table, convert
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import builds_table
 from trtops.ops.evaluation import right_model as module
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import Feeds, collect, golden_outputs
@@ -45,7 +46,7 @@ from trtops.tracking.memory import MemoryTracker
 def run(model: Model, sound: Sound, config: BuildConfig) -> tuple[RunResults, Build]:
     """Build a model with ONNX Runtime and run it on the sound model's data."""
     backend, data = engine_backend("onnxruntime"), Feeds("the pair's data", lambda: sound.feeds)
-    build = backend.build(model, config, caches=Caches(), calibration_data=data)
+    build = backend.build(BuildRequest(model, config, caches=Caches(), calibration_data=data))
     with backend.runner(build.engine) as runner:
         return collect(runner, sound.feeds), build
 
@@ -348,7 +349,7 @@ def test_builds_of_a_campaign_share_limits(tmp_path: Path, monkeypatch: pytest.M
     case = zoo.segmentation()
     model, golden, check = Model.from_proto(case.proto), str(tmp_path / "golden.npz"), CheckConfig(latency_runs=0)
     golden_outputs(model, check.open_for(model), None).save(golden)
-    build = engine_backend("onnxruntime").build(model, BuildConfig(precision="fp16"), caches=Caches())
+    build = engine_backend("onnxruntime").build(BuildRequest(model, BuildConfig(precision="fp16"), caches=Caches()))
     first, second = (
         evaluate_in_child(build.engine, model, check, build.spec.config, golden, check_precision(build))[0]
         for _ in range(2)
@@ -417,10 +418,12 @@ def engine_on_other_rows(model: Model, sound: Sound) -> tuple[RunResults, bytes 
     feed = {"x": models.random(64, *sound.feeds[0]["x"].shape[1:], seed=7)}
     backend = engine_backend("onnxruntime")
     build = backend.build(
-        model,
-        BuildConfig(precision="int8", options=UNTIMED),
-        caches=Caches(),
-        calibration_data=Feeds("rows", lambda: [feed, feed]),
+        BuildRequest(
+            model,
+            BuildConfig(precision="int8", options=UNTIMED),
+            caches=Caches(),
+            calibration_data=Feeds("rows", lambda: [feed, feed]),
+        )
     )
     with backend.runner(build.engine) as runner:
         return collect(runner, sound.feeds), build.calibration_cache
@@ -454,10 +457,12 @@ def test_draws_of_int8_move_only_quantized_tensors() -> None:
     weights = {"w": models.random(8, 3, seed=1), "pixels": np.array([640, 640, 1], np.float32)}
     case = Case(models.model(text, weights), {"x": models.random(4, 8, seed=2)}, name="scaled")
     build = engine_backend("onnxruntime").build(
-        Model.from_proto(case.proto),
-        BuildConfig(precision="int8", options=UNTIMED),
-        caches=Caches(),
-        calibration_data=Feeds("rows", lambda: [{"x": models.random(4, 8, seed=n)} for n in range(2, 9)]),
+        BuildRequest(
+            Model.from_proto(case.proto),
+            BuildConfig(precision="int8", options=UNTIMED),
+            caches=Caches(),
+            calibration_data=Feeds("rows", lambda: [{"x": models.random(4, 8, seed=n)} for n in range(2, 9)]),
+        )
     )
     right = right_model(case, "int8", calibration=build.calibration_cache)
     [noise] = right.noise.outputs

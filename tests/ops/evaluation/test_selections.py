@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import models
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator import compare_outputs
@@ -66,7 +66,7 @@ def test_engine_may_order_ties_otherwise(kind: str) -> None:
     right = right_model(kind, spread=3e-4 if kind in ("suppressed", "detector") else 2e-3)
     backend = engine_backend("onnxruntime")
     data = Feeds("the feeds", lambda: right.feeds)
-    build = backend.build(right.model, right.build, caches=Caches(), calibration_data=data)
+    build = backend.build(BuildRequest(right.model, right.build, caches=Caches(), calibration_data=data))
     with backend.runner(build.engine) as runner:
         outputs = collect(runner, right.feeds)
     limits = right.tolerances(None)

@@ -17,6 +17,7 @@ from tests import correct_engines, models, zoo
 from tests.long_runs import LONG, amount
 from tests.models import Case
 from trtops import errors
+from trtops.backend.base import BuildRequest
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
@@ -577,7 +578,7 @@ def test_compare_refuses_options_that_its_sides_do_not_use(tmp_path: Path) -> No
     RunResults([("saved", [IterationResult({"y": np.eye(6)})])]).save(saved)
     engine = tmp_path / "m.ort"
     build = BuildConfig(options=OnnxRuntimeOptions(tactics=()))
-    engine.write_bytes(OnnxRuntimeBackend().build(Model.load(path), build).engine.plan)
+    engine.write_bytes(OnnxRuntimeBackend().build(BuildRequest(Model.load(path), build)).engine.plan)
     tracker = MemoryTracker()
     with pytest.raises(errors.ConfigError, match="compare does not use golden="):
         compare(path, path, CheckConfig(golden="g.json"), tracker=tracker)

@@ -12,7 +12,8 @@ from trtops import errors
 from trtops.backend.base import ProfiledFeed
 from trtops.backend.onnx.model import Model
 from trtops.metadata import TensorMetadata
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.shapes import points

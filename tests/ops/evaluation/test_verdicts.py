@@ -12,7 +12,8 @@ from onnx import numpy_helper
 from tests import models, zoo
 from tests.models import Case
 from trtops import errors
-from trtops.backend.onnx.model import Model, class_axes
+from trtops.backend.onnx.class_axes import class_axes
+from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
@@ -226,7 +227,7 @@ def test_outputs_that_are_not_random_are_compared(tmp_path: Path, monkeypatch: p
             outputs["z"] = -outputs["z"]
         return results
 
-    monkeypatch.setattr("trtops.ops.engines.convert.golden_outputs", inverted)
+    monkeypatch.setattr("trtops.ops.engines.request.golden_outputs", inverted)
     assert evaluated(tmp_path, text, x=ROWS).verdict == "bad"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests import models
 from trtops import errors
+from trtops.backend.base import BuildRequest
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache, TensorRange
@@ -39,7 +40,9 @@ def test_models_are_shown_as_text_and_json(tmp_path: Path) -> None:
 
 def test_an_engine_of_onnx_runtime_is_shown(tmp_path: Path) -> None:
     model = Model.load(models.conv_net().write(tmp_path))
-    build = engine_backend("onnxruntime").build(model, BuildConfig(options=OnnxRuntimeOptions(tactics=())))
+    build = engine_backend("onnxruntime").build(
+        BuildRequest(model, BuildConfig(options=OnnxRuntimeOptions(tactics=())))
+    )
     (tmp_path / "engine.ort").write_bytes(build.engine.plan)
     inspected = inspect_model(tmp_path / "engine.ort", show=("layers",))
     assert "ONNX Runtime Engine" in inspected.text()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.benchmarks.networks import write_resnet50
 from trtops import ops
-from trtops.backend.base import Build, Caches
+from trtops.backend.base import Build, BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.spec import BuildConfig, TensorRTOptions
 
@@ -57,7 +57,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, config in configs.items():
         data = [feed, feed] if name == "int8" else None
         started = time.perf_counter()
-        build: Build = backend.build(model, config, caches=Caches(timing=timing), calibration_data=data)
+        build: Build = backend.build(BuildRequest(model, config, caches=Caches(timing=timing), calibration_data=data))
         print(f"{name}: built in {build.seconds:.1f} s, {time.perf_counter() - started:.1f} s in all", flush=True)
         timing = build.timing_cache
         path = folder / f"{name}.engine"

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from tests import models
+from trtops.backend.base import BuildRequest
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
@@ -41,7 +42,7 @@ def conv_engine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     case = models.conv_net()
     path = case.write(folder)
     config = dataclasses.replace(FP32, profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),))
-    build = TensorRTBackend().build(Model.load(path), config)
+    build = TensorRTBackend().build(BuildRequest(Model.load(path), config))
     (folder / "conv_net.engine").write_bytes(build.engine.plan)
     (folder / "tactics.json").write_text(build.tactics.to_json())
     np.savez(folder / "feed.npz", **case.feed)

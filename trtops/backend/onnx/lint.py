@@ -6,10 +6,10 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,14 +17,24 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import copying, external, shapes, walk, with_onnxruntime
-from trtops.backend.onnx.model import Model, bad_divisors, can_propagate_values, data_type, raw_bytes, read_proto
+from trtops.backend.onnx.hostile import bad_divisors, can_propagate_values
+from trtops.backend.onnx.lint_report import (
+    WEIGHTS_NEED_NO_INPUTS,
+    Level,
+    LintEntry,
+    LintReport,
+    duplicate_entries,
+    graph_entry,
+    name_entries,
+    unused_entries,
+    weight_entries,
+)
+from trtops.backend.onnx.model import Model, data_type, read_proto
 from trtops.backend.onnx.save import PROTOBUF_LIMIT
 from trtops.extras import installed, sentence
-from trtops.record import JSONValue, Record
 from trtops.system.activity import Activity
 from trtops.system.limits import MAX_DIMENSIONS, limited_time, time_limit
 from trtops.system.worker import warm_worker
-from trtops.tables import table
 
 log = logging.getLogger(__name__)
 
@@ -35,17 +45,10 @@ _WEIGHT_TYPES = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.D
 _PLAIN_FIELDS = frozenset(("dims", "data_type", "name", "doc_string", "raw_data", "external_data", "data_location"))
 # Larger random inputs are not made: a hostile model may declare any shape.
 _MAX_ELEMENTS = 1 << 26
-# The first IR version in which weights need not be declared as inputs too.
-_WEIGHTS_NEED_NO_INPUTS = 4
-
 _MAX_DEATHS = 20  # of child processes; replacing one takes a second
 # What is run, as messages about crashes call it.
 _WHOLE = "the model"
 _CHECKING = "checking the model with ONNX's checker"
-
-Level: TypeAlias = Literal["exception", "error", "warning"]
-# Polygraphy's names of what found a problem; ``onnx_graphsurgeon`` stands for checks of the graph itself.
-Source: TypeAlias = Literal["onnx_checker", "onnx_loader", "onnx_graphsurgeon", "onnxruntime"]
 
 # Types for which ONNX Runtime has few kernels on CPUs, so that a missing one is no error of the model.
 _FOR_ACCELERATORS = {
@@ -57,79 +60,6 @@ _FOR_ACCELERATORS = {
 _KNOWN_DOMAINS = frozenset(
     {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft"}
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LintEntry(Record):
-    """One finding."""
-
-    # Errors are problems of the model and nodes that do not load; exceptions are nodes that fail while running.
-    level: Level
-    source: Source
-    message: str
-    nodes: tuple[str, ...] = ()  # empty if it concerns the model
-    op: str = ""  # the node's type, if it concerns one node
-
-
-@dataclass(frozen=True, kw_only=True)
-class LintReport(Record):
-    """All findings about one model, and the names of its nodes by result."""
-
-    passing: tuple[str, ...]  # nodes that ran, or loaded where there were no values to run them on
-    failing: tuple[str, ...]
-    unchecked: tuple[str, ...]  # custom operators, and nodes whose inputs have unknown types
-    entries: tuple[LintEntry, ...]  # first those about the model, then others in order of execution
-    unnamed: Mapping[str, int] = field(default_factory=dict)  # places of nodes without a name, by what they are called
-
-    @property
-    def ok(self) -> bool:
-        """Whether there are only warnings."""
-        return all(entry.level == "warning" for entry in self.entries)
-
-    def text(self) -> str:
-        """Return the findings as a table, and the number of passing nodes."""
-        counts = f"{len(self.passing)} nodes pass, {len(self.failing)} fail, {len(self.unchecked)} were not checked."
-        if not self.entries:
-            return counts
-        rows = (
-            (
-                entry.level,
-                entry.source,
-                (", ".join(entry.nodes[:3]) or "(model)") + (f" ({entry.op})" if entry.op else ""),
-                " ".join(entry.message.split()),
-            )
-            for entry in self.entries
-        )
-        return f"{table(('level', 'found by', 'nodes', 'finding'), rows)}\n\n{counts}"
-
-    def to_lint_json(self) -> dict[str, JSONValue]:
-        """Return the report in Polygraphy's layout, without a level ``error``; both levels are ``exception``.
-
-        A node of an operator that ONNX Runtime does not know is a warning, and counts as passing.
-        """
-        custom: set[str] = set().union(
-            *(entry.nodes for entry in self.entries if entry.level == "warning" and entry.op)
-        )
-
-        def named(names: Iterable[str]) -> list[JSONValue]:
-            return [f"trtops_unnamed_node_{self.unnamed[n]}" if n in self.unnamed else n for n in names]
-
-        return {
-            "summary": {
-                "passing": named([*self.passing, *(name for name in self.unchecked if name in custom)]),
-                "failing": named(self.failing),
-                "unchecked": named(name for name in self.unchecked if name not in custom),
-            },
-            "lint_entries": [
-                {
-                    "level": "warning" if entry.level == "warning" else "exception",
-                    "source": entry.source,
-                    "message": entry.message,
-                    **({"nodes": named(entry.nodes)} if entry.nodes else {}),
-                }
-                for entry in self.entries
-            ],
-        }
 
 
 def lint(model: onnx.ModelProto | Model | str | Path, feed: Mapping[str, Any] | None = None) -> LintReport:
@@ -226,20 +156,20 @@ def _lint(
         return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
     names = [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
     unnamed = {name: i for i, (name, node) in enumerate(zip(names, graph.node)) if not node.name}
-    fatal = list(_weight_entries(model))
+    fatal = list(weight_entries(model))
     try:
         walk.execution_order(graph.node)
     # Nodes form a cycle.
     except errors.InvalidModelError as exc:
-        fatal.insert(0, _graph_entry("error", str(exc)))
-    named = [*_name_entries(graph, names), *_unused_entries(graph, names, weights, model.ir_version)]
+        fatal.insert(0, graph_entry("error", str(exc)))
+    named = [*name_entries(graph, names), *unused_entries(graph, names, weights, model.ir_version)]
     for name, node in zip(names, graph.node):
         for attribute, message in bad_divisors(walk.nodes_within(node)):
             named.append(
                 LintEntry(level="error", source="onnx_checker", message=message, nodes=(name,), op=node.op_type)
             )
             attribute.i = 1  # in this process' copy: the node is not run, and checks of the whole model do not crash
-    whole = [*_duplicate_entries(graph), *([] if fatal else _checker_entries(model, deaths))]
+    whole = [*duplicate_entries(graph), *([] if fatal else _checker_entries(model, deaths))]
     entries = [*fatal, *whole, *named]
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries), unnamed=unnamed)
@@ -272,37 +202,6 @@ def _lint(
     )
 
 
-def _graph_entry(level: Level, message: str, *nodes: str) -> LintEntry:
-    return LintEntry(level=level, source="onnx_graphsurgeon", message=message, nodes=nodes)
-
-
-def _weight_entries(model: onnx.ModelProto) -> Iterator[LintEntry]:
-    for tensor in walk.tensors(model):
-        message = ""
-        if external.is_external(tensor):
-            message = f"Tensor {tensor.name!r} has its data in another file, which is not loaded."
-        elif external.is_stripped(tensor):
-            message = f"Tensor {tensor.name!r} has no data; `trtops surgeon weight-reconstruct` restores it."
-        elif tensor.data_type != TensorProto.STRING:
-            try:
-                raw_bytes(tensor)
-            except errors.InvalidModelError as exc:
-                message = str(exc)
-        if message:
-            yield LintEntry(level="error", source="onnx_loader", message=message)
-
-
-def _duplicate_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
-    indices_by_name: dict[str, list[int]] = {}
-    for index, node in enumerate(graph.node):
-        indices_by_name.setdefault(node.name, []).append(index)
-    for name, indices in indices_by_name.items():
-        if name and len(indices) > 1:
-            yield _graph_entry(
-                "error", f"Duplicate node name: '{name}' for nodes with topological IDs: {indices} found.", name
-            )
-
-
 def _cast(feed: dict[str, Any], graph: onnx.GraphProto) -> dict[str, Any]:
     """Return a feed with its arrays cast to the types of the inputs."""
     for value in graph.input:
@@ -319,7 +218,7 @@ def _checker_entries(model: onnx.ModelProto, deaths: Mapping[str, str]) -> Itera
         return
     checked = copying.copy_of(model)
     if checked.ir_version:
-        checked.ir_version = max(checked.ir_version, _WEIGHTS_NEED_NO_INPUTS)
+        checked.ir_version = max(checked.ir_version, WEIGHTS_NEED_NO_INPUTS)
     for value in checked.graph.output:
         # The checker requires a complete declaration of outputs, which ONNX Runtime does not.
         if not value.type.WhichOneof("value"):
@@ -335,55 +234,6 @@ def _checker_entries(model: onnx.ModelProto, deaths: Mapping[str, str]) -> Itera
     except onnx.checker.ValidationError as exc:
         if "Bad node spec for node" not in str(exc):
             yield LintEntry(level="error", source="onnx_checker", message=str(exc).strip())
-
-
-def _name_entries(graph: onnx.GraphProto, names: list[str]) -> Iterator[LintEntry]:
-    """Report tensors defined twice or not at all."""
-    if not graph.output:
-        yield _graph_entry("error", "The model has no outputs.")
-    defined = Counter(value.name for value in graph.input)
-    constants = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
-    defined.update(name for name in dict.fromkeys(constants) if name not in defined)  # in order, for messages
-    defined.update(walk.produced(graph.node))
-    for name, node in zip(names, graph.node):
-        for output in filter(None, node.output):
-            if defined[output] > 1:
-                message = f"{walk.label(node)} produces {output!r}, which is defined {defined[output]} times."
-                yield _graph_entry("error", message, name)
-        for used in dict.fromkeys(walk.uses(node)):
-            if used not in defined:
-                message = f"{walk.label(node)} reads {used!r}, which no node produces. {errors.near(used, defined)}"
-                yield _graph_entry("error", message.rstrip(), name)
-    for value in graph.output:
-        if value.name not in defined:
-            yield _graph_entry("error", f"No node produces output {value.name!r}.")
-
-
-def _unused_entries(
-    graph: onnx.GraphProto, names: list[str], weights: Collection[str], ir_version: int
-) -> Iterator[LintEntry]:
-    """Report inputs, weights and nodes without effect on any output; ``weights`` are inputs by now."""
-    makers = walk.makers(graph.node)
-    needed: set[str] = set()
-    waiting = [value.name for value in graph.output]
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            waiting.extend(walk.uses(makers[name]) if name in makers else ())
-    constants = walk.initializer_names(graph).union(weights)
-    for value in graph.input:
-        if value.name not in needed and value.name not in constants:
-            yield _graph_entry("warning", f"Input: '{value.name}' does not affect outputs, can be removed.")
-    referenced = walk.names_of(graph.input).difference(weights).union(walk.read(graph.node))
-    for name in sorted(constants - needed):
-        yield _graph_entry("warning", f"Weight: '{name}' does not affect outputs, can be removed.")
-        if ir_version < _WEIGHTS_NEED_NO_INPUTS and name not in referenced:
-            message = f"Weight '{name}' is neither used nor an input; ONNX Runtime refuses that before IR version 4."
-            yield LintEntry(level="error", source="onnxruntime", message=message)
-    for name, node in zip(names, graph.node):
-        if needed.isdisjoint(filter(None, node.output)):
-            yield _graph_entry("warning", "Does not affect outputs, can be removed.", name)
 
 
 _NOISE = re.compile(
@@ -526,7 +376,7 @@ class _Run:
             if name in self.sparse:
                 graph.sparse_initializer.append(self.sparse[name])
         graph.output.extend(helper.make_empty_tensor_value_info(name) for name in node.output if name)
-        ir_version = max(self.model.ir_version, _WEIGHTS_NEED_NO_INPUTS)
+        ir_version = max(self.model.ir_version, WEIGHTS_NEED_NO_INPUTS)
         model = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=ir_version)
         model.functions.extend(self.model.functions)
         return model

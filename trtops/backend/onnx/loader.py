@@ -48,7 +48,12 @@ def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class OnnxFromPath(BaseLoader[onnx.ModelProto]):
-    """Loads a model file with its external data."""
+    """Loads a model file with its external data.
+
+    >>> model = onnx_from_path("model.onnx")
+    >>> [node.op_type for node in model.graph.node][:3]
+    ['Conv', 'BatchNormalization', 'Relu']
+    """
 
     path: str | Path
     external_data_dir: str | Path | None = None  # the model's folder unless given; files outside of it are refused
@@ -89,6 +94,10 @@ class ModifyOutputs(BaseLoader[onnx.ModelProto]):
     """Changes a model's outputs, by names or shell patterns (``conv_*``); types and shapes are inferred.
 
     ``"mark-all"`` selects everything that nodes produce, except constants.
+
+    >>> model = modify_outputs(OnnxFromPath("model.onnx"), outputs=["logits", "r*"])
+    >>> [output.name for output in model.graph.output]
+    ['logits', 'r0', 'r1']
     """
 
     model: OnnxModel = field(repr=False)
@@ -201,6 +210,11 @@ class ExtractSubgraph(BaseLoader[Any]):
     """Extracts the part of a model, or of an ONNX-GraphSurgeon graph, between some tensors; returns the same kind.
 
     Dtypes and shapes that the metadata leaves out are inferred. ``check_meta`` warns about unknown ones.
+
+    >>> from trtops.metadata import TensorMetadata
+    >>> head = extract_subgraph(OnnxFromPath("model.onnx"), TensorMetadata().add("r1", dtype=None, shape=None))
+    >>> [node.op_type for node in head.graph.node]
+    ['GlobalAveragePool', 'Flatten', 'Gemm', 'Softmax']
     """
 
     model: OnnxModel | gs.Graph = field(repr=False)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
-from collections import ChainMap, Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
-from trtops.backend.onnx import copying, external, operators, walk
+from trtops.backend.onnx import copying, external, walk
+from trtops.backend.onnx.hostile import bad_divisors, check_inlined_size
 from trtops.backend.onnx.messages import ModelProto, TensorProto
 from trtops.metadata import DataType, Dim, TensorSpec
 from trtops.system.files import read_regular
@@ -279,22 +277,6 @@ def check_structure(model: onnx.ModelProto) -> None:
         raise errors.InvalidModelError(message)
 
 
-# Integer attributes by which kernels and shape inference divide, or index, without a check.
-_DIVISORS = frozenset(("group", "blocksize", "num_groups", "q_num_heads", "kv_num_heads", "num_heads"))
-
-
-def bad_divisors(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.AttributeProto, str]]:
-    """Yield attributes of ONNX's and Microsoft's operators with crashing values, each with a message."""
-    for node in nodes:
-        for attribute in node.attribute:
-            # RotaryEmbedding takes 0 heads as unknown.
-            minimum = 1 if attribute.name in _DIVISORS and node.op_type != "RotaryEmbedding" else 0
-            checked = minimum or (attribute.name == "batch_dims" and node.op_type == "GatherND")
-            if checked and attribute.i < minimum and node.domain in ("", "ai.onnx", "com.microsoft"):
-                problem = f"attribute {attribute.name!r} is {attribute.i}; expected at least {minimum}."
-                yield attribute, f"{walk.label(node)}: {problem}"
-
-
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
     defined = walk.names_of(graph.input) | walk.initializer_names(graph)
     for kind, entries in (("input", graph.input), ("initializer", graph.initializer)):
@@ -370,178 +352,3 @@ def parse_proto(data: bytes, prefix: str = "", need_opset: bool = True) -> onnx.
     except (TypeError, UnicodeDecodeError):
         raise errors.InvalidModelError(f"{prefix}has names that are not text: not an ONNX model, or damaged.") from None
     return model
-
-
-_SAME_AXES = operators.KEEP_PLACES | {"Clip", "Dropout", "Log", "Neg"}
-_SCORES = re.compile(
-    r"(^|[^a-z])(logits?|log_?probs?|scores?|prob(s|abs?|abilit(y|ies))?|class(es)?|softmax)($|[^a-z])"
-)
-
-
-def class_axes(model: onnx.ModelProto) -> dict[str, int]:
-    """The class axis of each floating-point output with class scores, by output name; weights are not read."""
-    # Only what a model states counts: a softmax before the output, an ArgMax that reads it, or a name. A top-1
-    # agreement of other outputs, such as hidden states or a key cache, has no meaning.
-    makers = walk.makers(model.graph.node)
-    chosen: dict[str, int] = {}
-    for node in model.graph.node:
-        if walk.is_onnx_op(node, "ArgMax") and node.input:
-            chosen[node.input[0]] = walk.int_attribute(node, "axis", 0)
-    axes = {}
-    for output in model.graph.output:
-        spec = tensor_spec(output)
-        if spec.dtype is None or not spec.dtype.is_floating:
-            continue
-        axis, tensor = None, spec.name
-        while axis is None:
-            maker = makers.get(tensor)
-            if tensor in chosen:
-                axis = chosen[tensor]
-            elif maker is None or not maker.input:
-                break
-            elif walk.is_onnx_op(maker, "Softmax", "LogSoftmax", "Hardmax"):
-                axis = walk.int_attribute(maker, "axis", -1 if walk.opset(model) >= 13 else 1)
-            elif maker.op_type not in _SAME_AXES:
-                break
-            else:
-                tensor = maker.input[0]
-        rank = len(spec.shape or ())
-        if spec.shape is None:
-            if axis:
-                axes[spec.name] = axis
-            continue
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", spec.name).lower()
-        if axis is None and rank >= 2 and _SCORES.search(words):
-            # The second axis of images, unless a square in the middle shows that channels are last; else the last.
-            channels_last = rank == 4 and spec.shape[1] == spec.shape[2] != spec.shape[3] and type(spec.shape[3]) is int
-            axis = rank - 1 if rank < 4 or channels_last else 1
-        # Classes lie neither along the first axis, which is the batch, nor along a side of attention's square.
-        if axis is None or not -rank <= axis < rank or axis % rank == 0:
-            continue
-        if rank < 4 or axis % rank != rank - 1 or spec.shape[-1] != spec.shape[-2]:
-            axes[spec.name] = axis
-    return axes
-
-
-_MAX_NODES = 1_000_000  # after inlining, which a machine can still handle in minutes
-# Small files with more nodes after inlining are bombs: exporters call each function a few times.
-_MAX_SMALL_NODES, _MAX_GROWTH = 10_000, 200
-# Of nested calls: more than any exporter writes, and less than overflows the stack of what inlines.
-_MAX_DEPTH = 200
-_MAX_LENGTH = 1 << 16
-_PROPAGATING = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
-_Bounds: TypeAlias = "ChainMap[str, int]"  # of vectors' lengths or of ranks, by name, of a graph and those around it
-_ASSUMED_RANK = 8  # of tensors without a declaration
-# Their results are never sizes. Without these, networks that join feature maps often would count as bombs.
-_DATA = {
-    "AveragePool", "Conv", "ConvTranspose", "Erf", "Gemm", "LayerNormalization", "MatMul", "MaxPool", "Relu", "Softmax",
-}  # fmt: skip
-
-
-def check_inlined_size(model: onnx.ModelProto, prefix: str = "") -> None:
-    """Compute the node count after inlining functions, without inlining; errors begin with ``prefix``.
-
-    InvalidModelError if functions are recursive, or there are more than a million nodes, or more than 10,000 and 200
-    times as many as before.
-    """
-    # Shape inference, ONNX's checker, ONNX Runtime and TensorRT all inline a model's functions. Thirty functions that
-    # each call the previous one twice take two kilobytes, and a thousand million nodes.
-    if not model.functions:
-        return
-    functions = {(function.domain, function.name): function.node for function in model.functions}
-    sizes: dict[tuple[str, str], int] = {}
-    open_calls: list[tuple[str, str]] = []
-
-    def size_of(nodes: Iterable[onnx.NodeProto]) -> int:
-        return sum(1 + inlined_size(node) for node in chain.from_iterable(map(walk.nodes_within, nodes)))
-
-    def inlined_size(node: onnx.NodeProto) -> int:
-        key = (node.domain, node.op_type)
-        if key not in functions:
-            return 0
-        if key not in sizes:
-            if key in open_calls or len(open_calls) >= _MAX_DEPTH:
-                problem = "calls itself" if key in open_calls else f"is called through more than {_MAX_DEPTH} others"
-                raise errors.InvalidModelError(f"{prefix}function {node.op_type!r} of the model {problem}.")
-            open_calls.append(key)
-            sizes[key] = size_of(functions[key])
-            open_calls.pop()
-        return sizes[key]
-
-    total = size_of(model.graph.node)
-    written = len(model.graph.node) + sum(map(len, functions.values()))
-    max_nodes = min(_MAX_NODES, max(_MAX_SMALL_NODES, _MAX_GROWTH * written))
-    if total > max_nodes:
-        raise errors.InvalidModelError(
-            f"{prefix}the model has {total:,} nodes after its {len(model.functions)} functions are inlined; expected "
-            f"at most {max_nodes:,}."
-        )
-
-
-def can_propagate_values(model: onnx.ModelProto) -> bool:
-    """Whether data propagation is affordable: no vector gets long, nor is joined with itself repeatedly."""
-    # Data propagation follows values to infer computed shapes, and stores each element of a vector in about 100 bytes.
-    # What functions do with a vector is not followed.
-    propagating = _PROPAGATING | walk.names_of(model.functions)
-
-    def stays_short(nodes: Iterable[onnx.NodeProto], lengths: _Bounds, ranks: _Bounds) -> bool:
-        for node in nodes:
-            length, rank = _largest_output(node, lengths, ranks)
-            if length > _MAX_LENGTH and node.op_type in propagating:
-                return False
-            for name in node.output:
-                lengths[name], ranks[name] = length, min(rank, _MAX_LENGTH + 1)  # bounded, since ranks may double
-        bodies = chain.from_iterable(map(walk.subgraphs, nodes))
-        return all(graph_stays_short(body, lengths.new_child(), ranks.new_child()) for body in bodies)
-
-    def graph_stays_short(graph: onnx.GraphProto, lengths: _Bounds, ranks: _Bounds) -> bool:
-        for value in (*graph.input, *graph.value_info):
-            if value.type.tensor_type.HasField("shape"):
-                dims = value.type.tensor_type.shape.dim
-                ranks[value.name] = len(dims)
-                lengths[value.name] = dims[0].dim_value if len(dims) == 1 and dims[0].dim_value > 0 else 1
-        for tensor in graph.initializer:
-            ranks[tensor.name] = len(tensor.dims)
-            lengths[tensor.name] = tensor.dims[0] if len(tensor.dims) == 1 else 1
-        return stays_short(graph.node, lengths, ranks)
-
-    functions = all(stays_short(function.node, ChainMap(), ChainMap()) for function in model.functions)
-    return functions and graph_stays_short(model.graph, ChainMap(), ChainMap())
-
-
-def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> tuple[int, int]:
-    """Upper bounds of a node's outputs: the length (of vectors), and the rank."""
-    if node.op_type == "Constant":
-        for attribute in node.attribute:
-            if attribute.name == "value":
-                dims = attribute.t.dims
-                return (dims[0] if len(dims) == 1 else 1), len(dims)
-            if count := max(len(attribute.ints), len(attribute.floats), len(attribute.strings)):
-                return count, 1
-        return 1, 0
-    input_lengths = [lengths.get(name, 1) for name in node.input]
-    length = max(input_lengths, default=1)
-    input_ranks = [ranks.get(name, _ASSUMED_RANK) for name in node.input]
-    rank = max(input_ranks, default=_ASSUMED_RANK)
-    if node.op_type in _DATA:
-        return 1, rank
-    if node.op_type == "Concat":
-        return sum(input_lengths), rank
-    if node.op_type == "Shape":
-        return rank, 1
-    if node.op_type == "ConstantOfShape":
-        return length, length
-    if len(node.input) == 2:
-        first, second = input_ranks
-        target = lengths.get(node.input[1], _ASSUMED_RANK)
-        if node.op_type == "Gather":  # its length is the number of indices, not of elements to choose from
-            return input_lengths[1], max(0, first + second - 1)
-        if node.op_type == "Reshape":
-            return length, target
-        if node.op_type == "Expand":
-            return length, max(first, target)
-        if node.op_type == "Unsqueeze":
-            return length, first + target
-    if node.op_type == "Unsqueeze":  # before opset 13
-        return length, rank + sum(len(attr.ints) for attr in node.attribute)
-    return length, rank

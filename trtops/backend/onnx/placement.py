@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import onnx
 
 from trtops.backend.onnx import walk
+from trtops.calibration.quantization import OP_TYPES
 
 EightBits: TypeAlias = Literal["int8", "fp8"]
 
@@ -35,7 +36,6 @@ RULES = {
     "concat": "joins: quantized inputs and output of Concat have one scale, so that nothing is quantized again",
 }
 
-_PRODUCT_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _MOVING_OPS = frozenset((
     "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Reshape", "Slice", "Split", "Squeeze",
     "Tile", "Transpose", "Unsqueeze",
@@ -109,7 +109,7 @@ class Placement:
                 self._add_node(index, node)
         outputs = walk.names_of(graph.output)
         for index, node in enumerate(nodes):
-            in_chain = node.op_type in _PRODUCT_TYPES or not self.ended.isdisjoint(node.output)
+            in_chain = node.op_type in OP_TYPES or not self.ended.isdisjoint(node.output)
             if not in_chain and outputs.intersection(node.output):
                 chosen.pop(index, None)
         quantized = set(walk.produced(nodes[index] for index in chosen))

@@ -20,8 +20,9 @@ from onnx import TensorProto, helper
 
 from trtops import errors
 from trtops.backend.onnx import copying, external, shapes, walk
+from trtops.backend.onnx.hostile import check_inlined_size
 from trtops.backend.onnx.index_arithmetic import ScopedName, index_tensors
-from trtops.backend.onnx.model import check_inlined_size, check_structure, is_lean, tensor_array
+from trtops.backend.onnx.model import check_structure, is_lean, tensor_array
 from trtops.backend.onnx.opset import raise_opset
 from trtops.calibration.cache import CalibrationCache
 from trtops.metadata import STANDS_FOR_INFINITY, DataType

@@ -7,7 +7,7 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk, with_onnxruntime
-from trtops.backend.onnx.model import can_propagate_values, check_inlined_size
+from trtops.backend.onnx.hostile import can_propagate_values, check_inlined_size
 from trtops.backend.onnx.sizes import KnownTensors
 from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much

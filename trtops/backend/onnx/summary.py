@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from trtops.backend.onnx import copying, external, walk
+from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.messages import AttributeProto
 from trtops.backend.onnx.model import data_type, input_specs, tensor_spec
 from trtops.metadata import TensorSpec
@@ -59,7 +59,7 @@ def describe(proto: onnx.ModelProto) -> ModelSummary:
         opsets=tuple((o.domain, o.version) for o in proto.opset_import),
         ir_version=proto.ir_version,
         producer=f"{proto.producer_name} {proto.producer_version}".strip(),
-        weight_bytes=sum(copying.expected_bytes(tensor) or 0 for tensor in walk.tensors(proto)),
+        weight_bytes=walk.weight_bytes(proto),
         graph=_graph_summary(proto.graph, proto.graph.name, {}),
     )
 

@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
-from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.copying import copy_of, expected_bytes
 from trtops.backend.onnx.messages import AttributeProto, TensorProto
 from trtops.metadata import Dim, is_dynamic
 
@@ -98,6 +98,11 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
                 if sparse.HasField("values"):
                     yield from (sparse.values, sparse.indices)
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """Return the bytes of a model's tensors, by their shapes, wherever they are stored."""
+    return sum(expected_bytes(tensor) or 0 for tensor in tensors(model))
 
 
 def names_of(messages: Iterable[Any]) -> set[str]:

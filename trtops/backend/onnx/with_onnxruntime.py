@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.onnx import external, walk
+from trtops.backend.onnx.hostile import bad_divisors, can_propagate_values, check_inlined_size
 from trtops.backend.onnx.messages import ModelProto
-from trtops.backend.onnx.model import bad_divisors, can_propagate_values, check_inlined_size
 from trtops.extras import require
 from trtops.system.activity import Activity
 from trtops.system.files import read_regular

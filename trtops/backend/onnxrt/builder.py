@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx
 
 from trtops import errors
-from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
+from trtops.backend.base import Build, BuildRequest, Engine, Feed
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
@@ -56,15 +56,7 @@ class OnnxRuntimeBackend:
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return {"cores": str(usable)} if usable else {}
 
-    def build(
-        self,
-        model: Model,
-        config: BuildConfig,
-        *,
-        caches: Caches = NO_CACHES,
-        calibration_data: Iterable[Feed] | None = None,
-        timing_feed: "Feed | None" = None,
-    ) -> Build:
+    def build(self, request: BuildRequest) -> Build:
         """Build one engine: rewrite the precision, time the candidates, keep the fastest, or else the defaults.
 
         With a timing cache that has all candidates, nothing is timed and the choice is the same as before. A tactic
@@ -72,9 +64,10 @@ class OnnxRuntimeBackend:
         (a record without layers pins the settings alone). With ``carry_over``, a record of another release or processor
         pins the settings that exist here, and layers may differ. Inputs and outputs keep the model's dtypes.
 
-        Arguments and errors are those of :meth:`trtops.backend.base.EngineBackend.build`.
+        Errors are those of :meth:`trtops.backend.base.EngineBackend.build`.
         """
         start = time.perf_counter()
+        model, config, caches, timing_feed = request.model, request.config, request.caches, request.timing_feed
         environment, options = self.environment(config), _checked_options(config)
         timing_cache = TimingCache(environment.device_key)
         if caches.timing is not None:
@@ -89,7 +82,7 @@ class OnnxRuntimeBackend:
             to_vary = tuple(tactic for tactic in to_vary if tactic.name != tactics.CUDA_GRAPH)
         shapes = timing_shapes(model.info.inputs, config.profiles, timing_feed or {})
         log = SessionLog()
-        rewritten = _rewrite(model, config, caches.calibration, calibration_data, log)
+        rewritten = _rewrite(model, config, caches.calibration, request.calibration_data, log)
         denied = caches.denied.here(environment)
         budget = Budget(options.timing_seconds)
         with Optimizer(rewritten.proto, options, log, caches.attempt_file) as optimizer:
@@ -139,7 +132,7 @@ class OnnxRuntimeBackend:
         elif replay is not None and replay.choices:
             _check_followed(replay, record)
         build = Build(
-            spec=caches.spec(model.info, config, environment, rewritten.data_sha256, timing_feed),
+            spec=request.spec(environment, rewritten.data_sha256),
             engine=pack(plan, choice.candidate, options, environment),
             tactics=record,
             layers=layers,

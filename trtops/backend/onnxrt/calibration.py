@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -14,7 +15,6 @@ import onnx
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit, walk
-from trtops.backend.onnx.copying import expected_bytes
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import without_functions
 from trtops.backend.onnx.quantize import insert_qdq, kept_names
@@ -210,7 +210,7 @@ class _Collecting:
         session = _session_with_outputs(model, edit.tensor_names(model.graph))
         watched = [node.name for node in session.get_outputs() if node.type in _FLOATING]
         floating = [name for name, spec in inputs.items() if spec.dtype is not None and spec.dtype.is_floating]
-        self._outputs = [value.name for value in model.graph.output] if hold_out else []
+        self._outputs = list(walk.by_name(model.graph.output)) if hold_out else []
         self._model = model
         self._computed = list(dict.fromkeys((*watched, *self._outputs)))
         self._runs = [_inference(session, inputs, self._computed)]
@@ -219,7 +219,7 @@ class _Collecting:
         self._counted = counted
         self._hold_out = hold_out
         self._histograms = {name: Histogram() for name in (*floating, *watched)}
-        self._of_held_out = {name: Histogram() for name in self._histograms} if hold_out else {}
+        self._of_held_out = defaultdict[str, Histogram](Histogram)
         self._held_out: list[tuple[Feed, Feed]] = []
         self._digest = FeedDigest()
         self.feeds = self.samples = 0
@@ -245,12 +245,13 @@ class _Collecting:
     def _count(self, arrays: dict[str, Array]) -> tuple[dict[str, Histogram], dict[str, Array]]:
         """Return the histograms of a feed's tensors, and the model's outputs if feeds are held out."""
         while True:
-            counted = {name: self._histogram(array) for name, array in arrays.items()}
+            counted: dict[str, Histogram] = {}
+            self._add_histograms(arrays, counted)
             outputs: dict[str, Array] = {}
             try:
                 for run in self._runs:
                     tensors, _ = run(arrays)
-                    counted |= {name: self._histogram(array) for name, array in tensors.items()}
+                    self._add_histograms(tensors, counted)
                     outputs |= {name: tensors[name] for name in self._outputs if name in tensors}
                     del tensors  # before the next part is computed
             except errors.InferenceError as exc:
@@ -260,18 +261,18 @@ class _Collecting:
                     which = f"Calibration feed {self.feeds + 1}"
                     raise errors.CalibrationError(f"{which}: the model fails on it: {exc}") from exc
             else:
-                return {name: histogram for name, histogram in counted.items() if name in self._histograms}, outputs
+                return counted, outputs
             # The tensors of one feed are too large together. The model runs once for each part of them instead.
             size = math.ceil(len(self._computed) / parts)
             groups = [self._computed[start : start + size] for start in range(0, len(self._computed), size)]
             self._runs = []  # before others are made, since all take memory
             self._runs = [_inference(_session_with_outputs(self._model, g), self._inputs, g) for g in groups]
 
-    def _histogram(self, array: Array) -> Histogram:
-        histogram = Histogram()
-        if array.size:
-            histogram.add(array, self._counted)
-        return histogram
+    def _add_histograms(self, arrays: Mapping[str, Array], counted: dict[str, Histogram]) -> None:
+        for name in self._histograms.keys() & arrays.keys():
+            counted[name] = Histogram()
+            if arrays[name].size:
+                counted[name].add(arrays[name], self._counted)
 
     def result(self, complete: bool) -> Collected:
         """Return the values collected so far."""
@@ -334,11 +335,14 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:
         path = Path(folder, "folded.onnx")
         options.optimized_model_filepath = str(path)
-        size = sum(expected_bytes(tensor) or 0 for tensor in walk.tensors(proto))
         source = serialize(proto)
         try:
             # Constant folding may produce tensors of any size.
-            with log.collecting(), limited_memory(6 * size), Activity("optimizing the model in ONNX Runtime"):
+            with (
+                log.collecting(),
+                limited_memory(6 * walk.weight_bytes(proto)),
+                Activity("optimizing the model in ONNX Runtime"),
+            ):
                 ort.InferenceSession(source, options, providers=list(DEFAULT_PROVIDERS))
         except MemoryError:
             raise errors.EngineBuildError(too_much("What is constant in the model")) from None
@@ -362,9 +366,8 @@ class Quantizer:
         self._model, self._config = proto, config
         if config.backend == "tensorrt":
             return
-        types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-        layers = [node for node in proto.graph.node if node.op_type in OP_TYPES]
-        weights = {types[name] for name in walk.read(layers) if name in types}
+        read = set(walk.read(node for node in proto.graph.node if node.op_type in OP_TYPES))
+        weights = {tensor.data_type for tensor in proto.graph.initializer if tensor.name in read}
         for kind, label in ((onnx.TensorProto.FLOAT16, "FP16"), (onnx.TensorProto.BFLOAT16, "BF16")):
             if kind in weights and onnx.TensorProto.FLOAT not in weights:
                 raise errors.CalibrationError(
@@ -375,7 +378,7 @@ class Quantizer:
         self._model = fold(proto, log)
         # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.
         names = chain.from_iterable((node.name, *node.output) for node in self._model.graph.node)
-        self._config = replace(config, keep=tuple(name for name in names if name in fp32_layers))
+        self._config = replace(config, keep=tuple(filter(fp32_layers.__contains__, names)))
 
     def __call__(
         self, cache: CalibrationCache, policy: FitPolicy | None = None

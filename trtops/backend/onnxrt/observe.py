@@ -69,9 +69,9 @@ class Observed(Values):
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
         """Return the observed arrays of these tensors, one dict per feed."""
-        count = max(map(len, self._arrays.values()), default=0)
-        arrays = {name: self.arrays(name) for name in names}
-        return [{name: values[i] for name, values in arrays.items()} for i in range(count)]
+        if not names:
+            return [{} for _ in range(max(map(len, self._arrays.values()), default=0))]
+        return [dict(zip(names, arrays)) for arrays in zip(*map(self.arrays, names))]
 
     def close(self) -> None:
         """Remove the temporary folder; otherwise it is removed with this object."""
@@ -109,11 +109,10 @@ def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT
         while not may_part[end - 1]:
             end += 1
         piece = cutter.cut(cutter.order[start:end], observed, expose="all")
-        piece_inputs = {name: observed.arrays(name) for name in piece.inputs}
         used = 0
         with OnnxrtRunner(SessionFromMemory(piece.proto, optimized=False), "observation") as runner:
-            for i in range(len(feeds)):
-                used += observed.put(runner.infer({name: arrays[i] for name, arrays in piece_inputs.items()}))
+            for feed in observed.feeds(piece.inputs):
+                used += observed.put(runner.infer(feed))
         start = end
         if used < limit_bytes // 8:
             length *= 2

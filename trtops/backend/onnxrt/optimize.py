@@ -11,7 +11,6 @@ from typing_extensions import Self
 
 from trtops import errors
 from trtops.backend.onnx import walk
-from trtops.backend.onnx.copying import expected_bytes
 from trtops.backend.onnx.with_onnxruntime import check_loads
 from trtops.backend.onnxrt.device import new_session
 from trtops.backend.onnxrt.library import ort
@@ -64,7 +63,7 @@ class Optimizer:
         self._log = log
         self._attempt_file = attempt_file
         self._source = model.SerializeToString()
-        self._weight_bytes = sum(expected_bytes(tensor) or 0 for tensor in walk.tensors(model))
+        self._weight_bytes = walk.weight_bytes(model)
         self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("optimized"))
         self._done: dict[str, Optimized] = {}
 
@@ -96,7 +95,7 @@ class Optimizer:
         """
         graph = self(Candidate()).graph
         if tactic.name == CUDA_GRAPH:
-            return all(node.provider == CUDA for node in graph.nodes)
+            return {node.provider for node in graph.nodes} <= {CUDA}
         if not tactic.default:
             return not {node.op for node in graph.nodes}.isdisjoint(tactic.ops)
         if tactic.rule:

@@ -1,5 +1,6 @@
 """Describes an engine: its kernels, their layers, and the model's nodes behind them."""
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -69,18 +70,18 @@ def read_plan(plan: bytes) -> Plan:
         results = [
             [body.attribute, *(label_of(name, body.producer(name)) for name in body.outputs)] for body in bodies[index]
         ]
-        depths[index] = 1 + max((depths[producer] for producer in waits_for[index]), default=0)
+        depths[index] = 1 + max(map(depths.__getitem__, waits_for[index]), default=0)
         labels[index] = digest([*identity, inputs, outputs, *results])
     # By depth and label: both are independent of the order in the file.
     order = sorted(labels, key=lambda index: (depths[index], labels[index]))
-    positions = {index: position for position, index in enumerate(order)}
+    positions = dict(zip(order, itertools.count()))
     for scope in scopes.values():
         scope.owner = positions.get(scope.owner, -1)
         scope.producers = {name: positions[index] for name, index in scope.producers.items()}
     return Plan(
-        nodes=tuple(graph.nodes[index] for index in order),
-        depths=tuple(depths[index] for index in order),
-        signature=digest([labels[index] for index in order]),
+        nodes=tuple(map(graph.nodes.__getitem__, order)),
+        depths=tuple(map(depths.__getitem__, order)),
+        signature=digest(list(map(labels.__getitem__, order))),
         scopes=scopes,
     )
 
@@ -159,7 +160,7 @@ class _Origins:
         self._named: dict[_Tensor, _Tensor] = {}
         self._unique: dict[str, _Tensor | None] = {}
         self._add_graph(model.graph, "", "")
-        self._positions = {tensor: index for index, tensor in enumerate(self._producers)}
+        self._positions = dict(zip(self._producers, itertools.count()))
         model_readers: dict[_Tensor, list[tuple[str, onnx.NodeProto]]] = defaultdict(list)
         for name, graph in self._graphs.items():
             for node in graph.nodes:

@@ -28,12 +28,12 @@ def timed(builds: Sequence[Build], feed: Feed) -> list[tuple[list[float], dict[s
     Engines take turns, so that other load affects all alike. Bodies of If, Loop and Scan are part of these layers.
     """
     inputs = dict(feed)
-    seconds = _in_turns([_session(build) for build in builds], inputs)
+    seconds = _in_turns(list(map(_session, builds)), inputs)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("profile")) as folder:
         profiled = [_session(build, str(Path(folder, str(number)))) for number, build in enumerate(builds)]
         _in_turns(profiled, inputs)
         layers = [_layer_ms(build, session.end_profiling()) for build, session in zip(builds, profiled)]
-    return [([1e3 * sample for sample in samples], ms) for samples, ms in zip(seconds, layers)]
+    return list(zip(seconds, layers))
 
 
 def _session(build: Build, profile: str = "") -> ort.InferenceSession:
@@ -53,7 +53,7 @@ def _in_turns(sessions: Sequence[ort.InferenceSession], inputs: Feed) -> list[li
                 session.run(None, inputs)
             except ORT_ERRORS as exc:
                 raise errors.InferenceError(f"An engine failed while it was timed: {why(exc)}") from exc
-            times.append(time.perf_counter() - start)
+            times.append(1e3 * (time.perf_counter() - start))
         if turn >= _LEAST_TURNS and time.perf_counter() > end:
             break
     return [times[1:] for times in samples]  # the first inference allocates memory

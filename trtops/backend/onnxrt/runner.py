@@ -38,6 +38,13 @@ class OnnxrtRunner(BaseRunner):
     Accepts numpy arrays in host memory (bfloat16 and 8-bit floats as arrays of ``ml_dtypes``) and torch tensors; with a
     torch tensor among the inputs, the outputs are torch tensors in host memory. Outputs are new arrays at every
     inference.
+
+    >>> import numpy as np
+    >>> from trtops.backend.onnxrt import SessionFromOnnx
+    >>> with OnnxrtRunner(SessionFromOnnx("model.onnx")) as runner:
+    ...     outputs = runner.infer(dict(np.load("feed.npz")))
+    >>> {name: array.shape for name, array in outputs.items()}
+    {'scores': (2, 10)}
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from trtops.backend.onnxrt.session import usable_threads
 from trtops.backend.onnxrt.tactics import FALLBACKS, Candidate, Tactic, find
 from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
 from trtops.backend.ratio import RatioEstimate, estimate
-from trtops.metadata import DataType, TensorSpec, is_dynamic, shape_accepts
+from trtops.metadata import DataType, TensorMetadata, TensorSpec, is_dynamic, shape_accepts
 from trtops.spec import CAMPAIGN_SEEDS, OptimizationProfile
 from trtops.system.limits import MEMORY, check_array
 
@@ -88,8 +88,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.budget = self.measurement.budget
-        default = (self._key(Candidate().id, shapes) for shapes in self.shapes)
-        self._timed_before = all(key in self.cache.timings for key in default)
+        self._timed_before = self._keys(Candidate().id) <= self.cache.timings.keys()
 
     def run(self, tactics: Sequence[Tactic], *, seed: int | None = None, why_denied: WhyDenied) -> Choice:
         """Find the fastest candidate free to be built; with a seed, draw one at random without timing.
@@ -105,7 +104,7 @@ class Search:
         applicable = self._applicable_tactics(tactics, limited=seed is None)
         self.log.add(f"[trtops] tactics that change this model's graph: {', '.join(applicable) or '-'}")
         # A tactic that there was no time to try has its default, and may change the graph: the record names it.
-        untried = (tactic.name for tactic in tactics if Candidate.toggling([tactic.name]).id in self.budget.skipped)
+        untried = (tactic.name for tactic in tactics if Candidate.of(tactic).id in self.budget.skipped)
         recorded = tuple(dict.fromkeys((*applicable, *untried)))
         draw = seed is not None and applicable
         denied: dict[str, None] = {}
@@ -145,14 +144,14 @@ class Search:
         if MEMORY in reason:
             raise errors.EngineBuildError(reason)
         hopeless = "has no kernel" in reason or len(self.avoid) >= _MAX_CRASHES
-        usable = self._distinct_by_graph([] if hopeless else [Candidate.toggling([t.name]) for t in tactics])
+        usable = self._distinct_by_graph(map(Candidate.of, () if hopeless else tactics))
         if usable:
             try:
                 speeds = self._speeds(usable)
                 usable = sorted(speeds, key=lambda candidate: speeds[candidate].seconds)
             except errors.InferenceError as exc:
                 self.log.add(f"[trtops] nothing was timed: {exc}")
-        for candidate in (*usable, *(Candidate.toggling([tactic.name]) for tactic in FALLBACKS)):
+        for candidate in (*usable, *map(Candidate.of, FALLBACKS)):
             if self._signature(candidate) is not None and why_denied(candidate, ()) is None:
                 self.log.add(f"[trtops] {candidate.id} is built, since the default cannot be: {reason}")
                 return Choice(candidate, (), self.use, tuple(self.budget.skipped))
@@ -197,7 +196,7 @@ class Search:
         assert usual is not None
         applicable: list[str] = []
         for tactic in tactics:
-            candidate = Candidate.toggling([tactic.name])
+            candidate = Candidate.of(tactic)
             key = self._key(candidate.id)
             if key not in self.cache.graphs and candidate.id not in self.avoid:
                 if not self.optimizer.may_change(tactic):
@@ -293,35 +292,32 @@ class Search:
         ``compared`` candidates were compared before, with which these share the error probability.
         """
         first, *_ = candidates
-        timings: dict[Candidate, list[Timing]] = {candidate: [] for candidate in candidates}
+        hits, misses, saved_seconds = self.use.hits, self.use.misses, self.use.saved_seconds
         for shapes in self.shapes:
             keys = {candidate: self._key(candidate.id, shapes) for candidate in candidates}
-            cached = {c: self.cache.timings[key] for c, key in keys.items() if key in self.cache.timings}
-            unknown = [candidate for candidate in candidates if candidate not in cached]
-            measured = (
-                self.measurement.seconds(list(dict.fromkeys((first, *unknown))), self._feed(shapes)) if unknown else {}
-            )
+            unknown = [candidate for candidate, key in keys.items() if key not in self.cache.timings]
+            for candidate in keys.keys() - set(unknown):
+                hits, saved_seconds = hits + 1, saved_seconds + self.cache.timings[keys[candidate]].cost_seconds
+            timings: dict[Candidate, Timing] = {}
+            if unknown:
+                timings = self.measurement.seconds(list(dict.fromkeys((first, *unknown))), self._feed(shapes))
             for candidate, reason in self.measurement.failed.items():
                 self.failed[candidate.id] = reason
                 self.log.add(f"[trtops] {candidate.id} does not run: {reason}")
-            measured = {candidate: timing for candidate, timing in measured.items() if candidate not in cached}
-            self.cache.timings |= {keys[candidate]: timing for candidate, timing in measured.items()}
-            for candidate, timing in (cached | measured).items():
-                timings[candidate].append(timing)
-            self.use = replace(
-                self.use,
-                hits=self.use.hits + len(cached),
-                misses=self.use.misses + len(measured),
-                saved_seconds=self.use.saved_seconds + sum(timing.cost_seconds for timing in cached.values()),
-            )
-        complete = len(self.shapes)  # candidates with fewer timings were skipped
-        whole = {candidate: per_shape for candidate, per_shape in timings.items() if len(per_shape) == complete}
-        confidence = 1 - (1 - _CONFIDENCE) / max(1, compared + len(whole) - 1)
-        usual = [timing.median_seconds for timing in whole[first]]
+            for candidate in timings.keys() & set(unknown):
+                self.cache.timings[keys[candidate]] = timings[candidate]
+                misses += 1
+        self.use = TimingCacheUse(hits=hits, misses=misses, saved_seconds=saved_seconds)
+        timed = [candidate for candidate in candidates if self._keys(candidate.id) <= self.cache.timings.keys()]
+        confidence = 1 - (1 - _CONFIDENCE) / max(1, compared + len(timed) - 1)
         speeds: dict[Candidate, Speed] = {}
-        for candidate, per_shape in whole.items():
-            ratio = None if candidate == first else _ratio(per_shape, usual, confidence)
-            speeds[candidate] = Speed(sum(timing.median_seconds for timing in per_shape), ratio)
+        for candidate in timed:
+            per_shape = [self.cache.timings[self._key(candidate.id, shapes)] for shapes in self.shapes]
+            seconds = [timing.median_seconds for timing in per_shape]
+            if candidate == first:
+                default_seconds = seconds
+            ratio = None if candidate == first else _ratio(per_shape, default_seconds, confidence)
+            speeds[candidate] = Speed(sum(seconds), ratio)
         return speeds
 
     def _feed(self, shapes: Shapes) -> dict[str, Any]:
@@ -367,10 +363,10 @@ def timing_shapes(
     """
     model_shapes = {spec.name: tuple(1 if is_dynamic(d) else int(d or 0) for d in spec.shape or ()) for spec in inputs}
     if not profiles:
-        return (
-            tuple((name, tuple(feed[name].shape) if name in feed else shape) for name, shape in model_shapes.items()),
-        )
-    by_name = {spec.name: spec for spec in inputs}
+        for name in model_shapes.keys() & feed.keys():
+            model_shapes[name] = tuple(feed[name].shape)
+        return (tuple(model_shapes.items()),)
+    by_name = TensorMetadata.of(inputs)
     result = []
     for number, profile in enumerate(profiles):
         shapes = dict(model_shapes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
-from trtops.backend.onnx import copying, walk
+from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.backend.onnxrt.device import load_cuda, new_session
@@ -116,9 +116,8 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
             # Imports onnx, which takes as long as ONNX Runtime, and which a model file does not need.
             from trtops.backend.onnx.save import serialize_lean
 
-            size = sum(copying.expected_bytes(tensor) or 0 for tensor in walk.tensors(source))
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
-            return _new_session(serialize_lean(source), "The model", size, options, providers)
+            return _new_session(serialize_lean(source), "The model", walk.weight_bytes(source), options, providers)
         try:
             source = source.SerializeToString()
         # EncodeError or ValueError, depending on protobuf's release.
@@ -151,10 +150,8 @@ def _new_session(
 ) -> ort.InferenceSession:
     """Create a session of a model with ``size`` bytes of weights."""
     try:
-        with (
-            limited_memory(4 * size),
-            Activity(f"loading {name} in ONNX Runtime"),
-        ):  # constant folding may produce tensors of any size
+        # Constant folding may produce tensors of any size.
+        with limited_memory(4 * size), Activity(f"loading {name} in ONNX Runtime"):
             return new_session(source, options, providers)
     except (MemoryError, *ORT_ERRORS) as exc:  # type: ignore[misc]
         if isinstance(exc, MemoryError) or out_of_memory(exc):

@@ -120,14 +120,14 @@ def allowed(options: OnnxRuntimeOptions) -> tuple[Tactic, ...]:
     available = (*CUDA_TACTICS, *TACTICS) if options.providers[:1] == ("CUDAExecutionProvider",) else TACTICS
     if options.tactics is None:
         return tuple(tactic for tactic in available if tactic.exact or options.allow_approximation)
-    chosen = {find(name) for name in options.tactics}
+    chosen = set(map(find, options.tactics))
     for tactic in chosen:
         if not tactic.exact and not options.allow_approximation:
             raise errors.ConfigError(
                 f"tactics names {tactic.name!r}, which is not exact, but allow_approximation is false. Set it, or "
                 "leave the tactic out."
             )
-    return tuple(tactic for tactic in available if tactic in chosen)
+    return tuple(filter(chosen.__contains__, available))
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,15 @@ class Candidate:
     toggled: tuple[str, ...] = ()
 
     @classmethod
+    def of(cls, tactic: Tactic) -> "Candidate":
+        """Return the candidate with one tactic toggled."""
+        return cls((tactic.name,))
+
+    @classmethod
     def toggling(cls, names: Iterable[str]) -> "Candidate":
         """Return the candidate with these tactics toggled, in any order."""
-        chosen = {find(name).name for name in names}
-        return cls(tuple(name for name in BY_NAME if name in chosen))
+        chosen = set(map(find, names))
+        return cls(tuple(name for name, tactic in BY_NAME.items() if tactic in chosen))
 
     @classmethod
     def from_settings(cls, settings: Iterable[tuple[str, str]]) -> "Candidate":
@@ -154,14 +159,19 @@ class Candidate:
         return cls.toggling(toggled)
 
     @property
+    def tactics(self) -> list[Tactic]:
+        """The toggled tactics."""
+        return list(map(BY_NAME.__getitem__, self.toggled))
+
+    @property
     def id(self) -> str:
         """A permanent name: ``default``, or the toggled tactics prefixed with ``+`` (on) or ``-`` (off)."""
-        return "".join(f"{'-' if BY_NAME[name].default else '+'}{name}" for name in self.toggled) or "default"
+        return "".join(f"{'-' if tactic.default else '+'}{tactic.name}" for tactic in self.tactics) or "default"
 
     @property
     def is_exact(self) -> bool:
         """Whether it switches no approximation on."""
-        return all(BY_NAME[name].exact or BY_NAME[name].default for name in self.toggled)
+        return all(tactic.exact or tactic.default for tactic in self.tactics)
 
     def settings(self, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Return ``on`` or ``off`` for each named or toggled tactic, sorted by name."""
@@ -173,27 +183,27 @@ class Candidate:
     @property
     def provider_settings(self) -> dict[str, str]:
         """Options of the CUDA provider."""
-        return dict(chain.from_iterable(BY_NAME[name].provider for name in self.toggled))
+        return dict(chain.from_iterable(tactic.provider for tactic in self.tactics))
 
     def without_provider_settings(self) -> "Candidate":
         """Return the candidate with the provider's options at their defaults."""
-        return Candidate(tuple(name for name in self.toggled if not BY_NAME[name].provider))
+        return Candidate(tuple(tactic.name for tactic in self.tactics if not tactic.provider))
 
     @property
     def disabled_optimizers(self) -> list[str]:
         """Optimizers for the session's ``disabled_optimizers``."""
-        return [name for name in self.toggled if BY_NAME[name].default and not BY_NAME[name].level]
+        return [tactic.name for tactic in self.tactics if tactic.default and not tactic.level]
 
     @property
     def optimization_level(self) -> str:
         """ONNX Runtime's name of the graph optimization level."""
-        levels = [BY_NAME[name].level for name in self.toggled if BY_NAME[name].level]
+        levels = [tactic.level for tactic in self.tactics if tactic.level]
         return levels[-1] if levels else "ORT_ENABLE_ALL"
 
     @property
     def session_config(self) -> dict[str, str]:
         """Session config entries: the tactics' own, and those for exact products with quantized operands."""
-        config = {_ACCURACY_OF_NBITS: "1", **dict(chain.from_iterable(BY_NAME[name].config for name in self.toggled))}
+        config = {_ACCURACY_OF_NBITS: "1", **dict(chain.from_iterable(tactic.config for tactic in self.tactics))}
         return config | ({"session.x64quantprecision": "1"} if overflows_in_8_bits(processor()) else {})
 
 

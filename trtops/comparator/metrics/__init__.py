@@ -201,37 +201,20 @@ def measure(
     for level in quantiles:
         if not 0 <= level <= 1:
             raise errors.ConfigError(f"A quantile level is {level}; it must be between 0 and 1.")
-    if not pairs:
-        raise errors.ComparisonError("There are no iterations to compare.")
-    arrays = [(to_numpy(a, "The output"), to_numpy(b, "The reference")) for a, b in pairs]
+    arrays, clamped = _checked_arrays(pairs), 0
     first, first_reference = arrays[0]
-    dtypes = dtype_name(first), dtype_name(first_reference)
-    for a, b in arrays:
-        if a.shape != b.shape:
-            raise errors.ComparisonError(
-                f"The output has shape {a.shape}, its reference {b.shape}; they must be equal."
-            )
-        if (a.dtype, b.dtype) != (first.dtype, first_reference.dtype) and (dtype_name(a), dtype_name(b)) != dtypes:
-            raise errors.ComparisonError(
-                f"The dtypes change between iterations, from {dtypes[0]} and {dtypes[1]} to {a.dtype} and {b.dtype}."
-            )
-    clamped = 0
     if clamped_equal:
         arrays, clamped = _without_clamped(arrays)
     differ = difference_of(first, first_reference, infinities_equal, nans_equal)
     if atol_of_scale:
         scales = [largest_finite(b.astype(np.float64)) for _, b in arrays if b.size and not holds_strings(b)]
         atol = max(atol, atol_of_scale * max(scales, default=0.0))
-    frontier = Frontier() if metrics is None or "frontier" in metrics else None
+    left_out = _left_out(metrics)
+    frontier = None if "frontier" in left_out else Frontier()
+    levels = () if "median_abs" in left_out else (0.5, *quantiles)
     total = Totals(atol, rtol, differ.text, frontier)
     with np.errstate(all="ignore"):
         flat = [(a.reshape(-1), b.reshape(-1)) for a, b in arrays]
-        left_out = ["frontier"] if frontier is None else []
-        left_out += [m.name for m in RECORDED if metrics is not None and m.from_arrays and m.name not in metrics]
-        if metrics is not None and "median_abs" not in metrics:
-            left_out += ["median_abs", "median_rel"]
-            quantiles = ()
-        levels = () if "median_abs" in left_out else (0.5, *quantiles)
         medians, *orders = measure_in_one_pass(flat, differ, total, levels) or [(math.nan, math.nan)]
         total.abs.median, total.rel.median = medians
         measured: dict[str, Any] = {}
@@ -240,10 +223,10 @@ def measure(
                 measured[m.name] = from_arrays(m, arrays, class_axis) if m.from_arrays else m.measure(total, ())
     statistics = OutputStatistics(
         shape=first.shape,
-        dtype=dtypes[0],
-        reference_dtype=dtypes[1],
+        dtype=dtype_name(first),
+        reference_dtype=dtype_name(first_reference),
         elements=total.elements,
-        quantiles=tuple(Quantile(level=q, abs=d, rel=r) for q, (d, r) in zip(quantiles, orders)),
+        quantiles=tuple(Quantile(level=q, abs=d, rel=r) for q, (d, r) in zip(levels[1:], orders)),
         reference_nan_count=total.nan_b,
         reference_inf_count=total.inf_b,
         nan_errors=total.nan_d,
@@ -261,6 +244,33 @@ def measure(
         **measured,
     )
     return statistics, total
+
+
+def _left_out(metrics: Collection[str] | None) -> list[str]:
+    """Names of the statistics to leave out, since only further metrics need them."""
+    if metrics is None:
+        return []
+    names = [] if "frontier" in metrics else ["frontier"]
+    names += [metric.name for metric in RECORDED if metric.from_arrays and metric.name not in metrics]
+    return names if "median_abs" in metrics else [*names, "median_abs", "median_rel"]
+
+
+def _checked_arrays(pairs: Sequence[tuple[object, object]]) -> list[Pair]:
+    """The pairs as arrays, each of one shape and all of the same dtypes."""
+    if not pairs:
+        raise errors.ComparisonError("There are no iterations to compare.")
+    arrays = [(to_numpy(a, "The output"), to_numpy(b, "The reference")) for a, b in pairs]
+    dtypes = dtype_name(arrays[0][0]), dtype_name(arrays[0][1])
+    for a, b in arrays:
+        if a.shape != b.shape:
+            raise errors.ComparisonError(
+                f"The output has shape {a.shape}, its reference {b.shape}; they must be equal."
+            )
+        if (dtype_name(a), dtype_name(b)) != dtypes:
+            raise errors.ComparisonError(
+                f"The dtypes change between iterations, from {dtypes[0]} and {dtypes[1]} to {a.dtype} and {b.dtype}."
+            )
+    return arrays
 
 
 def from_arrays(metric: Metric, arrays: Sequence[Pair], class_axis: int | None = None) -> float | None:

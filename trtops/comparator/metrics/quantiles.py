@@ -24,14 +24,9 @@ _NEAR = 0.02
 
 def quantiles(x: Array, levels: Sequence[float]) -> list[float]:
     """Quantiles of a flat array without NaN, interpolated linearly; the array must have elements."""
-    sample = x[_sample_places(x.size)] if x.size > _MAX_KEPT_ELEMENTS else None
-    for bounds_sample in (sample, None):
-        selection = Selection(levels, x.size, bounds_sample)
-        for start in range(0, x.size, BLOCK):
-            selection.add(x[start : start + BLOCK])
-        if (picked := selection.pick()) is not None:
-            break
-    return picked or []
+    selection = Selection(levels, x.size)
+    selection.add(x)
+    return selection.pick() or []
 
 
 def measure_in_one_pass(
@@ -44,7 +39,7 @@ def measure_in_one_pass(
     """
     elements = sum(a.size for a, _ in pairs)
     if not elements:
-        return [(0.0, 0.0) for _ in levels]
+        return [(0.0, 0.0)] * len(levels)
 
     def blocks() -> Iterator[tuple[Array, Array, Array | None, Array | None]]:
         # Blocks that fit into the cache: temporary arrays of the whole size would take most of the time.
@@ -66,9 +61,9 @@ def measure_in_one_pass(
             selection.add(np.zeros(1), a.size) if block is None else selection.add(block)
     quantiles_by_error: list[list[float]] = []
     for index, (selection, errors) in enumerate(zip(series, (total.abs, total.rel))):
-        picked: list[float] | None = (
-            [errors.max for _ in levels] if errors.max == 0 or math.isnan(errors.max) else selection.pick()
-        )
+        picked: list[float] | None = [errors.max] * len(levels)
+        if errors.max > 0:  # neither 0 nor NaN
+            picked = selection.pick()
         if picked is None:
             # Rarely, a rank lies outside its bounds. The errors are then computed once more, and all are kept.
             selection = Selection(levels, elements)
@@ -147,7 +142,7 @@ class Selection:
 
     def pick(self) -> list[float] | None:
         """The quantiles, by the order of their levels; None if one is not between its bounds."""
-        picked = [0.0 for _ in self.positions]
+        picked = [0.0] * len(self.positions)
         for group in self.groups:
             ranks = {index: int(self.positions[index]) for index in group.members}
             above = {index: min(rank + 1, self.last) for index, rank in ranks.items()}

@@ -23,7 +23,7 @@ from trtops.ops.gate import result as gate
 from trtops.ops.registry import audit_facts as registry
 from trtops.record import sha256
 from trtops.reports.document import Document
-from trtops.reports.present import drawn_again
+from trtops.reports.present import render_report
 from trtops.tracking import schema
 from trtops.tracking.base import StoredRun
 from trtops.tracking.records import LISTING, Statement, is_local
@@ -155,7 +155,7 @@ def _check_page(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         return
     document = Document.from_json(run.read_bytes(Artifact.REPORT_DATA))
     facts.tag("verdict", Tag.VERDICT, Artifact.REPORT_DATA, document.verdict or None)
-    drawn = drawn_again(shared.tracker, run)
+    drawn = render_report(shared.tracker, run)
     if not drawn:
         facts.unverified.append(f"{Artifact.REPORT}: another release drew it, so it is not compared with the data")
         return

@@ -138,10 +138,6 @@ def audit(
         return op.finish(result, artifact=schema.Artifact.AUDIT_RESULT)
 
 
-# Tags that say which runs can be audited, and which the log states.
-_TAGS = (schema.Tag.KIND, schema.Tag.USER, schema.Tag.OWNER)
-
-
 def choose_runs(
     config: AuditConfig, tracker: Tracker, log: LogCheck
 ) -> tuple[list[str], Collection[str], Mapping[str, RunInfo]]:
@@ -164,7 +160,7 @@ def choose_runs(
             registered = [log_entry.run for _, log_entry in log.registered.values()]
             logged = {run_id: logged[run_id] for run_id in registered if run_id in logged}
         else:
-            rows = {info.id: info for info, _ in tracker.all_runs({*required_tags, *_TAGS})}
+            rows = {info.id: info for info, _ in tracker.all_runs()}
             # Audits are left out unless they are asked for: each would be audited by all later ones.
             kinds = {*schema.KINDS} - ({"audit"} if schema.Tag.KIND not in required_tags else set())
             infos = [info for info in rows.values() if info.kind in kinds and not info.deleted and _is_finished(info)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trtops import errors
-from trtops.backend.base import Build, Caches, Engine
+from trtops.backend.base import Build, BuildRequest, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
@@ -104,7 +104,7 @@ def rebuild(way: WayName, logged: Logged, backend: IsolatedBackend) -> Rebuild:
         return Rebuild(way=way, grade="cannot be rebuilt", reason=str(exc))
     try:
         feed = next(iter(logged.check.open_for(logged.model, profiles=config.profiles)))
-        new = backend.build(logged.model, config, caches=caches, timing_feed=feed)
+        new = backend.build(BuildRequest(logged.model, config, caches=caches, timing_feed=feed))
         return _grade_build(way, logged, new, backend)
     except errors.TrtopsError as exc:
         return Rebuild(way=way, grade="cannot be rebuilt", reason=f"{type(exc).__name__}: {exc}"[:2000])

@@ -118,8 +118,8 @@ class DebugBuildConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildRequest(Record):
-    """One build to make."""
+class TacticRequest(Record):
+    """One build of a campaign, and the choices that it repeats."""
 
     build: BuildConfig
     replay: TacticRecord | None = None  # the choices to make; the builder's own if absent

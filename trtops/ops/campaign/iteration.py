@@ -20,9 +20,9 @@ from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.next_step import NextStep, arguments_of, limits_text
-from trtops.ops.campaign.config import BuildRequest, Campaign
+from trtops.ops.campaign.config import Campaign, TacticRequest
 from trtops.ops.devices import warm_backend
-from trtops.ops.engines.convert import BuildJob, read_cache_file
+from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import Feeds
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
@@ -67,7 +67,7 @@ def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> CampaignBuild:
     """Run an iteration of a campaign, in any thread, process or machine with access to store and model."""
-    request = BuildRequest(build=campaign.config.build_of(number, campaign.draws))
+    request = TacticRequest(build=campaign.config.build_of(number, campaign.draws))
     tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number)}
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
@@ -97,7 +97,7 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Campai
 
 def build_and_evaluate(
     campaign: Campaign,
-    request: BuildRequest,
+    request: TacticRequest,
     run: Run,
     *,
     tracker: Tracker,
@@ -182,7 +182,7 @@ def _build_engine(
     backend: IsolatedBackend,
     model: Model,
     campaign: Campaign,
-    request: BuildRequest,
+    request: TacticRequest,
     run: Run,
     tracker: Tracker,
     command: str,
@@ -203,16 +203,10 @@ def _build_engine(
         caches = Caches.replaying(request.replay, timing, calibration=ranges)
     if campaign.golden_sha256 is not None:
         run.log_params({schema.AS_PARAM[schema.Tag.GOLDEN_SHA256]: campaign.golden_sha256})
-    job = BuildJob.prepare(
-        model,
-        request.build,
-        environment,
-        caches=caches,
-        check=config.check,
-        calibration_data=config.calibration_data,
-    )
-    builds.log_spec(run, job.spec, environment)  # before the build, which may crash
-    build = job.build(backend)
+    data = CommandData(model, config.check, config.calibration_data)
+    build_request, spec = data.request(request.build, environment, caches)
+    builds.log_spec(run, spec, environment)  # before the build, which may crash
+    build = backend.build(build_request)
     builds.log_build(run, build, backend.engine_suffix)
     return build
 

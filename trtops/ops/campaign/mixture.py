@@ -8,7 +8,7 @@ import numpy as np
 from trtops import errors
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.ops.campaign.bisect_result import Unit
-from trtops.ops.campaign.config import BuildRequest
+from trtops.ops.campaign.config import TacticRequest
 from trtops.spec import BuildConfig, BuildSpec
 from trtops.tactics.model import Bools
 from trtops.tactics.record import Column, TacticRecord
@@ -64,7 +64,7 @@ class Mixture:
             return record
         return replace(record, settings=Candidate.from_settings(record.settings).settings(self._settings))
 
-    def request(self, taken: Bools, *, start: Literal["good", "bad"] = "good") -> BuildRequest:
+    def request(self, taken: Bools, *, start: Literal["good", "bad"] = "good") -> TacticRequest:
         """The build with these units, of shape ``(units,)``, of the bad build, and the others of the good one.
 
         Everything that is no unit is as in the build to ``start`` from, whose config and timing cache are used as well.
@@ -87,7 +87,7 @@ class Mixture:
         # other choices must be timed again, without the cache.
         fits = mixed_record.mechanism != "algorithm_selector" or not mixed_record.differing_layers(start_record)
         replay = replace(mixed_record, choices=()) if self.is_by_settings else mixed_record
-        return BuildRequest(build=config, replay=replay, replayed_run=run.info.id if fits else "")
+        return TacticRequest(build=config, replay=replay, replayed_run=run.info.id if fits else "")
 
     def outcome(self, requested: Bools, got: TacticRecord | None) -> MixtureOutcome:
         """Compare a build with the request."""

@@ -84,6 +84,10 @@ def compare(
 
     Raises TrtopsError if a side is something else, or cannot be loaded or run; ConfigError if the config has an option
     that these sides do not use. Outputs that differ are a result.
+
+    >>> result = trtops.compare("model.onnx", "model.onnx", CompareConfig(data="feed.npz", latency_runs=0))
+    >>> result.verdict, result.evaluation.report.decided_by
+    ('good', '`...`: max abs 0 of ...')
     """
     refuse_unused(config, CompareConfig.uses, op="compare")
     check = CheckConfig(**{option.name: getattr(config, option.name) for option in fields(CheckConfig)})

@@ -75,6 +75,11 @@ def run_models(
     All of ``compare`` must match; the default is Polygraphy's, 1e-5 for each element. ``postprocess`` is applied to
     every iteration's outputs before. Without a tracker nothing is logged; with one the first pair of runners is, to an
     experiment named after the model's file unless it is given.
+
+    >>> from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+    >>> runners = [OnnxrtRunner(SessionFromOnnx("model.onnx"), name=name) for name in ("first", "second")]
+    >>> run_models(runners).verdict
+    'good'
     """
     path = Path(model)
     title = f"run {path.name}".strip()

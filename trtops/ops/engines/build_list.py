@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeAlias
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_list
 from trtops.ops.result import OpResult, op_run, tracker_or_default
 from trtops.record import Record, digest, sha256_file

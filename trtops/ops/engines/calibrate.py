@@ -21,9 +21,11 @@ from trtops.comparator.report import iterations_of
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep, arguments_of
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import ConvertResult, builds_table
+from trtops.ops.engines.request import CommandData
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.data import golden_outputs, open_feeds
+from trtops.ops.evaluation.data import Feeds, open_feeds
 from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Record
@@ -74,6 +76,11 @@ class CalibrateConfig(
 
     def __post_init__(self) -> None:
         check_algorithm("minmax" if self.algorithm == "best" else self.algorithm, self.percentile)
+
+    @property
+    def has_check_data(self) -> bool:
+        """Whether engines are evaluated on other data than that of calibration."""
+        return self.check.data not in (None, self.data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +146,6 @@ def calibrate(
     """
     tracker = tracker_or_default(tracker)
     path = Path(model)
-    experiment = experiment or path.stem
     name = f"{path.stem} calibrate {config.algorithm}"
     if config.data is None and data is None:
         raise errors.ConfigError("No calibration data is given; expected a source of real inputs (data=...).")
@@ -154,30 +160,19 @@ def calibrate(
         start = time.perf_counter()
         inputs = _inputs(loaded, config)
         source = open_feeds(config.data if data is None else data, inputs)
-        has_check_data = config.check.data not in (None, config.data)
-        hold_out = config.algorithm == "best" and not has_check_data
-        collected = run_step("collect ranges", _collect, loaded, config, source, inputs, run, progress, hold_out)
+        collected = run_step("collect ranges", _collect, loaded, config, source, inputs, run, progress)
         seconds = time.perf_counter() - start
-        check = config.check
-        if check.data is None and check.golden is None:  # random data would leave the ranges of real data
-            check = replace(check, data=config.data)
-            if data is not None:
-                check = replace(check, data=f"{folder}/feeds.json")
-                first = [dict(feed) for feed in source.first(_EVALUATED_FEEDS)]
-                save_json(first, f"{folder}/feeds.json", "the first calibration feeds")
-        if has_check_data:
-            for feed in check.open_for(None, inputs=inputs).first(_EVALUATED_FEEDS):
+        evaluated = _data_to_evaluate_on(loaded, config, source, data is not None, folder)
+        if config.has_check_data:
+            for feed in evaluated.feeds().first(_EVALUATED_FEEDS):
                 check_feed(inputs, feed)
-        build = check.profiled(config.build, loaded)
-        # Computed once for all engines, and to compare algorithms.
-        evaluated = check.open_for(loaded, profiles=build.profiles)
-        golden = run_step("run reference", golden_outputs, loaded, evaluated, check.golden)
+        build = evaluated.profiled(config.build)
         algorithm, comparison = config.algorithm, None
+        golden = evaluated.golden(build.profiles)  # once for all engines, and to compare algorithms
         if algorithm == "best":
             held_out = None
-            if has_check_data:
-                check_feeds = check.open_for(None, inputs=inputs).first(_EVALUATED_FEEDS)
-                held_out = list(zip(check_feeds, iterations_of(golden, "golden")))
+            if config.has_check_data:
+                held_out = list(zip(evaluated.feeds().first(_EVALUATED_FEEDS), iterations_of(golden, "golden")))
             comparison = run_step("compare algorithms", _compare, loaded, config, collected, held_out)
             algorithm = comparison.chosen
         cache = collected.cache(algorithm, config.percentile)
@@ -185,44 +180,25 @@ def calibrate(
         if comparison is not None:
             run.log_table(schema.Artifact.CALIBRATION_ALGORITHMS, Comparison.COLUMNS, comparison.rows())
             run.log_params({"chosen_algorithm": algorithm})
-            run.log_metrics(
-                {(schema.Metric.CALIBRATION, "error", entry.algorithm): entry.error for entry in comparison.errors}
-            )
-
+            run.log_metrics({(schema.Metric.CALIBRATION, "error", e.algorithm): e.error for e in comparison.errors})
         cache_file = Path(folder, "calibration.json")
         cache_file.write_bytes(cache.to_bytes())
         engines = []
-        # INT8 comes last, since its engine gives the verdict.
-        precisions: list[Precision] = [*(name for name in dict.fromkeys(config.compare_with) if name != "int8"), "int8"]
+        others: list[Precision] = [name for name in dict.fromkeys(config.compare_with) if name != "int8"]
+        precisions: tuple[Precision, ...] = (*others, "int8")
         for precision in precisions:
             convert_config = ConvertConfig(
                 build=replace(build, precision=precision),
-                check=check,
+                check=evaluated.check,
                 calibration_cache=str(cache_file) if precision == "int8" else None,
             )
-            engines.append(
-                convert(
-                    path,
-                    convert_config,
-                    tracker=tracker,
-                    experiment=experiment,
-                    tags=tags,
-                    parent=run.id,
-                    known_golden=golden,
-                )
-            )
-        metrics: dict[tuple[str, ...], float] = {}
-        for engine in engines:
-            if engine.evaluation.accuracy is not None:
-                metrics[schema.Metric.ACCURACY, engine.precision] = engine.evaluation.accuracy.actual
-                metrics[schema.Metric.ACCURACY, "golden"] = engine.evaluation.accuracy.golden
-            if engine.evaluation.latency is not None:
-                metrics[schema.Metric.LATENCY, engine.precision] = engine.evaluation.latency.p50_ms
-        run.log_metrics(metrics)
+            logged: dict[str, Any] = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": run.id}
+            engines.append(convert(path, convert_config, opened=evaluated, **logged))
+        run.log_metrics(_metrics(engines))
         result = CalibrateResult(
             title=f"calibrate {path.name}",
             subject=str(path),
-            verdict=engines[-1].verdict,
+            verdict=engines[-1].verdict,  # of INT8
             reasons=engines[-1].reasons,
             algorithm=algorithm,
             comparison=comparison,
@@ -237,6 +213,32 @@ def calibrate(
             options=arguments_of(config) | {"data": config.data},
         )
         return op.finish(result)
+
+
+def _data_to_evaluate_on(
+    model: Model, config: CalibrateConfig, source: Feeds, in_memory: bool, folder: str
+) -> CommandData:
+    """The data of the check; by default that of calibration, since random data would leave its ranges."""
+    check = config.check
+    if check.data is not None or check.golden is not None:
+        return CommandData(model, check, source=source if check.data == config.data and not in_memory else None)
+    if not in_memory:
+        return CommandData(model, replace(check, data=config.data), source=source)
+    file = f"{folder}/feeds.json"
+    save_json([dict(feed) for feed in source.first(_EVALUATED_FEEDS)], file, "the first calibration feeds")
+    return CommandData(model, replace(check, data=file))
+
+
+def _metrics(engines: Iterable[ConvertResult]) -> dict[tuple[str, ...], float]:
+    metrics: dict[tuple[str, ...], float] = {}
+    for engine in engines:
+        evaluation = engine.evaluation
+        if evaluation.accuracy is not None:
+            metrics[schema.Metric.ACCURACY, engine.precision] = evaluation.accuracy.actual
+            metrics[schema.Metric.ACCURACY, "golden"] = evaluation.accuracy.golden
+        if evaluation.latency is not None:
+            metrics[schema.Metric.LATENCY, engine.precision] = evaluation.latency.p50_ms
+    return metrics
 
 
 def _inputs(model: Model, config: CalibrateConfig) -> TensorMetadata:
@@ -257,7 +259,6 @@ def _collect(
     inputs: TensorMetadata,
     run: Run,
     progress: OnProgress | None,
-    hold_out: bool,
 ) -> Collected:
     """The values of the model's tensors. What was collected before the data failed is logged to the run."""
     from trtops.backend.onnxrt.calibration import Collected, collect
@@ -271,7 +272,7 @@ def _collect(
             min_samples=config.min_samples,
             model_sha256=model.info.sha256,
             counted=config.algorithm != "minmax",
-            hold_out=hold_out,
+            hold_out=config.algorithm == "best" and not config.has_check_data,
             progress=None if progress is None else lambda samples: progress(samples, None),
         )
     except errors.CalibrationError as exc:

@@ -13,7 +13,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
-from trtops.comparator.arrays import copied
+from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
@@ -387,9 +387,12 @@ def measure_accuracy(
         content = getattr(array, "dtype", "several arrays")
         raise errors.FormatError(f"{labels}: expected one array of integers, found {content}.")
     right = array.reshape(-1)
-    runs = [iterations_of(results, "labelled")[:iterations] for results in (actual, golden)]
-    shares = [float(np.mean(_best_classes(run, right.size, tolerances) == right)) for run in runs]
-    return Accuracy(actual=shares[0], golden=shares[1], samples=right.size)
+
+    def accuracy(results: RunResults) -> float:
+        outputs = iterations_of(results, "labelled")[:iterations]
+        return float(np.mean(_best_classes(outputs, right.size, tolerances) == right))
+
+    return Accuracy(actual=accuracy(actual), golden=accuracy(golden), samples=right.size)
 
 
 def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, tolerances: Tolerances) -> NDArray[Any]:
@@ -398,13 +401,15 @@ def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, toleran
     That is an output whose axis of classes is known, or else a floating-point output that has as many rows as there are
     labels, along its last axis or its second.
     """
-    floating = {
-        name: [np.asarray(outputs[name]) for outputs in iterations]
-        for name, array in iterations[0].items()
-        if np.ndim(array) >= 2 and np.issubdtype(np.asarray(array).dtype, np.floating)
-    }
-    declared = [(name, axis) for name in floating if (axis := tolerances.of(name).class_axis) is not None]
-    likely = [(name, axis) for name in floating for axis in (-1, 1) if floating[name][0].shape[axis] > 1]
+    floating: dict[str, list[NDArray[Any]]] = {}
+    declared, likely = list[tuple[str, int]](), list[tuple[str, int]]()
+    for name, array in as_arrays(iterations[0]).items():
+        if array.ndim < 2 or not np.issubdtype(array.dtype, np.floating):
+            continue
+        floating[name] = [np.asarray(outputs[name]) for outputs in iterations]
+        class_axis = tolerances.of(name).class_axis
+        declared += [] if class_axis is None else [(name, class_axis)]
+        likely += [(name, axis) for axis in (-1, 1) if array.shape[axis] > 1]
     for name, axis in (*declared, *likely):
         classes = np.concatenate([np.argmax(array, axis=axis).reshape(-1) for array in floating[name]])
         if classes.size == samples:
@@ -425,25 +430,27 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
     recorded: dict[MetricName, float] = {}
     report = evaluation.report
     measured = report.statistics
-    for metric in (metric for metric in RECORDED if metric.logged):
-        values = (getattr(statistics, metric.name) for statistics in measured.values())
-        numbers = [float(value) for value in values if value is not None]
+    for metric in RECORDED:
+        numbers: list[float] = []
+        for statistics in measured.values() if metric.logged else ():
+            value = getattr(statistics, metric.name)
+            numbers += [] if value is None else [float(value)]
         if numbers:
             worst = max(numbers) if metric.better == "lower" else min(numbers)
             # max() and min() keep or drop NaN depending on the order.
             recorded[schema.Metric.ERROR, metric.name] = math.nan if any(map(math.isnan, numbers)) else worst
     if 1 < len(measured) <= _MAX_LOGGED_OUTPUTS:
-        recorded |= {
-            (schema.Metric.ERROR, name, "max_abs"): float(statistics.max_abs) for name, statistics in measured.items()
-        }
+        for name, statistics in measured.items():
+            recorded[schema.Metric.ERROR, name, "max_abs"] = float(statistics.max_abs)
     # A model that is bad in 16 bit as a GPU rounds it is above its limit, although ONNX Runtime computes in FP32.
-    reports = (report,) if evaluation.emulated is None else (report, evaluation.emulated.report)
-    margins = (compared.decisive.margin(compared.tolerances) for compared in reports if compared.decisive is not None)
-    if shares := [margin.used for margin in margins if margin is not None]:
+    margins = [report.margin] if evaluation.emulated is None else [report.margin, evaluation.emulated.report.margin]
+    shares = [margin.used for margin in margins if margin is not None]
+    if shares:
         recorded[schema.Metric.ERROR, "of_limit"] = max(shares)
     for name in ("p50_ms", "p99_ms", "device_p50_ms"):
-        if (value := getattr(evaluation.latency, name, None)) is not None:
-            recorded[schema.Metric.LATENCY, name] = value
+        milliseconds = getattr(evaluation.latency, name, None)
+        if milliseconds is not None:
+            recorded[schema.Metric.LATENCY, name] = milliseconds
     if evaluation.accuracy is not None:
         recorded[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
         recorded[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden

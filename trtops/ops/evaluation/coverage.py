@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +67,13 @@ class _Values:
         return self.elements > 1 and not self.not_finite and self.low == self.high
 
     @property
+    def varied(self) -> bool:
+        return self.kind == "f" and self.low < self.high
+
+    @property
     def saturated(self) -> bool:
-        varied = self.kind == "f" and self.low < self.high and self.elements >= _MIN_VALUES
-        return varied and self.at_low + self.at_high > _SATURATED * self.elements
+        enough = self.varied and self.elements >= _MIN_VALUES
+        return enough and self.at_low + self.at_high > _SATURATED * self.elements
 
 
 class Covered:
@@ -115,11 +119,13 @@ class Covered:
         iterations = iterations_of(golden, "golden")
         if not iterations or not self._inputs:
             return ()
-        names = tuple(name for name, array in iterations[0].items() if np.size(array))
-        for name in names:
-            if self._varies([to_numpy(outputs[name], name) for outputs in iterations if name in outputs]):
-                return ()
-        return names
+        names = []
+        for name, array in iterations[0].items():
+            if np.size(array):
+                names.append(name)
+                if self._varies([to_numpy(outputs[name], name) for outputs in iterations if name in outputs]):
+                    return ()
+        return tuple(names)
 
     def _varies(self, arrays: Sequence[Array]) -> bool:
         """Whether an output has different values, of different rows if there are any."""
@@ -146,22 +152,18 @@ class Covered:
         for iteration in iterations_of(golden, "golden"):
             for name, array in iteration.items():
                 outputs.setdefault(name, _Values()).add(to_numpy(array, name))
-        floating = {name: v for name, v in self._inputs.items() if v.kind == "f" and v.low <= v.high}
-        varied = {name: v for name, v in floating.items() if v.low < v.high}
-        whole = {name: v for name, v in self._inputs.items() if v.kind in "iub" and v.constant}
-        phrases = [
-            *_phrase("blind to negative values of {}", (name for name, v in varied.items() if v.low >= 0)),
-            *_phrase("blind to positive values of {}", (name for name, v in varied.items() if v.high <= 0)),
-            *_phrase("{} constant", (name for name in floating if name not in varied)),
-            *(f"`{name}` is always {int(v.low)}" for name, v in whole.items()),
-            *_phrase("output{} constant on this data", (name for name, v in outputs.items() if v.constant)),
-            *_phrase(
-                "output{} at one end of its range in more than 99 % of the values",
-                (name for name, v in outputs.items() if v.saturated),
-            ),
-            *_phrase("output{} without elements", (name for name, v in outputs.items() if not v.elements)),
-            *_phrase("output{} not finite everywhere", (name for name, v in outputs.items() if v.not_finite)),
-        ]
+        phrases: list[str] = []
+        phrases += _phrase("blind to negative values of {}", self._inputs, lambda v: v.varied and v.low >= 0)
+        phrases += _phrase("blind to positive values of {}", self._inputs, lambda v: v.varied and v.high <= 0)
+        phrases += _phrase("{} constant", self._inputs, lambda v: v.kind == "f" and v.low == v.high)
+        for name, values in self._inputs.items():
+            if values.kind in "iub" and values.constant:
+                phrases.append(f"`{name}` is always {int(values.low)}")
+        phrases += _phrase("output{} constant on this data", outputs, lambda v: v.constant)
+        at_ends = "output{} at one end of its range in more than 99 % of the values"
+        phrases += _phrase(at_ends, outputs, lambda v: v.saturated)
+        phrases += _phrase("output{} without elements", outputs, lambda v: not v.elements)
+        phrases += _phrase("output{} not finite everywhere", outputs, lambda v: v.not_finite > 0)
         if self.feeds == 1:
             phrases.append("one feed: a stale output cannot be seen")
         if max((size or 0 for size in self._sizes), default=0) == 1:
@@ -175,10 +177,10 @@ def _digest(array: Array) -> bytes:
     return hashlib.blake2b(values.tobytes(), digest_size=16, salt=str(array.shape)[:16].encode()).digest()
 
 
-def _phrase(phrase: str, names: Iterable[str]) -> Iterable[str]:
-    """The phrase with the names, if there are any; behind "output" also the verb."""
-    quoted = list(names)
-    shown = listed((f"`{name}`" for name in quoted), _MAX_LISTED_NAMES)
+def _phrase(phrase: str, tensors: Mapping[str, _Values], applies: Callable[[_Values], bool]) -> list[str]:
+    """The phrase with the names of the tensors that it applies to, if there are any; behind "output" also the verb."""
+    quoted = [f"`{name}`" for name, values in tensors.items() if applies(values)]
+    shown = listed(quoted, _MAX_LISTED_NAMES)
     if phrase.startswith("output"):
         shown = f" {shown} is" if len(quoted) == 1 else f"s {shown} are"
     return [phrase.format(shown)] if quoted else []

@@ -51,38 +51,68 @@ _DATA_SUFFIXES = (".json", ".npz", ".npy")
 _KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these, or a .py script"
 
 
+class _Buffer:
+    """The feeds of a source that were read so far; each reader continues where others stopped."""
+
+    def __init__(self) -> None:
+        self._feeds: list[Feed] = []
+        self._rest: Iterator[Feed] | None = None
+        self._size = 0  # bytes
+
+    def read(self, open_source: Callable[[], Iterable[Feed]]) -> Iterator[Feed]:
+        """Yield all feeds of a source; open it again if they do not fit in memory."""
+        position = 0
+        while self._size <= _KEPT_BYTES:
+            if position < len(self._feeds):
+                yield self._feeds[position]
+                position += 1
+                continue
+            if self._rest is None:
+                self._rest = iter(open_source())
+            try:
+                feed = next(self._rest)
+            except StopIteration:
+                return
+            except BaseException:  # another reader must not take the feeds before an error for all
+                self._feeds, self._rest, self._size = [], None, 0
+                raise
+            self._feeds.append(feed)
+            self._size += sum(np.asarray(array).nbytes for array in feed.values())
+        if self._rest is not None:  # too large: this reader continues, others begin again
+            feeds, source = self._feeds, self._rest
+            self._feeds, self._rest = [], None
+            yield from itertools.chain(feeds[position:], source)
+        else:
+            yield from itertools.islice(open_source(), position, None)
+
+
 @dataclass(frozen=True)
 class Feeds:
     """Feeds for any number of readings, in the same order, one at a time.
 
-    Up to 256 MiB of them stay in memory after the first time: a script may take minutes to make them.
+    Up to 256 MiB of them stay in memory: a script may take minutes to make them.
     """
 
     source: str
     _open: Callable[[], Iterable[Feed]] = field(repr=False)
     random: bool = False
     assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of random data that are not given
-    _kept: list[Feed] = field(default_factory=list, init=False, repr=False, compare=False)
+    _buffer: _Buffer = field(default_factory=_Buffer, init=False, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield feeds: arrays by name, in host memory; InputError for anything else, or no feed."""
-        if self._kept:
-            yield from self._kept
-            return
-        count = size = 0
-        read: list[Feed] = []
+        return self._buffer.read(self._checked)
+
+    def _checked(self) -> Iterator[Feed]:
+        count = 0
         for count, feed in enumerate(self._open(), start=1):
             if not isinstance(feed, Mapping):
                 raise errors.InputError(
                     f"{self.source}: item {count} is a {type(feed).__name__}; expected a mapping of names to arrays."
                 )
-            size += sum(np.asarray(array).nbytes for array in feed.values())
-            read = [*read, feed] if size <= _KEPT_BYTES else []
             yield feed
         if not count:
             raise errors.InputError(f"{self.source}: there is no data; expected at least one feed.")
-        if not self._kept and len(read) == count:
-            self._kept.extend(read)
 
     def first(self, count: int) -> Feeds:
         """The first ``count`` feeds of the source."""
@@ -128,7 +158,9 @@ def open_feeds(
     if source is None:
         accepted_inputs = None if accepted is None else accepted()
         return _random_feeds(inputs, shapes, profiles, accepted_inputs, iterations=iterations, seed=seed, runs=runs)
-    if isinstance(source, (str, Path)):
+    if isinstance(source, Feeds):
+        feeds = source
+    elif isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
         stored_feeds = list(source)  # an iterator can be read only once
@@ -140,7 +172,8 @@ def open_feeds(
     def cast() -> Iterator[Feed]:
         if hasattr(source, "input_metadata"):
             source.input_metadata = inputs
-        for feed in feeds._open():
+        # Feeds that were opened before are not read again.
+        for feed in feeds if feeds is source else feeds._open():
             if not isinstance(feed, Mapping):
                 yield feed  # refused where it is read
                 continue
@@ -236,11 +269,11 @@ def _data_of_saved_outputs(
         loader.input_metadata = inputs
         yield from (ProfiledFeed(feed, profile_of(feed, profiles)) for feed in loader)
 
-    assumed = {
-        name: tuple(size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
-        for name, spec in inputs.items()
-        if name not in input_shapes and spec.shape and any(map(is_dynamic, spec.shape))
-    }
+    assumed: dict[str, tuple[int, ...]] = {}
+    for name, spec in inputs.items():
+        if name not in input_shapes and spec.shape and any(map(is_dynamic, spec.shape)):
+            fixed = (size if isinstance(size, int) and size >= 0 else DEFAULT_SHAPE_VALUE for size in spec.shape)
+            assumed[name] = tuple(fixed)
     return Feeds(f"random data of `trtops run` (seed {seed})", made, random=True, assumed=assumed)
 
 
@@ -262,14 +295,20 @@ class DataConfig(Record):
     iterations: int = 2
     seed: int = 1
 
-    def profiled(self, build: BuildConfig, model: Model, calibration: str | None = None) -> BuildConfig:
+    def profiled(
+        self,
+        build: BuildConfig,
+        model: Model,
+        calibration: str | Feeds | None = None,
+        instead: Iterable[Feed] | None = None,
+    ) -> BuildConfig:
         """The build, with a profile of the shapes of this and calibration data if it is TensorRT's and has no profiles.
 
         TensorRT's own default is 1 for each dynamic dimension, on which the data does not run.
         """
         if build.profiles or build.backend != "tensorrt":
             return build
-        feeds, inputs = self.open_for(model), TensorMetadata.of(model.info.inputs)
+        feeds, inputs = self.open_for(model, instead), TensorMetadata.of(model.info.inputs)
         other = () if calibration is None or not build.calibrates else open_feeds(calibration, inputs)
         return replace(build, profiles=spanning(itertools.chain(feeds, other), inputs))
 
@@ -330,8 +369,11 @@ def check_source(source: str | None) -> None:
 
 def scripts_of(*sources: str | None) -> list[str]:
     """The scripts among data sources."""
-    paths = (_path_and_function(source)[0] for source in sources if source is not None)
-    return [str(path) for path in paths if path.suffix == ".py"]
+    scripts: list[str] = []
+    for source in filter(None, sources):
+        path, _ = _path_and_function(source)
+        scripts += [str(path)] if path.suffix == ".py" else []
+    return scripts
 
 
 def _path_and_function(text: str) -> tuple[Path, str]:
@@ -478,15 +520,13 @@ class Emulation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, one sentence each."""
-        overflowing = [
-            f"{tensor!r} overflows, {peak:,.0f} > 65,504" for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]
-        ]
+        problems: list[str] = []
+        for tensor, peak in self.overflows[:_MAX_LISTED_OVERFLOWS]:
+            problems.append(f"{tensor!r} overflows, {peak:,.0f} > 65,504")
         if len(self.overflows) > _MAX_LISTED_OVERFLOWS:
-            overflowing.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
-        return tuple(
-            f"in {self.precision.upper()} as a GPU rounds it: {reason}"
-            for reason in (*overflowing, *self.report.reasons)
-        )
+            problems.append(f"{len(self.overflows) - _MAX_LISTED_OVERFLOWS} more tensors overflow")
+        problems += self.report.reasons
+        return tuple(f"in {self.precision.upper()} as a GPU rounds it: {problem}" for problem in problems)
 
     def sentence(self) -> str:
         """The evaluation in a line."""
@@ -527,13 +567,13 @@ def run_in_16_bit(
 
 def all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:
     """All numbers of an output; None if an iteration lacks it, or it does not hold numbers."""
-    run = results[0][1]
-    if any(name not in iteration for iteration in run):
-        return None
-    arrays = [np.asarray(iteration[name]) for iteration in run]
-    if any(array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16" for array in arrays):
-        return None
-    return np.concatenate([array.astype(np.float64).ravel() for array in arrays])
+    arrays: list[npt.NDArray[np.float64]] = []
+    for iteration in results[0][1]:
+        array = np.asarray(iteration.get(name, ""))
+        if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+            return None
+        arrays.append(array.astype(np.float64).ravel())
+    return np.concatenate(arrays)
 
 
 def root_mean_square(difference: npt.NDArray[np.float64]) -> float:

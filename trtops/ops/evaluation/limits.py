@@ -93,7 +93,7 @@ def tolerances_for(precision: Rounding, requested: Tolerances | None, model: Mod
 
 def with_classes(tolerances: Tolerances, model: Model, *, top1: bool = False) -> Tolerances:
     """Tolerances with the axis of classes of each output of scores; with ``top1`` the best ones must agree."""
-    from trtops.backend.onnx.model import class_axes
+    from trtops.backend.onnx.class_axes import class_axes
 
     top1_limit: dict[str, Any] = {"min_top1_agreement": 0.95} if top1 else {}
     per_output = {
@@ -178,7 +178,7 @@ class NoiseLimits(Record):
         """The origin of the deciding error's limit."""
         name, output = self.precision.upper(), report.decisive
         useful = f"what is useful in {(self.useful_in or self.precision).upper()}"
-        margin = None if output is None else output.margin(report.tolerances)
+        margin = report.margin
         if output is None or margin is None:
             return f"those of {name}'s rounding of the model on this data"
         if output.name in dict(self.insufficient):

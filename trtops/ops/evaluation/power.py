@@ -8,7 +8,7 @@ what it leaves unexercised.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -17,6 +17,7 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, is_floating, to_numpy
 from trtops.comparator.report import Outputs, Tolerances, compare_outputs, iterations_of
+from trtops.ops.evaluation.data import root_mean_square
 from trtops.ops.evaluation.evidence import ShapeEntry
 from trtops.record import Record
 from trtops.tables import markdown_table
@@ -107,15 +108,11 @@ def measure_power(
 
     def passes(outputs: Sequence[Mapping[str, Array]]) -> bool:
         # As in an evaluation: all feeds together, and those of the same shapes.
-        return all(
-            compare_outputs(
-                [outputs[number] for number in numbers],
-                [right[number] for number in numbers],
-                tolerances,
-                only_limited=True,
-            )
-            for numbers in (range(len(right)), *groups)
-        )
+        for numbers in (range(len(right)), *groups):
+            actual, expected = ([side[number] for number in numbers] for side in (outputs, right))
+            if not compare_outputs(actual, expected, tolerances, only_limited=True):
+                return False
+        return True
 
     try:
         for outputs in iterations_of(golden, "golden"):
@@ -127,10 +124,11 @@ def measure_power(
     fault_kinds = _FaultKinds(right, shapes, np.random.default_rng(seed)).draws()
     planted = []
     for kind, location, changes in _alternating(fault_kinds, faults):
-        faulty = [dict(outputs) for outputs in right]
+        faulty = list(map(dict, right))
+        changed = False
         for (iteration, name), array in changes.items():
             faulty[iteration][name] = array
-        changed = any(_differ(array, right[iteration][name]) for (iteration, name), array in changes.items())
+            changed |= not np.array_equal(array, right[iteration][name], equal_nan=is_floating(array))
         planted.append(PlantedFault(kind=kind, location=location, caught=not passes(faulty), changed=changed))
     left_out = tuple((kind, reason) for kind, reason in _LACKS.items() if kind not in fault_kinds)
     return Power(planted=tuple(planted), left_out=left_out, seed=seed)
@@ -138,15 +136,16 @@ def measure_power(
 
 def _alternating(
     draws: Mapping[FaultKind, Callable[[], tuple[str, _Changes]]], count: int
-) -> list[tuple[FaultKind, str, _Changes]]:
-    """Return up to ``count`` different faults, of each kind in turn; fewer if drawing finds no more."""
-    faults: dict[tuple[FaultKind, str], _Changes] = {}
-    for kind in itertools.islice(itertools.cycle(draws), _MAX_DRAWS * count if draws else 0):
-        location, changes = draws[kind]()
-        faults.setdefault((kind, location), changes)
-        if len(faults) == count:
+) -> Iterator[tuple[FaultKind, str, _Changes]]:
+    """Yield up to ``count`` different faults, of each kind in turn; fewer if drawing finds no more."""
+    drawn = set[tuple[FaultKind, str]]()
+    for kind in itertools.islice(itertools.cycle(draws), _MAX_DRAWS * count):
+        if len(drawn) == count:
             break
-    return [(kind, location, changes) for (kind, location), changes in faults.items()]
+        location, changes = draws[kind]()
+        if (kind, location) not in drawn:
+            drawn.add((kind, location))
+            yield kind, location, changes
 
 
 class _FaultKinds:
@@ -212,9 +211,8 @@ class _FaultKinds:
 
         def change_channel(array: Array) -> Array:
             values = np.moveaxis(array.astype(np.float64), axis, 0)
-            finite = values[np.isfinite(values)]
             if channel < len(values):
-                values[channel] = change(values[channel], float(np.sqrt(np.mean(np.square(finite)))))
+                values[channel] = change(values[channel], root_mean_square(values[np.isfinite(values)]))
             return np.moveaxis(values, 0, axis)
 
         return f"channel {channel} of `{name}`", self._of_all_feeds(name, change_channel)
@@ -245,7 +243,3 @@ class _FaultKinds:
     def _stale(self) -> tuple[str, _Changes]:
         iteration, name = self._pick(self._following)
         return f"`{name}` of feed {iteration}", {(iteration, name): self._golden[iteration - 1][name]}
-
-
-def _differ(first: Array, second: Array) -> bool:
-    return not np.array_equal(first, second, equal_nan=is_floating(first))

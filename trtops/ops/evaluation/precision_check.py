@@ -60,8 +60,8 @@ class PrecisionCheck(Record):
         return self._share_in(self.requested, *_NARROWER.get(self.requested, ()))
 
     def _share_in(self, *precisions: Precision) -> float | None:
-        counts = (count for name, count in self.kernels if name in precisions)
-        return sum(counts) / self.total if self.total else None
+        counts = dict(self.kernels)
+        return sum(counts.get(precision, 0) for precision in precisions) / self.total if self.total else None
 
     @property
     def lowered(self) -> bool:
@@ -91,8 +91,8 @@ class PrecisionCheck(Record):
         requested, share = self.requested.upper(), self._share_in(self.requested)
         if share is None:
             return requested
-        present = [name for name, _ in self.kernels]
-        if any(name in _NARROWER.get(self.requested, ()) for name in present):  # the model itself chooses them
+        present = list(dict(self.kernels))
+        if not set(_NARROWER.get(self.requested, ())).isdisjoint(present):  # the model itself chooses them
             mixed = "+".join(present).upper()
             return mixed if share or self.share == 1 else f"{mixed} (not {requested})"
         if self.requested == "fp32":
@@ -123,28 +123,28 @@ def _kernels(build: Build) -> list[tuple[str, str, str, bool]]:
     """Layer, op, precision and relevance of each kernel of a build."""
     kernels = [(layer.name, layer.op, layer.precision) for layer in build.layers]
     if build.tactics.mechanism == "onnxruntime":  # this record has every kernel, with the type that each reads first
-        recorded = [
-            (
-                choice.layer,
-                choice.op,
-                next((tensor.dtype for tensor in choice.inputs if tensor.dtype in _PRECISIONS), ""),
-            )
-            for choice in build.tactics.choices
-            if any(tensor.dtype in _PRECISIONS for tensor in (*choice.inputs, *choice.outputs))
-        ]
+        recorded = []
+        for choice in build.tactics.choices:
+            inputs = [tensor.dtype for tensor in choice.inputs if tensor.dtype in _PRECISIONS]
+            if inputs or any(tensor.dtype in _PRECISIONS for tensor in choice.outputs):
+                recorded.append((choice.layer, choice.op, inputs[0] if inputs else ""))
         kernels = recorded or kernels
     computing = {layer for layer, op, _ in kernels if not _NOT_COMPUTING.search(op)}
     # Products decide speed and error. Elementwise kernels stay in FP32 in sound FP16 engines, and would hide them.
     counted = {layer for layer, op, _ in kernels if layer in computing and _PRODUCT_OPS.search(op)} or computing
-    names: dict[str, str] = dict(_PRECISIONS)
-    if build.spec.config.rounding == "tf32" and (build.engine.environment.compute_capability or "") >= "8":
-        names |= {name: "tf32" for name, precision in _PRECISIONS.items() if precision == "fp32"}
-    # The first input of `com.microsoft.DynamicQuantizeMatMul` is in FP32, and is quantized inside.
-    kernels = [(layer, op, "int8" if ".DynamicQuantize" in op else precision) for layer, op, precision in kernels]
-    return [
-        (layer, op, (names if _PRODUCT_OPS.search(op) else _PRECISIONS).get(precision.lower(), ""), layer in counted)
-        for layer, op, precision in kernels
-    ]
+    on_ampere = (build.engine.environment.compute_capability or "") >= "8"
+    products_in_fp32: Precision | Literal["tf32"] = "fp32"
+    if build.spec.config.rounding == "tf32" and on_ampere:
+        products_in_fp32 = "tf32"
+    rows: list[tuple[str, str, str, bool]] = []
+    for layer, op, kernel_precision in kernels:
+        precision: str = _PRECISIONS.get(kernel_precision.lower(), "")
+        if ".DynamicQuantize" in op:  # its first input is in FP32, and is quantized inside
+            precision = "int8"
+        elif precision == "fp32" and _PRODUCT_OPS.search(op):
+            precision = products_in_fp32
+        rows.append((layer, op, precision, layer in counted))
+    return rows
 
 
 def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:

@@ -65,17 +65,18 @@ class Ranking:
         rows = [layout.rows(arrays[name])[index] for name, layout in layouts.items()]
         keys = np.moveaxis(arrays[self.keys], self.key_axis, -1)
         differences = np.abs(keys.reshape(-1, keys.shape[-1])[index].astype(np.float64) - float(lowest))
-        return [[array[position : position + 1] for array in rows] for position in np.flatnonzero(differences <= width)]
+        return [_row(rows, position) for position in np.flatnonzero(differences <= width)]
 
     def layout(self, name: str, golden: Mapping[str, Array]) -> _Layout | None:
         """The arrangement of an output as rows; None if their keys are unknown."""
         array, axis = golden[name], self.axes[name]
-        axes = range(array.ndim)
+        axes = list(range(array.ndim))
+        other_axes = axes[:axis] + axes[axis + 1 :]
         if not self.keys:
-            return _Layout(array.shape, (axis, *(a for a in axes if a != axis)), 0)
+            return _Layout(array.shape, (axis, *other_axes), 0)
         keys = golden[self.keys]
         if array.shape == keys.shape and axis == self.key_axis:
-            return _Layout(array.shape, (*(a for a in axes if a != axis), axis), array.ndim - 1)
+            return _Layout(array.shape, (*other_axes, axis), array.ndim - 1)
         if math.prod(array.shape[:axis]) * keys.shape[self.key_axis] != keys.size:
             return None
         return _Layout(array.shape, tuple(axes), axis)
@@ -91,7 +92,7 @@ class _Layout:
 
     def rows(self, array: Array) -> Array:
         moved: Array = array.transpose(self.order)
-        lists, features = (math.prod(part) for part in (moved.shape[: self.leads], moved.shape[self.leads + 1 :]))
+        lists, features = math.prod(moved.shape[: self.leads]), math.prod(moved.shape[self.leads + 1 :])
         return moved.reshape(lists, moved.shape[self.leads], features)
 
     def array(self, rows: Array) -> Array:
@@ -144,7 +145,8 @@ class Selections:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys among the watched model's outputs."""
-        return (*(r.keys for r in self.rankings if r.keys), *(choice.values for choice in self.choices))
+        ranking_keys = filter(None, (ranking.keys for ranking in self.rankings))
+        return (*ranking_keys, *(choice.values for choice in self.choices))
 
     @property
     def ranked(self) -> frozenset[str]:
@@ -171,9 +173,11 @@ class Selections:
         for number, (outputs, golden) in enumerate(zip(iterations, self.golden)):
             changed = dict(outputs)
             for position, ranking in enumerate(self.rankings):
-                names = (name for name in ranking.axes if isinstance(changed.get(name), np.ndarray))
-                pairs = {name: (changed[name], golden[name]) for name in names}
-                if pairs and all(a.ndim == b.ndim for a, b in pairs.values()):
+                pairs: dict[str, tuple[Array, Array]] = {}
+                for name in ranking.axes:
+                    if isinstance(changed.get(name), np.ndarray):
+                        pairs[name] = changed[name], golden[name]
+                if pairs and all(ours.ndim == theirs.ndim for ours, theirs in pairs.values()):
                     width = widths.get(ranking.keys, 0.0)
                     changed |= self._align_rows(ranking, pairs, golden, (number, position), width, rounded)
             for choice in self.choices:
@@ -184,8 +188,7 @@ class Selections:
 
     def _is_lost(self, choice: Choice, width: float) -> bool:
         """True if most candidates tie with the best one: nearly any index would do."""
-        others = [choice.tied(golden, width)[:, 1:].ravel() for golden in self.golden]
-        tied = np.concatenate(others)
+        tied = np.concatenate([choice.tied(golden, width)[:, 1:].ravel() for golden in self.golden])
         return bool(tied.size and tied.mean() > _MOST_TIED)
 
     def _align_rows(
@@ -197,12 +200,20 @@ class Selections:
         width: float,
         rounded: bool,
     ) -> dict[str, Array]:
-        layouts = {name: layout for name in pairs if (layout := ranking.layout(name, golden)) is not None}
-        rows = {name: tuple(map(layouts[name].rows, pair)) for name, pair in pairs.items() if name in layouts}
-        shapes = {tuple(side.shape[:2] for side in pair) for pair in rows.values()}
-        if len(shapes) != 1 or any(ours.shape[2] != theirs.shape[2] for ours, theirs in rows.values()):
+        layouts: dict[str, _Layout] = {}
+        rows: dict[str, tuple[Array, Array]] = {}
+        shapes = set[tuple[int, ...]]()
+        for name, pair in pairs.items():
+            layout = ranking.layout(name, golden)
+            if layout is not None:
+                ours, theirs = map(layout.rows, pair)
+                layouts[name], rows[name] = layout, (ours, theirs)
+                shapes.add((*ours.shape[:2], *theirs.shape[:2]))
+                if ours.shape[2] != theirs.shape[2]:
+                    return {}
+        if len(shapes) != 1:
             return {}
-        [((lists, count), (golden_lists, golden_count))] = shapes
+        [(lists, count, golden_lists, golden_count)] = shapes
         keys = np.moveaxis(golden[ranking.keys], ranking.key_axis, -1) if ranking.keys else None
         if (
             lists != golden_lists
@@ -213,8 +224,8 @@ class Selections:
         filled = {name: theirs.astype(ours.dtype) for name, (ours, theirs) in rows.items()}
         scales = [_scale(theirs) for _, theirs in rows.values()]
         for index in range(lists):
-            ours, theirs = ([pair[side][index] for pair in rows.values()] for side in (0, 1))
-            distances = _distances(theirs, ours, scales)
+            our_rows, golden_rows = ([pair[side][index] for pair in rows.values()] for side in (0, 1))
+            distances = _distances(golden_rows, our_rows, scales)
             may_differ, candidates = np.ones(golden_count, bool), []
             if keys is not None and golden_count:
                 ranked = keys.reshape(lists, -1)[index]
@@ -223,10 +234,10 @@ class Selections:
                 may_differ = tied[:, -1] | (tied.sum(axis=1) > 1)
                 if ranking.beyond:
                     candidates = ranking.candidates(at[0], index, layouts, ranked[-1], width)
-            matched = self._explained(distances, ours, scales, (*at, index), may_differ, candidates, rounded)
+            matched = self._explained(distances, our_rows, scales, (*at, index), may_differ, candidates, rounded)
             if matched is None:
                 return {}
-            for name, array in zip(rows, ours):
+            for name, array in zip(rows, our_rows):
                 filled[name][index][matched >= 0] = array[matched[matched >= 0]]
         return {name: layouts[name].array(array) for name, array in filled.items()}
 
@@ -253,7 +264,7 @@ class Selections:
         candidates = [*candidates, *others]
 
         def is_other(row: int) -> bool:
-            selected = [array[row : row + 1] for array in ours]
+            selected = _row(ours, row)
             if rounded:
                 others.append(selected)
                 return True
@@ -276,6 +287,11 @@ class Selections:
         return matched
 
 
+def _row(arrays: Sequence[Array], row: int | np.intp) -> list[Array]:
+    """One row of each array, as an array of one row."""
+    return [array[row : row + 1] for array in arrays]
+
+
 def find_selections(model: Model, feeds: Sequence[Feed], golden: Sequence[Mapping[str, Any]]) -> Selections | None:
     """The selections behind a model's outputs; None without any.
 
@@ -287,12 +303,11 @@ def find_selections(model: Model, feeds: Sequence[Feed], golden: Sequence[Mappin
     from trtops.backend.onnx.model import is_large
 
     structure = model.structure()
-    nodes = [
-        index
-        for index, node in enumerate(structure.graph.node)
-        if walk.is_onnx_op(node, *_ROW_AXES, *_CHOICES) and not is_large(structure)
-    ]
-    if not nodes or walk.opset(structure) < _MIN_OPSET:
+    nodes: list[int] = []
+    for index, node in enumerate(structure.graph.node):
+        if walk.is_onnx_op(node, *_ROW_AXES, *_CHOICES):
+            nodes.append(index)
+    if not nodes or is_large(structure) or walk.opset(structure) < _MIN_OPSET:
         return None
     try:
         return _find(model, nodes[-_MAX_NODES:], feeds, golden)
@@ -314,7 +329,7 @@ def _find(
     nodes_with_rows: list[tuple[int, dict[str, int], str, int]] = []
     shapes.infer_shapes(watched)
     fresh, types = walk.FreshNames(watched.graph), shapes.element_types(watched.graph)
-    for node, index in [(watched.graph.node[index], index) for index in nodes]:
+    for index, node in zip(nodes, [watched.graph.node[index] for index in nodes]):
         if node.op_type in _CHOICES:
             axis, indices_of = walk.int_attribute(node, "axis", 0), _same_elements(watched.graph, node.output[0])
             if indices_of:
@@ -337,7 +352,7 @@ def _find(
     with_keys = [dict(outputs) for outputs in golden]
     if any(keys for _, _, keys, _ in nodes_with_rows) or choices:
         for outputs, all_outputs in zip(with_keys, reference_outputs(watched, list(feeds))):
-            outputs |= {name: array for name, array in all_outputs.items() if name not in outputs}
+            outputs |= all_outputs | outputs
         model_with_keys = Model.from_proto(watched, model.name)
     else:
         model_with_keys = model
@@ -394,9 +409,7 @@ def _ranked_beyond(
             slicing = [node.output[position], start, count, where]
             proto.graph.node.append(onnx.helper.make_node("Slice", slicing, [output]))
     [keys] = set(axes) - {value.name for value in proto.graph.output}
-    values = node.output[0]
-    further = [onnx.helper.make_node("Slice", [values, start, count, where], [keys])]
-    proto.graph.node.extend(further)
+    proto.graph.node.append(onnx.helper.make_node("Slice", [node.output[0], start, count, where], [keys]))
     for name, element in ((keys, onnx.TensorProto.FLOAT), (start, onnx.TensorProto.INT64)):
         proto.graph.output.append(onnx.helper.make_tensor_value_info(name, element, None))
     walk.set_order(proto.graph, walk.execution_order(proto.graph.node))
@@ -455,9 +468,9 @@ def _ordered_by(
     proto = model.proto()
     fresh, node = walk.FreshNames(proto.graph), proto.graph.node[index]
     ends = {"last": -1, "first": np.iinfo(np.int64).min, "axis": axis, "backwards": -1}
-    names = [fresh(name) for name in ends]
-    weights = (onnx.numpy_helper.from_array(np.array([value]), name) for name, value in zip(names, ends.values()))
-    proto.graph.initializer.extend(weights)
+    names = list(map(fresh, ends))
+    for name, value in zip(names, ends.values()):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
     for position, output in enumerate(node.output):
         if output:
             node.output[position] = fresh(f"{output}_in_order")

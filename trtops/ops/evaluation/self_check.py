@@ -168,13 +168,13 @@ def check_engine(
 ) -> SelfCheck:
     """Check an engine of a model with the results of its first and last feeds."""
     whole = list(feeds)
-    chosen = sorted({*range(len(whole))[:_MAX_FEEDS], *range(len(whole))[-_MAX_FEEDS:]})
-    used = [whole[i] for i in chosen]
+    numbers = sorted({*range(len(whole))[:_MAX_FEEDS], *range(len(whole))[-_MAX_FEEDS:]})
+    used = [whole[number] for number in numbers]
     return self_check(
         runner,
         used,
         reference_runner(model),
-        outputs=[outputs[i] for i in chosen],
+        outputs=[outputs[number] for number in numbers],
         precision=_precision(model, build),
         batches=batch_bounds(build.profiles, used),
         nan=accepts_nan(model),
@@ -190,15 +190,16 @@ def _precision(model: Model, build: BuildConfig) -> Rounding:
 
 def batch_bounds(profiles: Sequence[OptimizationProfile], feeds: Iterable[Feed]) -> tuple[int, int]:
     """Smallest and largest batch of the smallest feed's profile."""
-    smallest = min(feeds, key=lambda feed: sum(np.size(array) for array in feed.values()))
+    smallest = min(feeds, key=lambda feed: sum(map(np.size, feed.values())))
     number = getattr(smallest, "profile", None)
     number = profile_of(smallest, profiles) if number is None else number
     if not profiles or number is None:
         return 1, MAX_BATCH
-    ranges = [
-        bounds for bounds in profiles[number].shapes if bounds.min and np.ndim(smallest[bounds.name]) == len(bounds.min)
-    ]
-    sizes = [(bounds.min[0], bounds.max[0]) for bounds in ranges]
+    fixed, ranges = list[tuple[int, int]](), list[tuple[int, int]]()
+    for bounds in profiles[number].shapes:
+        if bounds.min and np.ndim(smallest[bounds.name]) == len(bounds.min):
+            low, high = bounds.min[0], bounds.max[0]
+            (ranges if low < high else fixed).append((low, high))
     # Other inputs may have a first axis that is no batch, and fixed.
-    sizes = [(low, high) for low, high in sizes if low < high] or sizes[:1] or [(1, MAX_BATCH)]
-    return max(low for low, _ in sizes), min(high for _, high in sizes)
+    lowest, highest = zip(*(ranges or fixed[:1] or [(1, MAX_BATCH)]))
+    return max(lowest), min(highest)

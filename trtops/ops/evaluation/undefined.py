@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trtops import errors
 from trtops.backend.onnx import operators, walk
@@ -50,27 +51,30 @@ class NanRows:
     @classmethod
     def of(cls, model: Model, feeds: Iterable[Feed]) -> NanRows:
         """Find the rows; NaN without effect on any result does not count."""
-        readers: dict[str, str] = {}
+        readers: dict[str, str] = {}  # what the model does with NaN in an input
         rows: dict[int, tuple[tuple[int, ...], int]] = {}
-        read: list[Feed] = []
+        feeds_with_nan: list[Feed] = []
         first_input = first_place = ""
         for number, feed in enumerate(feeds):
-            places = {name: where for name, array in feed.items() if (where := _rows_with_nan(np.asarray(array))).size}
-            for name in places.keys() - readers.keys():
-                readers[name] = computes_with_nan(model, name)
-            places = {name: where for name, where in places.items() if readers[name]}
-            if not places:
+            nan_rows: dict[str, npt.NDArray[np.intp]] = {}
+            for name, array in as_arrays(feed).items():
+                input_rows = _rows_with_nan(array)
+                if input_rows.size and name not in readers:
+                    readers[name] = computes_with_nan(model, name)
+                if input_rows.size and readers[name]:
+                    nan_rows[name] = input_rows
+            if not nan_rows:
                 continue
-            name, where = next(iter(places.items()))
-            sizes = {len(np.atleast_1d(feed[input_name])) for input_name in places}
-            union = np.unique(np.concatenate([*places.values()])).tolist()
+            if not rows:
+                first_input, input_rows = next(iter(nan_rows.items()))
+                first_place = f"in row {input_rows[0]} of feed {number}, and {readers[first_input]} it"
+            sizes = {len(np.atleast_1d(feed[name])) for name in nan_rows}
+            union = np.unique(np.concatenate([*nan_rows.values()])).tolist()
             rows[number] = (tuple(union), sizes.pop()) if len(sizes) == 1 else ((), 0)
-            read.append(feed)
-            first_input = first_input or name
-            first_place = first_place or f"in row {where[0]} of feed {number}, and {readers[name]} it"
-        if not rows or _ignores_nan(model, read):
+            feeds_with_nan.append(feed)
+        if not rows or _ignores_nan(model, feeds_with_nan):
             return cls()
-        count = sum(len(nan_rows) for nan_rows, _ in rows.values())
+        count = sum(len(feed_rows) for feed_rows, _ in rows.values())
         count_note = f" ({count} rows with NaN in all, counted from 0)" if count > 1 else " (counted from 0)"
         reason = f"input `{first_input}` holds NaN {first_place}{count_note}"
         reason += "; leave such rows out of the data, or replace NaN"
@@ -87,7 +91,9 @@ class NanRows:
         if clean.size:
             chosen = np.arange(size)
             chosen[list(rows)] = clean[0]
-            arrays = {n: a[chosen] if a.ndim and len(a) == size else a for n, a in arrays.items()}
+            for name, array in arrays.items():
+                if array.ndim and len(array) == size:
+                    arrays[name] = array[chosen]
         elif number in self.rows:
             arrays = _with(arrays, 0.0)
         return arrays
@@ -113,17 +119,20 @@ class Undefined:
         """Both runs without these parts."""
         if not self.reasons:
             return actual, golden
-        pairs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
-        ours, theirs = ([{n: a for n, a in i.items() if n not in self.random} for i in side] for side in pairs)
+        ours = list(map(self._without_random, iterations_of(actual, "actual")))
+        theirs = list(map(self._without_random, iterations_of(golden, "golden")))
         for number, (mine, right) in enumerate(zip(ours, theirs)):
             for name in mine.keys() & right.keys() if number in self.nan.rows else ():
                 if not isinstance(right[name], np.ndarray):  # a sequence or a map
                     del mine[name], right[name]
                     continue
-                mine[name], right[name] = (self.nan.without(number, side[name]) for side in (mine, right))
+                mine[name], right[name] = self.nan.without(number, mine[name]), self.nan.without(number, right[name])
                 if is_floating(right[name]) and np.isnan(right[name]).any():  # rows of other inputs are mixed in
                     mine[name], right[name] = mine[name][:0], right[name][:0]
         return ours, theirs
+
+    def _without_random(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: array for name, array in outputs.items() if name not in self.random}
 
 
 def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, requested: Tolerances | None) -> Undefined:
@@ -151,10 +160,9 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, requested:
             _set_seed(node, seed)
         draws.append(reference_outputs(proto, list(feeds)))
         report = compare_outputs(draws[-1], draws[0], requested or _TO_THE_BIT)
-        for output in report.outputs:
-            if output.verdict == "bad":
-                largest = output.statistics.max_abs if output.statistics is not None else np.inf
-                differences[output.name] = max(differences.get(output.name, 0.0), largest)
+        for output in report.bad:
+            largest = output.statistics.max_abs if output.statistics is not None else np.inf
+            differences[output.name] = max(differences.get(output.name, 0.0), largest)
     if not differences:
         return undefined
     outputs = listed((f"`{name}`" for name in differences), _LISTED)
@@ -168,12 +176,13 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, requested:
 
 def without_own_nan(rounded: Outputs, plain: Outputs) -> tuple[Outputs, Outputs]:
     """Both runs with zeros in place of the second one's NaN, as the model returns them in any precision."""
-    ours, theirs = ([dict(i) for i in iterations_of(side, "compared")] for side in (rounded, plain))
+    ours, theirs = (list(map(dict, iterations_of(side, "compared"))) for side in (rounded, plain))
     for mine, right in zip(ours, theirs):
         for name in mine.keys() & right.keys():
             pair = mine[name], right[name]
-            alike = all(isinstance(array, np.ndarray) for array in pair) and pair[0].shape == pair[1].shape
-            if alike and is_floating(pair[1]) and (nan := np.isnan(pair[1])).any():
+            are_arrays = isinstance(pair[0], np.ndarray) and isinstance(pair[1], np.ndarray)
+            if are_arrays and pair[0].shape == pair[1].shape and is_floating(pair[1]):
+                nan = np.isnan(pair[1])
                 mine[name], right[name] = (np.where(nan, array.dtype.type(0), array) for array in pair)
     return ours, theirs
 
@@ -191,7 +200,7 @@ def _random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
         return mode is None or bool(np.any(numpy_helper.to_array(mode)))
 
     leaves = (node for node in walk.nodes(model) if walk.is_random(node) and not any(walk.subgraphs(node)))
-    return [node for node in leaves if trains(node)]
+    return list(filter(trains, leaves))
 
 
 def _set_seed(node: onnx.NodeProto, seed: int) -> None:
@@ -230,11 +239,13 @@ def _ignores_nan(model: Model, feeds: list[Feed]) -> bool:
     """True if results do not depend on the values of NaN, for example in masked rows."""
     from trtops.backend.onnxrt.runner import reference_outputs
 
-    with_nan, *others = (
-        reference_outputs(model.proto(lean=True), [_with(feed, value) for feed in feeds])
-        for value in (np.nan, 0.0, 1.5)
-    )
-    return all(compare_outputs(outputs, with_nan, replace(_TO_THE_BIT, nans_equal=False)) for outputs in others)
+    with_nan = reference_outputs(model.proto(lean=True), feeds)
+    limits = replace(_TO_THE_BIT, nans_equal=False)
+    for value in (0.0, 1.5):
+        outputs = reference_outputs(model.proto(lean=True), [_with(feed, value) for feed in feeds])
+        if not compare_outputs(outputs, with_nan, limits):
+            return False
+    return True
 
 
 def _with(feed: Feed, value: float) -> dict[str, Array]:
@@ -246,7 +257,7 @@ def _with(feed: Feed, value: float) -> dict[str, Array]:
     return arrays
 
 
-def _rows_with_nan(array: Array) -> np.ndarray[Any, np.dtype[np.intp]]:
+def _rows_with_nan(array: Array) -> npt.NDArray[np.intp]:
     """The rows of an array with NaN; a scalar is one row."""
     if not array.size or not is_floating(array):
         return np.empty(0, np.intp)

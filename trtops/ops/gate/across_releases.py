@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trtops import errors
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.worker import IsolatedBackend
@@ -157,7 +157,9 @@ def _smallest(
             save_feeds(part.feeds, file)
             caches, sample = Caches(calibration=calibration), part.feeds[0]
             try:
-                part_build = backend.build(Model.from_proto(part.proto), build, caches=caches, timing_feed=sample)
+                part_build = backend.build(
+                    BuildRequest(Model.from_proto(part.proto), build, caches=caches, timing_feed=sample)
+                )
                 outputs = EngineProcess(backend, part_build.engine, file).outputs()
             except errors.BackendError as exc:
                 shows = fails and time.monotonic() < end  # or it was ended with the budget

@@ -20,7 +20,7 @@ from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.metadata import is_dynamic
 from trtops.ops.devices import free_device
-from trtops.ops.engines.convert import BuildJob, read_cache_file
+from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
 from trtops.ops.evaluation.data import Feeds, golden_outputs, naming_assumed
 from trtops.ops.evaluation.evidence import SeenFeeds
@@ -299,19 +299,14 @@ class Measurement:
         if config.use_deny_list:
             denied = deny_list(self._tracker, environment, self._tolerances)
         ranges = read_cache_file(config.calibration_cache, "calibration_cache")
-        job = BuildJob.prepare(
-            model,
-            config.build,
-            environment,
-            caches=Caches(calibration=ranges if config.build.calibrates else None, denied=denied),
-            check=config.check,
-            calibration_data=config.calibration_data,
-        )
-        builds.log_spec(run, job.spec, environment)
+        caches = Caches(calibration=ranges if config.build.calibrates else None, denied=denied)
         check = config.check
-        log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
+        data = CommandData(model, check, config.calibration_data)
+        request, spec = data.request(config.build, environment, caches)
+        builds.log_spec(run, spec, environment)
+        log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         with self._ending("build"):
-            build = job.build(backend)
+            build = backend.build(request)
         builds.log_build(run, build, backend.engine_suffix)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")

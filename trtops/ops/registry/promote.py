@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
-from trtops.backend.base import Build, Caches, Engine
+from trtops.backend.base import Build, BuildRequest, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
@@ -199,7 +199,8 @@ def _build_and_verify(
     build_place = promotion_place(stored.info, config)
     with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
         caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
-        build = backend.build(model, build_config, caches=caches)  # raises unless all replayable tactics are followed
+        # Raises unless all replayable tactics are followed.
+        build = backend.build(BuildRequest(model, build_config, caches=caches))
         key = builds.build_key(build.spec, build.engine.environment)
         builds.log_spec(run, build.spec, build.engine.environment)
         feeds = check.open_for(model, profiles=build_config.profiles)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, Build, Caches, Feed
+from trtops.backend.base import BaseRunner, Build, BuildRequest, Caches, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import copying, shapes
 from trtops.backend.onnx.emulation import emulate_low_precision
@@ -101,10 +101,10 @@ class Built:
             # A seed would choose other tactics than the replayed ones.
             config = replace(self.config, options=replace(self.config.options, tactic_seed=None))
             try:
-                return built_safely(model, config, Caches(replay=self._settings))
+                return built_safely(BuildRequest(model, config, caches=Caches(replay=self._settings)))
             except errors.BackendError as exc:  # the settings may not fit a model with more outputs
                 log.info("Built with settings of its own: %s", exc)
-        build = built_safely(model, self.config, timing_feed=self.feed)
+        build = built_safely(BuildRequest(model, self.config, timing_feed=self.feed))
         if build.tactics.mechanism == "onnxruntime" and self._settings is None:
             self._settings = replace(build.tactics, choices=())
         return build

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, Build, Caches, Feed
+from trtops.backend.base import BaseRunner, Build, BuildRequest, Caches, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import SubModel
@@ -110,7 +110,10 @@ class EngineRunner:
 
     def build(self, model: onnx.ModelProto) -> Build:
         """Build an engine; a BackendError on failure."""
-        return built_safely(Model.from_proto(model), self.config, self.caches, self.timing_feed)
+        model_request = BuildRequest(
+            Model.from_proto(model), self.config, caches=self.caches, timing_feed=self.timing_feed
+        )
+        return built_safely(model_request)
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """A runner for an engine built on activation."""

@@ -16,7 +16,9 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert, read_cache_file
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert_result import ConvertResult
+from trtops.ops.engines.request import read_cache_file
 from trtops.ops.evaluation.data import collect
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.right_model import RightModel

@@ -19,7 +19,7 @@ from trtops.system.limits import limited_memory, too_much
 from trtops.system.masking import masked
 from trtops.tracking.artifact_files import Scratch
 from trtops.tracking.location import Store, resolve, wait_seconds
-from trtops.tracking.mlflow.embedded import drop_connections_after_fork, ensure_store, experiments, store_error
+from trtops.tracking.mlflow.embedded import drop_connections_after_fork, ensure_store, store_error
 from trtops.tracking.mlflow.installed import library, translated, use_credentials_file
 
 if TYPE_CHECKING:
@@ -50,13 +50,10 @@ class Connection:
         self.shown = masked(self.location)
         self.downloads = Scratch()
         self._is_away = False
-        if self.store is None:
-            self.client  # noqa: B018  # an invalid address is reported now
-            return
         try:
-            self._check(self.store)
+            self.client  # noqa: B018  # an invalid location is reported now
         except errors.NoRoomError:  # with a full or read-only disk, each call tries again
-            if not self.store.database.exists():
+            if self.store is None or not self.store.database.exists():
                 raise
 
     @cached_property
@@ -64,10 +61,13 @@ class Connection:
         """MLflow's client; importing MLflow takes two seconds."""
         use_credentials_file()
         if self.store is not None:
-            self._check(self.store)
+            ensure_store(self.store)
             drop_connections_after_fork()
         try:
             client: MlflowClient = library().MlflowClient(self.location, self.location)
+            if self.store is not None:
+                # Every database has MLflow's default experiment, whose artifacts trtops puts under the first root.
+                _check_place(self.store, client.get_experiment("0").artifact_location)
         except Exception as exc:
             # SQLAlchemy and Alembic are only imported for databases, so their classes cannot be named here.
             module = type(exc).__module__.partition(".")[0]
@@ -81,28 +81,7 @@ class Connection:
 
     def experiment(self, name: str) -> Any:
         """The experiment of a name, also if it was deleted in MLflow; None without one."""
-        if self.store is None:
-            return self.call(self.client.get_experiment_by_name, name)
-        return next((entity for entity in experiments(self.store) if entity.name == name), None)
-
-    def _check(self, store: Store) -> None:
-        """Create a missing store. Reject a moved or copied one: MLflow keeps absolute addresses of artifacts."""
-        ensure_store(store)
-        # Every database has MLflow's default experiment, whose artifacts trtops puts under the first root.
-        for experiment in experiments(store):
-            if experiment.experiment_id != "0":
-                continue
-            location = Path(experiment.artifact_location or "")
-            former = (
-                location.parents[1]
-                if location.is_absolute() and location.parts[-2:] == ("artifacts", "0")
-                else store.root
-            )
-            if former != store.root and not (former.exists() and former.samefile(store.root)):
-                raise errors.StoreError(
-                    f"Store {store.root} was moved or copied: its artifact addresses point to {former}. "
-                    "Move it back, or make a link to it there."
-                )
+        return self.call(self.client.get_experiment_by_name, name)
 
     def call(
         self, function: Callable[..., T], *args: Any, transferred: Callable[[], int] = lambda: 0, **kwargs: Any
@@ -231,3 +210,16 @@ class Connection:
         """A run's page; for an embedded store, with its UI on any host, from the ``#`` on."""
         server = "" if self.store else f"{self.shown}/"
         return f"{server}#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+
+
+def _check_place(store: Store, artifact_location: str) -> None:
+    """Reject a moved or copied store: MLflow keeps absolute addresses of artifacts."""
+    location = Path(artifact_location or "")
+    if not location.is_absolute() or location.parts[-2:] != ("artifacts", "0"):
+        return
+    former = location.parents[1]
+    if former != store.root and not (former.exists() and former.samefile(store.root)):
+        raise errors.StoreError(
+            f"Store {store.root} was moved or copied: its artifact addresses point to {former}. "
+            "Move it back, or make a link to it there."
+        )

@@ -6,18 +6,13 @@ whole. A store of another release of MLflow is opened, upgraded or refused by ML
 
 import functools
 import logging
-import math
 import os
 import shutil
 import sqlite3
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from trtops import errors
@@ -30,7 +25,6 @@ log = logging.getLogger(__name__)
 
 # Free bytes below which a disk is taken to be full.
 _LITTLE = 1 << 16
-_RUNS_PER_READ = 200  # runs that are read at once
 
 
 def ensure_store(location: str | Path | Store | None = None) -> Store:
@@ -101,89 +95,6 @@ def store_error(exc: Exception, store: Store, otherwise: str) -> errors.Tracking
     if "unable to open" in str(exc) and not os.access(store.root, os.W_OK):
         return errors.NoRoomError(f"Store {store.root} is read-only here. Serve it instead: trtops store ui")
     return errors.StoreError(otherwise)
-
-
-def metric_history(store: Store, run_id: str) -> dict[str, tuple[float, ...]]:
-    """All values of each metric of a run, in order."""
-    # MLflow's client reads one metric at a time, which takes longer than the rest of an audit.
-    history: dict[str, list[float]] = {}
-    query = "SELECT key, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY timestamp"
-    for key, value, is_nan in _select(store, query, run_id):
-        history.setdefault(key, []).append(math.nan if is_nan else value)
-    return {key: tuple(values) for key, values in history.items()}
-
-
-def experiments(store: Store) -> list[Any]:
-    """All experiments, deleted ones too, as MLflow's client returns them."""
-    columns = "CAST(experiment_id AS TEXT) AS experiment_id, name, lifecycle_stage, artifact_location"
-    return [SimpleNamespace(**row) for row in _select(store, f"SELECT {columns} FROM experiments")]
-
-
-def search_runs(
-    store: Store, experiment_ids: Collection[str], tags: Mapping[str, str], statuses: Collection[str], id_prefix: str
-) -> Iterator[Any]:
-    """Runs of experiments, as MLflow's client returns them, newest first; no deleted ones, and any status if empty."""
-    tagged = "EXISTS (SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND key = ? AND value = ?)"
-    conditions = [
-        f"lifecycle_stage = 'active' AND experiment_id IN ({_marks(experiment_ids)}) AND substr(run_uuid, 1, ?) = ?",
-        *([f"status IN ({_marks(statuses)})"] if statuses else []),
-        *[tagged] * len(tags),
-    ]
-    pairs = chain.from_iterable(tags.items())
-    values: tuple[str | int, ...] = (*map(int, experiment_ids), len(id_prefix), id_prefix, *statuses, *pairs)
-    query = f"SELECT run_uuid FROM runs WHERE {' AND '.join(conditions)} ORDER BY start_time DESC, run_uuid"
-    ids = [run_id for (run_id,) in _select(store, query, *values)]
-    for start in range(0, len(ids), _RUNS_PER_READ):
-        block = ids[start : start + _RUNS_PER_READ]
-        yield from run_rows(store, f"run_uuid IN ({_marks(block)})", *block)
-
-
-def run_rows(store: Store, condition: str = "TRUE", *values: str, names: Collection[str] | None = None) -> list[Any]:
-    """Runs matching a condition, in the form of MLflow's client, newest first; deleted ones too.
-
-    With ``names``, they have the tags of these names only, and no params and metrics.
-    """
-    # MLflow's client takes a millisecond for each run, and two seconds to import.
-    data: dict[str, Any] = defaultdict(lambda: SimpleNamespace(tags={}, params={}, metrics={}))
-    sources = {"tags": "value FROM tags", "params": "value FROM params"}
-    sources |= {"metrics": "CASE is_nan WHEN 0 THEN value END FROM latest_metrics"}
-    where, keys = f"run_uuid IN (SELECT run_uuid FROM runs WHERE {condition})", tuple(names or ())
-    if names is not None:
-        sources, where = {"tags": sources["tags"]}, f"{where} AND key IN ({_marks(keys)})"
-    for kind, source in sources.items():
-        for run_id, key, value in _select(store, f"SELECT run_uuid, key, {source} WHERE {where}", *values, *keys):
-            getattr(data[run_id], kind)[key] = math.nan if value is None and kind == "metrics" else value
-    columns = (
-        "run_uuid AS run_id, CAST(experiment_id AS TEXT) AS experiment_id, name AS run_name, user_id, status, "
-        "start_time, end_time, lifecycle_stage, artifact_uri"
-    )
-    rows = _select(store, f"SELECT {columns} FROM runs WHERE {condition} ORDER BY start_time DESC, run_uuid", *values)
-    return [SimpleNamespace(info=SimpleNamespace(**row), data=data[row["run_id"]]) for row in rows]
-
-
-def _marks(values: Collection[Any]) -> str:
-    return ", ".join("?" * len(values))
-
-
-def accepted_versions(store: Store) -> list[tuple[str, Any]]:
-    """The aliases of the registry, each with its version as MLflow's client returns it."""
-    tags: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)
-    for name, version, key, value in _select(store, "SELECT name, version, key, value FROM model_version_tags"):
-        tags[name, version][key] = value
-    query = (
-        "SELECT alias, name, version, source FROM model_versions JOIN registered_model_aliases USING (name, version)"
-    )
-    rows = _select(store, f"{query} WHERE current_stage <> 'Deleted_Internal' ORDER BY name, alias")
-    return [(row["alias"], SimpleNamespace(**row, tags=tags[row["name"], row["version"]])) for row in rows]
-
-
-def _select(store: Store, query: str, *values: str | int) -> list[Any]:
-    try:
-        with closing(sqlite3.connect(f"{store.database.as_uri()}?mode=ro", uri=True, timeout=20)) as database:
-            database.row_factory = sqlite3.Row
-            return database.execute(query, values).fetchall()
-    except (sqlite3.Error, ValueError) as exc:
-        raise store_error(exc, store, f"{store.database} cannot be read: {exc}. Restore it from a backup.") from exc
 
 
 @functools.cache

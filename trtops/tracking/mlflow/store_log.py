@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from trtops import errors
 from trtops.tracking.mlflow.connection import Connection
-from trtops.tracking.mlflow.embedded import run_rows
 from trtops.tracking.store_log import Entry, Event, Facts, grown, head_of
 
 log = logging.getLogger(__name__)
@@ -54,13 +53,8 @@ class StoreLog:
             return texts, problems
         if experiment.lifecycle_stage != "active":
             problems.append(f"experiment {EXPERIMENT!r} was deleted in MLflow")
-        experiment_id, store = experiment.experiment_id, self._connection.store
-        # Deleted runs as well.
-        for run in (
-            self._pages(self._connection.client.search_runs, [experiment_id], run_view_type=3, size=_PAGE)
-            if store is None
-            else run_rows(store, "experiment_id = ?", experiment_id)
-        ):
+        search = self._connection.client.search_runs
+        for run in self._pages(search, [experiment.experiment_id], run_view_type=3, size=_PAGE):  # deleted ones too
             if (page_entries := _entries(run)) and run.info.lifecycle_stage != "active":
                 problems.append(f"entries {min(page_entries)} to {max(page_entries)} were deleted in MLflow")
             texts |= page_entries

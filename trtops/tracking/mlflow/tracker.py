@@ -19,7 +19,6 @@ from trtops.tracking import owner, schema
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
-from trtops.tracking.mlflow.embedded import accepted_versions, experiments, metric_history, run_rows, search_runs
 from trtops.tracking.mlflow.engines import Engines
 from trtops.tracking.mlflow.installed import run_context
 from trtops.tracking.mlflow.store_log import EXPERIMENT, StoreLog
@@ -33,10 +32,11 @@ from trtops.tracking.records import (
     RunInfo,
     RunStatus,
     Tags,
+    Values,
     check_registration,
     is_local,
 )
-from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
+from trtops.tracking.schema import Artifact, Kind, Tag
 from trtops.tracking.store_log import Event, run_facts
 from trtops.tracking.writing import Run, check_reopening, error_text, failure_note, new_run
 
@@ -153,16 +153,10 @@ class MlflowTracker:
             parent_run = self._with_local_id(self._all_experiments(), parent)
             parent = parent if parent_run is None else parent_run.info.run_id
         required_tags, infos = (tags or {}).items(), list[RunInfo]()
-        if self.store is not None:
-            stored = {**(tags or {}), **({} if parent is None else {_PARENT: parent})}
-            shown = [name for name, read in _STATUS.items() if status in (read, "finished" if name == "FAILED" else "")]
-            entities = search_runs(self.store, ids, stored, shown, id_prefix)
-        else:
-            query, order = _search_filter(tags or {}, parent, status, id_prefix), ["attributes.start_time DESC"]
-            # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
-            size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
-            entities = self._pages(self._client.search_runs, ids, query, size=size, order_by=order)
-        for entity in entities:
+        query, order = _search_filter(tags or {}, parent, status, id_prefix), ["attributes.start_time DESC"]
+        # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
+        size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
+        for entity in self._pages(self._client.search_runs, ids, query, size=size, order_by=order):
             try:
                 info = self._info(entity)
             except errors.IncompleteRunError as exc:
@@ -180,13 +174,9 @@ class MlflowTracker:
                 break
         return infos
 
-    def all_runs(self, tags: Collection[str]) -> Iterator[tuple[RunInfo, str]]:
+    def all_runs(self) -> Iterator[tuple[RunInfo, str]]:
         ids = self._all_experiments(deleted=True)
-        if self.store is not None:
-            entities: Iterable[Any] = run_rows(self.store, names={*tags, Tag.VERDICT, Tag.MANIFEST_SHA256, _PARENT})
-        else:
-            entities = self._pages(self._client.search_runs, ids, run_view_type=_ALL) if ids else ()
-        for entity in entities:
+        for entity in self._pages(self._client.search_runs, ids, run_view_type=_ALL) if ids else ():
             with contextlib.suppress(errors.IncompleteRunError):
                 if entity.info.experiment_id in ids:
                     yield self._info(entity), entity.info.artifact_uri or ""
@@ -238,15 +228,11 @@ class MlflowTracker:
         return MlflowRun(self, entity, files)
 
     def _details(self, entity: MlflowRunEntity, files: Files) -> RunDetails:
-        if self.store is not None:
-            history = metric_history(self.store, entity.info.run_id)
-        else:
-            history = {}
-            for key in entity.data.metrics:
-                metrics = self._call(self._client.get_metric_history, entity.info.run_id, key)
-                values = sorted(metrics, key=lambda metric: metric.timestamp)
-                history[key] = tuple(metric.value for metric in values)
-        history = {key: tuple(map(schema.read_number, values)) for key, values in history.items()}
+        history = {}
+        for key in entity.data.metrics:
+            metrics = self._call(self._client.get_metric_history, entity.info.run_id, key)
+            metrics = sorted(metrics, key=lambda metric: metric.timestamp)
+            history[key] = tuple(schema.read_number(metric.value) for metric in metrics)
         status = entity.info.status, _shown_status("finished", entity.data.tags.get(Tag.VERDICT))
         return RunDetails(user=entity.info.user_id, status=status, history=history, files=tuple(files.paths()))
 
@@ -299,19 +285,16 @@ class MlflowTracker:
         return {alias: str(version) for alias, version in aliases.items()}
 
     def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
-        if self.store is not None:
-            pairs = accepted_versions(self.store)
-        else:
-            every = self._pages(self._client.search_model_versions, _search_filter(tags or {}, None, None, ""))
-            versions = {(version.name, str(version.version)): version for version in every}
-            models = self._pages(self._client.search_registered_models)
-            if tags:  # a store may have thousands of models
-                models = filter(None, map(self._registered_model, dict.fromkeys(name for name, _ in versions)))
-            pairs = []
-            for model in models:
-                for alias, number in sorted(model.aliases.items()):
-                    if (model.name, str(number)) in versions:
-                        pairs.append((alias, versions[model.name, str(number)]))
+        every = self._pages(self._client.search_model_versions, _search_filter(tags or {}, None, None, ""))
+        versions = {(version.name, str(version.version)): version for version in every}
+        models = self._pages(self._client.search_registered_models)
+        if tags:  # a store may have thousands of models
+            models = filter(None, map(self._registered_model, dict.fromkeys(name for name, _ in versions)))
+        pairs = []
+        for model in models:
+            for alias, number in sorted(model.aliases.items()):
+                if (model.name, str(number)) in versions:
+                    pairs.append((alias, versions[model.name, str(number)]))
         alias_versions = []
         for alias, entity in pairs:
             with contextlib.suppress(errors.StoreError):
@@ -324,13 +307,7 @@ class MlflowTracker:
         self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
     ) -> list[tuple[RunInfo, float | None]]:
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
-        versions: set[tuple[str, str]] | None = None
-        if query.accepted and self.store is not None:
-            versions = {(version.name, str(version.version)) for _, version in accepted_versions(self.store)}
-        elif query.accepted:
-            versions = set()
-            for model in self._pages(self._client.search_registered_models):
-                versions |= {(model.name, str(number)) for number in model.aliases.values()}
+        versions = {(version.name, version.version) for _, version in self.accepted()} if query.accepted else None
         if not ids or versions == set():
             return []
         engine_values = dict(self.linked_engines.search(ids, query, verdict, versions, limit))
@@ -360,19 +337,12 @@ class MlflowTracker:
             uploaded = self._with_local_id(self._all_experiments(), run_id)
             if uploaded is not None:
                 return uploaded
-        if self.store is not None:
-            stored: list[MlflowRunEntity] = run_rows(self.store, "run_uuid = ?", run_id)
-            if not stored:
-                raise missing
-            return stored[0]
         try:
             return self._call(self._client.get_run, run_id)
         except errors.RunNotFoundError:
             raise missing from None
 
     def _with_local_id(self, experiment_ids: list[str], local_id: str) -> MlflowRunEntity | None:
-        if self.store is not None:
-            return next(search_runs(self.store, experiment_ids, {Tag.LOCAL_ID: local_id}, (), ""), None)
         query = f"tags.`{Tag.LOCAL_ID}` = '{local_id}'"
         runs = self._call(self._client.search_runs, experiment_ids, query, max_results=1)
         return runs[0] if runs else None
@@ -405,10 +375,7 @@ class MlflowTracker:
         return [experiment.experiment_id]
 
     def _all_experiments(self, *, deleted: bool = False) -> list[str]:
-        if self.store is not None:
-            every = [entity for entity in experiments(self.store) if deleted or entity.lifecycle_stage == "active"]
-        else:
-            every = [*self._pages(self._client.search_experiments, view_type=_ALL if deleted else _ACTIVE)]
+        every = self._pages(self._client.search_experiments, view_type=_ALL if deleted else _ACTIVE)
         listed = [experiment for experiment in every if experiment.name != EXPERIMENT]
         self._experiments.update({experiment.name: experiment.experiment_id for experiment in listed})
         return [experiment.experiment_id for experiment in listed]
@@ -417,9 +384,6 @@ class MlflowTracker:
         for name, cached_id in list(self._experiments.items()):
             if cached_id == experiment_id:
                 return name
-        if self.store is not None:
-            self._experiments |= {entity.name: entity.experiment_id for entity in experiments(self.store)}
-            return {cached_id: name for name, cached_id in self._experiments.items()}[experiment_id]
         name = str(self._call(self._client.get_experiment, experiment_id).name)
         self._experiments[name] = experiment_id
         return name
@@ -487,30 +451,24 @@ class MlflowRun(Run):
     def _log_head(self) -> str:
         return self._tracker.log.head()
 
-    def _put_name(self, name: str) -> None:
-        self._connection.call(self._connection.client.update_run, self.id, name=name)
-        self._row = replace(self._row, name=name)
-
-    def _put_params(self, params: Mapping[str, str]) -> None:
-        self._connection.log_batch(self.id, params=params)
-        self._row = replace(self._row, params={**self._row.params, **params})
-
-    def _put_tags(self, tags: Mapping[str, str]) -> None:
-        self._connection.log_batch(self.id, tags=tags)
-        self._row = replace(self._row, tags={**self._row.tags, **tags})
-
-    def _put_metrics(self, metrics: Mapping[MetricName, float], engine: str = "") -> None:
+    def _put(self, values: Values) -> None:
+        if values.name:
+            self._connection.call(self._connection.client.update_run, self.id, name=values.name)
+            self._row = replace(self._row, name=values.name)
         changed: dict[str, float] = {}
-        for name, value in metrics.items():
+        for name, value in values.metrics.items():
             key = schema.metric_key(name)
             before = self._metrics.get(key)
-            if engine or before is None or not (before == value or (math.isnan(before) and math.isnan(value))):
+            if values.engine or before is None or not (before == value or (math.isnan(before) and math.isnan(value))):
                 changed[key] = value
                 self._timestamps[key] = self._next_timestamp(key)
-        stored = {key: (schema.stored_number(value), self._timestamps[key]) for key, value in changed.items()}
-        of = self._tracker.linked_engines.link(engine, self._row.params) if engine else {}
-        self._connection.log_batch(self.id, metrics=stored, of=of)
-        self._metrics.update(changed)
+        metrics = {key: (schema.stored_number(value), self._timestamps[key]) for key, value in changed.items()}
+        of = self._tracker.linked_engines.link(values.engine, self._row.params) if values.engine else {}
+        if values.params or values.tags or metrics:
+            self._connection.log_batch(self.id, metrics=metrics, params=values.params, tags=values.tags, of=of)
+        self._metrics |= changed
+        tags, params = {**self._row.tags, **values.tags}, {**self._row.params, **values.params}
+        self._row = replace(self._row, tags=tags, params=params)
 
     def _next_timestamp(self, key: str) -> int:
         # Of two values with the same timestamp MLflow shows the larger, not the newer.

@@ -16,6 +16,7 @@ import trtops.backend.trt as back
 from tests import models
 from trtops import errors
 from trtops.backend import worker
+from trtops.backend.base import BuildRequest
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import library, util
 from trtops.backend.trt.building.precision import layers_to_keep
@@ -350,7 +351,7 @@ CONFIG = BuildConfig(precision="fp16", profiles=(PROFILE,), options=TensorRTOpti
 def test_the_engine_back_end_builds(conv_net, caplog):
     caplog.set_level(logging.INFO, "trtops.tensorrt")
 
-    build = back.TensorRTBackend().build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
+    build = back.TensorRTBackend().build(BuildRequest(Model.from_proto(conv_net.proto, "conv_net"), CONFIG))
 
     assert len(build.engine.plan) > 1000 and build.engine.options["outputs"] == ["scores"]
     assert build.engine.environment.backend == "tensorrt-rtx"
@@ -365,7 +366,7 @@ def test_layer_precisions_are_part_of_the_spec(conv_net):
 
     def build(*precisions):
         options = TensorRTOptions(layer_precisions=precisions)
-        return back.TensorRTBackend().build(model, replace(CONFIG, options=options))
+        return back.TensorRTBackend().build(BuildRequest(model, replace(CONFIG, options=options)))
 
     assert build(("conv0", "float32")).spec.digest != build().spec.digest
     with pytest.raises(errors.ConfigError, match="no node 'nowhere'"):
@@ -379,10 +380,10 @@ def test_a_build_in_a_child_process(conv_net, monkeypatch):
     isolated = IsolatedBackend("tensorrt", timeout=600)
 
     with isolated.worker:
-        build = isolated.build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
+        build = isolated.build(BuildRequest(Model.from_proto(conv_net.proto, "conv_net"), CONFIG))
         refused = Model.from_proto(models.no_kernel().proto, "no_kernel")
         with pytest.raises(errors.EngineBuildError, match="Frobnicate"):
-            isolated.build(refused, BuildConfig(options=TensorRTOptions()))
+            isolated.build(BuildRequest(refused, BuildConfig(options=TensorRTOptions())))
 
     assert len(build.engine.plan) > 1000
     assert isolated.worker.starts == 1

@@ -9,7 +9,7 @@ import flows.digits
 import trtops.backend.trt as back
 from flows.digits import Digits, make_digits
 from tests import models
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
@@ -70,7 +70,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 @pytest.fixture(scope="module")
 def calibrated_by_tensorrt(demo: Demo):
-    return TensorRTBackend().build(demo.model, INT8, calibration_data=demo.batches())
+    return TensorRTBackend().build(BuildRequest(demo.model, INT8, calibration_data=demo.batches()))
 
 
 def made_on_the_cpu(demo: Demo, algorithm="entropy") -> CalibrationCache:
@@ -79,7 +79,7 @@ def made_on_the_cpu(demo: Demo, algorithm="entropy") -> CalibrationCache:
 
 
 def build(demo: Demo, cache: bytes, config: BuildConfig = INT8):
-    return TensorRTBackend().build(demo.model, config, caches=Caches(calibration=cache))
+    return TensorRTBackend().build(BuildRequest(demo.model, config, caches=Caches(calibration=cache)))
 
 
 def int8_layers(built) -> list[str]:
@@ -103,7 +103,7 @@ def test_cpu_cache_is_as_accurate_as_tensorrts(demo: Demo, calibrated_by_tensorr
 
 def test_calibration_data_has_its_own_batch_size(demo: Demo, calibrated_by_tensorrt) -> None:
     halves = [{"image": batch["image"][start : start + BATCH // 2]} for batch in demo.batches() for start in (0, 32)]
-    built = TensorRTBackend().build(demo.model, INT8, calibration_data=halves)
+    built = TensorRTBackend().build(BuildRequest(demo.model, INT8, calibration_data=halves))
     assert demo.evaluate(built)[1] <= demo.evaluate(calibrated_by_tensorrt)[1] + 0.02
 
 
@@ -111,9 +111,9 @@ def test_tensorrt_cache_becomes_quantized_model(demo: Demo, calibrated_by_tensor
     cache = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
     proto = demo.model.proto()
     done = insert_qdq(proto, cache, replace(INT8, qdq_rules=()), "partial")
-    built = TensorRTBackend().build(Model.from_proto(proto, "digits_qdq"), INT8)
+    built = TensorRTBackend().build(BuildRequest(Model.from_proto(proto, "digits_qdq"), INT8))
     on_cpu = OnnxRuntimeBackend().build(
-        demo.model, BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes())
+        BuildRequest(demo.model, BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes()))
     )
 
     error, change = demo.evaluate(built)

@@ -12,7 +12,7 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.calibration import Quantizer, collect, compare
@@ -83,7 +83,9 @@ def test_int8_without_calibrators_uses_cache_or_data(model, cache, form) -> None
     cache_bytes = {"ours": cache.to_bytes(), "tensorrt": cache.to_tensorrt(), "data": None}[form]
     data = images(4) if cache_bytes is None else None
 
-    build = TensorRTBackend().build(model, INT8, caches=Caches(calibration=cache_bytes), calibration_data=data)
+    build = TensorRTBackend().build(
+        BuildRequest(model, INT8, caches=Caches(calibration=cache_bytes), calibration_data=data)
+    )
 
     assert len(build.engine.plan) > 1000
     used = CalibrationCache.from_bytes(build.calibration_cache)
@@ -103,7 +105,7 @@ def test_fp8_is_written_into_the_model(model, cache, precision) -> None:
     """With FP16, DequantizeLinear feeds every quantized operator in FP16."""
     config = replace(INT8, precision=precision, keep=("conv0",), options=TensorRTOptions(also=("fp16",)))
 
-    build = TensorRTBackend().build(model, config, caches=Caches(calibration=cache.to_bytes()))
+    build = TensorRTBackend().build(BuildRequest(model, config, caches=Caches(calibration=cache.to_bytes())))
 
     assert len(build.engine.plan) > 1000 and build.quantization.layers == ("conv1", "fc")
     quantized = int8.quantize(model, config, cache.to_bytes(), None).model
@@ -124,7 +126,7 @@ def test_fp8_is_written_into_the_model(model, cache, precision) -> None:
 @pytest.mark.usefixtures("rtx")
 def test_runs_list_what_rules_exclude(model, cache) -> None:
     config, tracker = replace(INT8, qdq_rules=("small_matmul",)), MemoryTracker()
-    build = TensorRTBackend().build(model, config, caches=Caches(calibration=cache.to_bytes()))
+    build = TensorRTBackend().build(BuildRequest(model, config, caches=Caches(calibration=cache.to_bytes())))
 
     run = tracker.start("e", "build", kind="build")
     log_build(run, build, ".engine")
@@ -140,7 +142,7 @@ def test_runs_list_what_rules_exclude(model, cache) -> None:
 @pytest.mark.usefixtures("rtx")
 def test_int8_without_calibration_is_refused(model) -> None:
     with pytest.raises(errors.CalibrationError, match="calibration data or a calibration cache"):
-        TensorRTBackend().build(model, INT8)
+        TensorRTBackend().build(BuildRequest(model, INT8))
 
 
 def test_kept_layers_are_left_out_of_the_pairs(model, cache) -> None:

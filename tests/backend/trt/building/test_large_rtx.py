@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests import models
+from trtops.backend.base import BuildRequest
 from trtops.backend.onnx.model import Model, is_lean
 from trtops.backend.trt import NetworkFromOnnxPath, SetLayerPrecisions, TensorRTBackend, describe_network
 from trtops.backend.trt.building import network as parsing
@@ -52,12 +53,12 @@ def test_large_model_gives_the_same_engine(precision: Precision, path: Path, req
     profile = OptimizationProfile.fixed(image=feed["image"].shape)
     config = BuildConfig(precision=precision, profiles=(profile,), options=TensorRTOptions(optimization_level=1))
     calibration: dict[str, Any] = {"calibration_data": [dict(feed)] * 2} if precision == "int8" else {}
-    expected = TensorRTBackend().build(Model.load(path), config, **calibration)
+    expected = TensorRTBackend().build(BuildRequest(Model.load(path), config, **calibration))
     request.getfixturevalue("limit")
     model = Model.load(path)
     assert is_lean(model.proto(lean=True))
 
-    actual = TensorRTBackend().build(model, config, **calibration)
+    actual = TensorRTBackend().build(BuildRequest(model, config, **calibration))
 
     assert len(actual.engine.plan) == len(expected.engine.plan)
     assert actual.calibration_cache == expected.calibration_cache

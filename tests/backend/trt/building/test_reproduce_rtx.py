@@ -9,7 +9,7 @@ import pytest
 
 from tests import models
 from trtops.backend import environment as environments
-from trtops.backend.base import Caches
+from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import TensorRTBackend, library, network_from_onnx_path, reproduce
 from trtops.calibration.cache import CalibrationCache, TensorRange
@@ -26,7 +26,9 @@ def built_by_script(folder: Path, config: BuildConfig, ranges: bytes | None = No
     """The settings of a real build, from which the script builds, and the network that it makes of the model."""
     proto = models.model(TEXT, {"w": models.random(8, 8)}, name="small")
     onnx.save(proto, folder / "model.onnx")
-    build = TensorRTBackend().build(Model.load(folder / "model.onnx"), config, caches=Caches(calibration=ranges))
+    build = TensorRTBackend().build(
+        BuildRequest(Model.load(folder / "model.onnx"), config, caches=Caches(calibration=ranges))
+    )
     feed = {"x": models.random(2, 8)}
     case = Case(
         name="small", backend="tensorrt", model=proto, feeds=[feed], golden=[{"y": feed["x"]}], tolerances=Tolerances(),

@@ -4,15 +4,14 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed, ProfiledFeed
-from trtops.backend.onnx.model import Model
+from trtops.backend.base import BaseRunner, Build, BuildRequest, Engine, Feed, ProfiledFeed
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
 from trtops.backend.trt.building import int8
@@ -34,8 +33,6 @@ from trtops.spec import BuildConfig, Environment, Layer, TensorRTOptions
 from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import CarriedOver, TacticRecord
 
-NO_CACHES = Caches()
-
 
 @dataclass(frozen=True)
 class TensorRTBackend:
@@ -52,17 +49,9 @@ class TensorRTBackend:
         """Digest of the GPU's UUID, its clocks, and the number of other processes on it; empty without a GPU."""
         return device.state()
 
-    def build(
-        self,
-        model: Model,
-        config: BuildConfig,
-        *,
-        caches: Caches = NO_CACHES,
-        calibration_data: Iterable[Feed] | None = None,
-        timing_feed: "Feed | None" = None,
-    ) -> Build:
+    def build(self, request: BuildRequest) -> Build:
         """Build one engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
-        return _Building(self, model, config, caches, calibration_data).run()
+        return _Building(self, request).run()
 
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
@@ -114,24 +103,17 @@ class _EngineRunner(TrtRunner):
 class _Building:
     """One build: the request, the ways it will be built and its tactics recorded, and the results of its steps."""
 
-    def __init__(
-        self,
-        backend: TensorRTBackend,
-        model: Model,
-        build_config: BuildConfig,
-        caches: Caches,
-        calibration_data: Iterable[Feed] | None,
-    ) -> None:
+    def __init__(self, backend: TensorRTBackend, request: BuildRequest) -> None:
+        build_config, caches = request.config, request.caches
         if not isinstance(build_config.options, TensorRTOptions):
             raise errors.ConfigError(
                 f"The build config is for {build_config.backend!r}; expected BuildConfig(options=TensorRTOptions(...))."
             )
         self.backend = backend
-        self.model = model
-        self.build_config = build_config
+        self.request = request
+        self.model, self.build_config, self.caches = request.model, build_config, caches
+        self.calibration_data = request.calibration_data
         self.options = build_config.options
-        self.caches = caches
-        self.calibration_data = calibration_data
         self.line = line = library.line()
         self.environment = device.environment()
         self.timing = None if caches.timing is None else timing_cache.TimingCache.from_bytes(caches.timing)
@@ -148,7 +130,7 @@ class _Building:
         requested_precisions = {build_config.precision, *self.options.also} - {"fp32"}
         self.precisions = tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in requested_precisions)
         # Layers that stay in FP32, by the API; for INT8 this is written into the model instead.
-        self.fp32_layers = layers_to_keep(model.structure(), build_config)
+        self.fp32_layers = layers_to_keep(self.model.structure(), build_config)
         # There are three ways to record tactics. ``edits``: through the editable timing cache, which also replays and
         # restricts them. ``records`` and ``replays_by_selector``: by an algorithm selector, on releases without it.
         # Neither: the inspector names the tactics of the finished engine, and they cannot be replayed.
@@ -173,7 +155,7 @@ class _Building:
         # nothing.
         self.times_first = self.records and not self.restricted
         self.to_8_bits = build_config.precision == "fp8" or "int8" in self.precisions
-        self.is_quantized = self.to_8_bits and is_quantized(model.structure())
+        self.is_quantized = self.to_8_bits and is_quantized(self.model.structure())
 
     def run(self) -> Build:
         """Build, load the engine to read its layers, and return the results."""
@@ -208,7 +190,7 @@ class _Building:
             calibration = self.calibrator.cache_contents
             data = self.calibrator.data_digest() if self.ranges is None else self.ranges.data_sha256
         return Build(
-            spec=self.caches.spec(self.model.info, self.build_config, self.environment, data),
+            spec=self.request.spec(self.environment, data),
             engine=self._engine(plan),
             tactics=record,
             layers=layers,

@@ -57,6 +57,9 @@ def Calibrator(
         regression_cutoff: For ``IInt8LegacyCalibrator`` (default: 0.5).
         algo: For ``IInt8Calibrator``: the algorithm (default: entropy 2).
 
+    >>> calibrator = Calibrator([dict(np.load("feed.npz"))], cache="model.cache")  # doctest: +SKIP
+    >>> config = CreateConfig(int8=True, calibrator=calibrator)  # doctest: +SKIP
+
     Returns an instance of ``BaseClass`` and of :class:`CalibrationBatches`.
     Raises UnsupportedFeatureError if this release has no calibrators.
     """

@@ -134,7 +134,11 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
 
 @dataclass(frozen=True)
 class EngineFromNetwork(BaseLoader[Any]):
-    """Builds an engine and loads it; raises as :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes`."""
+    """Builds an engine and loads it; raises as :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes`.
+
+    >>> build = EngineFromNetwork(NetworkFromOnnxPath("model.onnx"), CreateConfig(fp16=True))  # doctest: +SKIP
+    >>> save_engine(build, "model.engine")  # doctest: +SKIP
+    """
 
     network: ValueOrCallable[NetworkParts]  # a network's parts, or a callable that makes them
     # A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` by default.

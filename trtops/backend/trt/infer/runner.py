@@ -29,6 +29,9 @@ class TrtRunner(BaseRunner):
     ``__cuda_array_interface__`` names.
 
     ``engine``, ``context`` and ``stream`` exist while the runner is active.
+
+    >>> with TrtRunner(EngineFromPath("model.engine")) as runner:  # doctest: +SKIP
+    ...     outputs = runner.infer(dict(np.load("feed.npz")))
     """
 
     def __init__(

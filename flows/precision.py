@@ -1,1 +1,0 @@
-from trtops.flows import precision as precision

@@ -1,1 +1,0 @@
-from trtops.flows import prune_runs as prune_runs

@@ -1,1 +1,0 @@
-from trtops.flows import triage as triage

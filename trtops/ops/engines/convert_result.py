@@ -1,0 +1,135 @@
+"""The result of convert, and a table of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtops.comparator.table import RECORDED
+from trtops.next_step import NextStep
+from trtops.ops.evaluation.check import Evaluation, describe, describe_measurements
+from trtops.ops.result import OpResult
+from trtops.reports.document import Section
+from trtops.spec import BackendName, Precision
+from trtops.tables import listed, size, table
+from trtops.verdict import PASSED, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertResult(OpResult):
+    """The result of convert; arrays and files are in the run."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]  # why the engine is not good enough, one sentence each
+    reused_from: str | None  # the run whose engine was reused, because everything that decides an engine is the same
+    precision: Precision  # the requested one
+    spec_sha256: str
+    engine_sha256: str
+    engine_bytes: int
+    build_seconds: float  # of the earlier build if reused
+    evaluation: Evaluation
+    crashed: tuple[str, ...] = ()  # settings that were left out because they crashed the builder's process
+    skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
+    tuning: str = ""  # what timing settings gained
+    left_out: str = ""  # choices that the deny-list excluded
+    fallback: str = ""  # layers of a GPU's engine that run on the CPU
+    carried: str = ""  # from a replay of another release or device
+    ranges: str = ""  # whether the values of all tensors fit FP16 or BF16, and the layers kept where they do not
+    quantization: str = ""  # layers that this build quantized, and those that placement rules exclude
+    backend: BackendName = "onnxruntime"
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the config, as given, that are not the default
+
+    def body(self) -> Iterable[str]:
+        """The engine's origin, and the numbers."""
+        origin = f"reused from run `{self.reused_from}`" if self.reused_from else f"built in {self.build_seconds:.2f} s"
+        yield from (f"{self.called} engine, {size(self.engine_bytes)}, {origin}.", "")
+        yield from (*self._left_out(), *describe(self.evaluation))
+
+    def sections(self) -> Iterable[Section]:
+        """The engine's origin, and the numbers missing from the report's table of outputs."""
+        reused = (f"The engine is that of run `{self.reused_from}`.", "") if self.reused_from else ()
+        return (Section(text="\n".join((*reused, *self._left_out(), *describe_measurements(self.evaluation)))),)
+
+    def _left_out(self) -> Iterable[str]:
+        if self.crashed:
+            yield from (f"The builder crashed with {', '.join(self.crashed)}; the engine is built without.", "")
+        notes = (self.carried, self.ranges, self.quantization, self.tuning, self.left_out, self.fallback)
+        for note in filter(None, notes):
+            yield from (f"{note}.", "")
+        if self.skipped:
+            yield from (f"No time to try {', '.join(self.skipped)}; `--tune` tries all.", "")
+
+    @property
+    def needed(self) -> str:
+        """Data, if the verdict or the calibration rests on random data without proof."""
+        data, evidence = ("data", "calibration_data", "calibration_cache"), self.evaluation.evidence
+        at_random = self.precision in ("int8", "fp8") and self.quantization and not set(data) & self.options.keys()
+        if self.verdict not in PASSED or not (at_random or self.verdict == "unproven"):
+            return ""
+        if evidence is not None and evidence.undefined:  # other shapes or data of the same kind do not help
+            return ""
+        inputs = listed(map(repr, evidence.shapes[0].shapes), 4) if evidence and evidence.shapes else "each input"
+        example = f"for example an .npz file with an array for {inputs}"
+        if at_random:
+            return (
+                "real data to calibrate with: the ranges come from random data, so this engine says little about "
+                f"8 bits on real data. Give it with --calibration-data or --load-inputs, {example}"
+            )
+        # Where rounding alone exceeds the limits on random data, shapes do not help.
+        shapes = "; or with --input-shapes the shapes that the model is used at" if self.evaluation.report else ""
+        return f"data, given with --load-inputs, {example}{shapes}"
+
+    @property
+    def next_step(self) -> NextStep | None:
+        """Promote a good engine; explain a bad one."""
+        # Triage does not answer why an engine is too large.
+        is_large = self.verdict == "bad" and self.evaluation.verdict in PASSED
+        if self.needed or self.verdict == "unproven" or is_large or not self.subject or self.evaluation.foreign_golden:
+            return super().next_step
+        if self.verdict == "good":
+            step = NextStep("convert", {"model": self.subject, **self.options, "experiment": self.experiment})
+            return NextStep("runs promote", {"run": self.run_id}) if self.run_id else step
+        experiment, emulated = self.experiment if self.run_id else None, self.evaluation.emulated
+        arguments: dict[str, Any] = {"model": self.subject, "experiment": experiment}
+        if emulated is not None and emulated.verdict == "bad":
+            # The precision is the cause, whatever the engine is: the tensor where it begins is what helps.
+            arguments |= {"emulate": emulated.precision}
+            if "profiles" in self.options and not {"data", "input_shapes"} & self.options.keys():
+                arguments["input_shapes"] = {
+                    bounds["name"]: bounds["opt"] for bounds in self.options["profiles"][0]["shapes"]
+                }
+            return NextStep.after(self.options, "debug accuracy", arguments)
+        return NextStep.after(self.options, "triage", arguments)
+
+    @property
+    def called(self) -> str:
+        """The engine's precision: the requested one, or the one of its kernels."""
+        computed = self.evaluation.computed
+        return self.precision.upper() if computed is None else computed.name
+
+
+_TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
+
+
+def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = table) -> str:
+    """One line per engine, in plain text unless another function writes the table."""
+    rows = []
+    for result in results:
+        evaluation, computed = result.evaluation, result.evaluation.computed
+        outputs = evaluation.report.outputs
+        agreements = [share for output in outputs if (share := output.value(_TOP1)) is not None]
+        row = {
+            "build": result.called,
+            "kernels in it": "-" if computed is None or computed.share is None else f"{computed.share:.0%}",
+            "verdict": result.verdict,
+            "decided by": evaluation.report.decided_by,
+            "top-1 agreement": f"{min(agreements):.2%}" if agreements else "-",
+            "accuracy": f"{evaluation.accuracy.actual:.2%}" if evaluation.accuracy else "-",
+            "p50": f"{evaluation.latency.p50_ms:.3f} ms" if evaluation.latency else "-",
+            "engine": size(result.engine_bytes),
+            "build time": "reused" if result.reused_from else f"{result.build_seconds:.2f} s",
+            "run": result.run_id[:8],
+        }
+        rows.append(row)
+    return write(list(rows[0]), [list(row.values()) for row in rows])
