@@ -11,7 +11,7 @@ from trtops.system.worker import Worker
 
 _PLACES = (
     "tests/flows/",
-    "tests/cli/test_next_steps.py",
+    "tests/cli/",
     *(f"tests/ops/{name}/" for name in ("audit", "campaign", "engines", "evaluation", "gate")),
 )
 """Tests that do so, except with the fixture ``children``."""

@@ -21,7 +21,7 @@ from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.ort_format import read_graph
 from trtops.backend.onnxrt.plan import Plan, describe
-from trtops.backend.onnxrt.profile import timed
+from trtops.backend.onnxrt.profile import layer_times
 from trtops.backend.onnxrt.tactics import CUDA_TACTICS, TACTICS, Candidate, allowed, overflows_in_8_bits
 from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
@@ -296,7 +296,7 @@ def test_times_of_layers_are_those_of_the_main_graph():
         BuildRequest(Model.from_proto(proto), BuildConfig(options=OnnxRuntimeOptions(tactics=())))
     )
 
-    [(_, layers)] = timed([build], {"x": random(2, 8), "c": np.array(True)})
+    layers = layer_times(build, {"x": random(2, 8), "c": np.array(True)})
 
     assert set(layers) == {"h", "y"}
 

@@ -382,14 +382,14 @@ def test_a_replay_repeats_every_tactic(tmp_path):
 
 
 def test_engine_stays_if_its_tactics_cannot_be_recorded(monkeypatch):
-    from trtops.backend.trt.building import backend
+    from trtops.backend.trt.building import build
 
     def refuse(*args, selector=None):
         if selector is not None:
             raise errors.EngineBuildError("Could not find any implementation for node conv1.")
         return build_plan(*args)
 
-    monkeypatch.setattr(backend, "build_plan", refuse)
+    monkeypatch.setattr(build, "build_plan", refuse)
     built = back.TensorRTBackend().build(
         BuildRequest(Model.from_proto(models.conv_net().proto), BuildConfig(options=TensorRTOptions()))
     )

@@ -8,7 +8,7 @@ from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.building.network_changes import ModifyNetworkOutputs
 from trtops.backend.trt.describe.inspector import describe_engine, engine_io
-from trtops.backend.trt.describe.layers import layer_classes, tensors_of
+from trtops.backend.trt.describe.layers import inputs_of, layer_classes, outputs_of, tensors_of
 from trtops.backend.trt.describe.network import describe_network
 from trtops.backend.trt.library import dtypes
 from trtops.backend.trt.library import get_trt_logger as get_trt_logger
@@ -32,12 +32,12 @@ def _names_and_metadata(tensors: Iterable[Any]) -> tuple[list[str], TensorMetada
 
 def get_network_input_names_meta(network: Any) -> tuple[list[str], TensorMetadata]:
     """Names and metadata of a network's inputs."""
-    return _names_and_metadata(network.get_input(i) for i in range(network.num_inputs))
+    return _names_and_metadata(inputs_of(network))
 
 
 def get_network_output_names_meta(network: Any) -> tuple[list[str], TensorMetadata]:
     """Names and metadata of a network's outputs."""
-    return _names_and_metadata(network.get_output(i) for i in range(network.num_outputs))
+    return _names_and_metadata(outputs_of(network))
 
 
 def _names_to_show(show_layers: bool | None, show_attrs: bool | None, show_weights: bool | None) -> list[str]:

@@ -28,7 +28,7 @@ from trtops.ops.evaluation.data import golden_outputs, scripts_of
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.ops.search.command import run_group
-from trtops.record import Record, sha256_file
+from trtops.record import Config, sha256_file
 from trtops.spec import BuildSpec, Environment
 from trtops.system.allowed import ask_for
 from trtops.system.files import open_atomically
@@ -47,7 +47,7 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that equal cases give equ
 
 
 @dataclass(frozen=True, kw_only=True)
-class BundleConfig(Record):
+class BundleConfig(Config):
     """Options of a bundle.
 
     Attributes:

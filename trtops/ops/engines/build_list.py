@@ -19,7 +19,7 @@ from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_list
 from trtops.ops.result import OpResult, op_run, tracker_or_default
-from trtops.record import Record, digest, sha256_file
+from trtops.record import Config, Record, digest, sha256_file
 from trtops.spec import BackendName, Precision
 from trtops.tables import counted, markdown_table, size
 from trtops.tracking import owner, schema
@@ -44,7 +44,7 @@ _CHANGES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildListConfig(Record):
+class BuildListConfig(Config):
     """Which builds of a list are made.
 
     Attributes:

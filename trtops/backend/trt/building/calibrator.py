@@ -26,7 +26,7 @@ from trtops.system.files import open_atomically, read_open_file, write_open_file
 from trtops.torch_tensors import from_torch, is_torch
 
 if TYPE_CHECKING:
-    from trtops.backend.trt.building.profile import Profile
+    from trtops.backend.trt.building.profile import Profile, ShapeTuple
 
 log = logging.getLogger(__name__)
 
@@ -316,20 +316,21 @@ def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> dict[
     """
     if not getattr(calibrator, "is_trtops_calibrator", False):
         return {}
-    ranges = {
-        tensor.name: shapes
-        for tensor in inputs_of(network)
-        if (shapes := profile.find(tensor.name)) is not None and not tensor.is_shape_tensor
-    }
+    ranges: dict[str, ShapeTuple] = {}
+    for tensor in inputs_of(network):
+        shapes = None if tensor.is_shape_tensor else profile.find(tensor.name)
+        if shapes is not None:
+            ranges[tensor.name] = shapes
     metadata = _calibration_inputs(network, {name: shapes.opt for name, shapes in ranges.items()})
     calibrator.reset()
     calibrator.set_network_inputs(metadata)
-    # At shapes outside the profile, calibration by TensorRT 8.6 accesses memory that is not its own.
-    first: dict[str, tuple[int, ...]] = calibrator.first_shapes()
-    first = {name: shape for name, shape in first.items() if name in ranges and ranges[name].accepts(shape)}
-    for name, shape in first.items():
-        metadata[name] = replace(metadata[name], shape=shape)
-    return first
+    accepted: dict[str, tuple[int, ...]] = {}
+    for name, shape in calibrator.first_shapes().items():
+        # At shapes outside the profile, calibration by TensorRT 8.6 accesses memory that is not its own.
+        if name in ranges and ranges[name].accepts(shape):
+            accepted[name] = shape
+            metadata[name] = replace(metadata[name], shape=shape)
+    return accepted
 
 
 def prepare_calibrator_of(config: Any, network: Any) -> None:

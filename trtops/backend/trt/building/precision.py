@@ -31,11 +31,10 @@ class ModelPrecision:
     def of(cls, precisions: Iterable[str], layers: Mapping[str, object] | None) -> ModelPrecision:
         """From a builder config's precisions and the mapping of :class:`SetLayerPrecisions`."""
         trt_type = library.load().DataType
-        types = {
-            name: DataType.of(dtypes.from_trt(dtype) if isinstance(dtype, trt_type) else dtype)
-            for name, dtype in (layers or {}).items()
-        }
-        return cls(precisions=tuple(precisions), layers=tuple(types.items()))
+        types = []
+        for name, dtype in (layers or {}).items():
+            types.append((name, DataType.of(dtypes.from_trt(dtype) if isinstance(dtype, trt_type) else dtype)))
+        return cls(precisions=tuple(precisions), layers=tuple(types))
 
     def __bool__(self) -> bool:
         return bool(self.precisions or self.layers)
@@ -117,7 +116,7 @@ def _fp32_nodes(model: onnx.ModelProto, model_precision: ModelPrecision) -> list
     chosen: dict[str, DataType] = {}
     for pattern, dtype in model_precision.layers:
         chosen.update(dict.fromkeys(expand([pattern], names, kind="node"), dtype))
-    if others := {dtype for dtype in chosen.values()} - {DataType.FLOAT32, DataType.FLOAT16}:
+    if others := set(chosen.values()) - {DataType.FLOAT32, DataType.FLOAT16}:
         raise errors.UnsupportedFeatureError(
             f"{library.line().name} takes layer precisions from the model; trtops writes float16 and float32 into "
             f"models, not {', '.join(sorted(d.value for d in others))}."

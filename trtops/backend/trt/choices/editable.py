@@ -60,7 +60,7 @@ class Editing:
             )
         others = line.timing_entries(config).keys() - recorded_entries.keys()
         # Other entries are removed, by a time of NaN, so that an op that the record lacks cannot use them.
-        line.update_timing_entries(config, {key: (0, math.nan) for key in others})
+        line.update_timing_entries(config, dict.fromkeys(others, (0, math.nan)))
         line.set_flag(config, Feature.COMPILATION_CACHE_SWITCH)
         line.set_flag(config, Feature.TIMING_CACHE_MISS_ERROR)
         plan = self._build()
@@ -143,11 +143,13 @@ def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp]
         op, why = ops.get(choice.key or ""), denied.why([choice])
         if op is None or why is None:
             continue
-        others = ((c, _tactic_choice(choice.layer, choice.op, op, c)) for c in op.candidates)
-        left = [candidate for candidate, other in others if denied.why([other]) is None]
-        if not left:
+        best = None
+        for candidate in sorted(op.candidates, key=lambda candidate: candidate.milliseconds):
+            if denied.why([_tactic_choice(choice.layer, choice.op, op, candidate)]) is None:
+                best = candidate
+                break
+        if best is None:
             continue
-        best = min(left, key=lambda candidate: candidate.milliseconds)
         written[op.key] = (best.tactic_hash, best.milliseconds)
         note = f"{choice.layer}: {choice.tactic} is on the deny-list; {best.kernel} ({best.tactic_hash:#x}) was taken, "
         notes[op.key] = (why, f"{note}{best.milliseconds:g} ms")
@@ -214,9 +216,14 @@ def entries_of(record: TacticRecord) -> dict[str, int]:
             f"A record made by {record.mechanism!r} cannot be replayed by {library.line().name}, which replays through "
             "the editable timing cache. Record the tactics on this release."
         )
-    entries = {choice.key: choice.tactic_id for choice in record.choices if choice.key is not None}
-    others = {name[len(_ENTRY) :]: int(value, 16) for name, value in record.settings if name.startswith(_ENTRY)}
-    return {**{key: value for key, value in entries.items() if value is not None}, **others}
+    entries: dict[str, int] = {}
+    for choice in record.choices:
+        if choice.key is not None and choice.tactic_id is not None:
+            entries[choice.key] = choice.tactic_id
+    for name, value in record.settings:
+        if name.startswith(_ENTRY):
+            entries[name.removeprefix(_ENTRY)] = int(value, 16)
+    return entries
 
 
 def _kernel_of(choice: TacticChoice) -> str:
@@ -231,10 +238,11 @@ def _tactic_choice(layer: str, layer_type: str, op: TimedOp, chosen: Candidate) 
 def _op_of(layer: Layer, ops: Iterable[TimedOp], entries: Mapping[str, tuple[int, float]]) -> TimedOp | None:
     """The op of a layer: kernel and name, or kernel and ONNX nodes, agree; None if it is ambiguous."""
     kernel, number = _kernel_and_number(layer)
-    chosen = ((op, entries[op.key][0]) for op in ops)
-    agreeing = [
-        op for op, tactic_hash in chosen if tactic_hash == number or (kernel and op.kernel_of(tactic_hash) == kernel)
-    ]
+    agreeing = []
+    for op in ops:
+        tactic_hash = entries[op.key][0]
+        if tactic_hash == number or (kernel and op.kernel_of(tactic_hash) == kernel):
+            agreeing.append(op)
     # TensorRT names a layer after its op with a suffix ("matMul1_myl0_0"). If several ops match ("conv" and "conv_1"
     # for "conv_1_myl0_3"), the longest name is the right one.
     named = [

@@ -123,7 +123,7 @@ Encoder.register(TensorInfo)(lambda info: {**vars(info), "dtype": str(info.dtype
 def _decode_info(content: dict[str, Any]) -> TensorInfo:
     return TensorInfo(
         str(content["dtype"]),
-        tuple(int(stride) for stride in content["strides"]),
+        tuple(map(int, content["strides"])),
         content.get("vectorized_dim"),
         content.get("components_per_element"),
     )
@@ -169,8 +169,9 @@ class Restriction:
             allowed = list(range(len(offered)))
         elif len(allowed) < len(offered):
             self.notes.append(f"{layer}: {len(offered) - len(allowed)} of {len(offered)} tactics are on the deny-list")
-            pairs = ((layer, algorithm) for algorithm in offered)
-            self.left_out.extend(self.denied[pair] for pair in pairs if pair in self.denied)
+            for algorithm in offered:
+                if (reason := self.denied.get((layer, algorithm))) is not None:
+                    self.left_out.append(reason)
         if self.seed is None:
             return allowed
         # The layer's name is in the seed, so the offer does not depend on the order of layers.
@@ -317,11 +318,11 @@ def to_record(
     replay: TacticReplayData, *, backend_version: str, device_sha256: str, layers: tuple[Layer, ...] = ()
 ) -> TacticRecord:
     """The record of a replay; layers chosen without the selector are in it as not replayable."""
-    by_name = {layer.name: layer for layer in layers}
+    ops = {engine_layer.name: engine_layer.op for engine_layer in layers}
     choices = [
         TacticChoice(
             layer=name,
-            op=by_name[name].op if name in by_name else "",
+            op=ops.get(name, ""),
             tactic=f"{chosen.implementation:#x}:{chosen.tactic:#x} {_formats_text(chosen)}",
             implementation=chosen.implementation,
             tactic_id=chosen.tactic,
@@ -335,7 +336,7 @@ def to_record(
         mechanism="algorithm_selector",
         backend_version=backend_version,
         device_sha256=device_sha256,
-        choices=(*choices, *(unreplayable(layer) for layer in rest)),
+        choices=(*choices, *map(unreplayable, rest)),
     )
 
 
@@ -348,9 +349,11 @@ def from_record(record: TacticRecord) -> TacticReplayData:
     """The replay inside a record made by algorithm selectors; FormatError if it was made in another way."""
     if record.mechanism != "algorithm_selector":
         raise errors.FormatError(f"A record made by {record.mechanism!r} cannot be replayed by an algorithm selector.")
-    return TacticReplayData(
-        (c.layer, algorithm) for c in record.choices if c.replayable and (algorithm := _algorithm_of(c)) is not None
-    )
+    replay = TacticReplayData()
+    for choice in record.choices:
+        if choice.replayable and (algorithm := _algorithm_of(choice)) is not None:
+            replay[choice.layer] = algorithm
+    return replay
 
 
 def _algorithm_of(choice: TacticChoice) -> Algorithm | None:

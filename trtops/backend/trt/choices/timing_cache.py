@@ -50,7 +50,7 @@ class TimingCache:
         """The content of a cache file."""
         header: dict[str, Any] = {"key": self.key, "entries": self.entries, "seconds": round(self.seconds, 3)}
         if self.ops:
-            header["ops"] = [op.to_dict() for op in self.ops]
+            header["ops"] = list(map(autotuning.TimedOp.to_dict, self.ops))
         return _MAGIC + json.dumps(header).encode() + b"\n" + self.data
 
     @classmethod
@@ -61,7 +61,7 @@ class TimingCache:
         line, separator, rest = data[len(_MAGIC) :].partition(b"\n")
         try:
             header = json.loads(line)
-            ops = tuple(autotuning.TimedOp.from_dict(op) for op in header.get("ops", ()))
+            ops = tuple(map(autotuning.TimedOp.from_dict, header.get("ops", ())))
             return cls(
                 data=rest, key=header["key"], entries=header["entries"], seconds=float(header["seconds"]), ops=ops
             )
@@ -131,15 +131,15 @@ def _serialize_and_count(config: Any) -> tuple[bytes | None, int | None]:
 
 def _is_refused(log: library.LogLines) -> bool:
     """Return True if TensorRT refused a cache, and not only the compiler's part of it."""
-    complaints = [
-        message
-        for severity, message in log.lines
-        if severity in ("INTERNAL_ERROR", "ERROR") or any(refusal in message for refusal in _REFUSALS)
-    ]
+    complaints: list[str] = []
+    for severity, message in log.lines:
+        if severity in ("INTERNAL_ERROR", "ERROR") or any(map(message.__contains__, _REFUSALS)):
+            complaints.append(message)
     # A message about the compiler's part comes with a general one that the cache will not be used. Without the former,
     # the general one is about the whole cache.
-    about_compiler = any(_COMPILER in message for message in complaints)
-    return any(not about_compiler or (_COMPILER not in message and _NOT_USED not in message) for message in complaints)
+    if any(_COMPILER in message for message in complaints):
+        complaints = [message for message in complaints if _COMPILER not in message and _NOT_USED not in message]
+    return bool(complaints)
 
 
 def _refusal_error(cache: TimingCache, log: library.LogLines) -> errors.TimingCacheError:
@@ -196,10 +196,10 @@ def merge(config: Any, cache: TimingCache, earlier: TimingCache) -> TimingCache:
 
     Raises TimingCacheError if their keys differ, or TensorRT refuses the earlier one for another reason.
     """
-    keys = {key for key in (cache.key, earlier.key) if key is not None}
+    keys = {cache.key, earlier.key} - {None}
     if len(keys) > 1:
         raise errors.TimingCacheError(
-            f"Timing caches of different devices or releases cannot be merged: {', '.join(sorted(keys))}."
+            f"Timing caches of different devices or releases cannot be merged: {', '.join(sorted(map(str, keys)))}."
         )
     with library.collect_log(this_thread=True) as log:
         created = config.create_timing_cache(earlier.data)

@@ -187,16 +187,12 @@ def align(a: EngineLayers, b: EngineLayers) -> Alignment:
     return Alignment(rows=tuple(rows), boundaries=tuple(sorted(boundaries, key=lambda x: x.weight, reverse=True)))
 
 
-def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable[str]) -> tuple[tuple[str, ...], float]:
+def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable[str]) -> tuple[str, ...]:
     """Return the quantized nodes without gain: no faster in 8 bits than in FP16 or FP32, conversions included.
 
     Both engines have times of their layers. A node left alone needs a conversion at each neighbour in 8 bits; it takes
     at most as long as the slowest conversion of the engine. Layers without a counterpart, and regions of TensorRT's
     compiler, whose names omit most nodes, are compared as a whole.
-
-    Returns:
-        The nodes without gain.
-        The predicted saving in milliseconds of an engine in 8 bits without them.
     """
     groups = _groups((*low.layers, *eight.layers))
     shared = {_group_of(layer, groups) for layer in low.layers} & {_group_of(layer, groups) for layer in eight.layers}
@@ -228,14 +224,11 @@ def losing_in_8_bits(low: EngineLayers, eight: EngineLayers, quantized: Iterable
         neighbours = set(itertools.chain.from_iterable(pair for pair in linked if group in pair)) - {group}
         return change[group] - conversion * len(neighbours & remaining)
 
-    saved = 0.0
     while remaining and gain(best := max(remaining, key=gain)) >= 0:
-        saved += gain(best)
         remaining.remove(best)
-    if (rest := sum(change[group] for group in remaining)) >= 0:
-        saved += rest
+    if sum(map(change.__getitem__, remaining)) >= 0:
         remaining.clear()
-    return tuple(node for node, group in named.items() if group not in remaining), saved
+    return tuple(node for node, group in named.items() if group not in remaining)
 
 
 _REST = ("",)  # the group of all nodes without a counterpart

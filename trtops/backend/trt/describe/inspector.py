@@ -240,14 +240,14 @@ def parse_layers(text: str) -> tuple[LayerDescription, ...]:
     except (ValueError, RecursionError) as exc:
         raise errors.FormatError(f"The engine inspector's answer cannot be read: {exc}.") from None
     layers = content.get("Layers", []) if isinstance(content, dict) else content
-    return tuple(_read_layer(layer) for layer in layers)
+    return tuple(map(_read_layer, layers))
 
 
 def _read_layer(value: Any) -> LayerDescription:
     if not isinstance(value, dict):
         return LayerDescription(name=str(value))
-    inputs = tuple(_read_tensor(t) for t in value.get("Inputs") or ())
-    outputs = tuple(_read_tensor(t) for t in value.get("Outputs") or ())
+    inputs = tuple(map(_read_tensor, value.get("Inputs") or ()))
+    outputs = tuple(map(_read_tensor, value.get("Outputs") or ()))
     kind, parameter = str(value.get("LayerType", "")), str(value.get("ParameterType", ""))
     return LayerDescription(
         name=str(value.get("Name", "")),
@@ -271,7 +271,7 @@ def _read_tensor(value: Any) -> TensorDescription:
         name=str(value.get("Name", "")),
         dtype=_type_named_in(str(value.get("Datatype") or text)),
         format=text,
-        shape=tuple(int(dim) for dim in value.get("Dimensions") or ()),
+        shape=tuple(map(int, value.get("Dimensions") or ())),
     )
 
 

@@ -26,9 +26,12 @@ def outputs_of(owner: Any) -> list[Any]:
 def layer_classes(trt: Any) -> dict[Any, type]:
     """TensorRT's class of each layer type in this release: ``{trt.LayerType.SCALE: IScaleLayer}``."""
     # By name: ``MATRIX_MULTIPLY`` is ``IMatrixMultiplyLayer``, ``CONDITIONAL_INPUT`` is ``IIfConditionalInputLayer``.
-    classes = {name.lower().replace("iif", "i"): kind for name, kind in vars(trt).items() if isinstance(kind, type)}
-    names = {member: f"i{name.replace('_', '')}layer".lower() for name, member in trt.LayerType.__members__.items()}
-    return {member: classes[name] for member, name in names.items() if name in classes}
+    by_name = {name.lower().replace("iif", "i"): kind for name, kind in vars(trt).items() if isinstance(kind, type)}
+    classes: dict[Any, type] = {}
+    for name, member in trt.LayerType.__members__.items():
+        if (kind := by_name.get(f"i{name.replace('_', '')}layer".lower())) is not None:
+            classes[member] = kind
+    return classes
 
 
 def attributes_of(layer: Any) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def describe_network(network: Any) -> NetworkDescription:
         strongly_typed=library.line().is_strongly_typed(network),
         inputs=inputs,
         outputs=outputs,
-        layers=tuple(_network_layer(layer) for layer in layers_of(network)),
+        layers=tuple(map(_network_layer, layers_of(network))),
     )
 
 
@@ -92,18 +92,22 @@ def _weights_text(a: np.ndarray[Any, Any]) -> str:
 def _network_layer(layer: Any) -> NetworkLayer:
     kind = layer.type.name
     inputs, outputs = inputs_of(layer), outputs_of(layer)
-    attributes = attributes_of(layer)
-    arrays = {name: value for name, value in attributes.items() if isinstance(value, np.ndarray)}
-    attrs = {name: str(value) for name, value in attributes.items() if name not in arrays}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    attrs: dict[str, str] = {}
+    for name, value in sorted(attributes_of(layer).items()):
+        if isinstance(value, np.ndarray):
+            arrays[name] = value
+        else:
+            attrs[name] = str(value)
     # ``attributes_of`` has changed the layer's class. Some have a type of their own, such as an activation's.
     if not str(layer.type).startswith("LayerType."):
         attrs["type"] = str(layer.type)
     return NetworkLayer(
         name=layer.name,
         op=kind,
-        inputs=tuple(_tensor_spec(t) for t in inputs if t is not None),
-        outputs=tuple(_tensor_spec(t) for t in outputs if t is not None),
+        inputs=tuple(map(_tensor_spec, filter(None, inputs))),
+        outputs=tuple(map(_tensor_spec, filter(None, outputs))),
         attrs=tuple(sorted(attrs.items())),
-        weights=tuple((name, _weights_text(array)) for name, array in sorted(arrays.items())),
-        values=tuple((name, str(array)) for name, array in sorted(arrays.items())),
+        weights=tuple(zip(arrays, map(_weights_text, arrays.values()))),
+        values=tuple(zip(arrays, map(str, arrays.values()))),
     )

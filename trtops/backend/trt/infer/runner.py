@@ -117,7 +117,7 @@ class TrtRunner(BaseRunner):
                 "with EngineFromBytes."
             )
         self.stream = memory.Stream()
-        self._events = [memory.Event() for _ in range(2)]
+        self._events = [memory.Event(), memory.Event()]
         if self.optimization_profile is not None:
             self._select_profile(self.optimization_profile)
         self._make_slots()

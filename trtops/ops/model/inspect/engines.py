@@ -25,7 +25,7 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, op_run
-from trtops.record import Record
+from trtops.record import Config, Record
 from trtops.tables import listed, markdown_table, size
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict, run_id_of
@@ -34,7 +34,7 @@ _NODES_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectEnginesConfig(Record):
+class InspectEnginesConfig(Config):
     """The two engines, and how their layers are timed.
 
     Attributes:
@@ -217,7 +217,7 @@ def inspect_engines(
         a, b = summaries
         losing: tuple[str, ...] = ()
         if a.ms is not None and b.ms is not None and not {"int8", "fp8"} & dict(a.precisions).keys():
-            losing, _ = losing_in_8_bits(sides[0][0], sides[1][0], _quantized(config.b, tracker, aligned))
+            losing = losing_in_8_bits(sides[0][0], sides[1][0], _quantized(config.b, tracker, aligned))
         result = InspectEnginesResult(title=name, a=a, b=b, alignment=aligned, losing=losing, shown=config.shown)
         return op.finish(result, evaluated=False)
 
@@ -266,11 +266,11 @@ def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[E
     # TensorRT's engine cannot be loaded here, so its layers are those that its build recorded, without formats.
     times: Mapping[str, float] = {}
     if profile and build.engine.backend == "onnxruntime":
-        from trtops.backend.onnxrt.profile import timed
+        from trtops.backend.onnxrt.profile import layer_times
 
         with engine_backend("onnxruntime").runner(build.engine) as runner:
             feed = next(iter(DataConfig().open_for(None, inputs=runner.get_input_metadata())))
-        [(_, times)] = timed([build], feed)
+        times = layer_times(build, feed)
     return EngineLayers.of(build.layers, times), {}
 
 
