@@ -22,7 +22,7 @@ from trtops.comparator.arrays import as_arrays
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.extras import installed
 from trtops.json import from_json
-from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
+from trtops.ops.auditing.logged import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of, engine_case
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import golden_outputs, scripts_of
