@@ -22,7 +22,7 @@ from trtops.backend.trt.lines import Feature
 from trtops.comparator.report import Tolerances
 from trtops.comparator.standalone import RULES
 from trtops.metadata import DataType
-from trtops.ops.auditing.rebuilding import Logged
+from trtops.ops.auditing.logged import Logged
 from trtops.ops.evaluation.data import golden_outputs
 from trtops.record import JSONValue, to_jsonable
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions, TensorRTOptions

@@ -21,7 +21,7 @@ from trtops.backend.trt.choices.timing_cache import TimingCache
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.extras import installed
 from trtops.json import from_json
-from trtops.ops.auditing.rebuilding import Logged, MaterialFolder, gather
+from trtops.ops.auditing.logged import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of, engine_case
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import golden_outputs, scripts_of
