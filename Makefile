@@ -36,7 +36,7 @@ $(VENV)/.team: $(VENV)/.demo
 	@touch $@
 
 demo: $(VENV)/.demo ## build a real model in FP32, FP16 and INT8, check and log the engines, print a table
-	@$(PY) -m flows.demo
+	@$(PY) -m examples.demo
 
 test: $(VENV)/.test ## run the checks of `make check` and all tests that need no GPU, at the same time
 	@$(MAKE) --no-print-directory -j2 static pytest

@@ -1,69 +1,148 @@
-"""Writes trtops/flows/__init__.pyi, the signatures of the flows for type checkers: ``python -m docs.flow_stub``."""
+"""Writes the signatures of flows and ops for type checkers, with all options: ``python -m docs.flow_stub``."""
 
 import inspect
 import os
 import textwrap
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 import trtops.flows
+from trtops import verbs
+from trtops.calibration import data
+from trtops.ops.keywords import option_keywords
+from trtops.record import Record
+from trtops.spec import BackendName
 
-FILE = Path(__file__).resolve().parents[1] / "trtops" / "flows" / "__init__.pyi"
+FOLDER = Path(__file__).resolve().parents[1] / "trtops"
+HEAD = ["# Written by `python -m docs.flow_stub`.", "# ruff: noqa", "# fmt: off"]
 
 
-def stub() -> str:
-    """Return the text of the file."""
-    imports: set[tuple[str, str]] = set()
+class Annotations:
+    """Writes annotations as source, and collects what has to be imported for them."""
 
-    def name_of(kind: Any) -> str:
-        if kind.__module__ != "builtins":
-            imports.add((kind.__module__, kind.__qualname__))
-        return str(kind.__qualname__)
+    def __init__(self) -> None:
+        """Begin without imports."""
+        self.imports: set[tuple[str, str]] = set()
 
-    def text_of(annotation: Any) -> str:
-        """Return an annotation as source. As in Prefect, text is accepted for a path, and a list for a tuple."""
+    def name_of(self, kind: Any) -> str:
+        """Return the name of a class."""
+        module, name = kind.__module__, str(kind.__qualname__)
+        if module == "builtins":
+            return name
+        if any(name == other and module != origin for origin, other in self.imports):
+            self.imports.add((module, ""))
+            return f"{module}.{name}"
+        self.imports.add((module, name))
+        return name
+
+    def text_of(self, annotation: Any) -> str:
+        """Return an annotation as source. Text is accepted for a path, and a list for a tuple."""
         origin, args = get_origin(annotation), get_args(annotation)
         if annotation in (None, type(None)):
             return "None"
+        if annotation is Any:
+            return self.name_of(Any)
         if annotation is Path:
-            return f"str | {name_of(os.PathLike)}[str]"
+            return f"str | {self.name_of(os.PathLike)}[str]"
         if origin in (Union, types.UnionType):
-            return " | ".join(map(text_of, args))
+            kinds = " | ".join(map(self.text_of, args)).split(" | ")
+            return " | ".join(dict.fromkeys(kinds))
         if origin is typing.Literal:
-            imports.add(("typing", "Literal"))
+            self.imports.add(("typing", "Literal"))
             return f"Literal[{', '.join(map(repr, args))}]"
         if origin is tuple and args[-1] is ...:
-            return f"{name_of(Sequence)}[{text_of(args[0])}]"
-        return name_of(annotation if origin is None else origin) + (
-            f"[{', '.join(map(text_of, args))}]" if args else ""
+            return f"{self.name_of(Sequence)}[{self.text_of(args[0])}]"
+        if origin is Callable and isinstance(args[0], list):
+            return f"{self.name_of(Callable)}[[{', '.join(map(self.text_of, args[0]))}], {self.text_of(args[1])}]"
+        return self.name_of(annotation if origin is None else origin) + (
+            f"[{', '.join(map(self.text_of, args))}]" if args else ""
         )
 
-    classes: list[str] = []
+    def result_of(self, op: Any) -> str:
+        """Return the type of an op's result as source."""
+        annotated = types.SimpleNamespace(__annotations__={"result": inspect.signature(op).return_annotation})
+        return self.text_of(typing.get_type_hints(annotated, op.__globals__)["result"])
+
+    def head(self) -> list[str]:
+        """Return the first lines of a stub."""
+        imports = [
+            f"from {module} import {kind}" if kind else f"import {module}" for module, kind in sorted(self.imports)
+        ]
+        return [*HEAD, *imports]
+
+
+def flows_stub() -> str:
+    """Return the text of trtops/flows/__init__.pyi."""
+    annotations, classes = Annotations(), []
     for name in trtops.flows.__all__:
         function = getattr(trtops.flows, name).fn
-        op = function.__wrapped__
-        annotated = types.SimpleNamespace(__annotations__={"result": inspect.signature(op).return_annotation})
-        result = text_of(typing.get_type_hints(annotated, op.__globals__)["result"])
+        result = annotations.result_of(function.__wrapped__)
         parts = ["self"]
         for parameter in inspect.signature(function).parameters.values():
             parts += ["*"] if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts else []
             default = "" if parameter.default is parameter.empty else " = ..."
-            parts.append(f"{parameter.name}: {text_of(parameter.annotation)}{default}")
+            parts.append(f"{parameter.name}: {annotations.text_of(parameter.annotation)}{default}")
         kind = "".join(map(str.capitalize, name.split("_"))) + "Flow"
-        lines = textwrap.wrap(", ".join(parts), 112, break_long_words=False, break_on_hyphens=False)
         classes += [
             f"\nclass {kind}(OpFlow[..., {result}]):",
             "    def __call__(  # type: ignore[override, unused-ignore]",
-            *(f"        {line}" for line in lines),
+            *(f"        {line}" for line in _wrapped(parts)),
             f"    ) -> {result}: ...\n\n{name}: {kind}",
         ]
-    head = ["# Written by `python -m docs.flow_stub` from the signatures of the flows.", "# ruff: noqa", "# fmt: off"]
-    origins = [f"from {module} import {kind}" for module, kind in sorted(imports)]
-    return "\n".join([*head, *origins, "from trtops.flows.flow_of import OpFlow", *classes, ""])
+    return "\n".join([*annotations.head(), "from trtops.flows.flow_of import OpFlow", *classes, ""])
 
+
+def verbs_stub() -> str:
+    """Return the text of trtops/verbs.pyi."""
+    annotations, functions = Annotations(), []
+    for name in verbs.VERBS:
+        op = inspect.unwrap(getattr(verbs, name))
+        options, parts = option_keywords(op), []
+        for parameter in inspect.signature(op).parameters.values():
+            if parameter.name in options:
+                continue
+            parts += ["*"] if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts else []
+            kind = annotations.text_of(_hint(op, parameter))
+            kind = f"{kind} | str" if parameter.name == "config" and not parts else kind  # a run, for example
+            is_required = parameter.default is parameter.empty and parameter.name != "config"
+            parts.append(f"{parameter.name}: {kind}" + ("" if is_required else " = ..."))
+        parts += [] if "*" in parts else ["*"]
+        for keyword, option in options.items():
+            kind = annotations.text_of(option.type)
+            if "convert" in option.metadata:
+                annotations.imports.add((data.__name__, "DataSource"))
+                kind = "DataSource | None"
+            elif any(isinstance(part, type) and issubclass(part, Record) for part in get_args(option.type)):
+                kind += f" | {annotations.text_of(Mapping[str, Any])}"
+            parts.append(f"{keyword}: {kind} = ...")
+        if any(option.path == ("build", "options") for option in options.values()) and "backend" not in parts:
+            parts.append(f"backend: {annotations.text_of(BackendName)} = ...")
+        functions += [
+            f"\ndef {name}(",
+            *(f"    {line}" for line in _wrapped(parts)),
+            f") -> {annotations.result_of(op)}: ...",
+        ]
+    return "\n".join([*annotations.head(), *functions, ""])
+
+
+def _hint(op: Any, parameter: inspect.Parameter) -> Any:
+    """Return the type of an op's parameter; Any if it is imported for type checkers only."""
+    annotated = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    try:
+        return typing.get_type_hints(annotated, op.__globals__)[parameter.name]
+    except NameError:
+        return Any
+
+
+def _wrapped(parameters: Sequence[str]) -> list[str]:
+    return textwrap.wrap(", ".join(parameters), 112, break_long_words=False, break_on_hyphens=False)
+
+
+STUBS = {FOLDER / "flows" / "__init__.pyi": flows_stub, FOLDER / "verbs.pyi": verbs_stub}
 
 if __name__ == "__main__":
-    FILE.write_text(stub(), encoding="utf-8")
+    for file, stub in STUBS.items():
+        file.write_text(stub(), encoding="utf-8")

@@ -11,8 +11,9 @@ from trtops.system.worker import Worker
 
 _PLACES = (
     "tests/flows/",
-    "tests/cli/test_next_steps.py",
-    *(f"tests/ops/{name}/" for name in ("audit", "campaign", "engines", "evaluation", "gate")),
+    "tests/cli/",
+    "tests/test_unproven.py",
+    *(f"tests/ops/{name}/" for name in ("audit", "bundling", "campaign", "engines", "evaluation", "gate", "model")),
 )
 """Tests that do so, except with the fixture ``children``."""
 

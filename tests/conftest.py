@@ -132,6 +132,29 @@ def facts_read_once() -> None:
     importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def graphs_optimized_once() -> None:
+    """Keep the digests of optimized graphs for later builds, except in tests of builds: each asks for thirty."""
+    from trtops.backend.onnxrt.search import Search
+    from trtops.backend.onnxrt.tactics import Candidate
+
+    known: dict[str, str] = {}
+    optimize = Search._signature
+
+    def signature(search: Search, candidate: Candidate) -> str | None:
+        if os.environ.get("PYTEST_CURRENT_TEST", "").startswith("tests/backend/"):
+            return optimize(search, candidate)
+        key = search._key(candidate.id)
+        if key in known and candidate.id not in search.avoid:
+            search.cache.graphs.setdefault(key, known[key])
+        answer = optimize(search, candidate)
+        if answer is not None:
+            known[key] = answer
+        return answer
+
+    Search._signature = signature  # type: ignore[method-assign]
+
+
 @pytest.fixture(autouse=True)
 def short_visits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time candidates for an eighth of the usual time, except in tests of the timing."""
@@ -199,7 +222,7 @@ def template(shared_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def digits(shared_folder: Path) -> Any:
     """The demo's model and images: fitting the model takes seconds."""
-    from flows.digits import Digits, make_digits
+    from examples.digits import Digits, make_digits
 
     folder = shared_folder / "digits"
     names = ("digits.onnx", "held_out_images.npz", "held_out_labels.npy", "calibration_images.npz")

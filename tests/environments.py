@@ -71,7 +71,7 @@ def measure(name: str, folder: Path, wheel: Path) -> list[str]:
             reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             return [name, f"cannot be installed: {' '.join(reasons)[:200]}"]
         providers.append(call("-c", PROVIDERS).stdout.strip())
-    same = "" if not before or providers[0] == providers[1] else f" (before: {providers[0]})"
+    same = "" if not before or providers[0] in ("", providers[1]) else f" (before: {providers[0]})"
     installed = call("-m", "pip", "list", "--format", "freeze").stdout.split()
     count = sum(not line.startswith(("pip==", "setuptools==")) for line in installed)
     files = [path for path in home.glob("lib/python*/site-packages/**/*") if path.is_file() and not path.is_symlink()]

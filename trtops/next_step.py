@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from trtops.record import Record, option_fields, to_jsonable
-from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.spec import IN_MEMORY, BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.system.processes import mark
 
+_SAVED = "arrays.npz"  # stands for data from memory, which no command line can have
 _POSITIONAL = ("model", "run")
 # Options whose name is not that of their field.
 _OPTIONS = {
@@ -64,7 +65,8 @@ class NextStep(Record):
         return cls(verb, {**{name: value for name, value in options.items() if name in taken}, **arguments})
 
     def __str__(self) -> str:
-        return shlex.join(self.words())
+        saved = [f"numpy.savez({_SAVED!r}, **arrays)"] if _SAVED in self.words() else []
+        return "  # first: ".join([shlex.join(self.words()), *saved])
 
     def words(self) -> list[str]:
         """The words of the command line, unquoted."""
@@ -109,6 +111,8 @@ def _option(name: str, value: Any) -> Iterator[str]:
     elif name in ("precision", "also"):
         precisions = (value,) if isinstance(value, str) else value
         yield from (f"--{precision}" for precision in precisions if precision != "fp32")
+    elif isinstance(value, str) and value.startswith(IN_MEMORY):
+        yield from ("--load-inputs" if name == "data" else option, _SAVED)
     elif name == "data":
         script = value.rpartition(":")[0] if ".py:" in value else value
         yield from ("--data-loader-script" if script.endswith(".py") else "--load-inputs", value)

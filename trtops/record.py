@@ -7,7 +7,10 @@ import functools
 import inspect
 import json
 import math
+import numbers
+import os
 import re
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
@@ -50,7 +53,9 @@ def to_jsonable(value: object) -> JSONValue:
     """
     if isinstance(value, Enum):
         return to_jsonable(value.value)
-    if value is None or isinstance(value, (bool, int, str)):
+    if isinstance(value, str):
+        return str(value)  # plain text, also of data from memory
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
@@ -164,6 +169,103 @@ class Record:
     def digest(self) -> str:
         """SHA-256 over :meth:`deciding`, as 64 hexadecimal digits."""
         return digest(self.deciding())
+
+
+class Config(Record):
+    """A record that users fill in: each value is checked against the type of its field, and brought to it.
+
+    Lists become tuples, integers floats, paths text, and mappings the record that a field holds. A field whose metadata
+    have a function ``convert`` is what it returns.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Check the fields before ``__post_init__``."""
+        super().__init_subclass__(**options)
+        own_checks = getattr(cls, "__post_init__", lambda self: None)
+
+        def check(self: Config) -> None:
+            # A subclass's own check runs first, and has seen to all fields.
+            if type(self) is cls:
+                _bring_to_types(self)
+            own_checks(self)
+
+        cls.__post_init__ = check  # type: ignore[attr-defined]
+
+
+def _bring_to_types(config: Config) -> None:
+    hints = _hints(type(config))  # type: ignore[arg-type]  # a class is hashable
+    for member in _members(config):
+        value = getattr(config, member.name)
+        if value is member.default:
+            continue
+        try:
+            convert = member.metadata.get("convert")
+            fitted = convert(value) if convert and value is not None else _fitted(hints[member.name], value)
+        except errors.ConfigError as exc:
+            raise errors.ConfigError(f"{type(config).__name__}.{member.name}: {exc}") from None
+        if fitted is not value:
+            object.__setattr__(config, member.name, fitted)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _fitted(kind: Any, value: Any) -> Any:
+    """Return a value as the type of a field has it; ConfigError if it is of another type."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        refusals = []
+        for member in sorted(args, key=lambda member: not _is_of(member, value)):
+            try:
+                return _fitted(member, value)
+            except errors.ConfigError as exc:
+                refusals.append(str(exc))
+        raise errors.ConfigError(refusals[0] if len(args) == 2 and type(None) in args else _refusal(kind, value))
+    if origin is typing.Literal:
+        if value in args:
+            return value
+        hint = errors.near(value, map(str, args)) if isinstance(value, str) else ""
+        raise errors.ConfigError(f"found {value!r:.80}; expected one of {', '.join(map(repr, args))}. {hint}".rstrip())
+    if origin is tuple and isinstance(value, (list, tuple)):
+        kinds = args[:1] * len(value) if args[1:] == (...,) else args
+        items = tuple(_fitted(item_kind, item) for item_kind, item in zip(kinds, value))
+        return value if isinstance(value, tuple) and items == value else items
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        entries = {_fitted(args[0], key): _fitted(args[1], entry) for key, entry in value.items()}
+        return value if entries == dict(value) else entries
+    if _is_of(kind, value):
+        return value
+    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(kind, type) and issubclass(kind, Record) and isinstance(value, Mapping):
+        names = [member.name for member in fields(kind) if member.init]  # type: ignore[arg-type]
+        for name in value:
+            if name not in names:
+                raise errors.ConfigError(f"unknown field {name!r}. {errors.near(str(name), names)}".rstrip())
+        return kind(**value)
+    raise errors.ConfigError(_refusal(kind, value))
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """True for a value of a class, and for any value where a kind is no class; truth values are no numbers here."""
+    origin = typing.get_origin(kind) or kind
+    if origin in (typing.Union, types.UnionType, typing.Literal):
+        return False
+    if not isinstance(origin, type):
+        return True
+    return isinstance(value, origin) and not (isinstance(value, bool) and origin in (int, float))
+
+
+def _refusal(kind: Any, value: Any) -> str:
+    name = str(kind) if typing.get_origin(kind) else getattr(kind, "__name__", str(kind))
+    expected = re.sub(r"\b(?:\w+\.)+", "", name)  # without modules
+    return f"found {value!r:.80} ({type(value).__name__}); expected {expected}"
 
 
 @dataclass(frozen=True)

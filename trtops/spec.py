@@ -6,11 +6,11 @@ engine can replace the other. Names, paths, labels and times are not part of eit
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.metadata import TensorSpec
-from trtops.record import JSONValue, Record, digest
+from trtops.record import Config, JSONValue, Record, digest
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 # What results are rounded to: a GPU may round the inputs of FP32 products to TF32.
@@ -29,8 +29,12 @@ GPU_PROVIDERS = frozenset(name for name in _PROVIDERS.values() if name != "CPUEx
 CAMPAIGN_SEEDS = 1024
 
 
+IN_MEMORY = "arrays in memory"
+"""How data without a file is named in records, with its digest."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class ShapeRange(Record):
+class ShapeRange(Config):
     """The shapes of one input in one optimization profile; ``opt`` is optimized for."""
 
     name: str
@@ -48,7 +52,7 @@ class ShapeRange(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizationProfile(Record):
+class OptimizationProfile(Config):
     """The shapes of an engine: one range per input, in any order."""
 
     shapes: tuple[ShapeRange, ...]
@@ -65,7 +69,7 @@ class OptimizationProfile(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnnxRuntimeOptions(Record):
+class OnnxRuntimeOptions(Config):
     """Options of ONNX Runtime engines."""
 
     kind: Literal["onnxruntime"] = "onnxruntime"
@@ -100,7 +104,7 @@ class OnnxRuntimeOptions(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorRTOptions(Record):
+class TensorRTOptions(Config):
     """Options of TensorRT engines, in addition to precision and profiles; None is TensorRT's default."""
 
     kind: Literal["tensorrt"] = "tensorrt"
@@ -136,7 +140,7 @@ BackendOptions: TypeAlias = OnnxRuntimeOptions | TensorRTOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildConfig(Record):
+class BuildConfig(Config):
     """How an engine is built.
 
     >>> config = BuildConfig(precision="fp16", options=TensorRTOptions(workspace_bytes=1 << 30))
@@ -171,7 +175,6 @@ class BuildConfig(Record):
     options: BackendOptions = field(default_factory=OnnxRuntimeOptions)
 
     def __post_init__(self) -> None:
-        errors.check_known(self.precision, get_args(Precision), "Unknown precision")
         if self.calibration_samples < 1:
             raise errors.ConfigError(f"calibration_samples is {self.calibration_samples}; expected 1 or more.")
 

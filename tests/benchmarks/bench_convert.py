@@ -84,7 +84,7 @@ def main() -> None:
     with benchmark() as (goals, folder):
         os.environ["TRTOPS_HOME"] = str(folder)
         import trtops.ops.engines.convert as convert_ops
-        from flows.digits import make_digits
+        from examples.digits import make_digits
         from trtops.backend.engines import engine_backend
         from trtops.flows.flow_of import flow_of
         from trtops.ops.evaluation.check import CheckConfig

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.digits import Digits
+from examples.digits import Digits
 from tests.long_runs import LONG
 from trtops.cli import registry
 from trtops.cli.command_line import load, parser_of

@@ -24,8 +24,9 @@ trtops.convert("model.onnx", nonsense=3)
 """
 
 
-def test_stub_is_that_of_the_flows() -> None:
-    assert flow_stub.FILE.read_text(encoding="utf-8") == flow_stub.stub(), "run: python -m docs.flow_stub"
+def test_stubs_are_those_of_flows_and_ops() -> None:
+    for file, stub in flow_stub.STUBS.items():
+        assert file.read_text(encoding="utf-8") == stub(), "run: python -m docs.flow_stub"
 
 
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])

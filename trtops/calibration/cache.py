@@ -75,7 +75,15 @@ class TensorRange(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationCache(Record):
-    """The result of a calibration. Caches with the same ranges have the same digest."""
+    """The result of a calibration. Caches with the same ranges have the same digest.
+
+    >>> cache = CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="image", amax=127.0),))
+    >>> print(cache.to_tensorrt().decode())
+    TRT-8600-EntropyCalibration2
+    image: 3f800000
+    >>> CalibrationCache.from_bytes(cache.to_bytes()) == cache
+    True
+    """
 
     version: int = VERSION
     algorithm: str  # of trtops.calibration.histogram.ALGORITHMS, or the calibrator in TensorRT's header

@@ -2,12 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from trtops import errors
+from trtops.spec import IN_MEMORY
+
+DataSource: TypeAlias = (
+    str
+    | os.PathLike[str]
+    | Mapping[str, Any]
+    | Iterable[Mapping[str, Any]]
+    | Callable[[], Mapping[str, Any] | Iterable[Mapping[str, Any]]]
+)
+"""A path, the arrays of one inference by input name, an iterable of these, or a function that returns arrays."""
 
 
 class FeedDigest:
@@ -31,6 +42,49 @@ class FeedDigest:
     def hexdigest(self) -> str:
         """Return the digest of all feeds added so far, as 64 hexadecimal digits."""
         return self._sha.hexdigest()
+
+
+class ArraysInMemory(str):
+    """Data from memory in the place of a path: its text is for records, and names the digest."""
+
+    feeds: Iterable[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, feeds: Iterable[Mapping[str, Any]], digest: str = "") -> "ArraysInMemory":
+        """Return the data source of feeds."""
+        source = cls(f"{IN_MEMORY} {digest[:12]}".rstrip())
+        source.feeds = feeds
+        return source
+
+
+def data_source(value: DataSource) -> str:
+    """Return a data source as a path, or as :class:`ArraysInMemory`; ConfigError for other objects.
+
+    A function is called once. Iterators are read into memory; other iterables, such as a DataLoader of torch, are read
+    again whenever they are used.
+    """
+    if isinstance(value, (str, os.PathLike)):
+        return value if isinstance(value, str) else os.fspath(value)
+    if hasattr(value, "input_metadata"):  # a DataLoader of ours gets the model's inputs first
+        return ArraysInMemory.of(value)  # type: ignore[arg-type]
+    arrays = value() if callable(value) else value
+    if isinstance(arrays, Mapping):
+        feeds: Iterable[Mapping[str, Any]] = [arrays]
+    elif isinstance(arrays, Iterable) and not isinstance(arrays, (str, bytes, np.ndarray)):
+        feeds = list(arrays) if isinstance(arrays, Iterator) else arrays
+    else:
+        raise errors.ConfigError(
+            f"found {type(arrays).__name__}; expected a path, arrays by input name such as {{'x': array}}, an iterable "
+            "of these with one for each inference, or a function that returns one of them"
+        )
+    digest = FeedDigest()
+    for number, feed in enumerate(feeds):
+        if not isinstance(feed, Mapping):
+            raise errors.ConfigError(
+                f"item {number} is a {type(feed).__name__}; expected arrays by input name, such as {{'x': array}}"
+            )
+        digest.add(feed)
+    return ArraysInMemory.of(feeds, digest.hexdigest())
 
 
 def samples_in(feed: Mapping[str, Any]) -> int:

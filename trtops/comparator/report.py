@@ -18,7 +18,7 @@ from trtops.comparator.arrays import Array, dtype_name, largest_within, to_numpy
 from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import ChannelErrors, OutputStatistics
 from trtops.comparator.table import LIMITED, RECORDED, Metric, with_fields
-from trtops.record import Record
+from trtops.record import Config, Record
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResul
 
 @dataclass(frozen=True, kw_only=True)
 @with_fields({str(metric.tolerance): "" for metric in LIMITED})
-class OutputTolerances(Record):
+class OutputTolerances(Config):
     """Tolerances of one output (default: the values of :class:`Tolerances`)."""
 
     atol: float | None = None
@@ -49,7 +49,7 @@ class OutputTolerances(Record):
         for m in LIMITED
     }
 )
-class Tolerances(Record):
+class Tolerances(Config):
     """When an output counts as good.
 
     The table of metrics (:mod:`trtops.comparator.table`) adds fields that limit single metrics. What is not a number

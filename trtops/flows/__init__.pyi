@@ -1,4 +1,4 @@
-# Written by `python -m docs.flow_stub` from the signatures of the flows.
+# Written by `python -m docs.flow_stub`.
 # ruff: noqa
 # fmt: off
 from collections.abc import Mapping
@@ -17,8 +17,6 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig
 from trtops.ops.campaign.diff_tactics import DiffTacticsResult
-from trtops.ops.registry.promote import PromoteConfig
-from trtops.ops.registry.promote import PromoteResult
 from trtops.ops.campaign.prove import ProveConfig
 from trtops.ops.campaign.prove import ProveResult
 from trtops.ops.comparing.compare import CompareConfig
@@ -33,12 +31,14 @@ from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.gate.matrix import MatrixResult
-from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.policy import AccuracyLimit
+from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.ops.gate.policy import Limits
 from trtops.ops.gate.policy import SizeLimit
 from trtops.ops.gate.result import GateResult
+from trtops.ops.registry.promote import PromoteConfig
+from trtops.ops.registry.promote import PromoteResult
 from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.accuracy import AccuracyResult
 from trtops.ops.search.command import CommandCheck
@@ -58,8 +58,8 @@ class AccuracyFlow(OpFlow[..., AccuracyResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: AccuracyConfig | None = ..., *, side: Literal['onnxruntime',
         'tensorrt', 'emulated'] = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., experiment: str
-        | None = ..., data: str | None = ..., input_shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int |
-        None = ..., seed: int | None = ..., tolerances: Tolerances | None = ...
+        | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None =
+        ..., seed: int | None = ..., tolerances: Tolerances | None = ...
     ) -> AccuracyResult: ...
 
 accuracy: AccuracyFlow
@@ -103,9 +103,9 @@ class CalibrateFlow(OpFlow[..., CalibrateResult]):
         calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep:
         Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ...,
         mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., check_data: str |
-        None = ..., input_shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int |
-        None = ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up:
-        int | None = ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ...,
+        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
+        ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int |
+        None = ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ...,
         min_precision_share: float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> CalibrateResult: ...
 
@@ -114,9 +114,9 @@ calibrate: CalibrateFlow
 class CompareFlow(OpFlow[..., CompareResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, actual: str, golden: str, config: CompareConfig | None = ..., *, experiment: str | None = ..., data: str |
-        None = ..., input_shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int |
-        None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ...,
-        latency_runs: int | None = ..., power: bool | None = ..., self_check: bool | None = ...
+        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
+        ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int
+        | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> CompareResult: ...
 
 compare: CompareFlow
@@ -132,7 +132,7 @@ class ConvertFlow(OpFlow[..., ConvertResult]):
         Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ..., calibration_fit:
         Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
         = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
-        TensorRTOptions | None = ..., data: str | None = ..., input_shapes: Mapping[str, Sequence[int]] | None = ...,
+        TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
         iterations: int | None = ..., seed: int | None = ..., golden: str | None = ..., labels: str | None = ...,
         tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
         Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
@@ -155,9 +155,9 @@ class DebugBuildFlow(OpFlow[..., DebugBuildResult]):
         calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep:
         Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ...,
         mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None =
-        ..., input_shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., check_seed: int |
-        None = ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up:
-        int | None = ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ...,
+        ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., check_seed: int | None =
+        ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int |
+        None = ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ...,
         min_precision_share: float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> DebugBuildResult: ...
 
@@ -186,12 +186,12 @@ class GateFlow(OpFlow[..., GateResult | MatrixResult]):
         ..., profiles: Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ...,
         calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
-        OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., input_shapes: Mapping[str,
-        Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., golden: str | None = ...,
-        labels: str | None = ..., power: bool | None = ..., self_check: bool | None = ..., policy_precisions:
-        Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ..., builds: int | None = ..., share:
-        float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None = ..., size: SizeLimit | None =
-        ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ..., interface: bool | None = ...
+        OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
+        None = ..., iterations: int | None = ..., seed: int | None = ..., golden: str | None = ..., labels: str | None =
+        ..., power: bool | None = ..., self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16',
+        'bf16', 'fp8', 'int8'], Limits] | None = ..., builds: int | None = ..., share: float | None = ..., tolerated:
+        float | None = ..., latency: LatencyLimit | None = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit |
+        None = ..., precision_share: float | None = ..., interface: bool | None = ...
     ) -> GateResult | MatrixResult: ...
 
 gate: GateFlow
@@ -208,8 +208,8 @@ nightly: NightlyFlow
 class PrecisionFlow(OpFlow[..., PrecisionResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: PrecisionConfig | None = ..., *, side: Literal['emulated', 'tensorrt']
-        = ..., experiment: str | None = ..., data: str | None = ..., input_shapes: Mapping[str, Sequence[int]] | None =
-        ..., iterations: int | None = ..., seed: int | None = ..., to: Literal['fp16', 'bf16'] | None = ..., mode:
+        = ..., experiment: str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
+        iterations: int | None = ..., seed: int | None = ..., to: Literal['fp16', 'bf16'] | None = ..., mode:
         Literal['minimal', 'bisect', 'linear'] | None = ..., direction: Literal['forward', 'reverse'] | None = ...,
         fastest: bool | None = ..., tolerances: Tolerances | None = ..., profiles: Sequence[OptimizationProfile] | None
         = ..., exclude: Sequence[str] | None = ..., max_checks: int | None = ..., output: str | None = ..., load_replay:
@@ -253,7 +253,7 @@ class ReduceFlow(OpFlow[..., ReduceResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: ReduceConfig | None = ..., *, command: CommandCheck | None = ...,
         backend: Literal['onnxruntime', 'tensorrt'] = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] =
-        ..., tolerances: Tolerances | None = ..., experiment: str | None = ..., data: str | None = ..., input_shapes:
+        ..., tolerances: Tolerances | None = ..., experiment: str | None = ..., data: str | None = ..., shapes:
         Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., mode:
         Literal['bisect', 'linear'] | None = ..., max_checks: int | None = ..., reduce_outputs: bool | None = ...,
         reduce_inputs: bool | None = ..., inputs: Literal['real', 'declared'] | None = ..., output: str | None = ...,
@@ -266,9 +266,9 @@ reduce: ReduceFlow
 class SensitivityFlow(OpFlow[..., SensitivityResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], calibration_cache: str, config: SensitivityConfig | None = ..., *, experiment:
-        str | None = ..., data: str | None = ..., input_shapes: Mapping[str, Sequence[int]] | None = ..., iterations:
-        int | None = ..., seed: int | None = ..., samples: int | None = ..., batch: int | None = ..., budget: float |
-        None = ..., style: Literal['onnxruntime', 'tensorrt'] | None = ..., keep: Sequence[str] | None = ...
+        str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int |
+        None = ..., seed: int | None = ..., samples: int | None = ..., batch: int | None = ..., budget: float | None =
+        ..., style: Literal['onnxruntime', 'tensorrt'] | None = ..., keep: Sequence[str] | None = ...
     ) -> SensitivityResult: ...
 
 sensitivity: SensitivityFlow
@@ -282,9 +282,9 @@ class TriageFlow(OpFlow[..., TriageResult]):
         'int8'] | None = ..., profiles: Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None =
         ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
-        OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., input_shapes: Mapping[str,
-        Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., golden: str | None = ...,
-        tolerances: Tolerances | None = ..., min_precision_share: float | None = ..., self_check: bool | None = ...
+        OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
+        None = ..., iterations: int | None = ..., seed: int | None = ..., golden: str | None = ..., tolerances:
+        Tolerances | None = ..., min_precision_share: float | None = ..., self_check: bool | None = ...
     ) -> TriageResult: ...
 
 triage: TriageFlow
@@ -293,8 +293,7 @@ class WatchFlow(OpFlow[..., BuildListResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, folder: str | PathLike[str], *, pattern: str = ..., precisions: Sequence[Literal['fp32', 'fp16', 'bf16',
         'fp8', 'int8']] = ..., backends: Sequence[Literal['onnxruntime', 'tensorrt']] = ..., data: str | None = ...,
-        input_shapes: Mapping[str, Sequence[int]] | None = ..., settle_seconds: float = ..., experiment: str | None =
-        ...
+        shapes: Mapping[str, Sequence[int]] | None = ..., settle_seconds: float = ..., experiment: str | None = ...
     ) -> BuildListResult: ...
 
 watch: WatchFlow

@@ -51,7 +51,7 @@ def _watch(
     precisions: tuple[Precision, ...] = ("fp32",),
     backends: tuple[BackendName, ...] = ("onnxruntime",),
     data: str | None = None,
-    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
     settle_seconds: float = 10.0,
     **logged: Any,
 ) -> BuildListResult:
@@ -65,11 +65,10 @@ def _watch(
         precisions: The precisions to build each model in.
         backends: The back ends to build each model with.
         data: Where inputs come from: saved inputs, a folder of them, or a script (default: random).
-        input_shapes: Shapes of random data, by input.
+        shapes: Shapes of random data, by input.
         settle_seconds: How long a file must be unchanged, since it may still be being copied.
     """
-    shapes = input_shapes or {}
-    entry = ListedModel(model="", precisions=precisions, backends=backends, data=data, input_shapes=shapes)
+    entry = ListedModel(model="", precisions=precisions, backends=backends, data=data, input_shapes=shapes or {})
     models = folder_list(folder, pattern, entry)
     if all(build.missing for build in models.builds()):
         return BuildListResult(title=f"build list {Path(folder).name}", builds=())

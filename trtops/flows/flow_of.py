@@ -31,8 +31,9 @@ from trtops.flows.slots import device_slot
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
 from trtops.ops.devices import BuildPlace
+from trtops.ops.keywords import PYTHON_ONLY, config_class_of, option_keywords
 from trtops.ops.result import OpResult, steps_run_by
-from trtops.record import OptionField, Record, option_fields, with_options
+from trtops.record import OptionField, Record, with_options
 from trtops.reports.description import code
 from trtops.spec import BackendName
 from trtops.system.activity import mark_op
@@ -53,10 +54,6 @@ R = TypeVar("R")
 # Names the place that an op builds at, or the back end that it uses in this process, from tracker, config and
 # arguments. A GPU of it is held while the op runs. None: the op needs no GPU, or its tasks hold theirs.
 PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "BuildPlace | BackendName | None"]
-
-# Parameters of ops that take Python objects, or that only other ops set.
-_OF_PYTHON = {"tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file",
-              "given", "chance", "opened"}  # fmt: skip
 
 # Descriptions of parameters in forms, unless the docstring of the op lists its own.
 _SHARED = {
@@ -140,10 +137,7 @@ def flow_of(
     """
     name = op.__name__.lstrip("_")
     accepted = inspect.signature(op).parameters
-    config_class: type[Record] | None = None
-    if "config" in accepted:
-        kind = _annotation(op, accepted["config"])
-        config_class = kind if isinstance(kind, type) else get_args(kind)[0]
+    config_class = config_class_of(op)
     signature, options, texts = _parameters(op, config_class)
 
     @functools.wraps(op)
@@ -215,15 +209,10 @@ def _parameters(
 ) -> tuple[inspect.Signature, dict[str, OptionField], dict[str, str]]:
     """The flow's signature, the option of the config behind a parameter, and the description of each parameter."""
     accepted, texts = inspect.signature(op).parameters, _SHARED | dict(parameter_docstrings(inspect.getdoc(op)))
-    required = {name for name, parameter in accepted.items() if parameter.default is parameter.empty} - _OF_PYTHON
-    options: dict[str, OptionField] = {}
-    # Options of outer records come first, so that these have the short names.
-    for option in sorted(option_fields(config_class) if config_class else (), key=lambda option: len(option.path)):
-        short = len(option.path) == 1 or option.name not in {*accepted, *options} - _OF_PYTHON
-        name = option.name if short else "_".join(option.path)
-        # Prefect makes a pydantic model of the parameters, and attributes of such models cannot be fields.
-        if name not in required and not hasattr(pydantic.BaseModel, option.name):
-            options[name] = option
+    # Prefect makes a pydantic model of the parameters, and attributes of such models cannot be fields.
+    options = {
+        name: option for name, option in option_keywords(op).items() if not hasattr(pydantic.BaseModel, option.name)
+    }
     parameters = []
 
     def add(name: str, kind: Any, text: str) -> None:
@@ -237,7 +226,7 @@ def _parameters(
         elif parameter.name == "config":
             parameters.append(parameter.replace(annotation=config_class | None, default=None))  # type: ignore[operator]
             texts["config"] = "All options in one value; an option that is given on its own replaces the one in here."
-        elif parameter.name not in _OF_PYTHON and parameter.name not in options:
+        elif parameter.name not in PYTHON_ONLY and parameter.name not in options:
             parameters.append(parameter.replace(annotation=_annotation(op, parameter)))
     if ("build", "options") in {option.path for option in options.values()} and "backend" not in texts:
         add("backend", BackendName, "The back end that builds the engine, with its default options.")

@@ -151,6 +151,16 @@ def tracked(
     """Yield a run and always end it: failed, with the message, if the block raises; finished otherwise.
 
     The block may end the run itself, with a verdict; otherwise it is finished without one.
+
+    >>> from trtops.tracking.memory import MemoryTracker
+    >>> tracker = MemoryTracker()
+    >>> with tracked(tracker, "experiment", "first build", kind="build") as run:
+    ...     run.log_params({"precision": "fp16"})
+    ...     run.log_text("built", "build.log")
+    ...     run.finish("good")
+    >>> stored = tracker.load(run.id)
+    >>> stored.info.status, stored.info.verdict, stored.read_bytes("build.log")
+    ('finished', 'good', b'built')
     """
     run = tracker.start(experiment, name, kind=kind, tags=tags, parent=parent)
     try:

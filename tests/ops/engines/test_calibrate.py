@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from flows.digits import Digits
+from examples.digits import Digits
 from tests import models
 from trtops import errors
 from trtops.calibration import CalibrationCache

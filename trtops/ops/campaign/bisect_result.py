@@ -7,14 +7,13 @@ from typing import Literal, TypeAlias
 from trtops import errors
 from trtops.next_step import NextStep
 from trtops.ops.result import OpResult
-from trtops.record import Record
+from trtops.record import Config, Record
 from trtops.tables import listed
 from trtops.tables import table as text_table
 from trtops.tactics.bisection import Repeatability, SearchOutcome
 from trtops.tactics.contributions import SOUND_SPREAD
-from trtops.tactics.model import Bools, Clauses
+from trtops.tactics.model import Clauses
 from trtops.tactics.record import Column
-from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Verdict
 
 _REPEATS = "Both builds, built again, had the same errors to the last bit, so chance needed no further builds."
@@ -51,13 +50,9 @@ class Unit(Record):
         """The unit with the bad build's choice."""
         return f"{self.name}={self.bad}" if self.kind == "setting" else f"{self.name}: {self.bad}"
 
-    def is_bad_in(self, table: CampaignTable) -> Bools:
-        """Mask of the builds with the bad build's choice, of shape ``(builds,)``."""
-        return table.has(self.column, self.bad)
-
 
 @dataclass(frozen=True, kw_only=True)
-class BisectConfig(Record):
+class BisectConfig(Config):
     """How long to search, and how sure to be.
 
     Attributes:
@@ -207,11 +202,6 @@ class BisectResult(OpResult):
     def verdict(self) -> Verdict:
         """``good`` if a culprit was confirmed, now or again, or a sum was measured; else ``bad``."""
         return "good" if self.outcome in _ANSWERED else "bad"
-
-    @property
-    def headline(self) -> str:
-        """The outcome."""
-        return self.outcome
 
     @property
     def next_step(self) -> NextStep | None:

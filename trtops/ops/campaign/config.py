@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from trtops import errors
+from trtops.calibration.data import data_source
 from trtops.ops.devices import BuildPlace
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.search.command import CommandCheck
-from trtops.record import Record, refuse_unused
+from trtops.record import Config, Record, refuse_unused
 from trtops.spec import CAMPAIGN_SEEDS, BuildConfig
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
@@ -18,7 +19,7 @@ Until: TypeAlias = int | Literal["good", "bad", "decided"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DebugBuildConfig(Record):
+class DebugBuildConfig(Config):
     """A campaign: the model to build repeatedly, the check of each build, and the limits.
 
     Attributes:
@@ -55,7 +56,7 @@ class DebugBuildConfig(Record):
     # Hundreds of builds need no plots, and no exact latency.
     check: CheckConfig = field(default_factory=lambda: CheckConfig(plots="never", latency_runs=10, warm_up=2))
     command: CommandCheck | None = None
-    calibration_data: str | None = None
+    calibration_data: str | None = field(default=None, metadata={"convert": data_source})
     calibration_cache: str | None = None
     random_tactics: bool = field(default=False, metadata={"names": ("--random-tactics", "--vary-tactics")})
     until: Until = "decided"

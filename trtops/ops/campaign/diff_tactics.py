@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.ops.result import OpResult, op_run, run_step, tracker_or_default
-from trtops.record import Record
+from trtops.record import Config
 from trtops.tables import listed
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
@@ -21,7 +21,7 @@ _MAX_LISTED_SKIPS = 10  # skipped runs and files on a page
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffTacticsConfig(Record):
+class DiffTacticsConfig(Config):
     """The source of good and bad builds, and the granularity of the comparison.
 
     Builds of the store are compared in the order in which they ended, so the diff may be repeated as more of them end.
@@ -60,14 +60,10 @@ class DiffTacticsResult(OpResult):
     """The diff, and files and runs without tactics, with the reason."""
 
     title: str = "diff tactics"
+    verdict: Verdict = "good"  # always: a diff evaluates no build
     builds: int
     diff: TacticDiff
     skipped: Skipped = ()
-
-    @property
-    def verdict(self) -> Verdict:
-        """Always ``good``: a diff evaluates no build."""
-        return "good"
 
     @property
     def headline(self) -> str:
@@ -110,6 +106,10 @@ def diff_tactics(
 
     Raises ConfigError if there is no such source, or it holds no evaluated build; RunNotFoundError if a run does not
     exist.
+
+    >>> build = trtops.convert("model.onnx")
+    >>> trtops.diff_tactics(trtops.DiffTacticsConfig(runs=(build.run_id,))).headline
+    'no bad builds'
     """
     tracker = tracker_or_default(tracker)
     config = replace(config, runs=tuple(run_id_of(run, tracker) for run in config.runs))

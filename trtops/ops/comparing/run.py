@@ -13,7 +13,7 @@ from trtops.backend.runner import BaseRunner
 from trtops.comparator.comparator import Comparator
 from trtops.comparator.results import RunResults
 from trtops.ops.result import OpResult, op_run
-from trtops.record import Record
+from trtops.record import Config
 from trtops.tables import markdown_table
 from trtops.verdict import Verdict
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Record):
+class RunConfig(Config):
     """Options for running runners and using their outputs, with the words of ``trtops run``."""
 
     warm_up: int = 0  # inferences of each runner before it is timed

@@ -15,7 +15,7 @@ from trtops.backend.common import save_bytes
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import AlgorithmOrBest, Comparison
-from trtops.calibration.data import batches
+from trtops.calibration.data import batches, data_source
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, check_algorithm
 from trtops.comparator.report import iterations_of
 from trtops.json import save_json
@@ -28,7 +28,7 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import Feeds, open_feeds
 from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
-from trtops.record import Record
+from trtops.record import Config
 from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
 from trtops.tables import counted, markdown_table
@@ -43,7 +43,7 @@ _EVALUATED_FEEDS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(
-    Record, uses={"build": "profiles calibration_samples calibration_fit keep qdq_op_types qdq_rules mark options"}
+    Config, uses={"build": "profiles calibration_samples calibration_fit keep qdq_op_types qdq_rules mark options"}
 ):
     """What to calibrate with, how, and how to evaluate the result.
 
@@ -63,7 +63,7 @@ class CalibrateConfig(
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
     """
 
-    data: str | None = None
+    data: str | None = field(default=None, metadata={"convert": data_source})
     algorithm: AlgorithmOrBest = "best"
     percentile: float = DEFAULT_PERCENTILE
     batch: int | None = None
@@ -143,6 +143,10 @@ def calibrate(
 
     CalibrationError if the data is bad, missing or too little. What was collected before is logged as
     ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
+
+    >>> result = calibrate("model.onnx", CalibrateConfig(data="feed.npz", algorithm="entropy", compare_with=()))
+    >>> result.verdict, result.algorithm, result.samples, result.tensors
+    ('good', 'entropy', 2, 10)
     """
     tracker = tracker_or_default(tracker)
     path = Path(model)

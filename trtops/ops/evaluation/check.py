@@ -13,6 +13,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
+from trtops.calibration.data import data_source
 from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
@@ -27,7 +28,7 @@ from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
 from trtops.ops.evaluation.undefined import Undefined
 from trtops.ops.result import run_step, step_time
-from trtops.record import Record
+from trtops.record import Config, Record
 from trtops.spec import BuildConfig
 from trtops.tables import markdown_table
 from trtops.tracking import schema
@@ -91,7 +92,7 @@ class CheckConfig(DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(Record):
+class EngineConfig(Config):
     """An engine and its evaluation: the base of configs of ops that build engines.
 
     Attributes:
@@ -103,7 +104,7 @@ class EngineConfig(Record):
 
     build: BuildConfig = field(default_factory=BuildConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
-    calibration_data: str | None = None
+    calibration_data: str | None = field(default=None, metadata={"convert": data_source})
     calibration_cache: str | None = None
 
 

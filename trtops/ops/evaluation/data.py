@@ -23,7 +23,7 @@ from trtops import errors
 from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
 from trtops.backend.engines import reference_runner
-from trtops.calibration.data import FeedDigest
+from trtops.calibration.data import ArraysInMemory, FeedDigest, data_source
 from trtops.comparator.arrays import cast_feed, copied
 from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, iterations_of
@@ -32,8 +32,8 @@ from trtops.comparator.streams import load_saved
 from trtops.extras import require
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
 from trtops.ops.evaluation.shapes import OTHER, ShapePoint, points, profile_of, spanning, with_profiles
-from trtops.record import Record
-from trtops.spec import BuildConfig, OptimizationProfile, Rounding
+from trtops.record import Config, Record
+from trtops.spec import IN_MEMORY, BuildConfig, OptimizationProfile, Rounding
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
 from trtops.verdict import Verdict
@@ -160,6 +160,9 @@ def open_feeds(
         return _random_feeds(inputs, shapes, profiles, accepted_inputs, iterations=iterations, seed=seed, runs=runs)
     if isinstance(source, Feeds):
         feeds = source
+    elif isinstance(source, ArraysInMemory):
+        name, source = str(source), source.feeds
+        feeds = Feeds(name, lambda: source)
     elif isinstance(source, (str, Path)):
         feeds = _from_path(str(source), inputs)
     elif isinstance(source, Iterator):
@@ -278,7 +281,7 @@ def _data_of_saved_outputs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Record):
+class DataConfig(Config):
     """Input data: the base of all configs with data.
 
     Attributes:
@@ -290,8 +293,8 @@ class DataConfig(Record):
         seed: Seed of the random data.
     """
 
-    data: str | None = None
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    data: str | None = field(default=None, metadata={"convert": data_source})
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, metadata={"keyword": "shapes"})
     iterations: int = 2
     seed: int = 1
 
@@ -383,6 +386,8 @@ def _path_and_function(text: str) -> tuple[Path, str]:
 
 def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
     path, function = _path_and_function(text)
+    if text.startswith(IN_MEMORY):
+        raise errors.ConfigError(f"The data were {text} of another process. Save them, and give the path to {_KINDS}.")
     if not path.exists():
         raise errors.ConfigError(f"Data source {text!r} does not exist. Give a path to {_KINDS}.")
     if path.suffix == ".py":

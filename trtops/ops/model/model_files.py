@@ -12,8 +12,7 @@ from trtops import errors
 from trtops.backend.onnx.messages import ModelProto
 from trtops.backend.onnx.model import Model
 from trtops.metadata import Shape, TensorMetadata
-from trtops.ops.result import model_file
-from trtops.record import Record
+from trtops.record import Config
 
 if TYPE_CHECKING:
     import onnx
@@ -29,27 +28,6 @@ def open_model(source: Source) -> Model:
     return Model.from_proto(source) if isinstance(source, ModelProto) else Model.load(source)
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The name of an op's model."""
-
-    name: str  # the file's name without the extension
-    file: Path | None = None  # None for a model in memory
-
-    @classmethod
-    def of(cls, model: Source, file: str | Path | None = None) -> Subject:
-        """Name a model; ``file`` is the source file of a model in memory."""
-        # Without reading it: the run of an op begins before, and records an unreadable model as its error.
-        if file is None and not isinstance(model, ModelProto):
-            file = model.path if isinstance(model, Model) else model_file(model)
-        if file is not None:
-            return cls(Path(file).stem, Path(file))
-        return cls(model.name if isinstance(model, Model) else "model")
-
-    def __str__(self) -> str:
-        return self.name if self.file is None else self.file.name
-
-
 def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> TensorMetadata:
     """A model's inputs, some with other shapes; ConfigError if there is no input with the name of a shape."""
     changed = TensorMetadata.of(inputs.values())
@@ -60,7 +38,7 @@ def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> T
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveConfig(Record):
+class SaveConfig(Config):
     """Where weights go when a model is written; see :func:`trtops.backend.onnx.save.save_model`."""
 
     external_data: str | None = None  # a path next to the model file; "" is its name with .data appended

@@ -16,7 +16,7 @@ from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpResult, OpRun, op_run, tracker_or_default
-from trtops.record import Record, with_options
+from trtops.record import Config, with_options
 from trtops.spec import BackendName
 from trtops.system.allowed import ask_for
 from trtops.system.worker import close_workers
@@ -27,7 +27,7 @@ from trtops.tracking.builds import find_model, log_materials
 
 @dataclass(frozen=True, kw_only=True)
 class PromoteConfig(
-    Record,
+    Config,
     uses={
         "check": "data input_shapes iterations seed golden labels tolerances warm_up latency_runs min_precision_share "
         "power self_check"
@@ -62,6 +62,7 @@ class PromoteResult(OpResult):
     """
 
     title: str = "promote"
+    verdict: Verdict = "good"  # always: any other engine is an error, and not accepted
     source_run: str
     name: str
     alias: str
@@ -70,11 +71,6 @@ class PromoteResult(OpResult):
     coverage: float
     evaluation: Evaluation
     agreement: Evaluation
-
-    @property
-    def verdict(self) -> Verdict:
-        """Always ``good``: any other engine is an error, and not accepted."""
-        return "good"
 
     @property
     def headline(self) -> str:
@@ -112,6 +108,11 @@ def promote(
             requested precision, or does not agree with the good run's. Nothing is registered then.
         TacticMismatchError: If some tactic was not followed.
         IncompleteRunError: If the run is not complete.
+
+    >>> check = trtops.CheckConfig(data="feed.npz")
+    >>> build = trtops.convert("model.onnx", trtops.ConvertConfig(check=check))
+    >>> trtops.promote(build.run_id).alias
+    'model-..._device-..._onnxruntime-...'
     """
     tracker = tracker_or_default(tracker)
     config = PromoteConfig() if config is None else config

@@ -13,14 +13,14 @@ from typing import Literal
 from trtops import errors
 from trtops.ops.search.command import CommandCheck, run_group
 from trtops.ops.search.delta import IterationContext, load_replay, save_replay
-from trtops.record import Record
+from trtops.record import Config, Record
 from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatConfig(Record):
+class RepeatConfig(Config):
     """The end of the repetition, and the files to keep.
 
     Attributes:

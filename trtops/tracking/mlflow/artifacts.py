@@ -213,13 +213,9 @@ class _RemoteFiles:
         """The server's half-written files are its own."""
 
     def _repository(self) -> Any:
-        # That of its client would read the run again for each call. Before 3.8, MLflow resolves addresses on a server
-        # by its global tracking URI.
-        artifact = library().store.artifact
-        uri = self._uri
-        if uri.startswith("mlflow-artifacts:"):
-            uri = artifact.mlflow_artifacts_repo.MlflowArtifactsRepository.resolve_uri(uri, self._connection.location)
-        return artifact.artifact_repository_registry.get_artifact_repository(uri)
+        # That of MLflow's client would read the run again for each call.
+        registry = library().store.artifact.artifact_repository_registry
+        return registry.get_artifact_repository(self._uri, tracking_uri=self._connection.location)
 
     def _list(self, folder: str) -> list[Any]:
         listed = list(self._connection.call(lambda: self._repository().list_artifacts(folder or None)))

@@ -57,9 +57,6 @@ def _create_store(store: Store) -> None:
                 leftover.unlink()
             building = store.root / f".{store.database.name}.{os.getpid()}"
             SqlAlchemyStore(f"sqlite:///{building}", str(store.artifacts))  # type: ignore[no-untyped-call]
-            for name, logger in logging.root.manager.loggerDict.items():
-                if name.startswith("trtops") and isinstance(logger, logging.Logger):
-                    logger.disabled = False  # before 3.8, MLflow disables all loggers when it migrates a database
             # Readers do not wait for a writer, so that the UI works while runs are logged.
             with closing(sqlite3.connect(building)) as database:
                 database.execute("PRAGMA journal_mode = WAL")

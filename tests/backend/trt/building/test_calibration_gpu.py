@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-import flows.digits
+import examples.digits
 import trtops.backend.trt as back
-from flows.digits import Digits, make_digits
+from examples.digits import Digits, make_digits
 from tests import models
 from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.engines import reference_runner
@@ -59,7 +59,7 @@ class Demo:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flows.digits, "FILTERS", FILTERS)
+        patch.setattr(examples.digits, "FILTERS", FILTERS)
         files = make_digits(tmp_path_factory.mktemp("digits"))
     model = Model.load(files.model)
     images = np.load(files.images)["image"]

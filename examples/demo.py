@@ -10,7 +10,7 @@ import sys
 
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect is imported
 
-from flows.digits import make_digits
+from examples.digits import make_digits
 from trtops.flows import convert
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.convert_result import builds_table

@@ -1,0 +1,101 @@
+"""Ops called from Python: options as keywords, arrays from memory, and what is refused by name."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trtops
+from tests import models
+from trtops import errors, verbs
+from trtops.calibration.data import data_source
+from trtops.metadata import TensorMetadata
+from trtops.ops.evaluation.data import open_feeds
+from trtops.ops.keywords import option_keywords
+
+QUICK: dict[str, Any] = {"latency_runs": 1, "warm_up": 1, "plots": "never"}
+FEED = models.conv_net().feed
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.conv_net().write(tmp_path_factory.mktemp("keywords"))
+
+
+@pytest.mark.parametrize(
+    ("data", "samples"),
+    [
+        pytest.param(FEED, "2 samples in 1 feed", id="arrays"),
+        pytest.param([FEED, FEED], "(of 4 rows", id="a list"),
+        pytest.param((FEED for _ in range(3)), "(of 6 rows", id="a generator"),
+        pytest.param(lambda: [FEED], "2 samples in 1 feed", id="a function"),
+    ],
+)
+def test_data_comes_from_memory(data: Any, samples: str, model: Path) -> None:
+    tracker = trtops.MemoryTracker()
+    result = trtops.convert(model, data=data, tolerances={"atol": 1e-3}, tracker=tracker, **QUICK)
+    assert result.verdict == "good" and samples in result.evidence
+    assert re.search("arrays in memory [0-9a-f]{12}", result.evidence)
+    assert result.evaluation.report.tolerances.atol == 1e-3
+    params = tracker.info(result.run_id).params
+    assert params["evidence.source"].startswith("arrays in memory ") and params["evidence.margin"].endswith("of 0.001")
+
+
+def test_equal_arrays_have_equal_names() -> None:
+    assert data_source(FEED) == data_source([dict(FEED)]) != data_source([FEED, FEED])
+
+
+def test_data_of_another_process_are_refused_with_a_remedy() -> None:
+    config = trtops.CheckConfig(data=FEED)  # type: ignore[arg-type]
+    read = trtops.CheckConfig.from_dict(config.to_dict())
+    assert read.data == config.data
+    with pytest.raises(errors.ConfigError, match="of another process"):
+        open_feeds(read.data, TensorMetadata())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: trtops.convert(m, "fp16"), errors.ConfigError, "config is 'fp16'; .* such as precision="),
+        (lambda m: trtops.convert(m, presicion="fp16"), TypeError, "no option 'presicion'. Did you mean 'precision'"),
+        (lambda m: trtops.convert(m, precision="fp17"), errors.ConfigError, "precision: found 'fp17'; .*mean 'fp16'"),
+        (lambda m: trtops.convert(m, data=[FEED["image"]]), errors.ConfigError, "data: item 0 is a ndarray"),
+        (lambda m: trtops.convert(m, data=3), errors.ConfigError, "data: found int; expected a path"),
+        (lambda m: trtops.convert(m, data={"imge": FEED["image"]}), errors.InputError, "imge"),
+        (lambda m: trtops.convert(m, tolerances={"atoll": 1}), errors.ConfigError, "'atoll'. Did you mean 'atol'"),
+        (lambda m: trtops.convert(m, latency_runs="many"), errors.ConfigError, "latency_runs: found 'many' .* int"),
+        (lambda m: trtops.convert(m, shapes={"image": "big"}), errors.ConfigError, "input_shapes: found 'big'"),
+        (lambda m: trtops.diff_tactics("nosuchrun"), errors.RunNotFoundError, "nosuchrun"),
+    ],
+)  # fmt: skip
+def test_mistakes_name_the_option(
+    call: Callable[[Path], object], error: type[Exception], message: str, model: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        call(model)
+
+
+def test_values_are_brought_to_the_types_of_their_fields() -> None:
+    tolerances = trtops.Tolerances(atol=1, rtol=np.float32(0.5), per_output={"y": {"atol": 0}})  # type: ignore[dict-item]
+    assert [type(tolerances.atol), type(tolerances.rtol), type(tolerances.per_output["y"].atol)] == [float] * 3
+    assert tolerances.digest == dataclasses.replace(tolerances, atol=1.0).digest
+    build = trtops.BuildConfig(keep=["a", "b"], calibration_samples=np.int64(8))  # type: ignore[arg-type]
+    assert build.keep == ("a", "b") and type(build.calibration_samples) is int
+    assert trtops.CheckConfig(data=Path("a.npz")).data == "a.npz"  # type: ignore[arg-type]
+
+
+def test_keywords_are_those_of_the_flows() -> None:
+    flows = pytest.importorskip("trtops.flows")
+    for name in {"convert", "calibrate", "triage", "debug_build"}:
+        parameters = set(flows.__getattr__(name).fn.__signature__.parameters)
+        assert set(option_keywords(verbs.__getattr__(name).__wrapped__)) <= parameters, name
+
+
+def test_a_config_and_keywords_are_merged(model: Path) -> None:
+    config = trtops.ConvertConfig(rebuild=True, check=trtops.CheckConfig(iterations=1, **QUICK))
+    result = trtops.convert(model, config, precision="fp16", data=FEED, tracker=trtops.MemoryTracker())
+    assert result.precision == "fp16" and result.verdict == "good"
