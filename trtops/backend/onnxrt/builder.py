@@ -35,7 +35,7 @@ from trtops.calibration.quantization import Quantization
 from trtops.metadata import is_dynamic
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tables import listed
-from trtops.tactics.record import CarriedOver, TacticRecord
+from trtops.tactics.record import CarriedOver, TacticChoice, TacticRecord
 
 
 class OnnxRuntimeBackend:
@@ -113,13 +113,7 @@ class OnnxRuntimeBackend:
         # A replay, or timings from a cache, did not load the engine; one that does not load must fail here, not in use.
         if choice.candidate.id not in budget.loaded:
             open_plan(plan, options, provider_settings(options, choice.candidate))
-        record = TacticRecord(
-            mechanism="onnxruntime",
-            backend_version=environment.backend_version,
-            device_sha256=environment.device_sha256,
-            settings=choice.candidate.settings(choice.applicable),
-            choices=choices,
-        )
+        record = _record(choice, choices, environment)
         if replay is not None and carry_over and not replay.is_of(environment):
             log.add(f"[trtops] {CarriedOver.between(replay, record).sentence()}")
         elif replay is not None and replay.choices:
@@ -290,6 +284,16 @@ def _replayed_choice(
             "Set it, or replay another record."
         )
     return Choice(candidate, tuple(name for name, _ in settings))
+
+
+def _record(choice: Choice, choices: tuple[TacticChoice, ...], environment: Environment) -> TacticRecord:
+    return TacticRecord(
+        mechanism="onnxruntime",
+        backend_version=environment.backend_version,
+        device_sha256=environment.device_sha256,
+        settings=choice.candidate.settings(choice.applicable),
+        choices=choices,
+    )
 
 
 def _check_followed(recorded: TacticRecord, built: TacticRecord) -> None:
