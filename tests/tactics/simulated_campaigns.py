@@ -294,7 +294,7 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
         ("reformat",) if world.kind == "reformat" else tuple(f"reformat to layer-{n + 1}" for n in reformats.tolist())
     )
     mixture: Any = SimpleNamespace(units=units, consequences=consequences, is_by_settings=False, **ends)
-    return Session(None, mixture, plan, None, "", None, None, []).run()  # type: ignore[arg-type]
+    return Session(None, mixture, plan, "", None, []).run()  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

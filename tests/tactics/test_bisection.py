@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.long_runs import amount
-from trtops.tactics.bisection import Bisection, CulpritSearch, SearchResult, TrialResult
+from trtops.tactics.bisection import Bisection, CulpritSearch, TrialResult
 from trtops.tactics.contributions import find_sum
 
 SEEDS = amount(60, in_every_run=15)
@@ -137,15 +137,15 @@ def test_suspected_units_cost_one_trial_at_most(suspected, max_trials):
 
 def searched(
     search: CulpritSearch, build: Callable[[np.ndarray], TrialResult | None]
-) -> tuple[SearchResult, list[np.ndarray]]:
-    """The result of a search, and the trials it made."""
+) -> tuple[CulpritSearch, list[np.ndarray]]:
+    """The search at its end, and the trials it made."""
     masks: list[np.ndarray] = []
     while (taken := search.next()) is not None:
         masks.append(taken)
         if (result := build(taken)) is None:
             break
         search.add(result)
-    return search.result, masks
+    return search, masks
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_crashed_builds_are_no_evidence():
     after = diff(table)
 
     (culprit,) = after.confirmed
-    assert builds_with(table, culprit) == table.named("bad")
+    assert builds_with(table, culprit).tolist() == table.with_verdict("bad").tolist()
     assert after.errors == ("crashed", "hung")
     assert (after.good, after.bad, after.suspects) == (before.good, before.bad, before.suspects)
 

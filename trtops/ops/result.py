@@ -109,8 +109,8 @@ class OpResult(Record):
 
     @property
     def headline(self) -> str:
-        """The outcome in a few words."""
-        return self.verdict
+        """The outcome in a few words (default: the ``outcome`` or else the verdict)."""
+        return str(getattr(self, "outcome", self.verdict))
 
     @property
     def evidence(self) -> str:

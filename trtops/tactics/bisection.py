@@ -305,19 +305,6 @@ class TrialResult(NamedTuple):
     followed: tuple[bool, ...] = ()  # which layers that are no units are as in the bad build
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """The outcome, with the explanation if one is confirmed.
-
-    With the outcome ``combination``, ``suspects`` are the units that probably take part in it.
-    """
-
-    outcome: SearchOutcome = "undecided"
-    explanation: BestExplanation | None = None
-    suspects: tuple[int, ...] = ()
-    repeatability: Repeatability = "unknown"
-
-
 class CulpritSearch:
     """The bisection of a bad build: :meth:`next` and :meth:`add` in turns, until the verdicts decide.
 
@@ -336,7 +323,8 @@ class CulpritSearch:
         self._held, self._errors = held, errors
         self._free = np.flatnonzero(~held)  # the bisection numbers these units only
         self._bisection = Bisection(len(self._free), seed, confidence, None if first is None else first[self._free])
-        self._outcome: SearchOutcome | None = None if len(held) else "undecided"
+        self.outcome: SearchOutcome = "undecided"  # the conclusion so far
+        self._has_ended = not len(held)
         self._tests_held = bool(held.any())  # first, whether the held units are enough
         self._held_verdicts: list[bool] = []
         self._trial = np.empty(0, np.bool_)  # the last one of the bisection
@@ -348,24 +336,29 @@ class CulpritSearch:
         self._failed = 0
 
     @property
-    def result(self) -> SearchResult:
-        """The outcome so far."""
-        bisection = self._bisection
-        result = SearchResult(self._outcome or "undecided", repeatability=bisection.repeatability)
-        if self._outcome == "combination":
-            suspects = self._free[bisection.probabilities >= _SUSPECTED]
-            return replace(result, suspects=tuple(suspects.tolist()))
-        if self._outcome == "confirmed":
-            clauses = tuple(tuple(self._free[list(clause)].tolist()) for clause in bisection.best.clauses)
-            return replace(result, explanation=replace(bisection.best, clauses=clauses))
-        return result
+    def repeatability(self) -> Repeatability:
+        """Whether builds repeat to the last bit."""
+        return self._bisection.repeatability
+
+    @property
+    def explanation(self) -> BestExplanation | None:
+        """The explanation, if one is confirmed."""
+        if self.outcome != "confirmed":
+            return None
+        best = self._bisection.best
+        return replace(best, clauses=tuple(tuple(self._free[list(clause)].tolist()) for clause in best.clauses))
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """The units that probably take part in a combination."""
+        if self.outcome != "combination":
+            return ()
+        return tuple(self._free[self._bisection.probabilities >= _SUSPECTED].tolist())
 
     def next(self) -> Bools | None:
         """Return the units to take from the bad build next; None once the search has ended."""
-        if self._outcome is not None:
-            return None
-        if self._tests_held:
-            return self._held
+        if self._has_ended or self._tests_held:
+            return None if self._has_ended else self._held
         trial, opposite = self._bisection.next() if self._next_end is None else (self._next_end, None)
         # If one of two opposites was built, the other one is built: its errors may show that outputs follow the units.
         # This must not depend on the coin, or the evidence would be biased.
@@ -387,7 +380,7 @@ class CulpritSearch:
         if result.taken is None or not result.taken[self._held].all():
             bisection.shun(trial)
             self._failed += 1
-            self._outcome = "undecided" if self._failed == _MAX_FAILURES else None
+            self._has_ended = self._failed == _MAX_FAILURES
             return
         built_trial = result.taken[self._free]
         self._built.add(built_trial.tobytes())
@@ -402,27 +395,30 @@ class CulpritSearch:
         if followed and (trial.all() or not trial.any()):
             self._ends[bool(trial.all())].append(result)
             if sum(not rebuilt.bad for rebuilt in self._ends[True]) == _MISSING:
-                self._outcome = "units missing"
+                self._end("units missing")
                 return
             # With one or two units coins need no more builds, and no third mixture is likely to differ.
             self._next_end = self._end_after(trial) if len(trial) > 2 else None
         elif self._ends_repeat and result.errors is not None and result.errors not in self._errors:
             bisection.set_repeatability("repeats")
-        decision = bisection.decided()
-        self._outcome = "not repeatable" if decision == "chance" else decision
+        if (decision := bisection.decided()) is not None:
+            self._end("not repeatable" if decision == "chance" else decision)
+
+    def _end(self, outcome: SearchOutcome) -> None:
+        self.outcome, self._has_ended = outcome, True
 
     def _add_held(self, result: TrialResult) -> None:
         """Add a good build with the held units: either it is bad with them, or the bisection begins."""
         if result.taken is None or not np.array_equal(result.taken, self._held):
-            self._outcome = "undecided"  # it cannot be built
+            self._has_ended = True  # it cannot be built
             return
         # A verdict may be wrong, and culprits may fail only sometimes, so it takes several.
         self._held_verdicts.append(result.bad)
         if self._held_verdicts.count(True) == _BAD_VERDICTS:
-            self._outcome = "sufficient"
+            self._end("sufficient")
         elif self._held_verdicts.count(False) == _GOOD_VERDICTS:
             self._tests_held = False
-            self._outcome = None if len(self._free) else "undecided"
+            self._has_ended = not len(self._free)
 
     def _is_contradicted(self) -> bool:
         """Whether some bad build has no larger error of any output than a good one."""

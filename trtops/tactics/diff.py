@@ -6,6 +6,7 @@ one. For builds without an order of arrival, such as loose files, this holds for
 beforehand.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -26,7 +27,7 @@ from trtops.tactics.findings import (
 from trtops.tactics.model import LOG_ONE, LOG_PAIR, Bools, Floats, Likelihood, Posterior, features_of, groups_of, weigh
 from trtops.tactics.record import TacticOption
 from trtops.tactics.table import ABSENT, TEXTS, By, CampaignTable, choice_texts
-from trtops.verdict import VERDICTS
+from trtops.verdict import PASSED
 
 _WORTH_NAMING = 0.01  # probability below which the joint settings that decide a suspect are not searched
 _CONFOUNDED = 3.0  # log-gain from which time or a machine is reported: odds of twenty to one
@@ -63,7 +64,7 @@ def diff(
     ranking = np.lexsort((np.arange(len(hits)), -hits, -probabilities))
     explanation = None
     if posterior:
-        rank = {int(group): position for position, group in enumerate(ranking)}
+        rank = dict(zip(ranking.tolist(), itertools.count()))
         explained = int(case.bad[posterior.expected_bad].sum())
         explanation = Explanation(
             clauses=tuple(sorted(tuple(sorted(rank[g] for g in clause)) for clause in posterior.best)),
@@ -71,7 +72,11 @@ def diff(
             bad_explained=explained,
             good_against=int(posterior.expected_bad.sum()) - explained,
         )
-    varying = [table.columns[column] for column in sorted(set(case.features.column.tolist()))]
+    varying_layers = []
+    for column in sorted(set(case.features.column.tolist())):
+        kind, name = table.columns[column]
+        if kind == "layer":
+            varying_layers.append(name)
     return TacticDiff(
         by=by,
         ordered=table.ordered,
@@ -81,7 +86,7 @@ def diff(
         bad=int(case.bad.sum()),
         errors=table.named("error"),
         layers=len(table.layers),
-        varying_layers=tuple(name for kind, name in varying if kind == "layer"),
+        varying_layers=tuple(varying_layers),
         suspects=tuple(case.suspect(group, float(probabilities[group])) for group in ranking.tolist()),
         explanation=explanation,
         e_value_log10=posterior.log_e_value / math.log(10) if posterior else 0.0,
@@ -92,31 +97,27 @@ def diff(
     )
 
 
-def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") -> tuple[str, ...]:
-    """Names of the builds with all choices and settings of a suspect, in the table's order."""
-    texts, codes = choice_texts(table, by)
-    positions = {column: position for position, column in enumerate(table.columns)}
-    having = (table.codes != ABSENT).any(axis=1)  # a build without a record has nothing
+def builds_with(table: CampaignTable, suspect: Suspect) -> Bools:
+    """Which builds have all choices and settings of a suspect of a diff by tactic; of shape ``(builds,)``."""
+    texts, codes = choice_texts(table, "tactic")
+    have: Bools = (table.codes != ABSENT).any(axis=1)  # a build without a record has nothing
     for choice in suspect.choices:
         code = ABSENT if choice.choice is None else texts.index(choice.choice)
-        having &= codes[:, positions["layer", choice.layer]] == code
+        have &= codes[:, table.columns.index(("layer", choice.layer))] == code
     for name, value in suspect.settings:
-        having &= table.has(("setting", name), value)
-    return tuple(name for name, has in zip(table.names, having) if has)
+        have &= table.has(("setting", name), value)
+    return have
 
 
 def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
     """Polygraphy's difference: per layer, the choices of bad builds absent from all good ones."""
     differences = []
-    is_bad = table.verdicts == VERDICTS.index("bad")
-    good, bad = table.codes[~is_bad & (table.verdicts != VERDICTS.index("error"))], table.codes[is_bad]
-    for (kind, name), of_good, of_bad in zip(table.columns, good.T, bad.T):
+    good, bad = table.codes[table.with_verdict(*PASSED)], table.codes[table.with_verdict("bad")]
+    for (_, name), of_good, of_bad in zip(table.columns, good.T, bad.T):
         only_bad = np.setdiff1d(of_bad, of_good)
-        choices = [table.choices[code] for code in only_bad[only_bad != ABSENT]] if kind == "layer" else []
-        if choices:
-            differences.append(
-                SetDifference(layer=name, choices=tuple(c for c in choices if isinstance(c, TacticOption)))
-            )
+        choices = [table.choices[code] for code in only_bad[only_bad != ABSENT]]
+        if tactics := tuple(choice for choice in choices if isinstance(choice, TacticOption)):  # not of a setting
+            differences.append(SetDifference(layer=name, choices=tactics))
     return tuple(differences)
 
 
@@ -125,9 +126,9 @@ class _Case:
 
     def __init__(self, table: CampaignTable, by: By) -> None:
         self.table = table
-        evaluated = table.verdicts != VERDICTS.index("error")
-        self.names = [name for name, is_evaluated in zip(table.names, evaluated) if is_evaluated]
-        self.bad: Bools = table.verdicts[evaluated] == VERDICTS.index("bad")
+        evaluated = ~table.with_verdict("error")
+        self.names = tuple(itertools.compress(table.names, evaluated))
+        self.bad: Bools = table.with_verdict("bad")[evaluated]
         self.texts, codes = choice_texts(table, by)
         self.features = features_of(codes[evaluated])
         self.groups = groups_of(self.features, ordered=table.ordered)
@@ -137,16 +138,19 @@ class _Case:
         """A group in words."""
         present, bad = self.groups.present[:, group], self.bad
         members = self.groups.members[group]
-        layers = [f for f in members if not self.is_setting[f]]
-        chosen = [f for f in layers if self.features.code[f] != ABSENT]
         settings = self._settings(members)
         if not settings and probability > _WORTH_NAMING:
             settings = self._joint_settings(group)
+        choices, absent = [], []
+        for feature in members:
+            code, (kind, layer) = int(self.features.code[feature]), self.table.columns[self.features.column[feature]]
+            if kind == "layer" and code == ABSENT:
+                absent.append(LayerChoice(layer=layer, choice=None))
+            elif kind == "layer":
+                choices.append(LayerChoice(layer=layer, choice=self.texts[code]))
         # A layer is absent because of what other layers or settings are, so these are named where there are any.
-        choices = []
-        for f in chosen or (layers if len(layers) == len(members) else []):
-            code, (_, layer) = int(self.features.code[f]), self.table.columns[self.features.column[f]]
-            choices.append(LayerChoice(layer=layer, choice=None if code == ABSENT else self.texts[code]))
+        if len(absent) == len(members):
+            choices = absent
         return Suspect(
             choices=tuple(choices),
             settings=settings,
@@ -193,17 +197,13 @@ def _find_confounder(case: _Case, blocks: Mapping[str, str]) -> tuple[float, str
         splits.append((np.array(names)[(np.arange(builds) >= best).astype(int)], math.log(builds) / 2))
     gain, text = _CONFOUNDED, ""
     for parts, penalty in splits:
-        counts = {part: (int((parts == part).sum()), int(bad[parts == part].sum())) for part in dict.fromkeys(parts)}
-        split_gain = (
-            sum(float(_at_own_rate(*size_and_hits)) for size_and_hits in counts.values())
-            - float(_at_own_rate(builds, hits))
-            - penalty
-        )
+        split_gain, shares = -float(_at_own_rate(builds, hits)) - penalty, []
+        for part in dict.fromkeys(parts):
+            size, part_hits = int((parts == part).sum()), int(bad[parts == part].sum())
+            split_gain += float(_at_own_rate(size, part_hits))
+            shares.append(f"{part_hits} of {size} bad in {part}")
         if split_gain > gain:
-            gain, shares = (
-                split_gain,
-                [f"{part_hits} of {size} bad in {part}" for part, (size, part_hits) in counts.items()],
-            )
+            gain = split_gain
             text = f"The share of bad builds depends on more than choices: {', '.join(shares)}."
     return (gain, text) if text else (0.0, "")
 

@@ -193,10 +193,10 @@ class TacticDiff(Record):
         if self.confounder:
             lines.append(f"- {self.confounder}")
         if self.suspects and self.good and self.bad:
-            rows = [
-                [s.describe(), f"{s.good} of {self.good}", f"{s.bad} of {self.bad}", _probability_text(s.probability)]
-                for s in self.suspects[:limit]
-            ]
+            rows = []
+            for suspect in self.suspects[:limit]:
+                counts = f"{suspect.good} of {self.good}", f"{suspect.bad} of {self.bad}"
+                rows.append([suspect.describe(), *counts, _probability_text(suspect.probability)])
             head = ["layer and choice", "good", "bad", "probability"]
             lines += ["", f"## Suspects, by {self.by}", "", markdown_table(head, rows)]
             lines += _left_out(len(self.suspects) - limit, "less suspicious")

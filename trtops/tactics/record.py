@@ -85,16 +85,18 @@ class TacticRecord(Record):
             )
 
     @property
+    def by_layer(self) -> dict[str, TacticChoice]:
+        """The choices by their layers; of several layers with one name, the last."""
+        return {choice.layer: choice for choice in self.choices}
+
+    @property
     def coverage(self) -> float:
         """Layers with a replayable choice, as a fraction of all layers; 1.0 for an engine without layers."""
-        if not self.choices:
-            return 1.0
-        return sum(choice.replayable for choice in self.choices) / len(self.choices)
+        return sum(choice.replayable for choice in self.choices) / len(self.choices) if self.choices else 1.0
 
     def differing_layers(self, other: "TacticRecord") -> tuple[str, ...]:
         """Names of layers with different choices, or in one record only; in this record's order."""
-        mine = {choice.layer: choice for choice in self.choices}
-        theirs = {choice.layer: choice for choice in other.choices}
+        mine, theirs = self.by_layer, other.by_layer
         names = dict.fromkeys([*mine, *theirs])
         return tuple(n for n in names if n not in mine or n not in theirs or mine[n].identity != theirs[n].identity)
 
@@ -121,19 +123,21 @@ class CarriedOver(Record):
             return {c.layer: (c.op, c.tactic.rpartition(" #")[0] or c.tactic) for c in choices if c.replayable}
 
         recorded_kernels, built_kernels = kernels(record.choices), kernels(build.choices)
-        layers = [
-            name
-            for name in {**recorded_kernels, **built_kernels}
-            if recorded_kernels.get(name) != built_kernels.get(name)
-        ]
+        changed, settings = [], []
+        for name in {**recorded_kernels, **built_kernels}:
+            recorded, built = recorded_kernels.get(name, ("", "")), built_kernels.get(name, ("", ""))
+            if recorded != built:
+                changed.append((name, recorded[1], built[1]))
         before, after = dict(record.settings), dict(build.settings)
-        names = [name for name in {**before, **after} if not name.startswith("entry ")]
+        for name in {**before, **after}:
+            if not name.startswith("entry ") and before.get(name) != after.get(name):
+                settings.append((name, before.get(name, ""), after.get(name, "")))
         return cls(
             source=f"{record.backend_version} on {record.device_sha256[:8]}",
             layers=len(recorded_kernels),
-            carried=len(recorded_kernels.keys() - layers),
-            changed=tuple((n, recorded_kernels.get(n, ("", ""))[1], built_kernels.get(n, ("", ""))[1]) for n in layers),
-            settings=tuple((n, before.get(n, ""), after.get(n, "")) for n in names if before.get(n) != after.get(n)),
+            carried=len(recorded_kernels.keys() - {name for name, _, _ in changed}),
+            changed=tuple(changed),
+            settings=tuple(settings),
         )
 
     def sentence(self) -> str:

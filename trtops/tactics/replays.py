@@ -18,10 +18,10 @@ Skipped: TypeAlias = tuple[tuple[str, str], ...]
 
 def load_replay_folder(folder: str | Path) -> tuple[CampaignTable, Skipped]:
     """Read ``good/`` and ``bad/`` in a folder; one of the two may be missing, if no build is bad."""
-    verdicts = [verdict for verdict in ("good", "bad") if Path(folder, verdict).is_dir()]
-    if not verdicts:
+    good, bad = Path(folder, "good"), Path(folder, "bad")
+    if not good.is_dir() and not bad.is_dir():
         raise errors.ConfigError(f"{folder}: expected folders good/ and bad/ in it, found neither.")
-    return load_replays(**{verdict: Path(folder, verdict) for verdict in verdicts})
+    return load_replays(good if good.is_dir() else None, bad if bad.is_dir() else None)
 
 
 def load_replays(good: str | Path | None = None, bad: str | Path | None = None) -> tuple[CampaignTable, Skipped]:
@@ -32,8 +32,9 @@ def load_replays(good: str | Path | None = None, bad: str | Path | None = None) 
     for verdict, source in sources.items():
         if not source.exists():
             raise errors.ConfigError(f"{source}: no such file or folder; expected tactic records.")
-        files = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
-        for path in sorted(files):
+        for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
+            if path.is_dir():
+                continue
             try:
                 table.append(str(path), verdict, read_record(path))
             except errors.FormatError as exc:

@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.json.numpy_files import damage_reported, read_member
 from trtops.record import to_jsonable
+from trtops.tactics.model import Bools
 from trtops.tactics.record import Column, TacticOption, TacticRecord, TensorFormat
 from trtops.verdict import VERDICTS, Verdict
 
@@ -64,14 +64,14 @@ class CampaignTable:
         ordered: bool = True,
     ) -> None:
         self.ordered = ordered
-        self._names = {name: row for row, name in enumerate(names)}
-        self._columns = {column: position for position, column in enumerate(columns)}
-        self._choices = {choice: code for code, choice in enumerate(choices)}
+        self._names = dict(zip(names, itertools.count()))
+        self._columns = dict(zip(columns, itertools.count()))
+        self._choices = dict(zip(choices, itertools.count()))
         if (len(self._names), len(self._columns), len(self._choices)) != (len(names), len(columns), len(choices)):
             raise errors.FormatError("Campaign table: a name, a column or a choice occurs twice; each must be unique.")
         if len(verdicts) != len(names):
             raise errors.FormatError(f"Campaign table: {len(verdicts)} verdicts; expected {len(names)}.")
-        self._verdicts = [VERDICTS.index(verdict) for verdict in verdicts]
+        self._verdicts = list(map(VERDICTS.index, verdicts))
         shape = (len(names), len(columns))
         self._matrix: Codes = np.full(shape, ABSENT, np.int32) if codes is None else np.array(codes, np.int32)
         if self._matrix.shape != shape:
@@ -80,8 +80,7 @@ class CampaignTable:
         if low < ABSENT or high >= len(choices):
             invalid_code = low if low < ABSENT else high
             raise errors.FormatError(f"Campaign table: codes hold {invalid_code}; expected -1 to {len(choices) - 1}.")
-        # Rows are joined when the matrix is read: growing it row by row would copy it each time.
-        self._pending: list[Codes] = []
+        self._rows: list[Codes] = list(self._matrix)  # joined when read: growing the matrix would copy it each time
 
     def append(self, name: str, verdict: Verdict, record: TacticRecord | None = None) -> None:
         """Add a build by its unique name: its run's id, or its file's path.
@@ -110,19 +109,20 @@ class CampaignTable:
                 outputs=chosen.outputs,
             )
         if record:
-            cells |= {("setting", name): value for name, value in record.settings}
+            for name_of_setting, value in record.settings:
+                cells["setting", name_of_setting] = value
             # Records of different releases or kinds of device may be in one table: a difference between them must show
             # up as the cause of others.
             cells["setting", "backend_version"] = record.backend_version
             cells["setting", "device"] = record.device_sha256
-        codes = {column: self._choices.setdefault(choice, len(self._choices)) for column, choice in cells.items()}
-        self._add(name, VERDICTS.index(verdict), list(codes), list(codes.values()))
+        codes = [self._choices.setdefault(choice, len(self._choices)) for choice in cells.values()]
+        self._add(name, VERDICTS.index(verdict), tuple(cells), codes)
 
     def _add(self, name: str, verdict: int, columns: Sequence[Column], codes: npt.ArrayLike) -> None:
-        places = [self._columns.setdefault(column, len(self._columns)) for column in columns]
+        positions = [self._columns.setdefault(column, len(self._columns)) for column in columns]
         row = np.full(len(self._columns), ABSENT, np.int32)
-        row[places] = codes
-        self._pending.append(row)
+        row[positions] = codes
+        self._rows.append(row)
         self._names[name] = len(self._names)
         self._verdicts.append(verdict)
 
@@ -157,29 +157,33 @@ class CampaignTable:
     @property
     def codes(self) -> Codes:
         """Positions in :attr:`choices`, of shape ``(builds, columns)``; -1 if a build lacks the column. Read-only."""
-        if self._pending or self._matrix.shape[1] != len(self._columns):
-            joined_rows = len(self._matrix)
-            matrix = np.full((len(self), len(self._columns)), ABSENT, np.int32)
-            matrix[:joined_rows, : self._matrix.shape[1]] = self._matrix
-            for row, codes in enumerate(self._pending, joined_rows):
-                matrix[row, : len(codes)] = codes
-            self._matrix, self._pending = matrix, []
+        shape = (len(self), len(self._columns))
+        if self._matrix.shape != shape:
+            self._matrix = np.full(shape, ABSENT, np.int32)
+            for row, codes in zip(self._matrix, self._rows):
+                row[: len(codes)] = codes
         view: Codes = self._matrix.view()
         view.flags.writeable = False
         return view
 
+    def with_verdict(self, *verdicts: Verdict) -> Bools:
+        """Which builds have one of these verdicts; of shape ``(builds,)``."""
+        return np.isin(self._verdicts, list(map(VERDICTS.index, verdicts)))
+
+    def is_named(self, *names: str) -> Bools:
+        """Which builds have one of these names; of shape ``(builds,)``."""
+        return np.isin(self.names, names)
+
     def named(self, *verdicts: Verdict) -> tuple[str, ...]:
         """Names of the builds with one of these verdicts, in the order of their rows."""
-        codes = {VERDICTS.index(verdict) for verdict in verdicts}
-        return tuple(name for name, code in zip(self._names, self._verdicts) if code in codes)
+        return tuple(itertools.compress(self._names, self.with_verdict(*verdicts)))
 
-    def has(self, column: Column, text: str) -> npt.NDArray[np.bool_]:
+    def has(self, column: Column, text: str) -> Bools:
         """Which builds have a tactic, whatever its formats, or the value of a setting; of shape ``(builds,)``."""
         if column not in self._columns:
             return np.zeros(len(self), np.bool_)
-        matching_codes = [code for choice, code in self._choices.items() if (getattr(choice, "tactic", choice)) == text]
-        matches: npt.NDArray[np.bool_] = np.isin(self.codes[:, self._columns[column]], matching_codes)
-        return matches
+        matching_codes = [code for choice, code in self._choices.items() if getattr(choice, "tactic", choice) == text]
+        return np.isin(self.codes[:, self._columns[column]], matching_codes)
 
     def take(self, table: CampaignTable, names: Iterable[str]) -> None:
         """Add builds of another table in the order of their names, except known and missing ones."""
@@ -198,8 +202,8 @@ class CampaignTable:
         """The table as one file, an ``.npz`` archive."""
         head = {
             "names": list(self._names),
-            "columns": [list(column) for column in self._columns],
-            "choices": [to_jsonable(choice) for choice in self._choices],
+            "columns": list(map(list, self._columns)),
+            "choices": list(map(to_jsonable, self._choices)),
             "ordered": self.ordered,
         }
         limit = len(self._choices)
@@ -225,12 +229,10 @@ class CampaignTable:
         try:
             head = json.loads(arrays["head.npy"].tobytes())
             return cls(
-                names=[str(name) for name in head["names"]],
+                names=list(map(str, head["names"])),
                 verdicts=[VERDICTS[code] for code in arrays["verdicts.npy"].tolist()],
                 columns=[(kind, str(name)) for kind, name in head["columns"]],
-                choices=[
-                    choice if isinstance(choice, str) else TacticOption.from_dict(choice) for choice in head["choices"]
-                ],
+                choices=[text if isinstance(text, str) else TacticOption.from_dict(text) for text in head["choices"]],
                 codes=arrays["codes.npy"],
                 ordered=bool(head["ordered"]),
             )
@@ -241,13 +243,15 @@ class CampaignTable:
 def choice_texts(table: CampaignTable, by: By) -> tuple[tuple[str, ...], Codes]:
     """The different texts of a table's choices, and its codes as positions in them: equal texts are one choice."""
     # Several of TensorRT's tactics may have one name. Their numbers tell them apart.
-    layers = [choice for choice in table.choices if isinstance(choice, TacticOption)]
-    same_words = Counter(tactic for tactic, _, _ in {(c.tactic, c.implementation, c.tactic_id) for c in layers})
+    numbers: dict[str, set[tuple[int | None, int | None]]] = {}
+    for choice in table.choices:
+        if isinstance(choice, TacticOption):
+            numbers.setdefault(choice.tactic, set()).add((choice.implementation, choice.tactic_id))
     texts: dict[str, int] = {}
     codes = []
     for choice in table.choices:
         text = choice if isinstance(choice, str) else TEXTS[by](choice)
-        if isinstance(choice, TacticOption) and by in ("tactic", "algorithm") and same_words[choice.tactic] > 1:
+        if isinstance(choice, TacticOption) and by in ("tactic", "algorithm") and len(numbers[choice.tactic]) > 1:
             text += f" (implementation {choice.implementation}, tactic {choice.tactic_id})"
         codes.append(texts.setdefault(text, len(texts)))
     translate = np.array([*codes, ABSENT], np.int32)

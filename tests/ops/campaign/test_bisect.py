@@ -24,7 +24,7 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.campaign import iteration
 from trtops.ops.campaign.bisect import bisect, suspected_units
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult, Unit
-from trtops.ops.campaign.bisection_planner import merge_culprits
+from trtops.ops.campaign.bisection_planner import have_all, merge_culprits
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.mixture import Mixture
@@ -152,10 +152,9 @@ def test_timed_builds_of_one_verdict_draw_others(tmp_path: Path):
 def test_culprit_can_be_denied_unless_good_too(bisected, campaign, tracker):
     table = load_table(tracker, campaign)
     (culprit,) = bisected.culprits
-    having = np.logical_and.reduce([unit.is_bad_in(table) for unit in culprit.units])
-    held = {name for name, has in zip(table.names, having) if has}
+    have = have_all(table, culprit.units)
 
-    if held & set(table.named("good")):  # it needs something else, and does not fail by itself
+    if (have & table.with_verdict("good")).any():  # it needs something else, and does not fail by itself
         with pytest.raises(errors.ConfigError):
             deny(bisected.run_id, tracker=tracker)
         return

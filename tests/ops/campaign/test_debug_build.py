@@ -27,7 +27,7 @@ from trtops.comparator.report import OutputTolerances, Tolerances
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
-from trtops.ops.campaign.iteration import denial_scope
+from trtops.ops.campaign.iteration import CampaignBuilder
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.campaign.prove import ProofTrial, ProveConfig, conclude, prove
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -166,11 +166,12 @@ def test_limits_of_ones_own_deny_only_builds_with_them(decided, model, data, tra
     good, bad = (tracker.load(next(i.id for i in runs if i.verdict == verdict)) for verdict in ("good", "bad"))
 
     # A good build stands for one that nothing but limits of one's own would find bad.
-    scope = denial_scope(campaign, good, tracker, "")
+    builder = CampaignBuilder(campaign, tracker)
+    scope = builder.denial_scope(good)
 
-    assert denial_scope(campaign, bad, tracker, "") == {}
+    assert builder.denial_scope(bad) == {}
     assert scope["limits"] == "atol 0.0001, rtol 0.0001"
-    assert denial_scope(campaign, bad, tracker, "check.py {engine}") == {"command": "check.py {engine}"}
+    assert CampaignBuilder(campaign, tracker, print).denial_scope(bad) == {"command": "builtins.print"}
     close_workers()
     environment = Environment.from_json(bad.read_bytes(Artifact.ENVIRONMENT))
     record = TacticRecord.from_json(bad.read_bytes(Artifact.TACTICS))

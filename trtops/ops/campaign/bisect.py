@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from trtops import errors
 from trtops.ops.campaign.bisect_result import (
     BisectConfig,
@@ -17,14 +15,9 @@ from trtops.ops.campaign.bisect_result import (
     Unit,
 )
 from trtops.ops.campaign.bisect_session import BisectSession
-from trtops.ops.campaign.bisection_planner import most_alike
+from trtops.ops.campaign.bisection_planner import have_all, most_alike
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import (
-    EngineEvaluator,
-    denial_scope,
-    errors_of,
-    own_check,
-)
+from trtops.ops.campaign.iteration import CampaignBuilder, EngineEvaluator, errors_of
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.result import OnProgress, OpRun, tracker_or_default
@@ -73,6 +66,10 @@ def bisect(
 
     Raises ConfigError if there is no good or no bad build, or the two are not of one campaign; LogError if the process
     of a bisection to resume may still be alive.
+
+    >>> campaign = trtops.debug_build("gpu_model.onnx", config)  # doctest: +SKIP
+    >>> trtops.bisect(campaign.run_id).summary  # doctest: +SKIP
+    'Confirmed in 12 builds: conv1: cutlass_tensorop_h884gemm.'
     """
     tracker = tracker_or_default(tracker)
     info = ended_if_whole(tracker, tracker.info(run_id_of(run, tracker)))
@@ -94,12 +91,12 @@ def bisect(
         parent.log_params(config)
     try:
         campaign = replace(campaign.on(plan.config.devices), tags=tuple((tags or {}).items()))
-        session = BisectSession(campaign, mixture, plan, tracker, parent.id, evaluate, progress, resumed)
+        builder = CampaignBuilder(campaign, tracker, evaluate)
+        session = BisectSession(builder, mixture, plan, parent.id, progress, resumed)
         op = OpRun(parent, tracker, campaign.experiment)
         result = op.recorded(session.run())
         if (entry := _denied(result, mixture, campaigns.load_table(tracker, campaign.run_id))) is not None:
-            scope = denial_scope(campaign, mixture.bad, tracker, own_check(campaign, evaluate))
-            parent.log_json(replace(entry, **scope), schema.Artifact.DENIED)
+            parent.log_json(replace(entry, **builder.denial_scope(mixture.bad)), schema.Artifact.DENIED)
             # As of a proof, so that the deny-list takes it.
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}
@@ -116,13 +113,13 @@ def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scr
     """Return the campaign of a bisection; arguments as in :func:`bisect` and its config."""
     run_id = run_id_of(run, tracker)
     if bad is not None:
-        parents = [tracker.info(build_run).parent for build_run in (run_id, run_id_of(bad, tracker))]
-        if parents[0] is None or parents[0] != parents[1]:
+        parent = tracker.info(run_id).parent
+        if parent is None or parent != tracker.info(run_id_of(bad, tracker)).parent:
             raise errors.ConfigError(
                 f"Runs {run_id} and {bad} are not builds of one campaign (`trtops debug build`), which defines how "
                 "to build and evaluate."
             )
-        run_id = parents[0]
+        run_id = parent
     return open_campaign(tracker, run_id, allow_scripts=allow_scripts)
 
 
@@ -142,7 +139,7 @@ def _plan_pair(
                 raise errors.ConfigError(
                     f"Campaign {campaign.run_id} has no {verdicts[0]} build yet, so there is nothing to mix."
                 )
-        pair = most_alike(table, table.named(*PASSED), table.named("bad"))
+        pair = most_alike(table, table.with_verdict(*PASSED), table.with_verdict("bad"))
     else:
         pair = run_id_of(run, tracker), run_id_of(bad, tracker)
     stored = [tracker.load(name) for name in pair]
@@ -208,8 +205,7 @@ def _denied(result: BisectResult, mixture: Mixture, table: CampaignTable) -> Den
         return None
     culprit = result.culprits[0]
     # A culprit that good builds have as well needs something that both builds of the pair have.
-    passed = np.isin(table.names, table.named(*PASSED))
-    if np.logical_and.reduce([passed, *(unit.is_bad_in(table) for unit in culprit.units)]).any():
+    if (table.with_verdict(*PASSED) & have_all(table, culprit.units)).any():
         return None
     # Of two layers that fail only together neither fails by itself, and the deny-list takes each layer by itself;
     # settings it takes together.

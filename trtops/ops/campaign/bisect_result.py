@@ -12,9 +12,8 @@ from trtops.tables import listed
 from trtops.tables import table as text_table
 from trtops.tactics.bisection import Repeatability, SearchOutcome
 from trtops.tactics.contributions import SOUND_SPREAD
-from trtops.tactics.model import Bools, Clauses
+from trtops.tactics.model import Clauses
 from trtops.tactics.record import Column
-from trtops.tactics.table import CampaignTable
 from trtops.tracking.base import Verdict
 
 _REPEATS = "Both builds, built again, had the same errors to the last bit, so chance needed no further builds."
@@ -50,10 +49,6 @@ class Unit(Record):
     def describe(self) -> str:
         """The unit with the bad build's choice."""
         return f"{self.name}={self.bad}" if self.kind == "setting" else f"{self.name}: {self.bad}"
-
-    def is_bad_in(self, table: CampaignTable) -> Bools:
-        """Mask of the builds with the bad build's choice, of shape ``(builds,)``."""
-        return table.has(self.column, self.bad)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,11 +202,6 @@ class BisectResult(OpResult):
     def verdict(self) -> Verdict:
         """``good`` if a culprit was confirmed, now or again, or a sum was measured; else ``bad``."""
         return "good" if self.outcome in _ANSWERED else "bad"
-
-    @property
-    def headline(self) -> str:
-        """The outcome."""
-        return self.outcome
 
     @property
     def next_step(self) -> NextStep | None:

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,15 +16,14 @@ from trtops.ops.campaign.bisect_result import (
     Contribution,
     Trial,
 )
-from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineEvaluator, build_and_evaluate, errors_of, tested_aspect, verdict_in
+from trtops.ops.campaign.iteration import CampaignBuilder, errors_of, tested_aspect, verdict_in
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.result import OnProgress
-from trtops.tactics.bisection import MAX_PAIRED, CulpritSearch, Errors, SearchOutcome, SearchResult, TrialResult
+from trtops.tactics.bisection import MAX_PAIRED, CulpritSearch, Errors, SearchOutcome, TrialResult
 from trtops.tactics.contributions import MIN_BUILDS, find_sum, separating_mixture
 from trtops.tactics.model import Bools, Counts, Likelihood
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import RunInfo, Tracker, tracked
+from trtops.tracking.base import RunInfo
 
 _DOUBT = 8  # times the confidence that a layer needs which no replay sets, since no coin decides about it
 _TIED = 2  # further mixtures where a layer that no replay sets fits as well as a confirmed unit
@@ -36,12 +35,10 @@ _MOST_OF_SUM, _LEAST_OF_SUM = 20, 5  # builds and mixtures after which a sum is 
 class BisectSession:
     """A bisection in progress; ``resumed`` are the complete mixtures of earlier processes."""
 
-    campaign: Campaign
+    builder: CampaignBuilder
     mixture: Mixture
     plan: BisectPlan
-    tracker: Tracker
     parent: str
-    evaluate: EngineEvaluator | None
     progress: OnProgress | None
     resumed: list[RunInfo]
     trials: list[Trial] = field(default_factory=list)
@@ -73,8 +70,7 @@ class BisectSession:
         while outcome is None and not self._is_spent and (bad_units := search.next()) is not None:
             search.add(self.build(bad_units))
             outcome = self._outcome_without_unit()
-        result = search.result if outcome is None else SearchResult(outcome)
-        return self._reported(self._checked(result))
+        return self._reported(self._checked(outcome or search.outcome, search), search)
 
     @property
     def _is_spent(self) -> bool:
@@ -97,32 +93,32 @@ class BisectSession:
                 return "contributions"
         return "not replayable" if self._follower()[1] >= 1 else None
 
-    def _checked(self, result: SearchResult) -> SearchResult:
-        """The result, after the further mixtures that it needs."""
-        if result.outcome == "confirmed":  # its errors must be no sum
+    def _checked(self, outcome: SearchOutcome, search: CulpritSearch) -> SearchOutcome:
+        """The outcome, after the further mixtures that it needs."""
+        if outcome == "confirmed":  # its errors must be no sum
             self._build_while(self._most_of_sum, self._sum_is_possible)
-            result = SearchResult("contributions") if self._is_sum() else result
-        if result.outcome == "contributions":
+            outcome = "contributions" if self._is_sum() else outcome
+        if outcome == "contributions":
             self._build_while(self._most_of_sum, self._sum_is_open)
-        elif result.outcome == "units missing" and self.mixture.consequences:
+        elif outcome == "units missing" and self.mixture.consequences:
             self._build_while(_MOST_OF_MISSING, lambda: self._follower()[1] < 1)  # a layer that is no unit may decide
-        elif result.explanation is not None:
+        elif outcome == "confirmed" and search.explanation is not None:
             # Where a layer that is no unit fits as well, only its name shows that it follows from the unit.
             min_trials = len(self.trials) + _TIED
-            names = tuple(f" {self.mixture.units[unit].name}" for unit in result.explanation.units)
+            names = tuple(f" {self.mixture.units[unit].name}" for unit in search.explanation.units)
 
             def is_open() -> bool:
                 name, lead = self._follower()
                 return 0 < lead < 1 or (lead == 0 and len(self.trials) < min_trials and not name.endswith(names))
 
             self._build_while(_MOST_OF_MISSING, is_open)
-        if self._follower()[1] >= 1 and result.outcome not in ("sufficient", "contributions"):
-            return SearchResult("not replayable")
-        return result
+        is_followed = self._follower()[1] >= 1 and outcome not in ("sufficient", "contributions")
+        return "not replayable" if is_followed else outcome
 
-    def _reported(self, result: SearchResult) -> BisectResult:
+    def _reported(self, outcome: SearchOutcome, search: CulpritSearch) -> BisectResult:
         units, culprits = self.mixture.units, []
-        if (explanation := result.explanation) is not None:
+        is_of_search = outcome == search.outcome  # and not of all errors, or of a layer that is no unit
+        if is_of_search and (explanation := search.explanation) is not None:
             culprit = BisectCulprit(
                 units=tuple(units[unit] for unit in explanation.units),
                 clauses=tuple(tuple(map(explanation.units.index, clause)) for clause in explanation.clauses),
@@ -132,19 +128,19 @@ class BisectSession:
             culprits.append(culprit)
         return BisectResult(
             title=self.plan.title,
-            outcome=result.outcome,
+            outcome=outcome,
             culprits=tuple(culprits),
-            suspects=tuple(units[unit] for unit in result.suspects),
+            suspects=tuple(units[unit] for unit in search.suspects),
             good_run=self.plan.good_run,
             good_verdict="unproven" if self.mixture.good.info.verdict == "unproven" else "good",
             bad_run=self.plan.bad_run,
             units=len(units),
             consequences=self.mixture.consequences,
-            follows=self._follower()[0] if result.outcome == "not replayable" else "",
+            follows=self._follower()[0] if outcome == "not replayable" else "",
             held=self.plan.held,
             suspected=self.plan.suspected,
-            added=self._error_sum() if result.outcome == "contributions" else None,
-            repeatability=result.repeatability,
+            added=self._error_sum() if outcome == "contributions" else None,
+            repeatability=search.repeatability if is_of_search else "unknown",
             trials=tuple(self.trials),
         )
 
@@ -155,7 +151,7 @@ class BisectSession:
             error_sum = self._error_sum()
             contributing = [] if error_sum is None else [contribution.unit for contribution in error_sum.contributions]
             left = np.array([unit in contributing for unit in self.mixture.units], np.bool_) & ~self.held
-            self.build(separating_mixture(np.array([build.taken for build in self.measured]), self.held, left, rng))
+            self.build(separating_mixture(_masks_of(self.measured)[0], self.held, left, rng))
 
     def _is_sum(self) -> bool:
         return (error_sum := self._error_sum()) is not None and error_sum.log_odds >= self._sure_odds
@@ -168,8 +164,7 @@ class BisectSession:
 
     def _error_sum(self) -> AddedErrors | None:
         """The errors as a sum, for the output with the best separation of bad and good builds, if any."""
-        taken = np.array([build.taken for build in self.measured])
-        bad = np.array([build.bad for build in self.measured])
+        taken, bad = _masks_of(self.measured)
         output, error, ratio = "", np.empty(0), 1.0
         for name in self.measured[0].errors or ():
             values = np.array([(build.errors or {}).get(name, math.inf) for build in self.measured])
@@ -202,8 +197,7 @@ class BisectSession:
         mixtures = self.measured[2:]
         if not mixtures or not self.mixture.consequences or self.mixture.is_by_settings:  # settings decide all layers
             return "", -math.inf
-        taken = np.array([build.taken for build in mixtures])
-        bad = np.array([build.bad for build in mixtures])
+        taken, bad = _masks_of(mixtures)
         followed = np.array([build.followed for build in mixtures])
         likelihood = Likelihood(len(bad), int(bad.sum()))
         scores = likelihood.mixed(followed.sum(axis=0), followed[bad].sum(axis=0))
@@ -228,17 +222,11 @@ class BisectSession:
             self.resumed = []  # another release of this code made other steps
         if self.resumed:
             info = self.resumed.pop(0)
-            tactics = campaigns.load_record(self.tracker.load(info.id))
+            tactics = campaigns.load_record(self.builder.tracker.load(info.id))
         else:
-            tags = {**dict(self.campaign.tags), schema.Tag.TRIAL: tag}
-            name = f"{int(bad_units.sum())} of {len(bad_units)} from the bad build"
-            experiment = self.campaign.experiment
-            with tracked(self.tracker, experiment, name, kind="iteration", tags=tags, parent=self.parent) as run:
-                request = self.mixture.request(bad_units)
-                built = build_and_evaluate(
-                    self.campaign, request, run, tracker=self.tracker, evaluate_engine=self.evaluate
-                )
-            info, tactics = self.tracker.info(run.id), built.tactics
+            name, tags = f"{int(bad_units.sum())} of {len(bad_units)} from the bad build", {schema.Tag.TRIAL: tag}
+            built = self.builder.build(self.mixture.request(bad_units), name, parent=self.parent, tags=tags)
+            info, tactics = self.builder.tracker.info(built.run_id), built.tactics
         verdict = verdict_in(tested_aspect(self.mixture.bad.info), info)
         assert verdict is not None
         outcome = self.mixture.outcome(bad_units, tactics)
@@ -259,3 +247,8 @@ class BisectSession:
         if self.progress is not None:
             self.progress(len(self.trials), self.plan.config.max_builds)
         return result
+
+
+def _masks_of(builds: Sequence[TrialResult]) -> tuple[Bools, Bools]:
+    """The units of builds, of shape ``(builds, units)``, and which builds are bad."""
+    return np.array([build.taken for build in builds]), np.array([build.bad for build in builds])

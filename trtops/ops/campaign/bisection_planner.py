@@ -9,11 +9,12 @@ from trtops.ops.campaign.bisect_result import BisectResult, ChoiceKey, Unit
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.model import Bools
+from trtops.tactics.record import Column
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.campaigns import closed_if_abandoned, load_record
-from trtops.verdict import PASSED, VERDICTS
+from trtops.verdict import PASSED
 
 MAX_UNREPEATABLE_PAIRS = 4  # pairs without a result, after which choices do not decide, or only in a combination
 BUILDS_PER_GOOD_ONE = 2  # builds per required good one after which the campaign stops waiting for good ones
@@ -47,8 +48,7 @@ class CampaignCulprit:
 
     def is_in(self, table: CampaignTable) -> Bools:
         """Which builds of a table have all of it."""
-        has: Bools = np.logical_and.reduce([unit.is_bad_in(table) for unit in self.units])
-        return has
+        return have_all(table, self.units)
 
     def describe(self) -> str:
         """The culprit in words."""
@@ -84,16 +84,18 @@ class Planner:
 
         A bisection that was killed before its plan was logged has built nothing and is ignored.
         """
-        tags = {schema.Tag.KIND: "bisect"}
-        runs = tracker.find(campaign.experiment, parent=campaign.id, tags=tags)[::-1]
-        runs = [closed_if_abandoned(tracker, info, _KILLED) for info in runs]
-        runs = [info for info in runs if tracker.peek(info.id, schema.Artifact.BISECTION_PLAN) is not None]
-        if not runs:
-            return cls(config)
-        ended = [tracker.load(info.id) for info in runs if info.status == "finished"]
-        done = [BisectResult.from_json(run.read_bytes(schema.Artifact.BISECTION)) for run in ended]
-        after = sum((info.end_time or 0.0) <= runs[-1].start_time for info in iterations)
-        return cls(config, done, None if runs[-1].status == "finished" else runs[-1], after)
+        planner = cls(config)
+        runs = tracker.find(campaign.experiment, parent=campaign.id, tags={schema.Tag.KIND: "bisect"})
+        for info in reversed(runs):
+            info = closed_if_abandoned(tracker, info, _KILLED)
+            if tracker.peek(info.id, schema.Artifact.BISECTION_PLAN) is None:
+                continue
+            planner.after = sum((iteration.end_time or 0.0) <= info.start_time for iteration in iterations)
+            planner.unfinished = info
+            if info.status == "finished":
+                planner.done.append(BisectResult.from_json(tracker.load(info.id).read_bytes(schema.Artifact.BISECTION)))
+                planner.unfinished = None
+        return planner
 
     def add(self, result: BisectResult, builds: int) -> None:
         """Add a finished bisection, with the number of builds at its end."""
@@ -119,28 +121,29 @@ class Planner:
     def pair(self, table: CampaignTable) -> BuildPair | None:
         """The next good and bad build to mix; None if builds are needed first."""
         culprits = self.culprits
-        rows = {name: row for row, name in enumerate(table.names)}
+        passed, unexplained = table.with_verdict(*PASSED), table.with_verdict("bad")
         # First a good build that has a culprit, which then needs something else.
         for culprit in culprits:
             has = culprit.is_in(table)
-            against = [name for name in table.named(*PASSED) if has[rows[name]] and name not in culprit.tried_in]
-            if against and not culprit.settled:
-                alike, _ = most_alike(table, against, [culprit.good_run])
+            unexplained &= ~has
+            against = passed & has & ~table.is_named(*culprit.tried_in)
+            if not culprit.settled and against.any():
+                alike, _ = most_alike(table, against, table.is_named(culprit.good_run))
                 return BuildPair(alike, culprit.bad_run, held=culprit.units)
         # Then a bad build that no culprit explains.
-        tried = {result.bad_run for result in self.done if not result.held}
-        explained = np.logical_or.reduce(
-            [np.zeros(len(table), np.bool_), *(explaining.is_in(table) for explaining in culprits)]
-        )
-        # A good build whose mixtures follow nothing may have the culprit and be good by chance.
-        unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.held}
-        good = [name for name in table.named(*PASSED) if name not in unsafe]
-        bad = [name for name in table.named("bad") if name not in tried and not explained[rows[name]]]
-        if good and bad:
-            return BuildPair(*most_alike(table, good, bad))
+        for result in self.done:
+            if not result.held:
+                unexplained &= ~table.is_named(result.bad_run)
+            if not result.held and result.outcome == "not repeatable":
+                # A good build whose mixtures follow nothing may have the culprit and be good by chance.
+                passed &= ~table.is_named(result.good_run)
+        if passed.any() and unexplained.any():
+            return BuildPair(*most_alike(table, passed, unexplained))
         # At last a good build that shows whether a culprit is bad there too.
-        transfers = (_transfer(culprit, table) for culprit in culprits if self._has_waited(table))
-        return next((pair for pair in transfers if pair is not None), None)
+        for culprit in culprits if self._has_waited(table) else ():
+            if (pair := _transfer(culprit, table)) is not None:
+                return pair
+        return None
 
     def is_answered(self, table: CampaignTable) -> bool:
         """Whether a culprit is confirmed and contradicted by no build, or something other than choices decides.
@@ -151,18 +154,16 @@ class Planner:
             return True
         if not self.culprits:
             return self._unexplained_pairs >= MAX_UNREPEATABLE_PAIRS
-        if not self.config.complete:
-            passed = np.isin(table.verdicts, [VERDICTS.index(verdict) for verdict in PASSED])
-            return not any((culprit.is_in(table) & passed).any() for culprit in self.culprits if not culprit.settled)
-        return self._has_waited(table) and self.pair(table) is None
+        if self.config.complete:
+            return self._has_waited(table) and self.pair(table) is None
+        passed = table.with_verdict(*PASSED)
+        return not any((culprit.is_in(table) & passed).any() for culprit in self.culprits if not culprit.settled)
 
     def _has_waited(self, table: CampaignTable) -> bool:
         """True with enough good builds, or too few among many to wait for more."""
         required_builds = self.config.clean_builds
-        return (
-            len(table.named(*PASSED)) >= required_builds
-            or len(table) - self.after >= BUILDS_PER_GOOD_ONE * required_builds
-        )
+        is_enough = table.with_verdict(*PASSED).sum() >= required_builds
+        return bool(is_enough or len(table) - self.after >= BUILDS_PER_GOOD_ONE * required_builds)
 
     def confidence(self) -> float:
         """The confidence for the next bisection: higher after one with undecided choices."""
@@ -180,28 +181,22 @@ class Planner:
 
         Nothing, where a build has failed since.
         """
-        if (table.verdicts[self.after :] == VERDICTS.index("error")).any():
+        if table.with_verdict("error")[self.after :].any():
             return DenyList()
         entries = []
-        if self.draws(table):
-            records = {name: load_record(tracker.load(name)) for name in table.names}
-            for name, record in records.items():
-                # ONNX Runtime offers few combinations. Not all can be denied, or nothing would be built.
-                if (
-                    record is not None
-                    and len(records) < 2 ** len(record.settings)
-                    and record.mechanism == "onnxruntime"
-                ):
-                    entries.append(
-                        DeniedTactic.of(record, {("setting", setting) for setting, _ in record.settings}, name)
-                    )
+        for name in table.names if self.draws(table) else ():
+            record = load_record(tracker.load(name))
+            # ONNX Runtime offers few combinations. Not all can be denied, or nothing would be built.
+            if record is not None and record.mechanism == "onnxruntime" and len(table) < 2 ** len(record.settings):
+                settings: list[Column] = [("setting", setting) for setting, _ in record.settings]
+                entries.append(DeniedTactic.of(record, settings, name))
         for culprit in self.culprits:
             record = load_record(tracker.load(culprit.bad_run))
             assert record is not None  # or there would have been nothing to mix
             # Any one layer keeps the culprit out of a build; settings are denied together.
             layers = [unit.column for unit in culprit.units if unit.kind == "layer"]
-            columns = set(layers[:1] or [unit.column for unit in culprit.units])
-            entries.append(DeniedTactic.of(record, columns, culprit.bad_run))
+            denied = layers[:1] or [unit.column for unit in culprit.units]
+            entries.append(DeniedTactic.of(record, denied, culprit.bad_run))
         return DenyList(entries=tuple(entries))
 
 
@@ -211,50 +206,56 @@ def merge_culprits(done: Sequence[BisectResult]) -> list[CampaignCulprit]:
     # A later bisection with that one as ``held`` adds what it needs.
     culprits: list[CampaignCulprit] = []
     for result in done:
-        new: list[tuple[Unit, ...]] = []
+        clauses: list[tuple[Unit, ...]] = []
         for bisected in result.culprits:
-            new += [tuple(bisected.units[i] for i in clause) for clause in bisected.clauses]
+            clauses += [tuple(bisected.units[i] for i in clause) for clause in bisected.clauses]
         if not result.held:
-            culprits += [CampaignCulprit(units, result.good_run, result.bad_run) for units in new]
+            culprits += [CampaignCulprit(units, result.good_run, result.bad_run) for units in clauses]
             continue
-        for position, culprit in [(p, c) for p, c in enumerate(culprits) if set(c.units) == set(result.held)][::-1]:
-            if new:
-                needed = [(*culprit.units, *(unit for unit in units if unit not in culprit.units)) for units in new]
-                culprits[position : position + 1] = [replace(culprit, units=units, settled=True) for units in needed]
+        merged: list[CampaignCulprit] = []
+        for culprit in culprits:
+            if set(culprit.units) != set(result.held):
+                merged.append(culprit)
+            elif clauses:
+                for units in clauses:
+                    needed = dict.fromkeys((*culprit.units, *units))
+                    merged.append(replace(culprit, units=tuple(needed), settled=True))
             elif result.outcome == "sufficient":
-                culprits[position] = replace(culprit, bad_with=(*culprit.bad_with, result.good_run))
+                merged.append(replace(culprit, bad_with=(*culprit.bad_with, result.good_run)))
             else:
-                culprits[position] = replace(culprit, good_with=(*culprit.good_with, result.good_run))
-    unrefuted = [
-        c for c in culprits if c.settled or len(c.good_with) < REFUTATIONS or len(c.good_with) <= len(c.bad_with)
-    ]
-    sets = [culprit.choices for culprit in unrefuted]
-    return [
-        culprit
-        for position, culprit in enumerate(unrefuted)
-        if not any(other < sets[position] for other in sets) and sets[position] not in sets[:position]
-    ]
+                merged.append(replace(culprit, good_with=(*culprit.good_with, result.good_run)))
+        culprits = merged
+    unrefuted: dict[frozenset[ChoiceKey], CampaignCulprit] = {}
+    for culprit in culprits:
+        if culprit.settled or len(culprit.good_with) < max(REFUTATIONS, len(culprit.bad_with) + 1):
+            unrefuted.setdefault(culprit.choices, culprit)
+    return [culprit for choices, culprit in unrefuted.items() if not any(other < choices for other in unrefuted)]
 
 
 def _transfer(culprit: CampaignCulprit, table: CampaignTable) -> BuildPair | None:
     """The good build for the next test of a culprit: the one least like its pair; None after some."""
-    rows = {name: row for row, name in enumerate(table.names)}
-    has = culprit.is_in(table)
-    good = [name for name in table.named(*PASSED) if name not in culprit.tried_in and not has[rows[name]]]
-    if culprit.settled or not good or sum(not has[rows[name]] for name in culprit.tried_in) >= MAX_TRANSFERS:
+    is_tried, has = table.is_named(*culprit.tried_in), culprit.is_in(table)
+    good = np.flatnonzero(table.with_verdict(*PASSED) & ~is_tried & ~has)
+    if culprit.settled or not len(good) or (is_tried & ~has).sum() >= MAX_TRANSFERS:
         return None
     # A choice that all builds so far share may be needed.
-    culprit_rows = [rows[name] for name in (culprit.good_run, culprit.bad_run, *culprit.tried_in)]
-    lacking = [(table.codes[rows[name]] != table.codes[culprit_rows]).all(axis=0).sum() for name in good]
+    tested = table.codes[is_tried | table.is_named(culprit.good_run, culprit.bad_run)]
+    lacking = [(table.codes[row] != tested).all(axis=0).sum() for row in good]
     best = int(np.argmax(lacking))
-    return BuildPair(good[best], culprit.bad_run, held=culprit.units) if lacking[best] else None
+    return BuildPair(table.names[good[best]], culprit.bad_run, held=culprit.units) if lacking[best] else None
 
 
-def most_alike(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:
-    """The good and the bad build with the fewest differing layers and settings."""
-    rows = {name: row for row, name in enumerate(table.names)}
-    good, bad = good[:_MAX_COMPARED], bad[:_MAX_COMPARED]
-    theirs = table.codes[[rows[name] for name in bad]]
-    distances = np.array([(theirs != table.codes[rows[name]]).sum(axis=1) for name in good])
+def have_all(table: CampaignTable, units: Sequence[Unit]) -> Bools:
+    """Which builds of a table have the bad build's choice of each unit."""
+    have: Bools = np.ones(len(table), np.bool_)
+    for unit in units:
+        have &= table.has(unit.column, unit.bad)
+    return have
+
+
+def most_alike(table: CampaignTable, good: Bools, bad: Bools) -> tuple[str, str]:
+    """The good and the bad build with the fewest differing layers and settings; of masks over all builds."""
+    good_rows, bad_rows = np.flatnonzero(good)[:_MAX_COMPARED], np.flatnonzero(bad)[:_MAX_COMPARED]
+    distances = np.array([(table.codes[bad_rows] != table.codes[row]).sum(axis=1) for row in good_rows])
     i, j = np.unravel_index(int(distances.argmin()), distances.shape)
-    return good[int(i)], bad[int(j)]
+    return table.names[good_rows[i]], table.names[bad_rows[j]]

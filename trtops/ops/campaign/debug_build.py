@@ -6,7 +6,6 @@ twice.
 """
 
 import contextlib
-import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.campaign.bisect import bisect
-from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult
+from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult, Unit
 from trtops.ops.campaign.bisection_planner import Planner
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
@@ -167,6 +166,11 @@ def debug_build(
     Raises ConfigError if the config contradicts itself, or that of the campaign to resume. Raises LogError if another
     process is working on the campaign. Raises TrtopsError for errors that prevent all builds; an error of one build is
     a verdict.
+
+    >>> check = trtops.CheckConfig(data="feed.npz")
+    >>> campaign = trtops.debug_build("model.onnx", trtops.DebugBuildConfig(check=check, until=2))
+    >>> campaign.good, campaign.bad
+    (2, 0)
     """
     tracker = tracker_or_default(tracker)
     mark_op()
@@ -194,67 +198,67 @@ def debug_build(
             run = tracker.start(experiment, name, kind="debug_build", tags={**(tags or {}), **first})
             stack.enter_context(_locked_campaign(run.id, tracker))
         stack.callback(close_workers)
-        campaign = Campaign(
-            run_id=run.id,
-            experiment=experiment,
-            model=str(loaded.path),
-            model_sha256=loaded.info.sha256,
-            config=config,
-            tags=tuple((tags or {}).items()),
-        )
-
-        def in_this_thread(campaign: Campaign, number: int) -> Future[CampaignBuild]:
-            future: Future[CampaignBuild] = Future()
-            future.set_result(iterate(campaign, number, tracker=tracker, evaluate_engine=evaluate))
-            return future
-
         try:
-            golden = _log_beginning(campaign, run, loaded, tracker, evaluate)
-            state = _CampaignState(replace(campaign, golden_sha256=golden), run, tracker, progress, began)
-            state.report(None)
-            while True:
-                for result in state.iterate(submit or in_this_thread):
-                    state.add(result)
-                    state.report(result)
-                if not state.can_bisect:
-                    return state.finish()
-                run_step("bisect", state.bisect, tags, evaluate)
+            campaign = Campaign(
+                run_id=run.id,
+                experiment=experiment,
+                model=str(loaded.path),
+                model_sha256=loaded.info.sha256,
+                config=config,
+                golden_sha256=_log_beginning(config, run, loaded, tracker, evaluate),
+                tags=tuple((tags or {}).items()),
+            )
+            return _CampaignState(campaign, run, tracker, evaluate, progress, began).run_to_end(submit)
         except BaseException as exc:
             run.fail(exc)
             raise
 
 
+@dataclass
 class _CampaignState:
     """The builds and bisections of a campaign so far; only this class writes the parent run."""
 
-    def __init__(
-        self,
-        campaign: Campaign,
-        run: Run,
-        tracker: Tracker,
-        progress: Callable[[CampaignProgress], None] | None,
-        began: float,
-    ) -> None:
-        self.campaign = campaign
-        self._run, self._tracker, self._progress = run, tracker, progress
-        self._began = began
-        info = tracker.info(campaign.run_id)
-        iterations = campaigns.iterations(tracker, info)
+    campaign: Campaign
+    run: Run
+    tracker: Tracker
+    evaluate: EngineEvaluator | None
+    progress: Callable[[CampaignProgress], None] | None
+    began: float
+
+    def __post_init__(self) -> None:
+        info, config = self.tracker.info(self.campaign.run_id), self.campaign.config
+        iterations = campaigns.iterations(self.tracker, info)
         self._interrupted = iterations.marked
-        self._table = campaigns.table_of(tracker, info, iterations.whole.values())
+        self._table = campaigns.table_of(self.tracker, info, iterations.whole.values())
         # Where builds are bad on one machine only, the tactics that it prefers are no culprits.
-        self._made_on = {info.id: campaigns.made_on(info) for info in iterations.whole.values()}
-        self._planner = Planner.read(tracker, info, campaign.config, iterations.whole.values())
-        drawn = (
-            number for number, iteration in iterations.whole.items() if iteration.params.get("options.tactic_seed")
-        )
-        self._drawn = set() if campaign.config.random_tactics else set(drawn)
-        taken = iterations.whole.keys() | iterations.running
+        self._made_on: dict[str, str] = {}
+        self._drawn: set[int] = set()  # numbers of iterations whose tactics were drawn after a timed first build
+        for number, iteration in iterations.whole.items():
+            self._made_on[iteration.id] = campaigns.made_on(iteration)
+            if iteration.params.get("options.tactic_seed") and not config.random_tactics:
+                self._drawn.add(number)
+        self._planner = Planner.read(self.tracker, info, config, iterations.whole.values())
         # Numbers of the iterations to make. Each is given out once.
-        self._missing = iter([number for number in range(campaign.config.limit) if number not in taken])
+        self._missing = iter(sorted(set(range(config.limit)) - iterations.whole.keys() - iterations.running))
         self._diff: TacticDiff | None = None
         self._written = self._diffed = 0  # numbers of builds when the table was last written, and last diffed
         self._update_diff()
+
+    def run_to_end(self, submit: Submit | None) -> DebugBuildResult:
+        """Make iterations and bisections in turns, until neither is needed."""
+        self.report(None)
+        while True:
+            for build in self.iterate(submit or self._iterate_in_this_thread):
+                self.add(build)
+                self.report(build)
+            if not self.can_bisect:
+                return self.finish()
+            run_step("bisect", self.bisect)
+
+    def _iterate_in_this_thread(self, campaign: Campaign, number: int) -> "Future[CampaignBuild]":
+        future: Future[CampaignBuild] = Future()
+        future.set_result(iterate(campaign, number, tracker=self.tracker, evaluate_engine=self.evaluate))
+        return future
 
     def iterate(self, submit: Submit) -> Iterator[CampaignBuild]:
         """Make iterations until there are enough; yields them as they finish."""
@@ -265,7 +269,7 @@ class _CampaignState:
                 if number is None:
                     break
                 # Without the culprits found so far, so that builds show what else is bad.
-                denied = self._planner.denied(self._tracker, self._table)
+                denied = self._planner.denied(self.tracker, self._table)
                 draws = self._planner.draws(self._table)
                 if draws:
                     self._drawn.add(number)
@@ -307,51 +311,52 @@ class _CampaignState:
     @property
     def _minutes_left(self) -> float | None:
         minutes = self.campaign.config.max_minutes
-        return None if minutes is None else minutes - (time.perf_counter() - self._began) / 60
+        return None if minutes is None else minutes - (time.perf_counter() - self.began) / 60
 
-    def bisect(self, tags: Mapping[str, str] | None, evaluate: EngineEvaluator | None) -> None:
+    def bisect(self) -> None:
         """Mix a good and a bad build with the rest of the budget, or resume an interrupted bisection."""
         config, planner = self.campaign.config, self._planner
-        bisect_pair = functools.partial(
-            bisect,
-            tracker=self._tracker,
-            tags=tags,
-            evaluate=evaluate,
-            progress=lambda done, max_builds: self.report(None, done),
-        )
-        if planner.unfinished is not None:  # its plan holds everything else
-            resumed = bisect_pair(planner.unfinished.id, config=BisectConfig(allow_scripts=True))
-            planner.add(resumed, len(self._table))
-            return
-        pair = planner.pair(self._table)
-        assert pair is not None
-        # A bisection reads the campaign's builds from the store.
-        campaigns.log_table(self._run, self._table)
-        result = bisect_pair(
-            pair.good,
-            pair.bad,
-            BisectConfig(
-                allow_scripts=True,  # this campaign runs them already
+        bisect_config = BisectConfig(allow_scripts=True)  # this campaign runs them already
+        bad: str | None = None
+        held: tuple[Unit, ...] = ()
+        if planner.unfinished is not None:
+            run = planner.unfinished.id  # its plan holds everything else
+        else:
+            pair = planner.pair(self._table)
+            assert pair is not None
+            run, bad, held = pair.good, pair.bad, pair.held
+            # A bisection reads the campaign's builds from the store.
+            campaigns.log_table(self.run, self._table)
+            bisect_config = replace(
+                bisect_config,
                 confidence=planner.confidence(),
                 max_builds=config.limit - len(self._table) - planner.trials,
                 max_minutes=self._minutes_left,
                 seed=config.seed + len(planner.done),
                 devices=config.devices,
-            ),
-            held_units=pair.held,
+            )
+        result = bisect(
+            run,
+            bad,
+            bisect_config,
+            tracker=self.tracker,
+            tags=dict(self.campaign.tags),
+            evaluate=self.evaluate,
+            progress=lambda done, max_builds: self.report(None, done),
+            held_units=held,
         )
         planner.add(result, len(self._table))
 
     def add(self, result: CampaignBuild) -> None:
         """Add an iteration."""
         self._table.append(result.run_id, result.verdict, result.tactics)
-        self._made_on[result.run_id] = campaigns.made_on(self._tracker.info(result.run_id))
+        self._made_on[result.run_id] = campaigns.made_on(self.tracker.info(result.run_id))
         count = len(self._table)
         # Diffing and writing read the whole table: at every build, they would cost the square of the campaign's length.
         if count <= _ALWAYS_DIFFED or count >= self._diffed * 1.02:
             self._update_diff()
         if count <= _ALWAYS_DIFFED // 4 or count >= self._written * 1.04:
-            campaigns.log_table(self._run, self._table)
+            campaigns.log_table(self.run, self._table)
             self._written = count
 
     def _update_diff(self) -> None:
@@ -361,7 +366,7 @@ class _CampaignState:
 
     def report(self, last: CampaignBuild | None, mixtures: int = 0) -> None:
         """Call the progress function; ``mixtures`` are those of a bisection in progress."""
-        if self._progress is not None:
+        if self.progress is not None:
             progress = CampaignProgress(
                 done=len(self._table),
                 limit=self.campaign.config.limit,
@@ -370,7 +375,7 @@ class _CampaignState:
                 diff=self._diff,
                 **campaigns.counts(self._table),
             )
-            self._progress(progress)
+            self.progress(progress)
 
     def finish(self) -> DebugBuildResult:
         """Log table, diff and result, and end the parent run."""
@@ -392,9 +397,9 @@ class _CampaignState:
             subject="" if config.command is not None else self.campaign.model,
             diff=tactic_diff,
         )
-        campaigns.log_table(self._run, self._table)
-        log_diff(self._run, tactic_diff)
-        op = OpRun(self._run, self._tracker, self.campaign.experiment)
+        campaigns.log_table(self.run, self._table)
+        log_diff(self.run, tactic_diff)
+        op = OpRun(self.run, self.tracker, self.campaign.experiment)
         title = f"debug build {Path(self.campaign.model).name}"
         return op.finish(result, artifact=schema.Artifact.CAMPAIGN_RESULT, title=title)
 
@@ -446,10 +451,9 @@ def _locked_campaign(campaign_id: str, tracker: Tracker) -> Iterator[None]:
 
 
 def _log_beginning(
-    campaign: Campaign, run: Run, model: Model, tracker: Tracker, evaluate: EngineEvaluator | None
+    config: DebugBuildConfig, run: Run, model: Model, tracker: Tracker, evaluate: EngineEvaluator | None
 ) -> str | None:
     """Log config, model and materials, unless an earlier process did; returns the digest of the golden outputs."""
-    config = campaign.config
     # Scripts that may not be run here are refused before they are sent to where iterations are made.
     for source in (config.check.data, config.calibration_data):
         check_source(source)

@@ -6,7 +6,8 @@ import shlex
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -67,12 +68,10 @@ def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> CampaignBuild:
     """Run an iteration of a campaign, in any thread, process or machine with access to store and model."""
-    request = TacticRequest(build=campaign.config.build_of(number, campaign.draws))
-    tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number)}
-    with op_run(
-        tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
-    ) as op:
-        built = build_and_evaluate(campaign, request, op.run, tracker=tracker, evaluate_engine=evaluate_engine)
+    requested = TacticRequest(build=campaign.config.build_of(number, campaign.draws))
+    builder = CampaignBuilder(campaign, tracker, evaluate_engine)
+    tags = {schema.Tag.ITERATION: str(number)}
+    built = builder.build(requested, f"iteration {number}", parent=campaign.run_id, tags=tags)
     return replace(built, number=number)
 
 
@@ -95,165 +94,182 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Campai
     return iterate(campaign, number, tracker=tracker)
 
 
-def build_and_evaluate(
-    campaign: Campaign,
-    request: TacticRequest,
-    run: Run,
-    *,
-    tracker: Tracker,
-    evaluate_engine: EngineEvaluator | None = None,
-) -> CampaignBuild:
-    """Build, evaluate, log to a run, and finish it with the verdict."""
-    model = _load_model(campaign.model)
-    # The file may have changed while the campaign was interrupted, or between two iterations.
-    if model.info.sha256 != campaign.model_sha256:
-        raise errors.InvalidModelError(
-            f"{campaign.model} has digest {model.info.sha256[:12]}; the campaign began with "
-            f"{campaign.model_sha256[:12]}. Restore it, or begin another campaign."
-        )
-    build_place = campaign.config.place
-    build: Build | None
-    with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
-        try:
-            command = own_check(campaign, evaluate_engine)
-            build = _build_engine(backend, model, campaign, request, run, tracker, command)
-            verdict, reasons, bad_in = _evaluate_build(campaign, model, backend, build, run, tracker, evaluate_engine)
-        except errors.BackendError as exc:
-            if isinstance(exc, _NOT_OF_THE_BUILD):
-                raise
-            # An error of the build is a verdict, with the last output of the child.
-            text = f"{type(exc).__name__}: {exc}"
-            run.log_text(text, schema.Artifact.BUILD_LOG)
-            run.set_tags({schema.Tag.ERROR: text[: schema.MAX_TAG]})
-            build, verdict, reasons, bad_in = None, "error", (text,), ()
-    if bad_in:
-        run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
-    precision = request.build.precision.upper() if build is None else check_precision(build).name
-    title = f"build {Path(campaign.model).name} in {precision}"
-    options = arguments_of(campaign.config.build) | arguments_of(campaign.config.check)
-    next_steps = {
-        "good": NextStep("runs promote", {"run": run.id}),
-        "bad": NextStep.after(options, "debug accuracy", {"model": campaign.model, "experiment": campaign.experiment}),
-    }
-    step = str(next_steps.get(verdict, ""))
-    present(run, tracker, Document(title=title, verdict=verdict, headline=verdict, reasons=reasons, next=step))
-    run.finish(verdict)
-    tactics = None if build is None else build.tactics
-    return CampaignBuild(run_id=run.id, verdict=verdict, reasons=reasons, tactics=tactics)
+@dataclass(frozen=True)
+class CampaignBuilder:
+    """Makes the builds of a campaign; ``evaluate`` is the Python callable that evaluates engines, if one does."""
+
+    campaign: Campaign
+    tracker: Tracker
+    evaluate: EngineEvaluator | None = None
+
+    def build(self, requested: TacticRequest, name: str, *, parent: str, tags: Mapping[str, str]) -> CampaignBuild:
+        """Build, evaluate, and log a complete run of this name, whatever the build does."""
+        experiment, tags = self.campaign.experiment, {**dict(self.campaign.tags), **tags}
+        with op_run(self.tracker, experiment, name, kind="iteration", tags=tags, parent=parent) as op:
+            return self._build_in(op.run, requested)
+
+    @property
+    def check_name(self) -> str:
+        """The command or Python callable that evaluates engines, as text; empty for a comparison of outputs."""
+        if self.evaluate is not None:
+            function = self.evaluate if hasattr(self.evaluate, "__qualname__") else type(self.evaluate)
+            return f"{function.__module__}.{function.__qualname__}"
+        command = self.campaign.config.command
+        return "" if command is None else shlex.join(command.command)
+
+    def denial_scope(self, bad: StoredRun) -> dict[str, Any]:
+        """The scope of a denied tactic, as fields of DeniedTactic, from a build made bad by it.
+
+        Without fields, it is for all: the model's own limits find that build bad as well. Otherwise it is for the
+        campaign's own limits, or for its command.
+        """
+        check = self.campaign.config.check
+        if self.check_name:
+            return {"command": self.check_name}
+        if check.tolerances is None or tested_aspect(bad.info) == "precision":
+            return {}
+        with contextlib.suppress(errors.TrtopsError):  # such as a number that was not recorded
+            build = builds.load_build(bad, engine=False)
+            report = Evaluation.from_json(bad.read_bytes(schema.Artifact.ACCURACY)).report
+            golden, model = str(_golden_file(self.tracker, self.campaign)), _load_model(self.campaign.model)
+            request = (model, check, build.spec.config, golden, build.calibration_cache)
+            with self._warm_backend() as backend:
+                limits = backend.worker.run(default_limits, *request, timeout=backend.timeout)
+            if not report.evaluate(limits):
+                return {}
+        return {"tolerances": check.tolerances.to_dict(), "limits": limits_text(check.tolerances)}
+
+    def _warm_backend(self) -> AbstractContextManager[IsolatedBackend]:
+        place = self.campaign.config.place
+        return warm_backend(place.backend, place.devices, place.timeout_seconds)
+
+    def _build_in(self, run: Run, requested: TacticRequest) -> CampaignBuild:
+        campaign, model = self.campaign, _load_model(self.campaign.model)
+        # The file may have changed while the campaign was interrupted, or between two iterations.
+        if model.info.sha256 != campaign.model_sha256:
+            raise errors.InvalidModelError(
+                f"{campaign.model} has digest {model.info.sha256[:12]}; the campaign began with "
+                f"{campaign.model_sha256[:12]}. Restore it, or begin another campaign."
+            )
+        build: Build | None
+        with self._warm_backend() as backend:
+            try:
+                build = self._build_engine(backend, model, requested, run)
+                verdict, reasons, bad_in = self._evaluate_build(backend, model, build, run)
+            except errors.BackendError as exc:
+                if isinstance(exc, _NOT_OF_THE_BUILD):
+                    raise
+                # An error of the build is a verdict, with the last output of the child.
+                text = f"{type(exc).__name__}: {exc}"
+                run.log_text(text, schema.Artifact.BUILD_LOG)
+                run.set_tags({schema.Tag.ERROR: text[: schema.MAX_TAG]})
+                build, verdict, reasons, bad_in = None, "error", (text,), ()
+        if bad_in:
+            run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
+        precision = requested.build.precision.upper() if build is None else check_precision(build).name
+        title = f"build {Path(campaign.model).name} in {precision}"
+        options = arguments_of(campaign.config.build) | arguments_of(campaign.config.check)
+        arguments = {"model": campaign.model, "experiment": campaign.experiment}
+        next_steps = {
+            "good": NextStep("runs promote", {"run": run.id}),
+            "bad": NextStep.after(options, "debug accuracy", arguments),
+        }
+        step = str(next_steps.get(verdict, ""))
+        document = Document(title=title, verdict=verdict, headline=verdict, reasons=reasons, next=step)
+        present(run, self.tracker, document)
+        run.finish(verdict)
+        tactics = None if build is None else build.tactics
+        return CampaignBuild(run_id=run.id, verdict=verdict, reasons=reasons, tactics=tactics)
+
+    def _build_engine(self, backend: IsolatedBackend, model: Model, requested: TacticRequest, run: Run) -> Build:
+        campaign, config = self.campaign, self.campaign.config
+        environment = backend.environment(requested.build)
+        run.log_params({schema.DEVICE_STATE.strip("."): backend.device_state(requested.build)})
+        calibrates = requested.build.calibrates
+        ranges = read_cache_file(config.calibration_cache, "calibration_cache") if calibrates else None
+        if requested.replay is None:
+            denied = campaign.denied
+            if config.use_deny_list:
+                listed = deny_list(self.tracker, environment, config.check.tolerances, self.check_name)
+                denied = DenyList(entries=(*listed.entries, *denied.entries))
+            caches = Caches(calibration=ranges, denied=denied)
+        else:  # a mixture or a proof has to make denied choices, to show what they do
+            timing = None
+            if requested.replayed_run:
+                timing = self.tracker.load(requested.replayed_run).get(schema.Artifact.TIMING_CACHE)
+            caches = Caches.replaying(requested.replay, timing, calibration=ranges)
+        if campaign.golden_sha256 is not None:
+            run.log_params({schema.AS_PARAM[schema.Tag.GOLDEN_SHA256]: campaign.golden_sha256})
+        data = CommandData(model, config.check, config.calibration_data)
+        build_request, spec = data.request(requested.build, environment, caches)
+        builds.log_spec(run, spec, environment)  # before the build, which may crash
+        build = backend.build(build_request)
+        builds.log_build(run, build, backend.engine_suffix)
+        return build
+
+    def _evaluate_build(
+        self, backend: IsolatedBackend, model: Model, build: Build, run: Run
+    ) -> tuple[Verdict, tuple[str, ...], tuple[BadIn, ...]]:
+        """The verdict of a build, the reasons for it, and its bad aspects."""
+        config = self.campaign.config
+        precision_check = check_precision(build, config.check.min_precision_share)
+        log_kernels(run, build)
+        if self.evaluate is None and config.command is None:
+            # In the child, since an engine that crashes when it runs must not end the campaign.
+            evaluation, pictures = backend.worker.run(
+                evaluate_in_child,
+                build.engine,
+                model,
+                config.check,
+                build.spec.config,
+                str(_golden_file(self.tracker, self.campaign)),
+                precision_check,
+                build.calibration_cache,
+                timeout=backend.timeout,
+            )
+            log_evaluation(run, evaluation.leaving_out(build.denied))
+            for path, png in pictures:
+                run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
+            return evaluation.verdict, evaluation.reasons, evaluation.bad_in
+        if self.evaluate is not None:
+            outcome = CheckOutcome.of(self.evaluate(build.engine))
+        else:
+            assert config.command is not None
+            outcome = self._check_by_command(config.command, build.engine, backend.engine_suffix, model)
+        # A check from outside does not see the precision that an engine computes in. Nothing is emulated for it: where
+        # that would count, the verdict stays the check's.
+        if precision_check.share is not None:
+            run.log_metrics({schema.Metric.KERNELS_LOWERED: precision_check.share})
+        verdict, reasons = _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
+        if verdict != "good" or precision_check.lowered or precision_check.emulation_counts:
+            return verdict, reasons, ("outputs",) if verdict == "bad" else ()
+        return "bad", (*reasons, precision_check.reason()), ("precision",)
+
+    def _check_by_command(self, check: CommandCheck, engine: Engine, suffix: str, model: Model) -> CheckOutcome:
+        """Evaluate an engine by an external command."""
+        config = self.campaign.config
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("check")) as folder:
+            file = Path(folder, f"engine{suffix}") if check.artifact is None else Path(check.artifact)
+            paths = {"{model}": file, "{engine}": file}
+            if check.wants("{golden}"):
+                paths["{golden}"] = Path(folder, "golden.json")
+                RunResults.load(_golden_file(self.tracker, self.campaign)).save(paths["{golden}"])
+            if check.wants("{inputs}"):
+                paths["{inputs}"] = Path(folder, "inputs.json")
+                feeds = config.check.open_for(model, profiles=config.build.profiles)
+                save_json(list(map(dict, feeds)), str(paths["{inputs}"]), "inputs of the check")
+            # The name of an artifact is the same for every build, so a later command must not find this build's.
+            file.write_bytes(engine.plan)
+            try:
+                return check.run(paths)
+            finally:
+                if check.artifact is not None:
+                    file.unlink(missing_ok=True)
 
 
 @functools.lru_cache(maxsize=4)
 def _load_model(path: str) -> Model:
     return Model.load(path)
-
-
-def own_check(campaign: Campaign, evaluate_engine: EngineEvaluator | None) -> str:
-    """The command or Python callable for the check of a campaign's engines, as text; empty for output comparison."""
-    if evaluate_engine is not None:
-        function = evaluate_engine if hasattr(evaluate_engine, "__qualname__") else type(evaluate_engine)
-        return f"{function.__module__}.{function.__qualname__}"
-    return "" if campaign.config.command is None else shlex.join(campaign.config.command.command)
-
-
-def denial_scope(campaign: Campaign, bad: StoredRun, tracker: Tracker, command: str) -> dict[str, Any]:
-    """The scope of a denied tactic, as fields of DeniedTactic, from a build made bad by it.
-
-    Without fields, it is for all: the model's own limits find that build bad as well. Otherwise it is for the
-    campaign's own limits, or for the ``command``.
-    """
-    tolerances = campaign.config.check.tolerances
-    if command:
-        return {"command": command}
-    if tolerances is None or tested_aspect(bad.info) == "precision":
-        return {}
-    build_place, model, check = campaign.config.place, _load_model(campaign.model), campaign.config.check
-    with contextlib.suppress(errors.TrtopsError):  # such as a number that was not recorded
-        build = builds.load_build(bad, engine=False)
-        report = Evaluation.from_json(bad.read_bytes(schema.Artifact.ACCURACY)).report
-        request = (model, check, build.spec.config, str(_golden_file(tracker, campaign)), build.calibration_cache)
-        with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
-            limits = backend.worker.run(default_limits, *request, timeout=backend.timeout)
-        if not report.evaluate(limits):
-            return {}
-    return {"tolerances": tolerances.to_dict(), "limits": limits_text(tolerances)}
-
-
-def _build_engine(
-    backend: IsolatedBackend,
-    model: Model,
-    campaign: Campaign,
-    request: TacticRequest,
-    run: Run,
-    tracker: Tracker,
-    command: str,
-) -> Build:
-    config = campaign.config
-    environment = backend.environment(request.build)
-    run.log_params({schema.DEVICE_STATE.strip("."): backend.device_state(request.build)})
-    calibrates = request.build.calibrates
-    ranges = read_cache_file(config.calibration_cache, "calibration_cache") if calibrates else None
-    if request.replay is None:
-        denied = campaign.denied
-        if config.use_deny_list:
-            listed = deny_list(tracker, environment, config.check.tolerances, command)
-            denied = DenyList(entries=(*listed.entries, *denied.entries))
-        caches = Caches(calibration=ranges, denied=denied)
-    else:  # a mixture or a proof has to make denied choices, to show what they do
-        timing = tracker.load(request.replayed_run).get(schema.Artifact.TIMING_CACHE) if request.replayed_run else None
-        caches = Caches.replaying(request.replay, timing, calibration=ranges)
-    if campaign.golden_sha256 is not None:
-        run.log_params({schema.AS_PARAM[schema.Tag.GOLDEN_SHA256]: campaign.golden_sha256})
-    data = CommandData(model, config.check, config.calibration_data)
-    build_request, spec = data.request(request.build, environment, caches)
-    builds.log_spec(run, spec, environment)  # before the build, which may crash
-    build = backend.build(build_request)
-    builds.log_build(run, build, backend.engine_suffix)
-    return build
-
-
-def _evaluate_build(
-    campaign: Campaign,
-    model: Model,
-    backend: IsolatedBackend,
-    build: Build,
-    run: Run,
-    tracker: Tracker,
-    evaluate_engine: EngineEvaluator | None,
-) -> tuple[Verdict, tuple[str, ...], tuple[BadIn, ...]]:
-    """The verdict of a build, the reasons for it, and its bad aspects."""
-    config = campaign.config
-    precision_check = check_precision(build, config.check.min_precision_share)
-    log_kernels(run, build)
-    if evaluate_engine is None and config.command is None:
-        # In the child, since an engine that crashes when it runs must not end the campaign.
-        evaluation, pictures = backend.worker.run(
-            evaluate_in_child,
-            build.engine,
-            model,
-            config.check,
-            build.spec.config,
-            str(_golden_file(tracker, campaign)),
-            precision_check,
-            build.calibration_cache,
-            timeout=backend.timeout,
-        )
-        log_evaluation(run, evaluation.leaving_out(build.denied))
-        for path, png in pictures:
-            run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
-        return evaluation.verdict, evaluation.reasons, evaluation.bad_in
-    if evaluate_engine is not None:
-        outcome = CheckOutcome.of(evaluate_engine(build.engine))
-    else:
-        assert config.command is not None
-        outcome = _check_by_command(config.command, build.engine, backend.engine_suffix, campaign, model, tracker)
-    # A check from outside does not see the precision that an engine computes in. Nothing is emulated for it: where that
-    # would count, the verdict stays the check's.
-    if precision_check.share is not None:
-        run.log_metrics({schema.Metric.KERNELS_LOWERED: precision_check.share})
-    verdict, reasons = _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
-    if verdict != "good" or precision_check.lowered or precision_check.emulation_counts:
-        return verdict, reasons, ("outputs",) if verdict == "bad" else ()
-    return "bad", (*reasons, precision_check.reason()), ("precision",)
 
 
 def evaluate_in_child(
@@ -333,11 +349,11 @@ def _golden_file(tracker: Tracker, campaign: Campaign) -> Path:
         file = Path(_golden_folder().name, f"{golden_sha256}.npz")
         if not file.exists():
             data = tracker.peek(campaign.run_id, schema.Artifact.GOLDEN)
-            if data is None or sha256(data) != golden_sha256:
-                problem = (
-                    "are gone" if data is None else f"have digest {sha256(data)[:12]}, expected {golden_sha256[:12]}"
-                )
-                raise incomplete(campaign.run_id, f"its golden outputs {problem}")
+            if data is None:
+                raise incomplete(campaign.run_id, "its golden outputs are gone")
+            if sha256(data) != golden_sha256:
+                digests = f"{sha256(data)[:12]}, expected {golden_sha256[:12]}"
+                raise incomplete(campaign.run_id, f"its golden outputs have digest {digests}")
             file.write_bytes(data)
     return file
 
@@ -347,29 +363,6 @@ def keep_golden(file: Path, digest: str) -> None:
     # The store may be away when the first iteration needs them.
     with _fetching:
         shutil.copyfile(file, Path(_golden_folder().name, f"{digest}.npz"))
-
-
-def _check_by_command(
-    check: CommandCheck, engine: Engine, suffix: str, campaign: Campaign, model: Model, tracker: Tracker
-) -> CheckOutcome:
-    """Evaluate an engine by an external command."""
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("check")) as folder:
-        file = Path(folder, f"engine{suffix}") if check.artifact is None else Path(check.artifact)
-        paths = {"{model}": file, "{engine}": file}
-        if check.wants("{golden}"):
-            paths["{golden}"] = Path(folder, "golden.json")
-            RunResults.load(_golden_file(tracker, campaign)).save(paths["{golden}"])
-        if check.wants("{inputs}"):
-            paths["{inputs}"] = Path(folder, "inputs.json")
-            feeds = campaign.config.check.open_for(model, profiles=campaign.config.build.profiles)
-            save_json([dict(feed) for feed in feeds], str(paths["{inputs}"]), "inputs of the check")
-        # The name of an artifact is the same for every build, so a later command must not find this build's.
-        file.write_bytes(engine.plan)
-        try:
-            return check.run(paths)
-        finally:
-            if check.artifact is not None:
-                file.unlink(missing_ok=True)
 
 
 def tested_aspect(bad: RunInfo) -> BadIn | None:

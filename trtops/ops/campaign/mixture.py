@@ -42,21 +42,20 @@ class Mixture:
         self._settings = tuple(dict(records[0].settings) | dict(records[1].settings))
         self.good_tactics, self.bad_tactics = map(self._completed, records)
         self.is_by_settings = self.good_tactics.mechanism == "onnxruntime"
-        settings, bad_settings = dict(self.good_tactics.settings), dict(self.bad_tactics.settings)
-        mine, theirs = ({c.layer: c for c in record.choices} for record in (self.good_tactics, self.bad_tactics))
-        layers = self.good_tactics.differing_layers(self.bad_tactics)
-        shared = [n for n in layers if n in mine and n in theirs and mine[n].replayable and theirs[n].replayable]
-        # ONNX Runtime replays settings only; its layers follow from them.
-        chosen = [] if self.is_by_settings else shared
-        self.consequences = tuple(name for name in layers if name not in chosen)
-        self.units = (
-            *(Unit(kind="layer", name=n, good=mine[n].tactic, bad=theirs[n].tactic) for n in chosen),
-            *(
-                Unit(kind="setting", name=name, good=value, bad=bad_settings[name])
-                for name, value in settings.items()
-                if value != bad_settings.get(name, value)
-            ),
-        )
+        good_choices, bad_choices = self.good_tactics.by_layer, self.bad_tactics.by_layer
+        units, consequences = [], []
+        for name in self.good_tactics.differing_layers(self.bad_tactics):
+            mine, theirs = good_choices.get(name), bad_choices.get(name)
+            # ONNX Runtime replays settings only; its layers follow from them.
+            if mine and theirs and mine.replayable and theirs.replayable and not self.is_by_settings:
+                units.append(Unit(kind="layer", name=name, good=mine.tactic, bad=theirs.tactic))
+            else:
+                consequences.append(name)
+        bad_settings = dict(self.bad_tactics.settings)
+        for name, value in self.good_tactics.settings:
+            if value != bad_settings.get(name, value):
+                units.append(Unit(kind="setting", name=name, good=value, bad=bad_settings[name]))
+        self.units, self.consequences = tuple(units), tuple(consequences)
 
     def _completed(self, record: TacticRecord) -> TacticRecord:
         """The record with the defaults of settings present only in the other build."""
@@ -69,13 +68,14 @@ class Mixture:
 
         Everything that is no unit is as in the build to ``start`` from, whose config and timing cache are used as well.
         """
-        run, start_record, other = (
-            (self.good, self.good_tactics, self.bad_tactics)
-            if start == "good"
-            else (self.bad, self.bad_tactics, self.good_tactics)
-        )
-        changed = {unit.column for unit, is_taken in zip(self.units, taken) if is_taken == (start == "good")}
-        theirs, values = {choice.layer: choice for choice in other.choices}, dict(other.settings)
+        run, start_record, other = self.good, self.good_tactics, self.bad_tactics
+        if start == "bad":
+            run, start_record, other = self.bad, self.bad_tactics, self.good_tactics
+        changed = set()
+        for unit, is_taken in zip(self.units, taken):
+            if is_taken == (start == "good"):
+                changed.add(unit.column)
+        theirs, values = other.by_layer, dict(other.settings)
         mixed_record = replace(
             start_record,
             choices=tuple(theirs[c.layer] if ("layer", c.layer) in changed else c for c in start_record.choices),
@@ -94,24 +94,28 @@ class Mixture:
         if got is None:
             return MixtureOutcome(None, tuple(unit.name for unit in self.units))
         built, good, bad = map(_choices_of, (self._completed(got), self.good_tactics, self.bad_tactics))
-        taken = np.array([built.get(unit.column) == bad.get(unit.column) for unit in self.units], np.bool_)
-        from_good = np.array([built.get(unit.column) == good.get(unit.column) for unit in self.units], np.bool_)
-        strayed = tuple(unit.name for unit, t, w in zip(self.units, taken, requested) if t != w)
-        bad_units = taken if (taken | from_good).all() else None  # else a unit has a third choice
+        taken, strayed, has_third_choice = np.zeros(len(self.units), np.bool_), [], False
+        for position, unit in enumerate(self.units):
+            choice = built.get(unit.column)
+            taken[position] = choice == bad.get(unit.column)
+            has_third_choice |= choice not in (good.get(unit.column), bad.get(unit.column))
+            if taken[position] != requested[position]:
+                strayed.append(unit.name)
+        bad_units = None if has_third_choice else taken
         followed = tuple(built.get(("layer", name)) == bad.get(("layer", name)) for name in self.consequences)
         if self.is_by_settings:  # settings decide the layers, and all settings were compared
-            return MixtureOutcome(bad_units, strayed, followed=followed)
+            return MixtureOutcome(bad_units, tuple(strayed), followed=followed)
         # Layers that cannot be replayed are free to change: copies between formats and the like come and go with their
         # neighbours' choices.
-        choices = (*got.choices, *self.good_tactics.choices, *self.bad_tactics.choices)
-        free = {choice.layer for choice in choices if not choice.replayable}
-        free |= {unit.name for unit in self.units} | set(self.consequences)
-        also_changed = [
-            name
-            for kind, name in dict.fromkeys([*good, *built])
-            if kind == "layer" and name not in free and built.get((kind, name)) != good.get((kind, name))
-        ]
-        return MixtureOutcome(bad_units, strayed, tuple(also_changed), followed)
+        free = {unit.name for unit in self.units} | set(self.consequences)
+        for choice in (*got.choices, *self.good_tactics.choices, *self.bad_tactics.choices):
+            if not choice.replayable:
+                free.add(choice.layer)
+        also_changed = []
+        for kind, name in dict.fromkeys([*good, *built]):
+            if kind == "layer" and name not in free and built.get((kind, name)) != good.get((kind, name)):
+                also_changed.append(name)
+        return MixtureOutcome(bad_units, tuple(strayed), tuple(also_changed), followed)
 
 
 def _load_tactics(run: StoredRun) -> TacticRecord:

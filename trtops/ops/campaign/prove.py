@@ -5,6 +5,7 @@ four kinds of builds, each a replay: the good build and the bad one unchanged (d
 all?), the good one with only the suspect put in, and the bad one with only the suspect taken out.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -16,14 +17,7 @@ from trtops import errors
 from trtops.next_step import NextStep
 from trtops.ops.campaign.bisection_planner import most_alike
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import (
-    EngineEvaluator,
-    build_and_evaluate,
-    denial_scope,
-    own_check,
-    tested_aspect,
-    verdict_in,
-)
+from trtops.ops.campaign.iteration import CampaignBuilder, EngineEvaluator, tested_aspect, verdict_in
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.registry.deny import builds_in, deny
@@ -36,7 +30,7 @@ from trtops.tactics.findings import Suspect
 from trtops.tactics.model import Bools
 from trtops.tactics.record import Column
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import Run, Tracker, Verdict
+from trtops.tracking.base import Tracker, Verdict
 from trtops.verdict import PASSED
 
 ProofOutcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
@@ -117,11 +111,6 @@ class ProveResult(OpResult):
         return "good" if self.outcome == "confirmed" else "bad"
 
     @property
-    def headline(self) -> str:
-        """The outcome."""
-        return self.outcome
-
-    @property
     def next_step(self) -> NextStep | None:
         """Pin the good build of the swap, unless its data proves nothing."""
         is_good = any(trial.swap == "good as it was" and trial.verdict == "good" for trial in self.trials)
@@ -163,11 +152,16 @@ def prove(
         progress: Called after each build.
 
     Raises ConfigError if the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
+
+    >>> campaign = trtops.debug_build("gpu_model.onnx", config)  # doctest: +SKIP
+    >>> trtops.prove(campaign.run_id).headline  # doctest: +SKIP
+    'confirmed'
     """
     tracker = tracker_or_default(tracker)
     config = ProveConfig() if config is None else config
     campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts).on(config.devices)
     campaign = replace(campaign, tags=tuple((tags or {}).items()))
+    builder = CampaignBuilder(campaign, tracker, evaluate)
     suspect, together, mixture = _choose_suspect(campaign, config, tracker)
     columns: set[Column] = {("layer", choice.layer) for choice in suspect.choices}
     columns |= {("setting", name) for name, _ in suspect.settings}
@@ -182,7 +176,7 @@ def prove(
             run = op.run
             run.log_params({"suspect": suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
             for swap in plan:
-                trials.append(_make_trial(swap, suspect, swapped, mixture, campaign, run, tracker, evaluate))
+                trials.append(_make_trial(swap, suspect, swapped, mixture, builder, run.id))
                 if progress is not None:
                     progress(len(trials), len(plan))
             outcome, summary = conclude(trials)
@@ -201,8 +195,7 @@ def prove(
                 made_bad = next((t.run_id for t in trials if t.swap == "in" and t.verdict == "bad"), None)
                 scope = {}
                 if outcome == "confirmed" and made_bad is not None:
-                    command = own_check(campaign, evaluate)
-                    scope = run_step("check limits", denial_scope, campaign, tracker.load(made_bad), tracker, command)
+                    scope = run_step("check limits", builder.denial_scope, tracker.load(made_bad))
                 entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id, **scope)
                 run.log_json(entry, schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome})
@@ -236,36 +229,26 @@ def _choose_suspect(campaign: Campaign, config: ProveConfig, tracker: Tracker) -
         choices=tuple(chain.from_iterable(member.choices for member in several)),
         settings=tuple(dict.fromkeys(chain.from_iterable(member.settings for member in several))),
     )
-    having = set(builds_with(table, suspect))
-    good = [name for name in table.named(*PASSED) if name not in having]
-    bad = [name for name in table.named("bad") if name in having]
-    if not good or not bad:
-        lacking = "good build without" if not good else "bad build with"
+    have = builds_with(table, suspect)
+    good, bad = table.with_verdict(*PASSED) & ~have, table.with_verdict("bad") & have
+    if not good.any() or not bad.any():
+        lacking = "bad build with" if good.any() else "good build without"
         raise errors.ConfigError(f"There is no {lacking} {suspect.describe()}, so nothing can be swapped. Build more.")
     return suspect, len(several) > 1, Mixture(*(tracker.load(name) for name in most_alike(table, good, bad)))
 
 
 def _make_trial(
-    swap: Swap,
-    suspect: Suspect,
-    swapped: Bools,
-    mixture: Mixture,
-    campaign: Campaign,
-    proof: Run,
-    tracker: Tracker,
-    evaluate: EngineEvaluator | None,
+    swap: Swap, suspect: Suspect, swapped: Bools, mixture: Mixture, builder: CampaignBuilder, parent: str
 ) -> ProofTrial:
     """Make one build of a proof; ``swapped`` are the suspect's units among the mixture's."""
     name, start, has_suspect = _SWAPS[swap]
     taken: Bools = np.where(swapped, has_suspect, start == "bad")
     runs = (mixture.good.info.id, mixture.bad.info.id)
     evidence = " ".join(runs if start == "good" else runs[::-1])  # the build that it starts from comes first
-    tags = {**dict(campaign.tags), schema.Tag.TRIAL: swap, schema.Tag.EVIDENCE: evidence}
-    request = mixture.request(taken, start=start)
-    with op_run(tracker, campaign.experiment, name, kind="iteration", tags=tags, parent=proof.id) as op:
-        built = build_and_evaluate(campaign, request, op.run, tracker=tracker, evaluate_engine=evaluate)
+    tags = {schema.Tag.TRIAL: swap, schema.Tag.EVIDENCE: evidence}
+    built = builder.build(mixture.request(taken, start=start), name, parent=parent, tags=tags)
     outcome = mixture.outcome(taken, built.tactics)
-    suspect_units = {unit.name for unit, is_own in zip(mixture.units, swapped) if is_own}
+    suspect_units = {unit.name for unit in itertools.compress(mixture.units, swapped)}
     strayed = suspect_units & set(outcome.strayed)
     if built.tactics is not None:
         # The suspect's layers may include some that follow from its units.
@@ -273,8 +256,8 @@ def _make_trial(
         strayed |= {choice.layer for choice in suspect.choices} & set(built.tactics.differing_layers(expected))
     return ProofTrial(
         swap=swap,
-        run_id=op.run.id,
-        verdict=verdict_in(tested_aspect(mixture.bad.info), tracker.info(op.run.id)) or built.verdict,
+        run_id=built.run_id,
+        verdict=verdict_in(tested_aspect(mixture.bad.info), builder.tracker.info(built.run_id)) or built.verdict,
         followed=built.tactics is not None and not strayed,
         also_changed=tuple(name for name in (*outcome.strayed, *outcome.also_changed) if name not in suspect_units),
         reason="; ".join(built.reasons)[:1000],
@@ -297,21 +280,22 @@ def conclude(trials: Iterable[ProofTrial]) -> tuple[ProofOutcome, str]:
     if strayed is not None:
         reason = f"the replay was not followed{_reason_text(strayed)}"
         return "not isolable", f"The suspect could not be swapped {strayed.swap}: {reason}."
-    bad_in, good_out = [t.verdict == "bad" for t in by["in"]], [t.verdict == "good" for t in by["out"]]
+    bad_in = sum(trial.verdict == "bad" for trial in by["in"])
+    good_out = sum(trial.verdict == "good" for trial in by["out"])
     counted = (
-        f"put into a good build, {sum(bad_in)} of {len(bad_in)} bad; taken out of a bad one, {sum(good_out)} of "
-        f"{len(good_out)} good"
+        f"put into a good build, {bad_in} of {len(by['in'])} bad; taken out of a bad one, {good_out} of "
+        f"{len(by['out'])} good"
     )
-    if len(set(bad_in)) > 1 or len(set(good_out)) > 1:
+    if bad_in not in (0, len(by["in"])) or good_out not in (0, len(by["out"])):
         return "not isolable", f"Equal tactics gave good and bad builds: {counted}. Is the check repeatable?"
     others = sorted(set(chain.from_iterable(trial.also_changed for trial in swapped)))
-    if others and bad_in[0]:
+    if others and bad_in:
         other_changes = f"Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
         return "not isolable", f"The suspect was not swapped alone, so nothing is proved: {counted}. {other_changes}"
-    if bad_in[0]:
-        other_fault = "" if good_out[0] else "; the bad build has something else wrong as well"
+    if bad_in:
+        other_fault = "" if good_out else "; the bad build has something else wrong as well"
         return "confirmed", f"Confirmed: {counted}{other_fault}."
-    if good_out[0]:
+    if good_out:
         return "not isolable", f"It fails only together with something else: {counted}."
     return "refuted", f"Refuted: {counted}."
 

@@ -12,7 +12,6 @@ from trtops import errors
 from trtops.backend.onnx.messages import ModelProto
 from trtops.backend.onnx.model import Model
 from trtops.metadata import Shape, TensorMetadata
-from trtops.ops.result import model_file
 from trtops.record import Config
 
 if TYPE_CHECKING:
@@ -27,27 +26,6 @@ def open_model(source: Source) -> Model:
     if isinstance(source, Model):
         return source
     return Model.from_proto(source) if isinstance(source, ModelProto) else Model.load(source)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The name of an op's model."""
-
-    name: str  # the file's name without the extension
-    file: Path | None = None  # None for a model in memory
-
-    @classmethod
-    def of(cls, model: Source, file: str | Path | None = None) -> Subject:
-        """Name a model; ``file`` is the source file of a model in memory."""
-        # Without reading it: the run of an op begins before, and records an unreadable model as its error.
-        if file is None and not isinstance(model, ModelProto):
-            file = model.path if isinstance(model, Model) else model_file(model)
-        if file is not None:
-            return cls(Path(file).stem, Path(file))
-        return cls(model.name if isinstance(model, Model) else "model")
-
-    def __str__(self) -> str:
-        return self.name if self.file is None else self.file.name
 
 
 def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> TensorMetadata:

@@ -97,6 +97,12 @@ def resolve(
         environment: The device and release (default: this machine's).
         name: The registered model that is searched first (default: the file's name without its ending).
         keys: Public keys, as PEM files: the engine's run must be signed with one of them.
+
+    >>> check = trtops.CheckConfig(data="feed.npz")
+    >>> build = trtops.convert("model.onnx", trtops.ConvertConfig(check=check))
+    >>> accepted = trtops.promote(build.run_id)
+    >>> trtops.resolve("model.onnx").run_id == accepted.run_id
+    True
     """
     tracker = tracker_or_default(tracker)
     loaded_model = model if isinstance(model, Model) else Model.load(model)

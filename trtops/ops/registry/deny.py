@@ -62,6 +62,9 @@ def deny(
 
     A proof at limits or by a check that only its user asked for denies builds that are checked in that way; ``always``
     denies all builds. ConfigError if the run is not a proof, or it confirmed nothing.
+
+    >>> trtops.deny(proof.run_id).headline  # doctest: +SKIP
+    'FastGelu'
     """
     tracker = tracker_or_default(tracker)
     proof_run = run_id_of(proof_run, tracker)
@@ -127,17 +130,16 @@ def deny_list(
         log.warning("The deny-list cannot be read, so that the build may use a tactic on it: %s", exc)
         return DenyList()
     pardoned = {info.tags.get(schema.Tag.PARDONED) for info in entry_runs}
-    runs = [
-        info.id for info in reversed(entry_runs) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags
-    ]
     entries = []
-    for run_id in runs:
+    for info in reversed(entry_runs):
+        if info.id in pardoned or schema.Tag.PARDONED in info.tags:
+            continue
         try:
-            entry = DeniedTactic.from_json(tracker.load(run_id).read_bytes(schema.Artifact.DENIED))
+            entry = DeniedTactic.from_json(tracker.load(info.id).read_bytes(schema.Artifact.DENIED))
             if _applies(entry, tolerances, command):
-                entries.append(replace(entry, run=run_id))
+                entries.append(replace(entry, run=info.id))
         except errors.TrtopsError as exc:
-            pardon_step = NextStep("runs pardon", {"run": run_id, "why": "it cannot be read"})
+            pardon_step = NextStep("runs pardon", {"run": info.id, "why": "it cannot be read"})
             log.warning("An entry of the deny-list is ignored: %s Prove it again, or: %s", exc, pardon_step)
     return DenyList(entries=tuple(entries))
 

@@ -62,6 +62,7 @@ class PromoteResult(OpResult):
     """
 
     title: str = "promote"
+    verdict: Verdict = "good"  # always: any other engine is an error, and not accepted
     source_run: str
     name: str
     alias: str
@@ -70,11 +71,6 @@ class PromoteResult(OpResult):
     coverage: float
     evaluation: Evaluation
     agreement: Evaluation
-
-    @property
-    def verdict(self) -> Verdict:
-        """Always ``good``: any other engine is an error, and not accepted."""
-        return "good"
 
     @property
     def headline(self) -> str:
@@ -112,6 +108,11 @@ def promote(
             requested precision, or does not agree with the good run's. Nothing is registered then.
         TacticMismatchError: If some tactic was not followed.
         IncompleteRunError: If the run is not complete.
+
+    >>> check = trtops.CheckConfig(data="feed.npz")
+    >>> build = trtops.convert("model.onnx", trtops.ConvertConfig(check=check))
+    >>> trtops.promote(build.run_id).alias
+    'model-..._device-..._onnxruntime-...'
     """
     tracker = tracker_or_default(tracker)
     config = PromoteConfig() if config is None else config

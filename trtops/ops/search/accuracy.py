@@ -5,7 +5,6 @@ Every tensor is compared, in order of execution, in windows that fit into memory
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,8 +30,9 @@ from trtops.next_step import NextStep, arguments_of
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.right_model import RightModel
-from trtops.ops.model.model_files import Source, Subject, open_model
-from trtops.ops.result import OpResult, op_run, run_step
+from trtops.ops.model.model_files import Source, open_model
+from trtops.ops.result import OpResult, run_step
+from trtops.ops.search.search_run import search_run
 from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
@@ -248,9 +248,11 @@ def accuracy(
 
     ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). The model
     itself is taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
+
+    >>> result = trtops.accuracy("model.onnx", trtops.Emulated("fp16"))
+    >>> result.verdict, result.first_nonfinite
+    ('good', None)
     """
-    started = time.perf_counter()
-    subject = Subject.of(model, file)
     tested: Precision = "fp32"
     side = getattr(actual, "__qualname__", type(actual).__qualname__)
     options = {} if feeds is not None else arguments_of(config)  # feeds in memory have no option
@@ -260,62 +262,47 @@ def accuracy(
         tested, side = actual.precision, f"{actual.backend} {actual.precision}"
     elif isinstance(actual, Emulated):
         tested, side = actual.to, f"emulated {actual.to}"
-    name = f"{subject.name} accuracy {side}"
-    with op_run(
-        tracker, experiment or subject.name, name, kind="accuracy", model=subject.file, tags=tags, parent=parent
-    ) as op:
-        run = op.run
-        opened = run_step("load", open_model, model)
+    with search_run(
+        "accuracy", model, file, side=side, tracker=tracker, experiment=experiment, tags=tags, parent=parent
+    ) as search:
         profiles = actual.profiles if isinstance(actual, BuildConfig) else ()
-        source = config.open_for(opened, feeds, profiles=profiles)
+        source = config.open_for(search.model, feeds, profiles=profiles)
         samples = [dict(feed) for feed in source]
-        tolerances = tolerances_for(tested, config.tolerances, opened)
+        tolerances = tolerances_for(tested, config.tolerances, search.model)
         # Masks hold the smallest FP32 number, which a lower precision cannot represent and clamps.
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
         timing_feed = {name: np.asarray(array) for name, array in samples[0].items()}
         make = Built(actual, timing_feed) if isinstance(actual, BuildConfig) else actual
-        comparison = _Comparison(opened.proto(lean=True), make, samples, tolerances, config.tolerances is not None)
-        with naming_assumed(opened, source):
-            compared = run_step("compare", comparison.run)
-        seconds = time.perf_counter() - started
-        subject_file = str(subject.file or "")
-        result = replace(
-            compared,
-            title=f"accuracy {subject}",
-            subject=subject_file,
-            seconds=seconds,
-            precision=tested,
-            options=options,
+        comparison = _Comparison(
+            search.model.proto(lean=True), make, samples, tolerances, config.tolerances is not None
         )
-        run.log_params({"model": opened.name, **config.to_dict()})
+        with naming_assumed(search.model, source):
+            result = run_step("compare", comparison.run)
+        result = replace(result, seconds=search.seconds, precision=tested, options=options)
+        search.op.run.log_params({"model": search.model.name, **config.to_dict()})
+        search.op.run.log_table(schema.Artifact.ACCURACY_TENSORS, _TENSOR_COLUMNS, map(_cells, result.tensors))
         numbers = {
             "tensors": len(result.tensors),
             "differing": sum(t.verdict == "bad" for t in result.tensors),
             "largest_error": max((t.error for t in result.tensors), default=0.0),
+            "seconds": result.seconds,
         }
-        run.log_metrics(schema.family(schema.Metric.ACCURACY, seconds=result.seconds, **numbers))
-        run.log_table(schema.Artifact.ACCURACY_TENSORS, _TENSOR_COLUMNS, map(_cells, result.tensors))
-        return op.finish(result, artifact=schema.Artifact.ACCURACY_RESULT)
+        return search.finish(result, schema.Metric.ACCURACY, numbers, schema.Artifact.ACCURACY_RESULT)
 
 
+@dataclass
 class _Comparison:
     """One comparison of two sides. Errors of tensors are collected in order of execution."""
 
-    def __init__(
-        self,
-        model: onnx.ModelProto,
-        actual: MakeRunner,
-        feeds: Sequence[Feed],
-        tolerances: Tolerances,
-        user_tolerances: bool,
-    ) -> None:
-        self.model = model
-        self.actual = actual
-        self.feeds = feeds
-        self.tolerances = tolerances
-        self.user_tolerances = user_tolerances
-        self.cutter = Cutter(model)
+    model: onnx.ModelProto
+    actual: MakeRunner
+    feeds: Sequence[Feed]
+    tolerances: Tolerances
+    has_user_tolerances: bool
+
+    def __post_init__(self) -> None:
+        self.cutter = Cutter(self.model)
         # The node that makes each tensor that can be observed.
         self.makers: dict[str, int] = {}
         for index in self.cutter.order:
@@ -323,14 +310,13 @@ class _Comparison:
         self.tensor_errors: dict[str, TensorError] = {}
         # Types and shapes, inferred from the shapes of the largest feed, since windows must fit it. Small weights are
         # kept, because shapes are computed from them.
-        largest = max(
-            ({n: np.shape(a) for n, a in f.items()} for f in feeds), key=lambda s: sum(map(math.prod, s.values()))
-        )
-        bare = copying.copy_model(model, copying.put_small(4096))
+        largest = max(self.feeds, key=lambda feed: sum(map(np.size, feed.values())))
+        bare = copying.copy_model(self.model, copying.put_small(4096))
         for value in bare.graph.input:
             if value.name in largest and value.type.WhichOneof("value") == "tensor_type":
                 element = value.type.tensor_type.elem_type
-                value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, element, largest[value.name]))
+                shape = np.shape(largest[value.name])
+                value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, element, shape))
         shapes.infer_shapes(bare)
         self.values = shapes.values(bare.graph)
 
@@ -352,7 +338,7 @@ class _Comparison:
             compared = {output.name: output for output in report.outputs}
             observed_differs |= any(compared[name].verdict == "bad" for name in outputs)
             for name in window:
-                self.tensor_errors[name] = self._tensor_error(compared[name], [arrays[name] for arrays in golden])
+                self.tensor_errors[name] = self._tensor_error(compared[name])
             golden_outputs = [{name: arrays[name] for name in outputs} for arrays in golden]
             del actual, golden  # the next window is as large
         plain = unobserved if right is None else right.aligned(unobserved)
@@ -425,7 +411,7 @@ class _Comparison:
 
     def _right_model(self, golden: list[dict[str, Any]]) -> RightModel | None:
         """The model with its present outputs, for engines whose tolerances are not given."""
-        if self.user_tolerances or not isinstance(self.actual, Built):
+        if self.has_user_tolerances or not isinstance(self.actual, Built):
             return None
         results = RunResults()
         results.add(golden)
@@ -444,7 +430,7 @@ class _Comparison:
                 return [dict(runner.infer(self.feeds[0]))]
             return [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in self.feeds]
 
-    def _tensor_error(self, compared: OutputComparison, golden: Sequence[Any]) -> TensorError:
+    def _tensor_error(self, compared: OutputComparison) -> TensorError:
         node = self.model.graph.node[self.makers[compared.name]]
         name = node_name(node)
         statistics = compared.statistics
@@ -469,7 +455,7 @@ class _Comparison:
             error=error,
             growth=error / before if 0 < before < math.inf else None,
             max_abs=math.nan if statistics is None else statistics.max_abs,
-            magnitude=max(map(_largest_finite, golden)),
+            magnitude=0.0 if statistics is None else statistics.scale or 0.0,
             nonfinite=nonfinite,
             reference_nans=reference_nans,
             layer=layers.get(compared.name) or layers.get(name, ""),
@@ -482,12 +468,3 @@ class _Comparison:
 
     def _error_before(self, tensor: str) -> float:
         return max((entry.error for entry in self._read_by_maker(tensor)), default=0.0)
-
-
-def _largest_finite(array: Any) -> float:
-    """The largest finite absolute value; 0 for text and empty arrays."""
-    array = np.asarray(array)
-    if array.dtype.kind not in "fiu" or not array.size:
-        return 0.0
-    largest = max(float(array.max()), -float(array.min()))
-    return largest if math.isfinite(largest) else float(np.abs(array[np.isfinite(array)]).max(initial=0))

@@ -3,11 +3,11 @@
 Each set of nodes is tested by writing its Casts into the ONNX model and running that.
 """
 
+import glob
 import itertools
 import logging
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -33,11 +33,12 @@ from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assume
 from trtops.ops.evaluation.kept_layers import KeptLayersResult, LayerCost
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.undefined import NanRows, Undefined, find_undefined
-from trtops.ops.model.model_files import Source, Subject, open_model
-from trtops.ops.result import op_run, run_step
+from trtops.ops.model.model_files import Source
+from trtops.ops.result import run_step
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
+from trtops.ops.search.search_run import search_run
 from trtops.ops.search.submodel import CheckOutcome, onnxruntime_runner
 from trtops.record import refuse_unused
 from trtops.reports.document import Chart, Point, Section
@@ -105,7 +106,7 @@ class Candidate:
     def rewritten(self) -> Rewritten:
         """The model in mixed precision; inputs and outputs stay FP32."""
         # As patterns that match one name only, also if it contains wildcards.
-        literal = ["".join(f"[{c}]" if c in "*?[" else c for c in name) for name in sorted(self.keep)]
+        literal = map(glob.escape, sorted(self.keep))
         weights = Path(self._folder.name) if is_lean(self.original) else None
         return lower_precision(self.original, self.config.to, exclude=[*self.config.exclude, *literal], weights=weights)
 
@@ -181,11 +182,6 @@ class PrecisionResult(KeptLayersResult):
         return "bad" if self.outcome == "bad" else "good"
 
     @property
-    def headline(self) -> str:
-        """The outcome."""
-        return self.outcome
-
-    @property
     def next_step(self) -> NextStep | None:
         """Build the model in mixed precision, if it was written."""
         if not (self.run_id and self.path and self.verdict == "good"):
@@ -253,6 +249,9 @@ def precision(
     ``evaluate`` says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs
     a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
     ConfigError if an excluded name matches nothing, or the output is the model's own file.
+
+    >>> trtops.precision("model.onnx", trtops.PrecisionConfig(to="bf16")).headline
+    'good'
     """
     if evaluate is not None:
         if config.fastest:
@@ -262,27 +261,20 @@ def precision(
         unused = ("data", "input_shapes", "iterations", "seed", "tolerances")
         used = " ".join(field.name for field in fields(config) if field.name not in unused)
         refuse_unused(config, {"": used}, op="precision with a check")
-    subject = Subject.of(model, file)
-    name = f"{subject.name} precision"
-    with op_run(
-        tracker, experiment or subject.name, name, kind="precision", model=subject.file, tags=tags, parent=parent
-    ) as op:
-        run = op.run
-        started = time.perf_counter()
-        opened = run_step("load", open_model, model)
-        if config.output is not None and Path(config.output).resolve() in {path.resolve() for path in opened.files()}:
-            raise errors.ConfigError(f"output is {config.output!r}, which is the model itself. Use another path.")
-        search = _PrecisionSearch(opened, config, feeds, runner, evaluate, progress)
-        search_result, candidate = run_step("search", search.run)
-        seconds = time.perf_counter() - started
-        result = replace(search_result, title=f"precision {subject}", subject=str(subject.file or ""), seconds=seconds)
+    with search_run(
+        "precision", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent
+    ) as search:
+        search.check_outputs(output=config.output)
+        nodes = _PrecisionSearch(search.model, config, feeds, runner, evaluate, progress)
+        result, candidate = run_step("search", nodes.run)
+        result = replace(result, seconds=search.seconds)
         if config.output is not None:
             save_model(candidate.rewritten.model, config.output)
-        run.log_params({"model": opened.name, **config.to_dict()})
+        search.op.run.log_params({"model": search.model.name, **config.to_dict()})
+        search.op.run.log_text("".join(f"{name}\n" for name in result.keep), schema.Artifact.PRECISION_KEPT)
         numbers = {name: getattr(result, name) or 0.0 for name in ("nodes", "checks", "seconds", "excess")}
-        run.log_metrics(schema.family(schema.Metric.PRECISION, kept=len(result.keep), **numbers))
-        run.log_text("".join(f"{name}\n" for name in result.keep), schema.Artifact.PRECISION_KEPT)
-        return op.finish(result, artifact=schema.Artifact.PRECISION_RESULT)
+        numbers["kept"] = len(result.keep)
+        return search.finish(result, schema.Metric.PRECISION, numbers, schema.Artifact.PRECISION_RESULT)
 
 
 class _PrecisionSearch:
@@ -336,8 +328,9 @@ class _PrecisionSearch:
         if self.config.fastest and outcome != "bad":
             fewest, keep = keep, self.fastest(keep)
             minimal = minimal and keep == fewest
-            places = {"fastest": keep, "fewest in FP32": fewest, "all in FP32": self.everything}
-            latencies = {label: ms for label, items in places.items() if (ms := self.latency(items)) is not None}
+            for label, items in (("fastest", keep), ("fewest in FP32", fewest), ("all in FP32", self.everything)):
+                if (milliseconds := self.latency(items)) is not None:
+                    latencies[label] = milliseconds
         step = self.search.answers.get(keep)
         candidate = self.candidate(keep)
         names = tuple(self.names[index] for index in sorted(keep))
@@ -386,10 +379,12 @@ class _PrecisionSearch:
             sets.append(fewest.union(*(range(low, high) for low, high in pairs if high - low <= gap)))
         self.search.max_tests = None  # the limit on checks is for the search; these few are checked in any case
         passing = [items for items in dict.fromkeys(sets) if items == fewest or self.search.holds(items)]
-        measured = {items: self.latency(items) for items in passing}
-        timed = {items: latency for items, latency in measured.items() if latency is not None}
-        limit = min(timed.values(), default=0.0) * _AS_FAST
-        return min((items for items, latency in timed.items() if latency <= limit), key=len, default=fewest)
+        measured: dict[Items, float] = {}
+        for items in passing:
+            if (latency := self.latency(items)) is not None:
+                measured[items] = latency
+        limit = min(measured.values(), default=0.0) * _AS_FAST
+        return min((items for items, latency in measured.items() if latency <= limit), key=len, default=fewest)
 
     def candidate(self, items: Items) -> Candidate:
         """The candidate with these nodes in FP32."""

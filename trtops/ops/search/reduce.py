@@ -12,7 +12,6 @@ observed once at the beginning. The search works on *parts* of the model, number
 
 import logging
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -35,9 +34,10 @@ from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.data import DataConfig, Feeds, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
-from trtops.ops.model.model_files import SaveConfig, Source, Subject, open_model
-from trtops.ops.result import OpResult, op_run, run_step
+from trtops.ops.model.model_files import SaveConfig, Source
+from trtops.ops.result import OpResult, run_step
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
+from trtops.ops.search.search_run import search_run
 from trtops.ops.search.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
 from trtops.record import Record
 from trtops.spec import BuildConfig
@@ -136,7 +136,7 @@ class ReduceResult(OpResult):
     nodes: int  # in the whole model, without Constants
     checks: int
     resumed: int = 0  # answers taken from a replay
-    seconds: float
+    seconds: float = 0.0
     detail: str = ""  # how the whole model fails, or why it does not
 
     @property
@@ -191,20 +191,23 @@ def reduce(
     ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check.
     ConfigError if the replay belongs to another search, or an output path is the model's own. Any exception of the
     check on the whole model passes through; on a part it counts as another failure.
+
+    >>> def has_no_relu(part):
+    ...     return all(node.op_type != "Relu" for node in part.proto.graph.node)
+    >>> result = trtops.reduce("model.onnx", has_no_relu)
+    >>> len(result.culprit.nodes), result.culprit.nodes[0].op
+    (1, 'Relu')
     """
-    subject = Subject.of(model, file)
-    name = f"{subject.name} reduce"
-    with op_run(
-        tracker, experiment or subject.name, name, kind="reduce", model=subject.file, tags=tags, parent=parent
-    ) as op:
-        run = op.run
-        opened = run_step("load", open_model, model)
-        search_result, steps = run_step("search", _find_culprit, opened, check, config, feeds, progress)
-        result = replace(search_result, title=f"reduce {subject}", subject=str(subject.file or ""))
-        run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
-        if run is not NO_RUN:
-            _log_result(run, result, steps)
-        return op.finish(result, artifact=schema.Artifact.REDUCE_RESULT)
+    with search_run("reduce", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent) as search:
+        search.check_outputs(output=config.output, min_good=config.min_good, artifact=getattr(check, "artifact", None))
+        result, steps = run_step("search", _find_culprit, search.model, check, config, feeds, progress)
+        result = replace(result, seconds=search.seconds)
+        search.op.run.log_params({"model": search.model.name, "check": describe(check), **config.to_dict()})
+        if search.op.run is not NO_RUN:
+            _log_files(search.op.run, result, steps)
+        numbers = {"nodes": result.nodes, "checks": result.checks, "seconds": result.seconds}
+        numbers["culprit_nodes"] = len(result.culprit.nodes) if result.culprit else 0
+        return search.finish(result, schema.Metric.REDUCE, numbers, schema.Artifact.REDUCE_RESULT)
 
 
 def _find_culprit(
@@ -214,12 +217,6 @@ def _find_culprit(
     feeds: Iterable[Feed] | None,
     progress: Callable[[Step], None] | None,
 ) -> tuple[ReduceResult, Sequence[Step]]:
-    started = time.perf_counter()
-    used = {path.resolve() for path in model.files()}
-    artifact = getattr(check, "artifact", None)
-    for name, path in [("output", config.output), ("min_good", config.min_good), ("artifact", artifact)]:
-        if path is not None and Path(path).resolve() in used:
-            raise errors.ConfigError(f"{name} is {path!r}, which is the model itself. Use another path.")
     cutter = Cutter(model.proto(lean=True))
     if not cutter.parts:
         raise errors.InvalidModelError("The model has no nodes but Constants; there is nothing to reduce.")
@@ -228,13 +225,13 @@ def _find_culprit(
         if name not in inputs:
             raise errors.InputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
         inputs[name] = replace(inputs[name], shape=tuple(shape))
-    samples: list[Feed] = []
     source: Iterable[Feed] = ()
     if config.inputs == "real":
         source = config.open_for(model, feeds, inputs) if inputs else [{}]
-        samples = [dict(feed) for feed in source]
-        for feed in samples:
-            check_feed(inputs, feed)
+    samples: list[Feed] = []
+    for feed in source:
+        check_feed(inputs, feed)
+        samples.append(dict(feed))
     # As in Polygraphy, tensors of other branches become weights only if the user gives data.
     freeze = config.inputs == "real" and (feeds is not None or config.data is not None)
     data = f"{config.inputs}, branches {'frozen' if freeze else 'inputs'}"
@@ -254,14 +251,59 @@ def _find_culprit(
             log.warning("The model does not run on random data, so parts have the declared shapes. %s", exc)
             config, values = replace(config, inputs="declared"), Declared(cutter.model, inputs)
         reduction = _Reduction(cutter, values, check, config, freeze, progress)
-        search = reduction.search
         depends_on = {"model": model.info.sha256, "check": describe(check), "data": data}
-        search.use_replays(config.load_replay, config.save_replay, len(cutter.parts), depends_on)
+        reduction.search.use_replays(config.load_replay, config.save_replay, len(cutter.parts), depends_on)
+        return reduction.run(), reduction.search.steps
+
+
+@dataclass
+class _Reduction:
+    """One reduction under way: the sub-models to check, their order, and the one to save."""
+
+    cutter: Cutter
+    values: Values
+    check: Check
+    config: ReduceConfig
+    freeze: bool
+    progress: Callable[[Step], None] | None
+
+    def __post_init__(self) -> None:
+        self.everything = frozenset(range(len(self.cutter.parts)))
+        self.minimal = True
+        self.search = Search(
+            self._check_part,
+            holds_if="fail",
+            max_tests=self.config.max_checks,
+            size=lambda parts: len(self.nodes(parts)),
+            progress=self.progress,
+        )
+
+    def nodes(self, parts: Iterable[int]) -> frozenset[int]:
+        """Indices of the nodes in some parts."""
+        return frozenset(chain.from_iterable(self.cutter.parts[part] for part in parts))
+
+    def cut(self, parts: Items) -> SubModel:
+        """The sub-model of some parts."""
+        return self.cutter.cut(self.nodes(parts), self.values, freeze_branches=self.freeze)
+
+    def _check_part(self, parts: Items) -> CheckOutcome:
+        try:
+            return CheckOutcome.of(self.check(self.cut(parts)))
+        except errors.ConfigError:  # every part would meet it
+            raise
+        except Exception as exc:  # of a part it is an error of another kind than the one searched for
+            if parts == self.everything:
+                raise
+            return CheckOutcome(verdict="error", detail=f"{type(exc).__name__}: {exc}")
+
+    def run(self) -> ReduceResult:
+        """Check the whole model; if it fails, find and save a smallest failing part."""
+        search, config = self.search, self.config
         try:
             # The whole model first: without its failure there is nothing to search for.
-            search.holds(reduction.everything)
-            whole = search.answers[reduction.everything]
-            culprit_parts = reduction.culprit() if whole.verdict == "fail" else None
+            search.holds(self.everything)
+            whole = search.answers[self.everything]
+            culprit_parts = self.culprit() if whole.verdict == "fail" else None
         except BaseException:
             if config.save_replay is not None and search.steps:
                 log.warning(
@@ -280,66 +322,18 @@ def _find_culprit(
                 whole.detail.strip() or "none",
             )
         if config.min_good is not None and culprit_parts and passing:
-            size = len(reduction.nodes(culprit_parts))
-            closest = min(passing, key=lambda parts: (abs(len(reduction.nodes(parts)) - size), sorted(parts)))
-            save_model(reduction.cut(closest).proto, config.min_good, **config.save_as.for_another())
-        result = ReduceResult(
+            size = len(self.nodes(culprit_parts))
+            closest = min(passing, key=lambda parts: (abs(len(self.nodes(parts)) - size), sorted(parts)))
+            save_model(self.cut(closest).proto, config.min_good, **config.save_as.for_another())
+        return ReduceResult(
             verdict="bad" if culprit_parts else "good",
             whole=whole.verdict,
-            culprit=None if culprit_parts is None else reduction.save(culprit_parts),
-            nodes=len(cutter.order),
+            culprit=None if culprit_parts is None else self.save(culprit_parts),
+            nodes=len(self.cutter.order),
             checks=search.tests,
             resumed=search.resumed,
-            seconds=time.perf_counter() - started,
             detail=whole.detail or ("" if culprit_parts else "the whole model passes"),
         )
-    return result, search.steps
-
-
-class _Reduction:
-    """One reduction under way: the sub-models to check, their order, and the one to save."""
-
-    def __init__(
-        self,
-        cutter: Cutter,
-        values: Values,
-        check: Check,
-        config: ReduceConfig,
-        freeze: bool,
-        progress: Callable[[Step], None] | None,
-    ) -> None:
-        self.everything = frozenset(range(len(cutter.parts)))
-        self._cutter = cutter
-        self._values = values
-        self._check = check
-        self._config = config
-        self._freeze = freeze
-        self._minimal = True
-        self.search = Search(
-            self._check_part,
-            holds_if="fail",
-            max_tests=config.max_checks,
-            size=lambda parts: len(self.nodes(parts)),
-            progress=progress,
-        )
-
-    def nodes(self, parts: Iterable[int]) -> frozenset[int]:
-        """Indices of the nodes in some parts."""
-        return frozenset(chain.from_iterable(self._cutter.parts[part] for part in parts))
-
-    def cut(self, parts: Items) -> SubModel:
-        """The sub-model of some parts."""
-        return self._cutter.cut(self.nodes(parts), self._values, freeze_branches=self._freeze)
-
-    def _check_part(self, parts: Items) -> CheckOutcome:
-        try:
-            return CheckOutcome.of(self._check(self.cut(parts)))
-        except errors.ConfigError:  # every part would meet it
-            raise
-        except Exception as exc:  # of a part it is an error of another kind than the one searched for
-            if parts == self.everything:
-                raise
-            return CheckOutcome(verdict="error", detail=f"{type(exc).__name__}: {exc}")
 
     def culprit(self) -> Items:
         """A smallest failing set of parts of a failing model."""
@@ -347,19 +341,19 @@ class _Reduction:
             return self._smallest(self.everything)
         except OutOfTestsError:
             log.warning("Stopped after %d checks; a smaller culprit may exist.", self.search.tests)
-            self._minimal = False
+            self.minimal = False
             return self.search.smallest_so_far()
 
     def _smallest(self, within: Items) -> Items:
         """One smallest failing set within a failing set."""
         parts = sorted(within)
-        if not self._config.reduce_inputs:
+        if not self.config.reduce_inputs:
             return self._without_ends(frozenset(self._shortest_beginning(parts)))
-        if not self._config.reduce_outputs:
+        if not self.config.reduce_outputs:
             return self._without_ends(frozenset(self._shortest_end(parts)))
         self.search.stage = "halves"
         low, high = 0, len(parts)
-        if self._config.mode == "bisect":
+        if self.config.mode == "bisect":
             low, high = self.search.halve(parts)
         elif single := next((frozenset([part]) for part in parts if self.search.holds([part])), None):
             return single
@@ -375,32 +369,32 @@ class _Reduction:
     def _shortest_beginning(self, parts: list[int]) -> list[int]:
         """The shortest failing beginning, or only the nodes needed by its last part, if those fail too."""
         self.search.stage = "outputs"
-        beginning = parts[: self.search.least(lambda length: parts[:length], len(parts), self._config.mode)]
+        beginning = parts[: self.search.least(lambda length: parts[:length], len(parts), self.config.mode)]
         owner: dict[int, int] = {}
         for part in beginning:
-            owner |= dict.fromkeys(self._cutter.parts[part], part)
-        ancestors = chain.from_iterable(self._cutter.ancestors(i, owner) for i in self._cutter.parts[beginning[-1]])
+            owner |= dict.fromkeys(self.cutter.parts[part], part)
+        ancestors = chain.from_iterable(self.cutter.ancestors(i, owner) for i in self.cutter.parts[beginning[-1]])
         needed = sorted({owner[i] for i in ancestors})
         return needed if len(needed) < len(beginning) and self.search.holds(needed) else beginning
 
     def _shortest_end(self, parts: list[int]) -> list[int]:
         self.search.stage = "inputs"
         count = len(parts)
-        return parts[count - self.search.least(lambda length: parts[count - length :], count, self._config.mode) :]
+        return parts[count - self.search.least(lambda length: parts[count - length :], count, self.config.mode) :]
 
     def _without_ends(self, parts: Items) -> Items:
         """Leave out parts one by one at the reducible end, the latest first, until none can be left out."""
         self.search.stage = "nodes"
         while True:
-            members = {part: self._cutter.parts[part] for part in parts}
+            members = {part: self.cutter.parts[part] for part in parts}
             maker: dict[str, int] = {}
             for part, nodes in members.items():
-                maker |= dict.fromkeys(chain.from_iterable(map(self._cutter.makes, nodes)), part)
+                maker |= dict.fromkeys(chain.from_iterable(map(self.cutter.makes, nodes)), part)
             inner: set[int] = set()
             for part, nodes in members.items():
-                reads = chain.from_iterable(map(self._cutter.reads, nodes))
+                reads = chain.from_iterable(map(self.cutter.reads, nodes))
                 needed = {maker[name] for name in reads if maker.get(name, part) != part}
-                inner |= needed if self._config.reduce_outputs else {part} if needed else set()
+                inner |= needed if self.config.reduce_outputs else {part} if needed else set()
             ends = sorted(parts - inner, reverse=True)
             shorter = next((parts - {end} for end in ends if self.search.holds(parts - {end})), None)
             if shorter is None:
@@ -409,7 +403,7 @@ class _Reduction:
 
     def save(self, parts: Items) -> Culprit:
         """The culprit, with model and inputs saved to the paths of the config."""
-        cut, config = self.cut(parts), self._config
+        cut, config = self.cut(parts), self.config
         path = inputs_path = None
         if config.output is not None:
             path = Path(config.output)
@@ -417,10 +411,10 @@ class _Reduction:
             if config.inputs != "declared":
                 inputs_path = path.with_name(f"{path.stem}_inputs.json")
                 save_json(cut.feeds, inputs_path, "inputs of the reduced model")
-        nodes = ((index, self._cutter.model.graph.node[index]) for index in cut.nodes)
+        nodes = ((index, self.cutter.model.graph.node[index]) for index in cut.nodes)
         return Culprit(
             nodes=tuple(CulpritNode(index=i, name=n.name, op=n.op_type, outputs=tuple(n.output)) for i, n in nodes),
-            minimal=self._minimal,
+            minimal=self.minimal,
             detail=self.search.answers[parts].detail,
             path=None if path is None else str(path),
             inputs_path=None if inputs_path is None else str(inputs_path),
@@ -428,12 +422,10 @@ class _Reduction:
         )
 
 
-def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
-    """Log numbers, every step, and the culprit as a model."""
-    culprit, numbers = result.culprit, {name: getattr(result, name) for name in ("nodes", "checks", "seconds")}
-    run.log_metrics(schema.family(schema.Metric.REDUCE, culprit_nodes=len(culprit.nodes) if culprit else 0, **numbers))
+def _log_files(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
+    """Log every step, and the culprit as a model."""
     run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), schema.Artifact.REDUCE_STEPS)
-    if culprit is None:
+    if (culprit := result.culprit) is None:
         return
     # Logged as well as saved: the run is to be complete without files of this machine.
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("reduce")) as folder:
