@@ -217,7 +217,7 @@ class ComparisonReport(Record):
 
     @property
     def statistics(self) -> dict[str, OutputStatistics]:
-        """The statistics of the outputs that were measured, by name."""
+        """The statistics of the measured outputs, by name."""
         return {output.name: output.statistics for output in self.outputs if output.statistics is not None}
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
