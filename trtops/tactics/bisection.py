@@ -172,7 +172,8 @@ class Bisection:
         peak = max(float(log_masses.max(initial=-np.inf)), log_chance)
         masses, chance = np.exp(log_masses - peak), math.exp(log_chance - peak)
         total = float(masses.sum()) + chance
-        self._posterior, self.p_chance = masses / total, chance / total
+        self._posterior: Floats = masses / total
+        self.p_chance = chance / total
         self.log_e_value = float(np.logaddexp.reduce((log_shares + self._log_prior + self._log_e_values).ravel()))
 
     @property
