@@ -6,6 +6,8 @@ They see the names of their module, and ``trtops``.
 import doctest
 import importlib
 import inspect
+import pydoc
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,3 +69,11 @@ def test_verb_has_an_example(verb: str) -> None:
     function = getattr(trtops, verb)
 
     assert f"{function.__module__}.{verb}" in EXAMPLES
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_fits_a_screen(verb: str) -> None:
+    page = pydoc.plain(pydoc.render_doc(getattr(trtops, verb)))
+
+    lines = [part for line in page.splitlines() for part in textwrap.wrap(line, 120) or [""]]
+    assert len(lines) <= 40, page

@@ -207,7 +207,7 @@ def extend(parser: Parser) -> None:
 
 def runners(args: Options, option: str) -> list[Call]:
     """Return the runners of the extension with this option; none if there is no such extension."""
-    arg_groups = (args.peek("extensions") or {}).values()
+    arg_groups = (getattr(args, "extensions", None) or {}).values()
     script = Script()
     for group in arg_groups:
         if isinstance(group, BaseRunnerArgs) and group.get_name_opt_impl()[1] == option:  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """Logging that is cut off: by SIGKILL, by a full disk. What is left is whole, or is called incomplete."""
 
+import logging
 import os
 import subprocess
 from collections.abc import Iterator
@@ -68,6 +69,8 @@ def test_killed_process_leaves_complete_or_incomplete_run(new_store, tmp_path: P
 def test_interrupted_campaign_names_its_store(new_store, tmp_path: Path, monkeypatch, caplog) -> None:
     root = new_store(tmp_path / "mlruns")
     tracker = OfflineTracker(MlflowTracker(root), Spool(tmp_path / "spool"))
+    # Releases of MLflow before 3.8 replace the handlers of the root logger when they open a database.
+    monkeypatch.setattr(logging.getLogger("trtops"), "handlers", [caplog.handler])
     for home, option in (("elsewhere", f" --store {root}"), ("mlruns", "")):
         monkeypatch.setenv("TRTOPS_HOME", str(tmp_path / home))
         with pytest.raises(KeyboardInterrupt), tracked(tracker, "m", "c", kind="debug_build") as run:

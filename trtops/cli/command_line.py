@@ -85,7 +85,7 @@ def _run_parsed(path: registry.Path, command: Command, parser: Parser, rest: lis
         for sentence in without_effect(command.groups, args, rest):
             log.warning("%s", sentence)
         # JSON and scripts on stdout must stay free of other lines.
-        if path not in registry.REPORTED or args.peek("json") or args.peek("gen_script"):
+        if path not in registry.REPORTED or getattr(args, "json", None) or getattr(args, "gen_script", None):
             return _execute(job, log, words)
         line = " ".join(args.words)
         log_line(f"RUNNING | Command: {line}", G_LOGGER.START)

@@ -144,44 +144,39 @@ _FILES = (
 )  # fmt: skip
 
 
+ONNXRT_ONLY = BACKEND.only("providers", "cpu_fallback", "allow_approximation", "timing_seconds")
+_TRT_ONLY = groups.SPEC.without(
+    "--tf32", "--fp16", "--bf16", "--fp8", "--int8", "--trt-min-shapes", "--trt-opt-shapes", "--trt-max-shapes"
+)
+
+
 def build_config(args: Options, backend: str) -> BuildConfig:
     """Return the build config, for ops; a UsageError for an option without effect on recorded builds."""
     # A spec identifies a build. An option outside of it would make two builds look alike.
     recorded = {*(build_flag.dest for build_flag in groups.SPEC.flags), *_FILES}
     for build_flag in Group("", *groups.TRT_BUILD, groups.TRT_LOAD).flags:
-        if build_flag.dest not in recorded and args.peek(build_flag.dest) not in (None, build_flag.default):
+        if build_flag.dest not in recorded and getattr(args, build_flag.dest, None) not in (None, build_flag.default):
             raise UsageError(f"{build_flag.names[0]} cannot be recorded; leave it out, or --experiment")
     precisions = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
     options: Any
     if backend == "tensorrt":
+        args.ignore("fp32", ONNXRT_ONLY)
         mode, layers = loading.constraints(args)
         limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
         workspace = limits.pop("workspace", None)
         if limits:
             raise UsageError(f"--pool-limit {next(iter(limits))} cannot be recorded, only workspace")
-        same = ("sparse_weights", "refittable", "version_compatible", "use_dla", "allow_gpu_fallback", "tf32")
-        options = TensorRTOptions(
-            also=tuple(precisions[1:]),  # type: ignore[arg-type]
-            strongly_typed=bool(args.strongly_typed),
-            precision_constraints=mode or "none",  # type: ignore[arg-type]
-            workspace_bytes=workspace,
-            optimization_level=args.builder_optimization_level,
-            tactic_sources=None if args.tactic_sources is None else tuple(args.tactic_sources),
-            layer_precisions=tuple((dict(getattr(args, "layer_precisions", None) or ()) | layers).items()),
-            avg_timing_iterations=args.avg_timing_iterations,
-            max_num_tactics=args.max_num_tactics,
-            l2_limit_for_tiling=args.l2_limit_for_tiling,
-            build_route=args.build_route,
-            **{name: bool(getattr(args, name)) for name in same},  # type: ignore[arg-type]
-        )
+        chosen = args.fields_of(TensorRTOptions) | {
+            "also": tuple(precisions[1:]),
+            "precision_constraints": mode or "none",
+            "workspace_bytes": workspace,
+            "optimization_level": args.builder_optimization_level,
+            "layer_precisions": tuple((dict(getattr(args, "layer_precisions", None) or ()) | layers).items()),
+        }
+        options = TensorRTOptions(**chosen)
     else:
-        options = OnnxRuntimeOptions(
-            allow_approximation=bool(getattr(args, "allow_approximation", False)),
-            timing_seconds=getattr(args, "timing_seconds", None),
-            providers=tuple(getattr(args, "providers", None) or ("cpu",)),
-            cpu_fallback=getattr(args, "cpu_fallback", None) is not False,
-            tf32=bool(args.tf32),
-        )
+        args.ignore("fp32", _TRT_ONLY)
+        options = OnnxRuntimeOptions(**args.fields_of(OnnxRuntimeOptions))
     precision = precisions[0] if precisions else "fp32"
     config: BuildConfig = make(args, "BuildConfig", precision=precision, profiles=profiles(args), options=options)
     return config
@@ -189,14 +184,14 @@ def build_config(args: Options, backend: str) -> BuildConfig:
 
 def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
     """Return the requested optimization profiles."""
-    has_profile_shapes = any(getattr(args, f"trt_{bound}_shapes", None) for bound in ("min", "opt", "max"))
+    if not any(args.pick("trt_min_shapes", "trt_opt_shapes", "trt_max_shapes").values()):
+        return ()
     optimization_profiles = []
-    for shapes in (loading.profiles(args) if has_profile_shapes else None) or ():
-        bounds = (
-            (name, tuple(bounds_of_input.min), tuple(bounds_of_input.opt), tuple(bounds_of_input.max))
-            for name, bounds_of_input in shapes.items()
-        )
-        ranges = (ShapeRange(name=name, min=low, opt=usual, max=high) for name, low, usual, high in bounds)
+    for shapes in loading.profiles(args) or ():
+        ranges = []
+        for name, bounds in shapes.items():
+            low, usual, high = map(tuple, (bounds.min, bounds.opt, bounds.max))
+            ranges.append(ShapeRange(name=name, min=low, opt=usual, max=high))
         optimization_profiles.append(OptimizationProfile(shapes=tuple(ranges)))
     return tuple(optimization_profiles)
 
@@ -219,7 +214,7 @@ RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "dat
 def random_data(args: Options) -> Call | None:
     """Return a loader of random data, if options describe it beyond seed and iterations."""
     # A config holds seed, iterations and shapes, but no ranges of random data.
-    is_described = any(args.peek(name) is not None for name in RANDOM_DATA)
+    is_described = any(value is not None for value in args.pick(*RANDOM_DATA).values())
     return loading.data_loader(args) if is_described and not (args.load_inputs or args.data_loader_script) else None
 
 
@@ -240,6 +235,8 @@ def data_source(args: Options) -> str | None:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs and len(args.load_inputs) > 1:
         raise UsageError("only one --load-inputs file is accepted here; join several with `trtops data concat`")
+    if args.load_inputs or args.data_loader_script:
+        args.ignore(*RANDOM_DATA)
     if args.data_loader_script:
         path, function = args.data_loader_script
         return f"{path}:{function or args.data_loader_func_name or 'load_data'}"

@@ -9,7 +9,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NoReturn
 
 from trtops.cli import values
@@ -45,6 +45,9 @@ class Flag:
     refuse: str = ""
     # Why it has no effect. Such an option is accepted with a warning.
     idle: str = ""
+    # Attributes of other options: without one of ``needs``, or with one of ``unless``, this one has no effect.
+    needs: str = ""
+    unless: str = ""
     derived: bool = False  # whether it stands for a config's field; it gives way to an explicit option of the same name
 
     @property
@@ -116,50 +119,61 @@ class Group:
         """Return the group with only the options of these attributes."""
         return Group(self.title, lambda: (f for f in self.flags if f.dest in dests))
 
+    def each(self, **changes: Any) -> Group:
+        """Return the group with some fields of each option changed, such as ``needs="check"``."""
+        return Group(self.title, lambda: (replace(f, **changes) for f in self.flags))
+
     def idle(self, reason: str) -> Group:
         """Return the group with all options marked as without effect, for this reason."""
-        without: dict[str, Any] = {"idle": reason, "convert": str, "choices": None, "usual": ""}
-        return Group(self.title, lambda: (replace(f, **without) for f in self.flags))
+        return self.each(idle=reason, convert=str, choices=None, usual="")
 
 
 class Options(argparse.Namespace):
-    """The options of a command line. Records reads, as unread options produce a warning."""
+    """The options of a command line."""
 
     def __init__(self, **initial: Any) -> None:
-        """Start with these values, none read."""
-        self.__dict__["_seen"] = set()
+        """Start with these values."""
+        self.ignored: set[str] = set()
         super().__init__(**initial)
 
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if not name.startswith("_"):
-            self._seen.add(name)
-        return value
-
-    def peek(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option without counting it as read."""
-        # A look-up in `__dict__` is not counted.
-        return self.__dict__.get(name, default)
-
     def but(self, **others: Any) -> Options:
-        """Return the same options, some with other values. Reading one counts for both."""
+        """Return the same options, some with other values."""
         changed = Options()
-        changed.__dict__.update({**self.__dict__, **others})
+        vars(changed).update({**vars(self), **others})
         return changed
 
-    def forget(self) -> None:
-        """Count no option as read."""
-        self._seen.clear()
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Return the values of some options; None for those that the command does not have."""
+        return {name: getattr(self, name, None) for name in names}
 
-    def count_all_as_read(self) -> None:
-        """Count every option as read."""
-        self._seen.update(self.__dict__)
+    def fields_of(self, config: type[Any]) -> dict[str, Any]:
+        """Return the values of options called as a config's fields, where they are set; lists as tuples."""
+        values = {}
+        for name, value in self.pick(*(field.name for field in fields(config))).items():
+            if value is not None:
+                values[name] = tuple(value) if isinstance(value, list) else value
+        return values
+
+    def ignore(self, *options: Group | str) -> None:
+        """Declare that options, by their attributes or as groups, have no effect on this line."""
+        for option in options:
+            self.ignored.update((option,) if isinstance(option, str) else (flag.dest for flag in option.flags))
+
+    def have_effect(self, flag: Flag) -> bool:
+        """Whether an option of this line has an effect, next to the others."""
+        if flag.idle or flag.dest in self.ignored or (flag.needs and not self._has(flag.needs)):
+            return False
+        return not (flag.unless and self._has(flag.unless))
+
+    def _has(self, names: str) -> bool:
+        return any(value not in (None, "", ()) for value in self.pick(*names.split()).values())
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser with suggestions for wrong options. Exits with 2 on wrong usage."""
 
     extend: Callable[[Parser], None] | None = None  # adds the options of installed extensions
+    option_names: Sequence[str] = ()  # the long ones, for suggestions
 
     def parse(self, words: Sequence[str]) -> Options:
         """Parse all words, or exit."""
@@ -171,11 +185,10 @@ class Parser(argparse.ArgumentParser):
             word = left[0].partition("=")[0]
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}; options that take several words end at the next option")
-            names = [name for name in self._option_string_actions if name.startswith("--")]
+            names = self.option_names
             meant = "--" + (left[0].partition("=")[2] or "".join(left[1:2]))  # --precision fp16 means --fp16
             hint = near(meant if meant in names else word, names)
             self.error(f"unknown option {word}. {hint if hint.startswith('Did') else f'See {self.prog} -h.'}")
-        args.forget()
         return args
 
     def error(self, message: str) -> NoReturn:
@@ -196,22 +209,16 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     def start_section(self, heading: str | None) -> None:
         super().start_section(bold(heading) if heading else heading)
 
-    def _format_usage(self, usage: Any, actions: Iterable[argparse.Action], *args: Any) -> str:
-        text = super()._format_usage(usage, actions, *args)
-        places = "".join(f" {a.metavar or a.dest}" for a in actions if not a.option_strings)
-        # The usage of `run` with all its options would fill the screen.
-        return text if len(text) < 400 else f"usage: {self._prog} [options]{places}\n\n"
-
 
 def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str]) -> list[str]:
-    """Return a sentence for each unread option of a line, once the command has read its own."""
+    """Return a sentence for each option of a line without effect, once the command has declared what it ignores."""
     flags = {name: flag for _, flag in flags_of(groups) for name in flag.names if name.startswith("-")}
     sentences = {}
     # What follows is the command that checks, with options of its own.
     before_check = itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
     for name in (word.partition("=")[0] for word in before_check):
         flag = flags.get(name)
-        if flag is not None and (flag.idle or flag.dest not in args._seen):
+        if flag is not None and not args.have_effect(flag):
             reason = flag.idle or "nothing on this command line uses it"
             sentences[flag.names[0]] = f"{name} has no effect here: {reason}"
     return list(sentences.values())
@@ -230,11 +237,18 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
         # -h is one of the log's options, which may also stand between the words of a command.
         add_help=False,
     )
-    sections: dict[str, argparse._ArgumentGroup] = {}
+    sections: dict[str, Any] = {}
+    names, places = [], ""
     for title, flag in flags_of(groups):
         if title not in sections:
             sections[title] = parser.add_argument_group(title)
         add_flag(sections[title], flag)
+        if flag.positional:
+            places += f" {flag.shown or flag.dest}"
+        names += [name for name in flag.names if name.startswith("--")]
+    parser.option_names = names
+    if len(parser.format_usage()) >= 400:  # it would fill the screen
+        parser.usage = f"{prog} [options]{places}"
     return parser
 
 
@@ -291,7 +305,7 @@ class _Refused(argparse.Action):
 _NARGS = {"many": "+", "repeat": "+", "any": "*", "optional": "?", "rest": argparse.REMAINDER}
 
 
-def add_flag(section: argparse._ArgumentGroup, flag: Flag) -> None:
+def add_flag(section: Any, flag: Flag) -> None:
     """Add an option to a section of argparse."""
     names: Sequence[str] = flag.names
     options: dict[str, Any] = {"help": _help_text(flag), "dest": flag.dest, "default": flag.default}

@@ -31,7 +31,11 @@ ONNX_OUTPUTS = Group(
     flag("--mark-all", "as --onnx-outputs mark all", to="onnx_outputs", value=("mark", "all")),
 )
 
-NO_SYMBOLIC_SHAPES = flag("--no-onnxruntime-shape-inference", "infer shapes without ONNX Runtime's symbolic inference")
+NO_SYMBOLIC_SHAPES = flag(
+    "--no-onnxruntime-shape-inference",
+    "infer shapes without ONNX Runtime's symbolic inference",
+    needs="shape_inference",
+)
 ONNX_SHAPE = Group(
     "ONNX shape inference", flag("--shape-inference --do-shape-inference", "infer shapes first"), NO_SYMBOLIC_SHAPES
 )
@@ -62,7 +66,15 @@ DATA = Group(
     flag("--data-loader-backend-module {numpy,torch}", "library that makes random arrays", usual="numpy"),
     flag("--load-inputs --load-input-data --data FILE+", "saved inputs, or a folder of them, instead of random data"),
     flag("--data-loader-script FILE[:]", "a script whose function yields feeds; load_data unless named"),
-    flag("--data-loader-func-name NAME", "the name of that function, for older command lines"),
+    flag(
+        "--data-loader-func-name NAME",
+        "the name of that function, for older command lines",
+        needs="data_loader_script",
+    ),
+)
+
+RANDOM = DATA.only(
+    "seed", "val_range", "int_min", "int_max", "float_min", "float_max", "iterations", "data_loader_backend_module"
 )
 
 # Data for ops that take one source. They record it, and a range of random data could not be repeated from a record.
@@ -181,7 +193,11 @@ TRT_LOAD = Group(
     flag("--dla-workspace-allocation-strategy STRATEGY", "how engines share DLA workspaces"),
 )
 
+CALIBRATION = PRECISIONS.only("calibration_cache", "calib_base_cls", "quantile", "regression_cutoff")
 TRT_BUILD = (TRT_SHAPES, PRECISIONS, TRT_TACTICS, TRT_CONFIG, TRT_NETWORK, TRT_OUTPUTS, TRT_PARSE)
+
+# What only a build uses; shapes of profiles are those of random data, too.
+ENGINE_BUILD = Group("", *TRT_BUILD).without("--trt-opt-shapes", "--trt-max-shapes", "--plugins")
 
 THRESHOLDS = Group(
     "tolerances ([OUTPUT:]VALUE for one output)",
@@ -238,12 +254,15 @@ COMPARING = Group(
 
 CHECK = Group(
     "check",
-    flag("--fail-code --fail-returncode CODE+", "exit codes that count as failures", usual="any but 0"),
-    flag("--ignore-fail-code --ignore-fail-returncode CODE+", "exit codes that do not", usual="none"),
-    flag("--fail-regex REGEX+", "what the failure prints"),
+    Group(
+        "",
+        flag("--fail-code --fail-returncode CODE+", "exit codes that count as failures", usual="any but 0"),
+        flag("--ignore-fail-code --ignore-fail-returncode CODE+", "exit codes that do not", usual="none"),
+        flag("--fail-regex REGEX+", "what the failure prints"),
+        flag("--check-timeout SECONDS", "how long one check may take", usual="no limit"),
+    ).each(needs="check"),
     flag("--show-output", "show what the check prints, also when it passes"),
     flag("--hide-fail-output", "hide what the check prints when it fails"),
-    flag("--check-timeout SECONDS", "how long one check may take", usual="no limit"),
     flag(
         "--check --check-inference COMMAND",
         "the command that checks: the rest of the line",

@@ -42,22 +42,19 @@ class Command:
 
 
 def command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Options], Job]], Command]:
-    """Decorate a planning function as a command.
+    """Decorate a planning function as a command; its docstring is the command's help.
 
-    The function reads every option that the job uses, since unread options produce a warning before the job
-    runs. Its docstring is the command's help.
+    The function declares which options the job ignores (``Options.ignore``): they produce a warning before it runs.
     """
     return lambda plan: Command(plan, groups, examples)
 
 
 def direct_command(*groups: Group, examples: tuple[str, ...]) -> Callable[[Callable[[Options], int]], Command]:
-    """Decorate a working function as a command with every option in use."""
+    """Decorate a working function as a command that ignores no option."""
 
     def decorate(work: Callable[[Options], int]) -> Command:
         @functools.wraps(work)
         def plan(args: Options) -> Job:
-            # None is without effect, so none may produce a warning.
-            args.count_all_as_read()
             return functools.partial(work, args)
 
         return Command(plan, groups, examples)
@@ -88,12 +85,12 @@ def op_job(
         progress: What a progress bar says, and its unit; or what the op calls with its progress.
         options: The op's keyword arguments.
     """
-    # Options are read here, before the job runs: those that are not read produce a warning.
     if hasattr(args, "experiment"):
         options["experiment"] = args.experiment
-    # Not read where no store is used, so that --store produces a warning there.
     used = store not in ("none", "optional") or (store == "optional" and options.get("experiment") is not None)
     store_address = args.store if used else None
+    if not used:
+        args.ignore("store")
     as_json, profiled = (bool(getattr(args, name, False)) for name in ("json", "profile"))
 
     def run() -> int:
@@ -160,6 +157,15 @@ def _announced(name: str, step: Callable[[], Any]) -> Any:
         return step()
     finally:
         _steps.pop()
+
+
+def store_of(args: Options) -> str | None:
+    """Return the store of a command that records with ``--experiment`` only."""
+    if args.experiment is None:
+        args.ignore("store")
+        return None
+    address: str | None = args.store
+    return address
 
 
 def tracker(store: Store, address: str | None, experiment: str | None = None) -> Any:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import comparator, ops
 from trtops.backend import common, onnx, trt
+from trtops.cli import groups
 from trtops.cli.flags import Options, UsageError
 from trtops.cli.script import Call, call, given
 from trtops.cli.values import per_name
-from trtops.comparator.table import COMPARISONS
+from trtops.comparator.table import COMPARISONS, METRICS
 from trtops.extras import require
 from trtops.metadata import TensorMetadata
 from trtops.patterns import MARK_ALL
@@ -54,27 +55,24 @@ def model_type(args: Options) -> str:
 
 def wants_onnx_changes(args: Options) -> bool:
     """Whether the model has to be loaded and changed before a back end gets it."""
-    names = (
+    options = args.pick(
         "external_data_dir", "ignore_external_data", "fp_to_fp16", "onnx_outputs", "onnx_exclude_outputs",
         "onnx_outputs_by_type", "shape_inference", "save_onnx",
     )  # fmt: skip
-    # A list: every option counts as read, also those after the first that is given.
-    return any([getattr(args, name, None) for name in names])
+    return any(options.values())
 
 
 def onnx_model(args: Options) -> Any:
     """Return the loader of the ONNX model, with the requested changes."""
     kind = model_type(args)
-    model: Any
-    if kind == "onnx":
-        options = given(external_data_dir=args.external_data_dir, ignore_external_data=args.ignore_external_data)
-        model = onnx.OnnxFromPath(args.model_file, **options)
-    else:
+    if kind != "onnx":
         raise UsageError(f"{args.model_file} is not an ONNX model ({kind}), which this needs")
+    options = given(external_data_dir=args.external_data_dir, ignore_external_data=args.ignore_external_data)
+    model: Any = onnx.OnnxFromPath(args.model_file, **options)
     outputs = {
         "outputs": names_or_all(getattr(args, "onnx_outputs", None)),
-        "exclude_outputs": list_or_none(getattr(args, "onnx_exclude_outputs", None)),
-        "mark_types": list_or_none(getattr(args, "onnx_outputs_by_type", None)),
+        "exclude_outputs": getattr(args, "onnx_exclude_outputs", None),
+        "mark_types": getattr(args, "onnx_outputs_by_type", None),
     }
     if any(outputs.values()):
         model = onnx.ModifyOutputs(model, **given(**outputs))
@@ -124,11 +122,6 @@ def names_or_all(names: Iterable[str] | None) -> Any:
     return MARK_ALL if list(names) in (["mark", "all"], ["mark all"]) else list(names)
 
 
-def list_or_none(words: Iterable[Any] | None) -> list[Any] | None:
-    """Return words as a list; None stays."""
-    return None if words is None else list(words)
-
-
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
@@ -136,8 +129,10 @@ def data_loader(args: Options) -> Call | None:
     """Return the data loader; None is random data of the model's own shapes."""
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
+    if args.load_inputs or args.data_loader_script:
+        args.ignore(groups.RANDOM)
     if args.load_inputs:
-        return call(comparator.StreamingDataLoader, list(args.load_inputs))
+        return call(comparator.StreamingDataLoader, args.load_inputs)
     if args.data_loader_script:
         path, function = args.data_loader_script
         function = function or args.data_loader_func_name or "load_data"
@@ -199,11 +194,16 @@ def fixed(shape: Any) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) and dim >= 0 else 1 for dim in shape)
 
 
+_CONFIG_SCRIPTS = ("--trt-config-script", "--trt-config-postprocess-script")
+
+
 def builder_config(args: Options) -> Any:
     """Return the loader of the builder config."""
     if args.fp32 and (args.fp16 or args.bf16 or args.fp8 or args.int8):
         raise UsageError("--fp32 and lower precisions exclude each other")
     if args.trt_config_script is not None:
+        args.ignore(groups.TRT_SHAPES, groups.PRECISIONS, groups.TRT_CONFIG.without(*_CONFIG_SCRIPTS))
+        args.ignore(groups.TRT_TACTICS.without("--save-timing-cache", "--timing-cache"))
         config: Any = common.InvokeFromScript(*args.trt_config_script)
     else:
         config = trt.CreateConfig(**_config_options(args))
@@ -214,19 +214,17 @@ def builder_config(args: Options) -> Any:
 
 def _config_options(args: Options) -> dict[str, Any]:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
-    same = {field.name: getattr(args, field.name, None) for field in fields(trt.CreateConfig)}
-    return given(
-        **same
-        | {
-            "restricted": args.trt_safety_restricted,
-            "profiles": profiles(args),
-            "precision_constraints": constraints(args)[0],
-            "load_timing_cache": args.load_timing_cache or args.timing_cache,
-            "memory_pool_limits": limits or None,
-            "algorithm_selector": _tactic_selector(args),
-            "calibrator": _int8_calibrator(args),
-        }
-    )
+    options = args.pick(*(field.name for field in fields(trt.CreateConfig)))
+    options |= {
+        "restricted": args.trt_safety_restricted,
+        "profiles": profiles(args),
+        "precision_constraints": constraints(args)[0],
+        "load_timing_cache": args.load_timing_cache or args.timing_cache,
+        "memory_pool_limits": limits or None,
+        "algorithm_selector": _tactic_selector(args),
+        "calibrator": _int8_calibrator(args),
+    }
+    return given(**options)
 
 
 def constraints(args: Options) -> tuple[str | None, dict[str, str]]:
@@ -260,6 +258,7 @@ def _tactic_selector(args: Options) -> Call | None:
 def _int8_calibrator(args: Options) -> Call | None:
     """Return a calibrator if INT8 is allowed."""
     if not args.int8:
+        args.ignore(groups.CALIBRATION)
         return None
     return call(
         trt.Calibrator,
@@ -279,18 +278,20 @@ def network(args: Options, *, outputs: bool = True) -> Any:
     loader = _parsed_network(args, kind)
     # Around the parser, which finds plugins in TensorRT's registry.
     if args.plugins:
-        loader = trt.LoadPlugins(list(args.plugins), loader)
+        loader = trt.LoadPlugins(args.plugins, loader)
     for path, function in args.trt_network_postprocess_script or ():
         loader = trt.PostprocessNetwork(loader, common.InvokeFromScript(path, function))
     if outputs and (args.trt_outputs or args.trt_exclude_outputs or args.trt_outputs_by_type):
         changes = {
             "outputs": names_or_all(args.trt_outputs),
-            "exclude_outputs": list_or_none(args.trt_exclude_outputs),
-            "mark_layer_types": list_or_none(args.trt_outputs_by_type),
+            "exclude_outputs": args.trt_exclude_outputs,
+            "mark_layer_types": args.trt_outputs_by_type,
         }
         loader = trt.ModifyNetworkOutputs(loader, **given(**changes))
     if layers := dict(args.layer_precisions or ()) | constraints(args)[1]:
         loader = trt.SetLayerPrecisions(loader, layers)
+    if args.all_tensor_dtypes:
+        args.ignore("tensor_dtypes")
     if args.all_tensor_dtypes or args.tensor_dtypes:
         loader = trt.SetTensorDatatypes(loader, args.all_tensor_dtypes or dict(args.tensor_dtypes))
     if args.all_tensor_formats or args.tensor_formats:
@@ -298,14 +299,17 @@ def network(args: Options, *, outputs: bool = True) -> Any:
         loader = trt.SetTensorFormats(loader, args.all_tensor_formats or formats)
     if args.decomposable_attentions:
         loader = trt.SetDecomposableAttentions(loader)
-    return trt.MarkDebug(loader, list(args.mark_debug)) if args.mark_debug else loader
+    return trt.MarkDebug(loader, args.mark_debug) if args.mark_debug else loader
 
 
 def _parsed_network(args: Options, kind: str) -> Any:
     if kind == "trt-network-script":
+        args.ignore(*groups.ONNX, groups.TRT_PARSE.without("--plugins"))
+        args.ignore("strongly_typed", "mark_unfused_tensors_as_debug_tensors")
         path, _, function = args.model_file.partition(".py:")
         path = f"{path}.py" if function else path
         return common.InvokeFromScript(path, function or args.trt_network_func or "load_network")
+    args.ignore("trt_network_func")
     options = given(
         flags=args.onnx_flags,
         plugin_instancenorm=args.plugin_instancenorm,
@@ -325,19 +329,23 @@ def engine(args: Options, path: str | None = None) -> Any:
     load = given(runtime=runtime, dla_workspace_allocation_strategy=strategy)
     loader: Any
     if path is not None or model_type(args) == "engine":
+        if path is None:
+            args.ignore(groups.ENGINE_BUILD, "save_engine")
         plan = path or args.model_file
         if getattr(args, "gen_script", None):
             # Scripts also run with Polygraphy, whose EngineFromPath needs a stream reader that TensorRT 8.6 lacks.
             loader = trt.EngineFromBytes(common.BytesFromPath(plan), **load)
         else:
             loader = trt.EngineFromPath(plan, **load)
-        return trt.LoadPlugins(list(args.plugins), loader) if args.plugins else loader
+        return trt.LoadPlugins(args.plugins, loader) if args.plugins else loader
     loader = trt.EngineFromNetwork(network(args), **_build_options(args), **load)
     return trt.SaveEngine(loader, args.save_engine) if getattr(args, "save_engine", None) else loader
 
 
 def engine_bytes(args: Options) -> Any:
     """Return the loader of an engine's bytes, built but not loaded."""
+    if not args.int8 or args.trt_config_script is not None:
+        args.ignore(groups.DATA)
     return trt.EngineBytesFromNetwork(network(args), **_build_options(args))
 
 
@@ -348,17 +356,33 @@ def _build_options(args: Options) -> dict[str, Any]:
 # --- comparing ------------------------------------------------------------------------------------------------------
 
 
+PLOTS = ("save_heatmaps", "show_heatmaps", "save_error_metrics_plot", "show_error_metrics_plot")
+FUNCTION_OPTIONS = {
+    "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
+    "indices": ("index_tolerance",),
+    **{metric.function: (metric.option,) for metric in METRICS if metric.limit is not None},
+}
+"""The tolerances of each compare function."""
+
+
 def compare_functions(args: Options) -> list[Any]:
     """Return the compare functions; several error statistics make one simple function each."""
     if args.compare_func_script is not None:
         if args.compare:
             raise UsageError("--compare and --compare-func-script exclude each other")
+        args.ignore("no_shape_check", "infinities_compare_equal", *PLOTS, *itertools.chain(*FUNCTION_OPTIONS.values()))
         return [common.InvokeFromScript(*args.compare_func_script)]
     functions: list[Any] = []
-    names = (_SEPARATELY.get(name, (name,)) for name in args.compare or ("simple",))
+    separate = (_SEPARATELY.get(name, (name,)) for name in args.compare or ("simple",))
+    names = dict.fromkeys(itertools.chain.from_iterable(separate))
+    for name, function_options in FUNCTION_OPTIONS.items():
+        if name not in names:
+            args.ignore(*function_options)
+    if "simple" not in names:
+        args.ignore("infinities_compare_equal", *PLOTS)
     options = given(fail_fast=args.fail_fast)
     shapes: dict[str, Any] = {"check_shapes": False} if args.no_shape_check else {}
-    for name in dict.fromkeys(itertools.chain.from_iterable(names)):
+    for name in names:
         if name == "simple":
             functions += (
                 comparator.SimpleCompareFunc(**shapes, **options, **simple_options)
@@ -391,12 +415,7 @@ def _simple_options(args: Options) -> Iterable[dict[str, Any]]:
         error_quantile=per_name(args.error_quantile),
         infinities_compare_equal=args.infinities_compare_equal,
     )
-    plots = given(
-        save_heatmaps=args.save_heatmaps,
-        show_heatmaps=args.show_heatmaps,
-        save_error_metrics_plot=args.save_error_metrics_plot,
-        show_error_metrics_plot=args.show_error_metrics_plot,
-    )
+    plots = given(**args.pick(*PLOTS))
     if plots:
         require("matplotlib")
     pairs = args.check_error_stat or ()

@@ -29,7 +29,7 @@ from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete, run_id_of
-from trtops.tracking.records import RUN_PREFIX, ReusedBuild
+from trtops.tracking.records import RUN_PREFIX, ArtifactEntry, Manifest, ReusedBuild
 from trtops.tracking.schema import Artifact, Metric, Tag
 
 log = logging.getLogger(__name__)
@@ -77,6 +77,11 @@ def log_build(run: Run, build: Build, engine_suffix: str, key: str | None = None
         run.log_bytes(build.calibration_cache, Artifact.CALIBRATION_CACHE)
     run.log_json(build.timing_cache_use, Artifact.TIMING_CACHE_USE)
     run.log_text(build.log, Artifact.BUILD_LOG)
+
+
+def engine_entry(manifest: Manifest) -> ArtifactEntry | None:
+    """The entry of a build's engine; None for a run without one."""
+    return next((entry for entry in manifest.artifacts if entry.path.startswith(f"{ENGINE_STEM}.")), None)
 
 
 def log_reuse(run: Run, build: Build, holder: StoredRun) -> None:

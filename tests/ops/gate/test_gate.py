@@ -20,7 +20,7 @@ from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.metadata import DataType, TensorMetadata
-from trtops.ops.evaluation import self_check
+from trtops.ops.evaluation import relations
 from trtops.ops.gate import across_releases, distribution, engine_process, measurement
 from trtops.ops.gate.across_releases import accepted_candidates, explain
 from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, Rounds
@@ -506,7 +506,7 @@ def clock(monkeypatch) -> SimpleNamespace:
 STEPS = {
     "build": (IsolatedBackend, "build"),
     "reference": (Measurement, "_reference_outputs"),
-    "self-check": (self_check._Check, "attempt"),
+    "self-check": (relations.Trials, "infer"),
     "latency": (EngineProcess, "visit"),
 }
 

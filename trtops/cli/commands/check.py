@@ -1,6 +1,8 @@
 """The commands of ``trtops check``."""
 
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,6 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import log_line, say, say_json
 from trtops.cli.script import product
-from trtops.comparator.table import METRICS
 from trtops.logger import G_LOGGER
 from trtops.metadata import TensorMetadata
 
@@ -47,8 +48,7 @@ def lint(args: Options) -> Job:
     # Accepted with a warning: only the first feed is used.
     args.iterations = None
     model, loader, as_json = loading.changed_model(args), loading.data_loader(args), bool(args.json)
-    # A list, not a generator: every option counts as read, also those after the first that is given.
-    described = any([getattr(args, name) is not None for name in ("seed", *configs.RANDOM_DATA)])
+    described = any(value is not None for value in args.pick("seed", *configs.RANDOM_DATA).values())
     if loader is not None and loader.function is comparator.DataLoader and not described:
         # Only shapes were given, which the op takes itself.
         loader = None
@@ -85,12 +85,6 @@ _NEED_ARRAYS = (
 )  # fmt: skip
 _EARLIER = ("--fail-fast", "--no-shape-check", "--infinities-compare-equal")
 
-# The options of each compare function, which select it where no function is named.
-_OPTIONS = {
-    "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
-    **{metric.function: (metric.option,) for metric in METRICS if metric.limit is not None},
-}
-
 
 @command(
     Group("comparison", flag("accuracy", "the file")),
@@ -108,7 +102,10 @@ def accuracy(args: Options) -> Job:
 
     Exits with 1 if it fails.
     """
-    names = args.compare or [name for name, flags in _OPTIONS.items() if any(getattr(args, flag) for flag in flags)]
+    names = list(args.compare or ())
+    for name, options in () if names else loading.FUNCTION_OPTIONS.items():
+        if any(args.pick(*options).values()):
+            names.append(name)
     if "indices" in names:
         raise UsageError("indices saves no numbers to evaluate; compare the outputs with `trtops run --load-outputs`")
     decided = dict.fromkeys(("fail_fast", "no_shape_check", "infinities_compare_equal", "compare_func_script"))
@@ -118,7 +115,9 @@ def accuracy(args: Options) -> Job:
     def run() -> int:
         results: Any = comparator.AccuracyResults.load(path)
         outputs = results.output_names()
-        thresholds = [{name: function.thresholds_for(name) for name in outputs} for function in functions]
+        thresholds: list[dict[str, Any]] = []
+        for function in functions:
+            thresholds.append({name: function.thresholds_for(name) for name in outputs})
         if thresholds:
             results.reevaluate(thresholds, "average" if average else None)
         elif average:
@@ -126,15 +125,7 @@ def accuracy(args: Options) -> Job:
                 result.aggregation = "average"
         if save is not None:
             results.save(save)
-        lines: list[dict[str, Any]] = []
-        for result in results:
-            averaged = result.aggregation == "average"
-            for pair in result:
-                for index, matches in enumerate([result.average_results(pair)] if averaged else result[pair]):
-                    iteration = {"runners": f"{pair[0]} vs {pair[1]}", "iteration": "average" if averaged else index}
-                    for name, match in matches.items():
-                        text = str(match) if isinstance(match, bool) else match.summary()
-                        lines.append({**iteration, "output": name, "passed": bool(match), "text": text})
+        lines = list(_outcomes(results))
         if as_json:
             say_json({"passed": bool(results), "outputs": lines})
             return 0 if results else 1
@@ -143,7 +134,7 @@ def accuracy(args: Options) -> Job:
         # Imports numpy, which help does not need.
         from trtops.comparator.comparator import log_summary
 
-        log_summary(results, list(dict.fromkeys(pair for result in results for pair in result)))
+        log_summary(results, list(dict.fromkeys(itertools.chain.from_iterable(results))))
         if results:
             log_line("PASSED | Accuracy results passed the requested thresholds.", G_LOGGER.FINISH)
         else:
@@ -151,3 +142,15 @@ def accuracy(args: Options) -> Job:
         return 0 if results else 1
 
     return run
+
+
+def _outcomes(results: Any) -> Iterator[dict[str, Any]]:
+    """Yield the outcome of each output, of each pair of runners in each iteration."""
+    for result in results:
+        for pair in result:
+            averaged = result.aggregation == "average"
+            for index, matches in enumerate([result.average_results(pair)] if averaged else result[pair]):
+                iteration = {"runners": f"{pair[0]} vs {pair[1]}", "iteration": "average" if averaged else index}
+                for name, match in matches.items():
+                    text = str(match) if isinstance(match, bool) else match.summary()
+                    yield {**iteration, "output": name, "passed": bool(match), "text": text}

@@ -77,11 +77,17 @@ def convert(args: Options) -> Job:
     recorded = Group("", groups.STATISTICS, groups.STORE, EVALUATION, configs.QUANTIZING)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
     loader: Any
+    args.ignore("profile", configs.ONNXRT_ONLY)
     if target == "trt":
+        args.ignore(groups.SAVE_AS)
         loader = SaveBytes(loading.engine_bytes(args), output)
+    elif target == "onnx":
+        args.ignore(*groups.TRT_BUILD, groups.DATA, "input_shapes")
+        loader = loading.saved_onnx(loading.onnx_model(args), output, args)
     else:
-        onnx_loader = loading.onnx_model(args) if target == "onnx" else trt.OnnxLikeFromNetwork(loading.network(args))
-        loader = loading.saved_onnx(onnx_loader, output, args)
+        args.ignore(groups.TRT_SHAPES, groups.TRT_TACTICS, groups.TRT_CONFIG, groups.DATA, "input_shapes")
+        args.ignore(groups.PRECISIONS.without("--precision-constraints"))
+        loader = loading.saved_onnx(trt.OnnxLikeFromNetwork(loading.network(args)), output, args)
 
     def write() -> int:
         loader()
@@ -93,6 +99,7 @@ def convert(args: Options) -> Job:
 
 def _evaluated(args: Options, target: str, output: str | None) -> Job:
     """Return the job of an evaluated engine; it also writes the engine and parts of the build."""
+    args.ignore(groups.SAVE_AS, *groups.ONNX)
     # A cache that exists is read, as by TensorRT's calibrators; otherwise it is written.
     cache = args.calibration_cache
     calibrated = cache is not None and Path(cache).exists()

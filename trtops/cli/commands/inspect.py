@@ -50,7 +50,7 @@ def calibration(args: Options) -> Job:
             shown="",
         ),
         groups.SAVE_AS.without("--save-external-data"),
-    ),
+    ).each(needs="with_partitioning"),
     *groups.ONNX,
     examples=("trtops inspect capability model.onnx --with-partitioning",),
 )
@@ -138,7 +138,11 @@ def diff_tactics(args: Options) -> Job:
     """Find the tactic that makes builds bad, from good and bad tactic records, or from runs of the store."""
     sources: dict[str, str | None] = {"experiment": args.of_experiment, "folder": args.dir}
     if args.records:
-        if len(args.records) != 2 or args.peek("DiffTacticsConfig.good") or args.peek("DiffTacticsConfig.bad"):
+        if (
+            len(args.records) != 2
+            or getattr(args, "DiffTacticsConfig.good", None)
+            or getattr(args, "DiffTacticsConfig.bad", None)
+        ):
             raise UsageError("two records are compared: the good one, then the bad one")
         sources |= dict(zip(("good", "bad"), args.records))
     config = configs.make(args, "DiffTacticsConfig", sources)
@@ -213,47 +217,54 @@ def model(args: Options) -> Job:
     if kind == "engine":
         if args.display_as:
             raise UsageError(f"{args.model_file} is an engine and is shown as one; leave out --display-as")
+        args.ignore(*groups.ONNX, "list_unbounded_dds")
         source, describe = loading.engine(args), "describe_engine"
     elif kind == "trt-network-script" or args.display_as == "trt":
+        args.ignore(groups.TRT_LOAD, "list_unbounded_dds", *(("display_as",) if kind != "onnx" else ()))
         source, describe = loading.network(args, outputs=False), "describe_network"
     elif loading.wants_onnx_changes(args) or args.list_unbounded_dds:
         source = loading.onnx_model(args)
     if args.combine_tensor_info and (kind != "engine" or args.json):
         raise UsageError("--combine-tensor-info goes with the layers of a TensorRT engine, as text: --show layers")
+    if not describe:
+        args.ignore(groups.TRT_NETWORK, groups.TRT_PARSE, groups.TRT_LOAD)
     path, infer, as_json = args.model_file, bool(args.shape_inference), bool(args.json)
     tensors = args.combine_tensor_info
-    # Read last, so that the option counts as read only where it has an effect.
     unbounded = not describe and bool(args.list_unbounded_dds)
 
     def run() -> int:
         if not as_json:
             log_line(f"Loading model: {path}")
         loaded_model = product(source)
-        if describe == "describe_network" and (not isinstance(loaded_model, tuple) or len(loaded_model) < 2):
-            raise ConfigError(f"{path} returned a {type(loaded_model).__name__}; expected a builder and a network")
-        described: Any = None
         if describe:
-            described = (
-                trt.describe_engine(loaded_model)
-                if describe == "describe_engine"
-                else trt.describe_network(loaded_model[1])
-            )
-        if describe:
-            if as_json:
-                say_json(described.to_dict())
-            else:
-                say(f"[I] {described.text(show)}")
-            if tensors is not None:
-                say(ops.tensors_text(described, tensors))
-        else:
-            inspection = ops.inspect_model(loaded_model, show=show, infer_shapes=infer)
-            names = list(ops.unbounded_tensors(loaded_model)) if unbounded else []
-            if as_json:
-                say_json({"model": inspection.to_json(), "unbounded": names} if unbounded else inspection.to_json())
-            else:
-                say(f"[I] {inspection.text().rstrip()}")
-                if unbounded:
-                    say(f"[I] Found tensors with unbounded DDS: {names}")
+            _show_described(loaded_model, describe, show=show, as_json=as_json, tensors=tensors, path=path)
+            return 0
+        inspection = ops.inspect_model(loaded_model, show=show, infer_shapes=infer)
+        names = list(ops.unbounded_tensors(loaded_model)) if unbounded else []
+        if as_json:
+            say_json({"model": inspection.to_json(), "unbounded": names} if unbounded else inspection.to_json())
+            return 0
+        say(f"[I] {inspection.text().rstrip()}")
+        if unbounded:
+            say(f"[I] Found tensors with unbounded DDS: {names}")
         return 0
 
     return run
+
+
+def _show_described(
+    model: Any, describe: str, *, show: tuple[str, ...], as_json: bool, tensors: str | None, path: str
+) -> None:
+    """Print an engine, or a network as its loader returns it."""
+    if describe == "describe_engine":
+        described: Any = trt.describe_engine(model)
+    elif isinstance(model, tuple) and len(model) >= 2:
+        described = trt.describe_network(model[1])
+    else:
+        raise ConfigError(f"{path} returned a {type(model).__name__}; expected a builder and a network")
+    if as_json:
+        say_json(described.to_dict())
+    else:
+        say(f"[I] {described.text(show)}")
+    if tensors is not None:
+        say(ops.tensors_text(described, tensors))

@@ -104,6 +104,7 @@ def compare(args: Options) -> Job:
     """
     sides = (args.actual, args.golden)
     if args.html:
+        args.ignore("experiment", groups.STATISTICS, groups.SOURCE, "infinities_compare_equal")
         runs, output, store_address = (*sides, *(args.more or ())), args.html, args.store
 
         def write() -> int:
@@ -242,7 +243,7 @@ def triage(args: Options) -> Job:
     tactic, which nodes to keep. Each answer is stored with its evidence and its cost. Exits with 1 if a fault was
     found or the data cannot rule one out, and with 3 if it was stopped before.
     """
-    backend = args.backend or ("tensorrt" if args.peek("strongly_typed") else "onnxruntime")
+    backend = args.backend or ("tensorrt" if getattr(args, "strongly_typed", None) else "onnxruntime")
     check = {"check.golden": args.golden, "check.plots": "never", "check.latency_runs": 0}
     config = configs.make(
         args,
@@ -261,7 +262,7 @@ def triage(args: Options) -> Job:
         store="optional",
         code=lambda result: {"good": 0, "error": 3}.get(result.verdict, 1),
         show=_show,
-        progress=None if args.peek("json") else _say_step,
+        progress=None if getattr(args, "json", None) else _say_step,
     )
 
 

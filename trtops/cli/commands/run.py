@@ -16,7 +16,7 @@ from trtops import comparator, ops
 from trtops.backend import common, onnx, onnxrt, pluginref, trt
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, tracker
+from trtops.cli.jobs import Job, command, store_of, tracker
 from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Call, Source, call, given, product, quoted
 from trtops.extras import require
@@ -81,7 +81,11 @@ EVALUATION = Group(
     groups.COMPARING,
     groups.DATA,
     *groups.ONNX,
-    Group(groups.SAVE_AS.title, flag("--save-onnx FILE", "where to write the ONNX model as it is run"), groups.SAVE_AS),
+    Group(
+        groups.SAVE_AS.title,
+        flag("--save-onnx FILE", "where to write the ONNX model as it is run"),
+        groups.SAVE_AS.each(needs="save_onnx"),
+    ),
     groups.PROVIDERS,
     *groups.TRT_BUILD,
     groups.TRT_LOAD,
@@ -127,18 +131,24 @@ def _work(args: Options) -> Work:
     for kind, word in args.runners or ():
         runners += _runners(args, kind, word)
     compared = len(runners) > 1 or bool(args.load_outputs)
-    config = ops.RunConfig(
-        warm_up=args.warm_up or 0,
-        use_subprocess=bool(args.use_subprocess),
-        save_inputs=args.save_inputs,
-        save_input_blob=args.save_input_blob,
-        save_outputs=args.save_outputs,
-        load_outputs=tuple(args.load_outputs or ()),
-        validate=bool(args.validate),
-        fail_fast=bool((compared or args.validate) and args.fail_fast),
-        check_average=bool(compared and args.check_average),
-        save_accuracy=args.save_accuracy_results if compared else None,
-    )
+    if not compared:
+        args.ignore(groups.THRESHOLDS, groups.COMPARING.without(*(("--fail-fast",) if args.validate else ())))
+    kinds = {kind for kind, _ in args.runners or ()}
+    if "trt" not in kinds:
+        args.ignore(groups.ENGINE_BUILD, "save_engine")
+    if not kinds & {"trt", "trt-engine"}:
+        args.ignore(
+            groups.TRT_LOAD, "plugins", "optimization_profile", "allocation_strategy", "weight_streaming_budget"
+        )
+        if args.load_inputs or args.data_loader_script:
+            args.ignore(groups.TRT_SHAPES)
+    if "onnxrt" not in kinds:
+        args.ignore(groups.PROVIDERS)
+    config = ops.RunConfig(**args.fields_of(ops.RunConfig))
+    if compared:
+        config = replace(config, save_accuracy=args.save_accuracy_results)
+    else:
+        config = replace(config, check_average=False, fail_fast=config.fail_fast and config.validate)
     postprocess: list[Any] = []
     if args.postprocess:
         postprocess.append(comparator.TopKPostprocessFunc(values.per_name(args.postprocess)))  # type: ignore[arg-type]
@@ -162,7 +172,7 @@ def _work(args: Options) -> Work:
 def _running_job(args: Options, work: Work, line: str) -> Job:
     model, experiment = args.model_file or "", args.experiment
     shaped = list(loading.input_shapes(args) or ()) if work.runners and loading.model_type(args) == "onnx" else []
-    store_address = args.store if experiment else None
+    store_address = store_of(args)
 
     def run() -> int:
         if work.onnx_loader is not None:

@@ -68,7 +68,7 @@ _RECENT = 300 * 86400.0  # seconds within which lists name no year
 )
 def list_(args: Options) -> Job:
     """List runs of the store, newest first, or runs that built certain engines."""
-    filters = {name: getattr(args, name) for name in ("kind", "verdict", "status", "parent", "limit")}
+    filters = args.pick("kind", "verdict", "status", "parent", "limit")
     filters |= {"experiment": args.of_experiment, "tags": dict(args.tag or ())}
     if args.csv:
         return op_job(args, "runs_csv", store="reads", show=lambda text, store: say(text.rstrip()), **filters)

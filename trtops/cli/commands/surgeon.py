@@ -1,6 +1,7 @@
 """The commands of ``trtops surgeon``."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from trtops.metadata import DataType, TensorSpec
 OBSERVING = Group(
     "shapes from running the model",
     flag("--force-fallback-shape-inference", "take all shapes from running the model; none stays dynamic"),
-    groups.DATA.without("--iterations"),
+    groups.DATA.without("--iterations").each(needs="force_fallback_shape_inference"),
     groups.ONE_FEED,
 )
 
@@ -83,7 +84,7 @@ def extract(args: Options) -> Job:
         flag("--exclude-outputs NAME+", "outputs to leave out"),
         flag("--outputs-by-type OP+", "types of nodes whose results become outputs"),
         flag("--no-shape-inference", "infer no shapes"),
-        groups.NO_SYMBOLIC_SHAPES,
+        replace(groups.NO_SYMBOLIC_SHAPES, needs=""),
     ),
     OBSERVING,
     groups.ONNX_SAVE,

@@ -6,6 +6,7 @@ from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command, direct_command
 from trtops.cli.logs import say, say_json
+from trtops.cli.script import given
 from trtops.team.access import MLFLOW_USER, TeamState, shell_lines, started_state, team_folder
 
 _DEFAULT = "(default: as at the last start, or %s)"
@@ -27,10 +28,10 @@ _ROOT = Group("servers", groups.ROOT)
 )
 def up(args: Options) -> Job:
     """Start Prefect, MLflow and a worker on this machine, unless they are up."""
-    changes = {name: getattr(args, name) for name in ("prefect_port", "mlflow_port", "database", "limit")}
+    changes = args.pick("prefect_port", "mlflow_port", "database", "limit")
     changes["gpu"] = None if args.gpu is None else args.gpu == "yes"
     # Checks the values, so that a wrong one is wrong usage.
-    TeamState(**{name: value for name, value in changes.items() if value is not None})
+    TeamState(**given(**changes))
     root = args.root
 
     def run() -> int:

@@ -69,6 +69,8 @@ def trt_config(args: Options) -> Job:
     """
     source = Source()
     args.fp32 = None
+    if not args.int8 or args.trt_config_script is not None:
+        args.ignore(groups.DATA)
     config = source.expression(loading.builder_config(args))
     source.use("trtops", "func")
     source.lines += [
@@ -96,8 +98,8 @@ def trt_network(args: Options) -> Job:
     """
     source = Source()
     if args.model_file is None:
-        names = ("strongly_typed", "mark_unfused_tensors_as_debug_tensors")
-        network = source.expression(trt.CreateNetwork(**given(**{name: getattr(args, name) for name in names})))
+        options = args.pick("strongly_typed", "mark_unfused_tensors_as_debug_tensors")
+        network = source.expression(trt.CreateNetwork(**given(**options)))
     else:
         network = source.expression(loading.network(args))
     source.use("trtops", "func")

@@ -10,13 +10,8 @@ from pathlib import Path
 from trtops import errors
 from trtops.ops.auditing.integrity import BUILDS, SharedReads, check_integrity
 from trtops.ops.auditing.log_check import LogCheck, read_heads
-from trtops.ops.auditing.rebuilding import (
-    MaterialFolder,
-    check_engine_again,
-    environment_differences,
-    gather,
-    rebuild,
-)
+from trtops.ops.auditing.logged import MaterialFolder, gather
+from trtops.ops.auditing.rebuilding import check_engine_again, environment_differences, rebuild
 from trtops.ops.auditing.result import (
     GRADES,
     WAYS,
@@ -91,6 +86,11 @@ def audit(
 
     Everything is taken from the tracking store. A run that cannot be read or rebuilt is part of the result.
     RunNotFoundError if a run id does not exist; ConfigError if no run matches, or a key or folder cannot be read.
+
+    >>> build = trtops.convert("model.onnx", trtops.ConvertConfig(check=trtops.CheckConfig(data="feed.npz")))
+    >>> result = audit(AuditConfig(runs=(build.run_id,)))
+    >>> result.headline, result.grades
+    ('1 of 1 runs pass', {'bytes equal': 1})
     """
     tracker = tracker_or_default(tracker)
     # Keys and folder are checked first: an audit takes hours.
@@ -122,15 +122,15 @@ def audit(
             seconds=time.perf_counter() - begin,
             log=shared.log.check_store(logged, rows, run_ids, shared.accepted),
         )
-        numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
-        numbers |= {grade.replace(" ", "_"): count for grade, count in result.grades.items()}
         for run_audit in result.runs:
             if run_audit.kind in BUILDS:
-                run.log_metrics(
-                    schema.family(schema.Metric.AUDIT, passed=run_audit.passes(config.at_least)), engine=run_audit.id
-                )
-        numbers |= {"passed": not result.failed}  # of an engine above, and of all here
-        run.log_metrics({(schema.Metric.AUDIT, name): float(value) for name, value in numbers.items()})
+                passed = schema.family(schema.Metric.AUDIT, passed=run_audit.passes(config.at_least))
+                run.log_metrics(passed, engine=run_audit.id)
+        numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
+        for grade, count in result.grades.items():
+            numbers[grade.replace(" ", "_")] = count
+        # Of an engine above, and of all here.
+        run.log_metrics(schema.family(schema.Metric.AUDIT, passed=not result.failed, **numbers))
         return op.finish(result, artifact=schema.Artifact.AUDIT_RESULT)
 
 
@@ -142,11 +142,10 @@ def choose_runs(
     ConfigError if no run matches.
     """
     required_tags, rows = dict(config.tags), dict[str, RunInfo]()
-    names = {schema.Tag.KIND: "kind", schema.Tag.VERDICT: "verdict"}
     logged = {}
     for run_id, (_, entry) in log.ends.items():
-        has_tags = all(tag in names and entry.facts.get(names[tag]) == value for tag, value in required_tags.items())
-        if has_tags and config.experiment in (None, entry.facts.get("experiment")):
+        tags = {schema.Tag.KIND: entry.facts.get("kind"), schema.Tag.VERDICT: entry.facts.get("verdict")}
+        if required_tags.items() <= tags.items() and config.experiment in (None, entry.facts.get("experiment")):
             logged[run_id] = entry
     if config.runs:
         ids = [run_id_of(run, tracker) for run in config.runs]
@@ -160,10 +159,11 @@ def choose_runs(
             rows = {info.id: info for info, _ in tracker.all_runs()}
             # Audits are left out unless they are asked for: each would be audited by all later ones.
             kinds = {*schema.KINDS} - ({"audit"} if schema.Tag.KIND not in required_tags else set())
-            infos = [i for i in rows.values() if i.kind in kinds and not i.deleted and _is_finished(i)]
-        ids = [
-            i.id for i in infos if config.experiment in (None, i.experiment) and required_tags.items() <= i.tags.items()
-        ]
+            infos = [info for info in rows.values() if info.kind in kinds and not info.deleted and _is_finished(info)]
+        ids = []
+        for info in infos:
+            if config.experiment in (None, info.experiment) and required_tags.items() <= info.tags.items():
+                ids.append(info.id)
     if config.log and not (config.runs or config.experiment or required_tags or config.accepted or config.sample):
         ids = []  # only the log is audited
     ids = list(dict.fromkeys(ids))
@@ -196,8 +196,7 @@ def _audit_run(
         checked_part = f"run {run_id}"
         audited = check_integrity(run, shared)
         if info.kind == "gate":  # it only contains an engine if it built its candidate
-            stem = f"{builds.ENGINE_STEM}."
-            holds_build = any(entry.path.startswith(stem) for entry in run.manifest.original().artifacts)
+            holds_build = builds.engine_entry(run.manifest.original()) is not None
         else:
             holds_build = info.kind in BUILDS and info.verdict != "error"
         if config.rebuild and holds_build:

@@ -54,7 +54,7 @@ def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool =
             stored = tracker.load(info.id)
         except errors.IncompleteRunError:
             continue  # an audit reports it
-        entry = next((e for e in stored.manifest.artifacts if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
+        entry = builds.engine_entry(stored.manifest)
         if entry is not None:
             engines[info.id] = entry
             # Only the engine: all that rebuilds it stays, and the manifest keeps its digest.

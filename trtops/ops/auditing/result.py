@@ -37,6 +37,9 @@ WayName: TypeAlias = Literal["replay", "timing cache", "plain"]
 WAYS: tuple[WayName, ...] = get_args(WayName)
 
 
+_MAX_DIFFERENCES = 8  # of a rebuild, in the details of a run
+
+
 def reaches(grade: Grade, required: AtLeast) -> bool:
     """True if a grade is at least as good as required."""
     return GRADES.index(grade) <= GRADES.index(LEAST[required])
@@ -101,9 +104,8 @@ class RunAudit(Record):
     def headline(self, required: AtLeast = "tactics") -> str:
         """The result in a few words."""
         if not self.whole:
-            return (
-                f"contradicted, incomplete: {self.contradictions[0].text() if self.contradictions else 'no manifest'}"
-            )
+            reason = self.contradictions[0].text() if self.contradictions else "no manifest"
+            return f"contradicted, incomplete: {reason}"
         parts = [self.answer(required), f"whole, {self.files} files"]
         if self.contradictions:
             parts[1] = f"{len(self.contradictions)} contradictions in {self.files} files"
@@ -113,18 +115,20 @@ class RunAudit(Record):
 
     def details(self) -> Iterable[str]:
         """Everything beyond the headline, in lines of plain text."""
-        yield from (detail.text() for detail in self.contradictions)
-        yield from (f"not verified: {detail}" for detail in self.unverified)
+        yield from map(Contradiction.text, self.contradictions)
+        yield from map("not verified: {}".format, self.unverified)
         for rebuild in self.rebuilds:
             yield f"by {rebuild.way}: {rebuild.grade}{f' ({rebuild.reason})' if rebuild.reason else ''}"
-            for name in ("tactics", "outputs"):
-                differences: tuple[Difference, ...] = getattr(rebuild, name)
-                yield from (f"  {name}: {detail.text()}" for detail in differences[:8])
-                if len(differences) > 8:
-                    yield f"  {name}: and {len(differences) - 8} more"
-        yield from (f"environment: {detail.text()}" for detail in self.differences)
-        yield from filter(None, (self.explanation,))
-        yield from (f"missing: {detail}" for detail in self.missing)
+            for label, differences in (("tactics", rebuild.tactics), ("outputs", rebuild.outputs)):
+                for difference in differences[:_MAX_DIFFERENCES]:
+                    yield f"  {label}: {difference.text()}"
+                if len(differences) > _MAX_DIFFERENCES:
+                    yield f"  {label}: and {len(differences) - _MAX_DIFFERENCES} more"
+        for difference in self.differences:
+            yield f"environment: {difference.text()}"
+        if self.explanation:
+            yield self.explanation
+        yield from map("missing: {}".format, self.missing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +142,10 @@ class LogAudit(Record):
 
     def lines(self) -> Iterable[str]:
         """Contradictions, unverified facts, and the heads, in lines of plain text."""
-        yield from (detail.text() for detail in self.contradictions)
-        yield from (f"not verified: {detail}" for detail in self.unverified)
-        yield from filter(None, (self.signed,))
+        yield from map(Contradiction.text, self.contradictions)
+        yield from map("not verified: {}".format, self.unverified)
+        if self.signed:
+            yield self.signed
         yield f"head of the store's log: {self.head or 'not verified, since there is no log'}"
 
 
@@ -181,24 +186,24 @@ class AuditResult(OpResult):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Contradictions with the log, and each unverified run with its first problem."""
-        failures = (f"{r.name} {r.id[:8]}: {next(iter(r.details()), r.headline(self.at_least))}" for r in self.failed)
-        return (
-            *(contradiction.text() for contradiction in self.log.contradictions),
-            *self.log.unverified,
-            *map(str.strip, failures),
-        )
+        reasons = [*map(Contradiction.text, self.log.contradictions), *self.log.unverified]
+        for run in self.failed:
+            problem = next(iter(run.details()), run.headline(self.at_least))
+            reasons.append(f"{run.name} {run.id[:8]}: {problem}".strip())
+        return tuple(reasons)
 
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""
-        rows = tuple(
-            (r.name, r.kind, r.answer(self.at_least), r.grade, r.headline(self.at_least), r.id) for r in self.runs
-        )
+        rows = []
+        for run in self.runs:
+            outcome = run.answer(self.at_least), run.grade, run.headline(self.at_least)
+            rows.append((run.name, run.kind, *outcome, run.id))
         yield Section(
             title="Runs",
             text=f"Only verified runs pass. Every build that was rebuilt must reach at least: {self.at_least}.",
-            table=Table(columns=("run", "kind", "answer", "grade", "found", "id"), rows=rows),
+            table=Table(columns=("run", "kind", "answer", "grade", "found", "id"), rows=tuple(rows)),
         )
-        yield Section(title="Log of the store", text="\n".join(f"- {line}" for line in self.log.lines()))
+        yield Section(title="Log of the store", text="\n".join(map("- {}".format, self.log.lines())))
         for run in self.runs:
             if lines := list(run.details()):
                 table = Table(columns=("details",), rows=tuple((line.strip(),) for line in lines))

@@ -41,8 +41,7 @@ def build_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         for tag in (Tag.MODEL_SHA256, Tag.SPEC_SHA256):
             facts.tag(tag, tag, f"run {reused_from}, whose engine it reused", stored.info.fact(tag))
         facts.add("build key", {f"tag of run {reused_from}": stored.info.tags.get(Tag.BUILD_KEY), "the spec": key})
-    entries = stored.manifest.original().artifacts
-    engine = next((entry for entry in entries if entry.path.startswith(f"{builds.ENGINE_STEM}.")), None)
+    engine = builds.engine_entry(stored.manifest.original())
     if engine is None:
         # A gate also refuses candidates that cannot be built, and holds no engine then.
         if info.verdict in PASSED or (info.verdict == "bad" and info.kind != "gate"):

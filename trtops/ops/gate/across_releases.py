@@ -83,7 +83,7 @@ def explain(
 
     The releases are ordered from the oldest to the newest, which refused. None if it could not be opened or installed.
     """
-    subjects = {finding.subject for finding in refused.findings if finding.outcome == "refuse"}
+    subjects = {*refused.subjects("refuse")}
     if subjects <= _NOT_OF_THE_RELEASE:
         return None
     tracker, end = where["tracker"], time.monotonic() + 60 * config.minutes

@@ -4,8 +4,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from trtops import errors
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
@@ -103,114 +104,150 @@ def gate_builds(
     """
     if config.candidate is not None:
         raise errors.ConfigError("candidate is one engine, which says nothing about other builds; leave it or builds.")
-    began, path, build_share = time.perf_counter(), model_file(model), config.distribution
-    experiment = experiment or path.stem
-    name = f"gate {path.stem} {config.build.precision} {name_of(config.release)}, {build_share.builds} builds"
+    path, build_share = model_file(model), config.distribution
+    label = f"{config.build.precision} {name_of(config.release)}, {build_share.builds} builds"
+    name = f"gate {path.stem} {label}"
     with (
         op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as op,
         GateSession() as session,
     ):
-        run = op.run
-        run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **build_share.to_dict()})
-        gated_builds: list[GatedBuild] = []
-        build_seconds: list[float] = []
-        table = CampaignTable()
-        max_builds = build_share.builds + _ACCEPTED_BUILDS + 1
-
-        def minutes_left() -> float:
-            return max(0.0, config.minutes - (time.perf_counter() - began) / 60)
-
-        def build(of: str, file: Path, build_config: GateConfig) -> GateResult:
-            # The time that is left, shared by builds to come that need timing if these stay as frequent as they were,
-            # but enough to build one and to decide on it. Without the first one there is nothing to compare with.
-            timings = len({gated.ratio for gated in gated_builds} - {None}) + 1
-            coming = max(1.0, (max_builds - len(gated_builds)) * timings / (len(gated_builds) + 1))
-            enough = 0.5 + 1.2 * max(build_seconds) / 60 if build_seconds else config.minutes / 2
-            minutes = max(0.05, min(minutes_left(), max(minutes_left() / coming, enough)))
-            build_config = replace(build_config, distribution=BuildShare(), register=False, minutes=minutes)
-            where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
-            number = len(gated_builds) + 1
-            decided = run_step(f"{of} build {number}", gate, file, build_config, session=session, **where)  # type: ignore[arg-type]
-            gated_builds.append(_gated(number, of, decided, tracker, table if of == "candidate" else CampaignTable()))
-            build_seconds.extend([decided.measured.candidate.build_seconds] if decided.measured else [])
-            return decided
-
-        first = build("first", path, config)  # finds the accepted engine, and shows whether the data prove anything
-        reference, releases = config.accepted, (config.release, *config.others, HERE)
-        policy = config.policy
+        op.run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **build_share.to_dict()})
+        where = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": op.run.id, "session": session}
+        several = _Builds(path, config, tracker, where)
+        first = several.add("first", path, config)  # finds the accepted engine, and shows if the data prove anything
         is_stopped = any((finding.subject, finding.outcome) in _STOPS for finding in first.findings)
-        accepted = None if first.measured is None else first.measured.accepted
-        # Only a whole gate shows that there is no accepted engine.
-        if first.measured is not None and (accepted is not None or first.decision == "accept"):
-            stored = tracker.info(first.holder if accepted is None else accepted.run_id)
-            source = builds.load_build(tracker.load(stored.id), engine=False)
-            same_model = source.spec.model_sha256 == first.measured.candidate.model_sha256
-            file = path if same_model else find_model(tracker, stored)
-            again = replace(config, build=source.spec.config, accepted=stored.id, others=releases, keep_model=False)
-            rebuilt: list[GateResult] = []
-            timed = config.policy.of(config.build.precision).latency is not None
-            for release in dict.fromkeys(releases) if timed else ():
-                while len(rebuilt) < _ACCEPTED_BUILDS and minutes_left() > 0:
-                    gate_result = build("accepted", file, replace(again, release=release))
-                    version = gate_result.measured and gate_result.measured.candidate.environment.backend_version
-                    if version != source.engine.environment.backend_version:
-                        break
-                    rebuilt.append(gate_result)
-            reference = stored.id
-            # Builds that are bad for anything but their latency or size are no reference.
-            varies = {"latency", "size"}
-            done = [r for r in rebuilt if r.measured]
-            sound = [r for r in done if {f.subject for f in r.findings if f.outcome == "refuse"} <= varies]
-            timings = [(1.0 if r.ratio is None else r.ratio.ratio, r.holder) for r in sound]
-            if timings:
-                reference = sorted(timings)[len(timings) // 2][1]
-                # Builds of one network differ in size, so the limit counts from the largest.
-                sizes = {r.holder: r.measured.candidate.engine_bytes for r in sound if r.measured}
-                policy = _with_larger_size(config, max(sizes.values()) / sizes[reference])
-        fixed = replace(config, accepted=reference, others=releases, policy=policy)
+        candidate_config = several.fixed_to_reference(first)
+        reference, table = candidate_config.accepted, several.table
         holder, outside, unclear = "", 0, 0
         decision: ShareDecision = "open"
-        while not is_stopped and decision == "open" and len(table) < build_share.builds and minutes_left() > 0:
-            gate_result = build("candidate", path, replace(fixed, keep_model=config.keep_model and not holder))
-            if (
-                fixed.accepted is None
-                and gate_result.decision == "accept"
-                and gate_result.measured
-                and not gate_result.measured.accepted
-            ):
-                fixed = replace(fixed, accepted=gate_result.holder)
-            outside += gate_result.verdict == "bad"
-            unclear += gate_result.verdict not in ("good", "bad")
-            holder = holder or (gate_result.holder if gate_result.verdict == "good" else "")
+        while not is_stopped and decision == "open" and len(table) < build_share.builds and several.minutes_left() > 0:
+            keep_model = config.keep_model and not holder
+            built = several.add("candidate", path, replace(candidate_config, keep_model=keep_model))
+            is_alone = built.measured is not None and built.measured.accepted is None
+            if candidate_config.accepted is None and built.decision == "accept" and is_alone:
+                candidate_config = replace(candidate_config, accepted=built.holder)
+            outside += built.verdict == "bad"
+            unclear += built.verdict not in ("good", "bad")
+            holder = holder or (built.holder if built.verdict == "good" else "")
             decision = decide_share(build_share, len(table), outside, unclear)
-        share = (
-            build_share.required if decision == "accept" else shown_share(build_share, len(table), outside + unclear)
-        )
+        share = build_share.required
+        if decision != "accept":
+            share = shown_share(build_share, len(table), outside + unclear)
         result = DistributionResult(
-            title=f"gate {path.name} {config.build.precision} {name_of(config.release)}, {build_share.builds} builds",
+            title=f"gate {path.name} {label}",
             subject=str(path),
             findings=first.findings,
             policy=config.policy,
             precision=config.build.precision,
             release=name_of(config.release),
             holder=holder,
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - several.began,
             build_share=build_share,
             candidate_builds=len(table),
             outside=outside,
             unclear=unclear,
             share=share,
-            builds=tuple(gated_builds),
+            builds=tuple(several.builds),
             reference=reference or "",
             tactics=diff(table),
         )
         if not is_stopped:
             result = replace(result, findings=tuple(_findings(result, decision)))
-        run.log_table(schema.Artifact.GATE_TABLE, tuple(_BUILD_COLUMNS.values()), (list(row) for row in result.rows()))
-        log_diff(run, result.tactics)
-        run.set_tags({schema.Tag.EVIDENCE: holder} if holder else {})
+        op.run.log_table(schema.Artifact.GATE_TABLE, tuple(_BUILD_COLUMNS.values()), map(list, result.rows()))
+        log_diff(op.run, result.tactics)
+        op.run.set_tags({schema.Tag.EVIDENCE: holder} if holder else {})
         result = end_gate(op, result)
     return registered(result, config, tracker)
+
+
+@dataclass
+class _Builds:
+    """The builds of one gate so far. ``table`` has the tactics of the candidate's."""
+
+    path: Path
+    config: GateConfig
+    tracker: Tracker
+    where: Mapping[str, Any]  # options of the gate of each build
+    builds: list[GatedBuild] = field(default_factory=list)
+    table: CampaignTable = field(default_factory=CampaignTable)
+    began: float = field(default_factory=time.perf_counter)
+    _longest_build: float | None = None  # in seconds
+
+    def minutes_left(self) -> float:
+        """The minutes until the end of the budget."""
+        return max(0.0, self.config.minutes - (time.perf_counter() - self.began) / 60)
+
+    def add(self, of: str, model: Path, config: GateConfig) -> GateResult:
+        """Build and gate once more."""
+        # The time that is left, shared by builds to come that need timing if these stay as frequent as they were, but
+        # enough to build one and to decide on it. Without the first one there is nothing to compare with.
+        timings = len({build.ratio for build in self.builds} - {None}) + 1
+        to_come = self.config.distribution.builds + _ACCEPTED_BUILDS + 1 - len(self.builds)
+        share = self.minutes_left() / max(1.0, to_come * timings / (len(self.builds) + 1))
+        enough = self.config.minutes / 2 if self._longest_build is None else 0.5 + 1.2 * self._longest_build / 60
+        minutes = max(0.05, min(self.minutes_left(), max(share, enough)))
+        config = replace(config, distribution=BuildShare(), register=False, minutes=minutes)
+        number = len(self.builds) + 1
+        result: GateResult = run_step(f"{of} build {number}", gate, model, config, **self.where)
+        stored, measured = self.tracker.load(result.run_id), result.measured
+        if of == "candidate":
+            campaigns.append(self.table, stored)
+        if measured is not None:
+            self._longest_build = max(self._longest_build or 0.0, measured.candidate.build_seconds)
+        tactics = campaigns.load_record(stored)
+        kernels = () if measured is None else measured.candidate.kernels
+        build = GatedBuild(
+            number=number,
+            of=of,
+            decision=result.decision,
+            reasons=result.reasons,
+            outside=", ".join(result.subjects("refuse")),
+            ratio=None if result.ratio is None else result.ratio.ratio,
+            latency_ms=None if measured is None or measured.rounds is None else measured.rounds.candidate_ms,
+            kernels=", ".join(f"{count} {name}" for name, count in kernels),
+            tactics_sha256="" if tactics is None else tactics.digest,
+            run_id=result.run_id,
+        )
+        self.builds.append(build)
+        return result
+
+    def fixed_to_reference(self, first: GateResult) -> GateConfig:
+        """The config for builds of the candidate: compared with the accepted build of median latency, if any."""
+        config, tracker = self.config, self.tracker
+        releases = (config.release, *config.others, HERE)
+        config = replace(config, others=releases)
+        accepted = None if first.measured is None else first.measured.accepted
+        # Only a whole gate shows that there is no accepted engine.
+        if first.measured is None or (accepted is None and first.decision != "accept"):
+            return config
+        stored = tracker.info(first.holder if accepted is None else accepted.run_id)
+        source = builds.load_build(tracker.load(stored.id), engine=False)
+        same_model = source.spec.model_sha256 == first.measured.candidate.model_sha256
+        model = self.path if same_model else find_model(tracker, stored)
+        again = replace(config, build=source.spec.config, accepted=stored.id, keep_model=False)
+        config = replace(config, accepted=stored.id)
+        # Builds that are bad for anything but their latency or size are no reference.
+        ratios: dict[str, float] = {}
+        sizes: dict[str, int] = {}
+        timed = config.policy.of(config.build.precision).latency is not None
+        count = 0
+        for release in dict.fromkeys(releases) if timed else ():
+            while count < _ACCEPTED_BUILDS and self.minutes_left() > 0:
+                result = self.add("accepted", model, replace(again, release=release))
+                candidate = None if result.measured is None else result.measured.candidate
+                version = source.engine.environment.backend_version
+                if candidate is None or candidate.environment.backend_version != version:
+                    break
+                count += 1
+                if {*result.subjects("refuse")} <= {"latency", "size"}:
+                    ratios[result.holder] = 1.0 if result.ratio is None else result.ratio.ratio
+                    sizes[result.holder] = candidate.engine_bytes
+        if not ratios:
+            return config
+        _, reference = sorted((ratio, holder) for holder, ratio in ratios.items())[len(ratios) // 2]
+        # Builds of one network differ in size, so the limit counts from the largest.
+        policy = _with_larger_size(config, max(sizes.values()) / sizes[reference])
+        return replace(config, accepted=reference, policy=policy)
 
 
 def _with_larger_size(config: GateConfig, factor: float) -> Policy:
@@ -220,28 +257,6 @@ def _with_larger_size(config: GateConfig, factor: float) -> Policy:
         return config.policy
     larger_limits = replace(limits, size=replace(limits.size, ratio=factor * limits.size.ratio))
     return replace(config.policy, precisions={**config.policy.precisions, config.build.precision: larger_limits})
-
-
-def _gated(number: int, of: str, gate_result: GateResult, tracker: Tracker, table: CampaignTable) -> GatedBuild:
-    """The record of a build; also appends the build to a table of tactics."""
-    stored, measured = tracker.load(gate_result.run_id), gate_result.measured
-    campaigns.append(table, stored)
-    tactics = campaigns.load_record(stored)
-    kernels = () if measured is None else measured.candidate.kernels
-    return GatedBuild(
-        number=number,
-        of=of,
-        decision=gate_result.decision,
-        reasons=gate_result.reasons,
-        outside=", ".join(
-            dict.fromkeys(finding.subject for finding in gate_result.findings if finding.outcome == "refuse")
-        ),
-        ratio=None if gate_result.ratio is None else gate_result.ratio.ratio,
-        latency_ms=None if measured is None or measured.rounds is None else measured.rounds.candidate_ms,
-        kernels=", ".join(f"{count} {name}" for name, count in kernels),
-        tactics_sha256="" if tactics is None else tactics.digest,
-        run_id=gate_result.run_id,
-    )
 
 
 def _findings(result: DistributionResult, decision: ShareDecision) -> Iterator[Finding]:

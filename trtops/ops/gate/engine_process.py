@@ -18,7 +18,7 @@ from trtops import errors
 from trtops.backend.base import Engine, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnxrt.runner import OnnxrtRunner
-from trtops.backend.ratio import UNDISTURBED, Metric, StartNoise, Starts, decide_ratio
+from trtops.backend.ratio import UNDISTURBED, Metric, RatioEstimate, StartNoise, Starts, decide_ratio
 from trtops.backend.runner import BaseRunner
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.results import IterationResult, RunResults
@@ -46,6 +46,13 @@ class Rounds(Record):
     seconds: float
     ended: bool  # whether the budget did not allow another start
     earlier_noise: Mapping[Metric, StartNoise] = field(default_factory=dict)  # noise that other engines showed before
+
+    def ratio(self, limit: LatencyLimit) -> RatioEstimate | None:
+        """Return the deciding ratio of the candidate to the accepted engine; None if there is no start."""
+        if not any(self.starts.values()):
+            return None
+        noise = self.earlier_noise
+        return decide_ratio(self.starts, limit.ratio, limit.confidence, last=self.ended, start_noise=noise)
 
 
 class EngineProcess:
@@ -198,20 +205,17 @@ def measure_rounds(
         }
         # In some sandboxes, the clock of CPU time advances in steps longer than an inference.
         usable = {metric: columns[metric] for metric in deciding if np.isfinite(sum(columns[metric], (0.0,))).all()}
-        ended = current + opening + (current - started) > until
-        ratio_decision = None
-        if usable and starts:
-            ratio_decision = decide_ratio(usable, limit.ratio, limit.confidence, last=ended, start_noise=earlier_noise)
-        if ended or (ratio_decision is not None and ratio_decision.decision != "open"):
-            break
-    return Rounds(
-        starts=usable,
-        candidate_ms=statistics.median(totals[0] or [0.0]),
-        accepted_ms=statistics.median(totals[1] or [0.0]),
-        seconds=current - begin,
-        ended=ended,
-        earlier_noise=earlier_noise or {},
-    )
+        measured = Rounds(
+            starts=usable,
+            candidate_ms=statistics.median(totals[0] or [0.0]),
+            accepted_ms=statistics.median(totals[1] or [0.0]),
+            seconds=current - begin,
+            ended=current + opening + (current - started) > until,
+            earlier_noise=earlier_noise or {},
+        )
+        ratio = measured.ratio(limit)
+        if measured.ended or (ratio is not None and ratio.decision != "open"):
+            return measured
 
 
 def save_feeds(feeds: Sequence[Feed], path: Path | str) -> None:
@@ -246,13 +250,18 @@ def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> flo
 
 
 def _load_feeds(path: str) -> list[Feed]:
-    return [{name: np.asarray(array) for name, array in feed.items()} for feed in RunResults.load(path)[0][1]]
+    return [_arrays(feed) for feed in RunResults.load(path)[0][1]]
+
+
+def _arrays(arrays: Mapping[str, Any]) -> Feed:
+    """Copies in memory of this process."""
+    return {name: np.array(array) for name, array in arrays.items()}
 
 
 def _infer(path: str) -> None:
     """Run the feeds of a file, or those of the process if it has none, and write the outputs into it."""
     runner, feeds = _opened()
-    save_feeds([{n: np.array(a) for n, a in runner.infer(feed).items()} for feed in _load_feeds(path) or feeds], path)
+    save_feeds([_arrays(runner.infer(feed)) for feed in _load_feeds(path) or feeds], path)
 
 
 def _inputs() -> TensorMetadata:
@@ -267,13 +276,13 @@ def _time_inferences(count: int, core: int | None) -> list[list[float]]:
         runner.infer(feeds[0], check_inputs=False)
     if not isinstance(runner, OnnxrtRunner):
         return [[_measure(runner, feeds[0]) for _ in range(count)]]
+    measured: list[list[float]] = [[] for _ in _clocks]
     # Reading a clock takes up to a microsecond, which counts as much as a tenth of a short inference.
     reading = [min(-(clock() - clock()) for _ in range(20)) for clock in _clocks]
-    measured: list[list[float]] = [[] for _ in _clocks]
-    for number in range(count * len(_clocks)):  # in turn, so that no clock is read while another one measures
-        clock_index = number % len(_clocks)
-        runner.time_with(_clocks[clock_index])
-        measured[clock_index].append(_measure(runner, feeds[0]) - reading[clock_index])
+    for _ in range(count):
+        for clock, seconds_of_reading, seconds in zip(_clocks, reading, measured):  # one reads while none measures
+            runner.time_with(clock)
+            seconds.append(_measure(runner, feeds[0]) - seconds_of_reading)
     runner.time_with(time.perf_counter)
     return measured
 

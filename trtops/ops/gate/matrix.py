@@ -22,16 +22,8 @@ from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 
 _MATRIX_COLUMNS = (
-    "model",
-    "precision",
-    "release",
-    "decision",
-    "latency ratio",
-    "widths",
-    "size ratio",
-    "seconds",
-    "run",
-)
+    "model", "precision", "release", "decision", "latency ratio", "widths", "size ratio", "seconds", "run",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +37,8 @@ class MatrixResult(OpResult):
     @property
     def verdict(self) -> Verdict:
         """``bad`` if a candidate was refused, ``error`` if one is undecided, ``unproven`` if one is, else ``good``."""
-        verdicts = {cell.verdict for cell in self.cells}
-        order: tuple[Verdict, ...] = ("bad", "error", "unproven")
-        return next((verdict for verdict in order if verdict in verdicts), "good")
+        order: tuple[Verdict, ...] = ("bad", "error", "unproven", "good")
+        return min((cell.verdict for cell in self.cells), key=order.index, default="good")
 
     @property
     def exit_code(self) -> int:
@@ -59,16 +50,19 @@ class MatrixResult(OpResult):
         """The number of candidates by decision, and the names of those not accepted."""
         counts = Counter(cell.decision for cell in self.cells)
         text = ", ".join(f"{counts[decision]} {words}" for decision, words in DECIDED.items() if counts[decision])
-        names = dict.fromkeys(Path(cell.subject).stem for cell in self.cells if cell.decision != "accept")
+        names = dict.fromkeys(Path(cell.subject).stem for cell in self._not_accepted)
         return (f"{text}: {', '.join(names)}" if names else text) or "no candidates"
+
+    @property
+    def _not_accepted(self) -> list[GateResult]:
+        return [cell for cell in self.cells if cell.decision != "accept"]
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Each candidate not accepted, with its reasons."""
         return tuple(
             f"**{Path(cell.subject).stem} {cell.precision} {cell.release}**: {cell.decision}. {'; '.join(cell.reasons)}"
-            for cell in self.cells
-            if cell.decision != "accept"
+            for cell in self._not_accepted
         )
 
     def rows(self) -> Iterable[tuple[str | float | None, ...]]:
@@ -76,19 +70,17 @@ class MatrixResult(OpResult):
         for cell in self.cells:
             metrics, family = cell.metrics(), schema.Metric.GATE
             widths = max((value for name, value in metrics.items() if name[1] == "widths"), default=None)
-            yield (
-                *(Path(cell.subject).stem, cell.precision, cell.release, cell.decision),
-                *(metrics.get((family, "latency_ratio")), widths, metrics.get((family, "size_ratio"))),
-                *(cell.seconds, cell.run_id),
-            )
+            ratios = metrics.get((family, "latency_ratio")), widths, metrics.get((family, "size_ratio"))
+            names = Path(cell.subject).stem, cell.precision, cell.release, cell.decision
+            yield (*names, *ratios, cell.seconds, cell.run_id)
 
     def sections(self) -> Iterable[Section]:
         """What broke, and a table of all candidates."""
         for regression in self.regressions:
-            answers = [
-                f"- {name.replace('_', ' ')}: {text}" for name, text in vars(regression).items() if name != "engine"
-            ]
-            yield Section(title=regression.engine, text="\n".join(answers))
+            answers = {**vars(regression)}
+            title = answers.pop("engine")
+            lines = [f"- {name.replace('_', ' ')}: {text}" for name, text in answers.items()]
+            yield Section(title=title, text="\n".join(lines))
         yield Section(table=Table(columns=_MATRIX_COLUMNS, rows=tuple(self.rows())))
 
 

@@ -39,8 +39,20 @@ def gate(
 
     Both engines run in their own processes, each with its own release, on the same device. A release that cannot be
     installed, a missing device, a failed build and an engine that does not run are refusals. UnsupportedFeatureError if
-    the metric cannot be measured on this machine. ``session``, if
-    given, serves the next gate as well, which does not time equal engines again.
+    the metric cannot be measured on this machine. ``session`` serves several gates, which do not time equal engines
+    again.
+
+    The first engine of a model is accepted for its comparison with the model, and gets an alias:
+
+    >>> config = GateConfig(check=trtops.CheckConfig(data="feed.npz"))
+    >>> gate("model.onnx", config).alias
+    'model-..._device-...'
+
+    The next one is compared with it:
+
+    >>> result = gate("model.onnx", config)
+    >>> result.decision, result.measured.same_engine
+    ('accept', True)
     """
     tracker = tracker_or_default(tracker)
     begin = time.perf_counter()

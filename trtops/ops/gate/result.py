@@ -4,12 +4,11 @@ Measuring is left to other modules, so that any past run can be evaluated again 
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from trtops.backend.ratio import MIN_STARTS, Metric, RatioEstimate, decide_ratio, starts_needed
+from trtops.backend.ratio import MIN_STARTS, Metric, RatioEstimate, starts_needed
 from trtops.comparator.report import ComparisonReport
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import Accuracy, Evaluation
@@ -56,6 +55,11 @@ class EngineFacts(Record):
     interface: tuple[tuple[str, str], ...]  # inputs and outputs in order, each with dtype and shape
     build_seconds: float
     kernels: tuple[tuple[str, int], ...]  # by the precision that they compute in
+
+    def kernel_share(self, precision: str) -> float:
+        """The share of the kernels that compute in a precision."""
+        counts = dict(self.kernels)
+        return counts.get(precision, 0) / max(1, sum(counts.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +117,7 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
     elif missing:
         findings.append(Finding(EVIDENCE, "open", f"{missing}, or --accept-unproven"))
     if limits.accuracy is not None:
-        bad = [output for output in evaluation.report.outputs if output.verdict == "bad"]
-        findings += [Finding("reference", "refuse", "; ".join(output.reasons), output.name) for output in bad]
-        if evaluation.evidence is not None and not bad:  # at some shapes only
-            bad_at = [entry for entry in evaluation.evidence.shapes if entry.verdict == "bad"]
-            findings += [Finding("reference", "refuse", f"{'; '.join(e.reasons)}, at {e.text()}") for e in bad_at]
-        if not findings or findings[-1].subject != "reference":
-            count = len(evaluation.report.outputs)
-            findings.append(Finding("reference", "pass", f"{count} outputs are within the tolerances"))
+        findings += _reference_findings(evaluation)
     if (checked := evaluation.self_check) is not None:
         findings += [Finding("self-check", "refuse", reason.removeprefix("self-check: ")) for reason in checked.reasons]
         if not checked.reasons:
@@ -164,6 +161,20 @@ def evaluate_measured(measured: Measured, policy: Policy, *, accept_unproven: bo
     return tuple(findings)
 
 
+def _reference_findings(evaluation: Evaluation) -> Sequence[Finding]:
+    """Checks of the outputs against the golden ones."""
+    findings = []
+    for output in evaluation.report.outputs:
+        if output.verdict == "bad":
+            findings.append(Finding("reference", "refuse", "; ".join(output.reasons), output.name))
+    if evaluation.evidence is not None and not findings:  # at some shapes only
+        for shape in evaluation.evidence.shapes:
+            if shape.verdict == "bad":
+                findings.append(Finding("reference", "refuse", f"{'; '.join(shape.reasons)}, at {shape.text()}"))
+    count = len(evaluation.report.outputs)
+    return findings or [Finding("reference", "pass", f"{count} outputs are within the tolerances")]
+
+
 def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Finding]:
     """Checks of the outputs against those of the accepted engine, and of the accuracy on labels."""
     assert measured.agreement is not None
@@ -196,10 +207,14 @@ def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Findi
 
 def _interface_finding(candidate: dict[str, str], accepted: dict[str, str]) -> Finding:
     """Whether inputs and outputs have the same names, order, dtypes and shapes."""
-    changes = [f"{name} is new" for name in candidate if name not in accepted]
-    changes += [f"{name} is missing" for name in accepted if name not in candidate]
-    common = [name for name in candidate if name in accepted]
-    changes += [f"{n} is {candidate[n]}, {accepted[n]} before" for n in common if candidate[n] != accepted[n]]
+    changes = []
+    for name in dict.fromkeys((*candidate, *accepted)):
+        if name not in accepted:
+            changes.append(f"{name} is new")
+        elif name not in candidate:
+            changes.append(f"{name} is missing")
+        elif candidate[name] != accepted[name]:
+            changes.append(f"{name} is {candidate[name]}, {accepted[name]} before")
     if not changes and [*candidate] != [*accepted]:
         changes.append(f"the order is {', '.join(candidate)}; before it was {', '.join(accepted)}")
     text = "; ".join(changes) or f"{len(candidate)} inputs and outputs have the same names, order, dtypes and shapes"
@@ -208,11 +223,9 @@ def _interface_finding(candidate: dict[str, str], accepted: dict[str, str]) -> F
 
 def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
     """The deciding ratio, with the interval and the limit; without a decision, the missing effort."""
-    if rounds is None or not any(rounds.starts.values()):
+    ratio = None if rounds is None else rounds.ratio(limit)
+    if rounds is None or ratio is None:
         return Finding("latency", "open", "not measured before the budget ended; raise --minutes")
-    ratio = decide_ratio(
-        rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, start_noise=rounds.earlier_noise
-    )
     starts = len(rounds.starts[ratio.metric])
     text = (
         f"{CLAIMS[ratio.metric]} is {ratio.ratio:.3f} times the accepted engine's, between {ratio.low:.3f} and "
@@ -237,14 +250,12 @@ def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
 
 
 def _precision_finding(candidate: EngineFacts, accepted: EngineFacts, allowed: float) -> Finding:
-    after, before = (
-        defaultdict(float, {name: count / sum(dict(facts.kernels).values()) for name, count in facts.kernels})
-        for facts in (candidate, accepted)
-    )
-    name = max(sorted({*before, *after}) or ["fp32"], key=lambda n: abs(after[n] - before[n]))
-    over = abs(after[name] - before[name]) > allowed + 1e-9
-    text = f"{after[name]:.0%} of the kernels compute in {name}, {before[name]:.0%} before; a change of {allowed:.0%} "
-    return Finding("precision", "refuse" if over else "pass", f"{text}is allowed")
+    names = sorted({name for name, _ in (*candidate.kernels, *accepted.kernels)}) or ["fp32"]
+    name = max(names, key=lambda name: abs(candidate.kernel_share(name) - accepted.kernel_share(name)))
+    after, before = candidate.kernel_share(name), accepted.kernel_share(name)
+    over = abs(after - before) > allowed + 1e-9
+    text = f"{after:.0%} of the kernels compute in {name}, {before:.0%} before; a change of {allowed:.0%} is allowed"
+    return Finding("precision", "refuse" if over else "pass", text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,11 +290,14 @@ class GateResult(OpResult):
         """0 if accepted, 1 if refused, 3 after an error, 4 if undecided."""
         return EXIT_CODES[self.decision]
 
+    def subjects(self, outcome: FindingOutcome) -> tuple[str, ...]:
+        """What was checked with an outcome, such as ``("latency", "size")``."""
+        return tuple(dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == outcome))
+
     @property
     def headline(self) -> str:
         """The decision, and the checks not passed."""
-        outcome = "open" if self.decision == "undecided" else "refuse"
-        subjects = dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == outcome)
+        subjects = self.subjects("open" if self.decision == "undecided" else "refuse")
         return DECIDED[self.decision] + (f" because of {', '.join(subjects)}" if subjects else "")
 
     @property
@@ -294,7 +308,7 @@ class GateResult(OpResult):
     @property
     def next_step(self) -> NextStep | None:
         """Find the first wrong tensor of a candidate with wrong outputs."""
-        if self.measured is None or not any(f.subject == "reference" and f.outcome == "refuse" for f in self.findings):
+        if self.measured is None or "reference" not in self.subjects("refuse"):
             return super().next_step
         limit = self.policy.of(self.precision).accuracy
         arguments: dict[str, Any] = {"model": self.subject, "experiment": self.experiment}
@@ -313,16 +327,13 @@ class GateResult(OpResult):
         """The deciding ratio of the latency; None if not measured or not checked."""
         limit = self.policy.of(self.precision).latency
         rounds = None if self.measured is None else self.measured.rounds
-        if limit is None or rounds is None or not any(rounds.starts.values()):
-            return None
-        return decide_ratio(
-            rounds.starts, limit.ratio, limit.confidence, last=rounds.ended, start_noise=rounds.earlier_noise
-        )
+        return None if limit is None or rounds is None else rounds.ratio(limit)
 
     def sections(self) -> Iterable[Section]:
         """The checks, both engines side by side with the latencies by round, and the outputs."""
-        findings = sorted(self.findings, key=lambda finding: [*_OUTCOME_LABELS].index(finding.outcome))
-        lines = [f"- {_OUTCOME_LABELS[finding.outcome]}: {finding.line}" for finding in findings]
+        lines = []
+        for outcome, label in _OUTCOME_LABELS.items():
+            lines += [f"- {label}: {finding.line}" for finding in self.findings if finding.outcome == outcome]
         if self.version:
             lines += ["", f"Accepted as version {self.version}, alias `{self.alias}`."]
         yield Section(text="\n".join(lines))

@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from trtops import errors
 from trtops.backend.base import Caches
@@ -340,18 +340,23 @@ def ask_bundle(subject: Subject, parent: str) -> Answer:
     if not path.is_file():
         return Answer("nothing to bundle", ("There is no smallest case.",))
     check = replace(subject.config.check, data=str(subject.files / INPUTS), golden=None, tolerances=subject.tolerances)
-    changes: dict[str, Any] = {"check": check, "build": replace(subject.config.build, profiles=()), "replay": None}
-    conversion = None
+    symptom, build, conversion = _symptom(subject), subject.config.build, None
     try:
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("triage")) as folder:
-            if _symptom(subject) == "built":
-                side, record = subject.pinned_side(), Path(folder, "replay.json")
+            replay = None
+            if symptom == "rounded":
+                build = BuildConfig(precision=_low_precision(subject))
+            elif symptom == "built":
+                side = subject.pinned_side()
+                build = side.config
                 if side.caches.replay is not None:
-                    record.write_text(side.caches.replay.to_json(), encoding="utf-8")
-                    changes["replay"] = str(record)
-                changes["build"] = replace(side.config, profiles=())
+                    replay = Path(folder, "replay.json")
+                    replay.write_text(side.caches.replay.to_json(), encoding="utf-8")
+            build = replace(build, profiles=())  # inputs of a part have other names
             with contextlib.suppress(errors.BackendError):  # a failed build is a case as well
-                conversion = subject.convert(parent, path=path, **changes)
+                conversion = subject.convert(
+                    parent, path=path, check=check, build=build, replay=None if replay is None else str(replay)
+                )
         if conversion is not None and conversion.verdict != "bad":
             return Answer("no", (f"Built alone, the smallest case is {conversion.verdict}.",), builds=1)
         [run] = subject.tracker.find(parent=parent)

@@ -77,6 +77,12 @@ def triage(
 
     With a tracker, the run has one run below it for each question. ``progress`` is called before each question, and
     again with its answer.
+
+    >>> result = triage("model.onnx", TriageConfig(check=trtops.CheckConfig(data="feed.npz")))
+    >>> result.headline
+    'nothing is wrong'
+    >>> [step.question for step in result.steps]
+    ['data', 'structure', 'shapes', 'repeats', 'golden', 'build']
     """
     store: Tracker = MemoryTracker() if tracker is None else tracker
     check_source(config.check.data)

@@ -38,7 +38,9 @@ def test_a_refused_node_is_found_and_bundled(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "found" / "bundle.zip") as archive:
         assert '"verdict": "error"' in archive.read("case.json").decode()
 
-    [failed] = [info for info in tracker.find(tags={schema.Tag.KIND: "build"}) if info.status == "failed"]
+    steps = {step.question: step.run_id for step in result.steps}
+    [failed] = tracker.find(parent=steps["build"])
+    assert failed.status == "failed"
     whole = bundle(failed.id, BundleConfig(output=str(tmp_path / "whole.zip")), tracker=tracker)
     assert whole.repeats == "error" and "Det" in (failed.tags[schema.Tag.ERROR])
     with zipfile.ZipFile(tmp_path / "whole.zip") as archive:

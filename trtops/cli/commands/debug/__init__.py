@@ -7,14 +7,14 @@ import select
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
 from trtops.backend.common import SaveBytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, op_job
+from trtops.cli.jobs import Job, command, op_job, store_of, tracker
 from trtops.cli.logs import log_line, say, say_ending
 from trtops.logger import G_LOGGER
 
@@ -29,13 +29,40 @@ def _show(result: Any, store: str | None) -> None:
     say_ending(result, store)
 
 
-def end_search(result: Any, iterations: Iterations, store: str | None, *, recorded: bool, exit_on_bad: bool) -> int:
-    """Print the result of a search, and its run if recorded; return the exit code."""
-    iterations.log_summary()
-    say(result.text())
-    if recorded:
-        say_ending(result, store)
-    return 1 if exit_on_bad and result.verdict != "good" else 0
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """A search by checks: its place in the store, its iterations as Polygraphy logs them, and its end."""
+
+    experiment: str | None
+    file: str
+    store: str | None
+    exit_on_bad: bool
+
+    @classmethod
+    def of(cls, args: Options, *, exit_on_bad: bool = False) -> Search:
+        """Read the options; with ``exit_on_bad``, a bad verdict is exit code 1 without an option for it, too."""
+        exits = bool(exit_on_bad or args.exit_on_bad or args.experiment)
+        return cls(experiment=args.experiment, file=args.model_file, store=store_of(args), exit_on_bad=exits)
+
+    def run(self, op: Callable[..., Any], *args: Any, progress: Callable[[Any], None], **options: Any) -> Any:
+        """Call the op of the search, and return its result."""
+        iterations = Iterations()
+
+        def end_iteration(step: Any) -> None:
+            progress(step)
+            iterations.ended(step.verdict == "pass")
+
+        store = tracker("optional", self.store, self.experiment)
+        result = op(*args, tracker=store, experiment=self.experiment, file=self.file, progress=end_iteration, **options)
+        iterations.log_summary()
+        return result
+
+    def end(self, result: Any) -> int:
+        """Print the result, and its run if recorded; return the exit code."""
+        say(result.text())
+        if self.experiment is not None:
+            say_ending(result, self.store)
+        return 1 if self.exit_on_bad and result.verdict != "good" else 0
 
 
 @command(
@@ -60,6 +87,8 @@ def accuracy(args: Options) -> Job:
     Every tensor of the model is compared with the model itself, in the order of execution. Exits with 1 if outputs
     differ.
     """
+    if args.emulate:
+        args.ignore(groups.SPEC, configs.BACKEND)
     build = None if args.emulate else configs.build_config(args, args.backend or "tensorrt")
     return op_job(
         args,
@@ -174,7 +203,9 @@ def repeat_job(
             iterations.ended(step.verdict == "good")
 
         result = ops.repeat(make or (lambda number: None), check, config, ask=ask_user, progress=say_step)
-        return end_search(result, iterations, None, recorded=False, exit_on_bad=exit_on_bad)
+        iterations.log_summary()
+        say(result.text())
+        return 1 if exit_on_bad and result.verdict != "good" else 0
 
     return run
 
@@ -304,6 +335,10 @@ def _campaign(args: Options) -> Job:
     for name in ("artifacts", "iter_info", "save_tactics"):
         if getattr(args, name):
             raise UsageError(f"--{name.replace('_', '-')}: a campaign records everything; see `trtops runs`")
+    args.ignore(groups.SORTING, groups.ITERATING.without("--iter-artifact"), "show_output", "hide_fail_output")
+    args.ignore(groups.TRT_TACTICS.only("load_tactics", "load_timing_cache", "save_timing_cache", "timing_cache"))
+    if not args.check:
+        args.ignore("iter_artifact")
     config = configs.make(
         args,
         "DebugBuildConfig",

@@ -77,82 +77,83 @@ def precision(args: Options) -> Job:
         raise UsageError(
             "other precisions than one of FP16 and BF16 need engines: add --trt, or let the check read one"
         )
-    feeds = None if check else configs.random_data(args)
-    source, name, experiment = loading.changed_model(args), args.model_file, args.experiment
-    golden, layers = args.golden_outputs, args.save_layer_outputs
+    sorting, feeds = None, None
+    if check:
+        args.ignore(groups.STATISTICS, groups.DATA, "trt")
+        sorting = debug.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
+    else:
+        args.ignore(groups.SORTING, groups.ITERATING.without("--exit-on-bad"), groups.CHECK)
+        feeds = configs.random_data(args)
+    if not check and not engines:
+        args.ignore(groups.ENGINE_BUILD.without("--fp16", "--bf16", "--fp8", "--int8", "--trt-min-shapes"), "plugins")
+    source, golden, layers = loading.changed_model(args), args.golden_outputs, args.save_layer_outputs
     if golden and (check is not None or feeds is not None or not isinstance(source, str)):
         raise UsageError("--golden-outputs needs an unchanged model, data of --load-inputs or --seed, and no --check")
-    sorting = None
-    if check:
-        sorting = debug.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
     writer = _candidate_writer(args, artifact, engines) if check or engines else None
-    store_address = args.store if experiment else None
-    exit_on_bad = bool(args.exit_on_bad or experiment or check is None)
-    source_values: dict[str, Any] = {}
-    if not check:
-        source_values = configs.data_values(args, random=feeds is not None)
-        source_values |= {"tolerances": configs.tolerances(args), "profiles": configs.profiles(args) or None}
+    config = _search_config(args, has_check=check is not None, random=feeds is not None)
+    search = debug.Search.of(args, exit_on_bad=check is None)
+
+    def run() -> int:
+        if engines:
+            ops.require_layer_precisions()  # before anything is run
+        model, engine_writer, inputs = product(source), product(writer), product(feeds)
+        if golden is not None and (reasons := _golden_differences(model, golden, config)):
+            say(f"The model in FP32 does not give the golden outputs on this data: {reasons}")
+            return 1
+        evaluation: dict[str, Any] = {}
+        with contextlib.ExitStack() as stack:
+            if check is not None:
+                assert sorting is not None
+                checking = ops.checking_candidates(engine_writer, check, sorting, _say_output)
+                evaluation["evaluate"] = stack.enter_context(checking)
+            elif engines:
+                evaluation["runner"] = engine_writer.runner
+            result = search.run(ops.precision, model, config, feeds=inputs, progress=_say_step, **evaluation)
+        if layers is not None:
+            accuracy = ops.AccuracyConfig(tolerances=config.tolerances, **_data(config))
+            errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), accuracy, feeds=inputs)
+            save_bytes(errors.to_json().encode(), layers)
+        return search.end(result)
+
+    return run
+
+
+def _search_config(args: Options, *, has_check: bool, random: bool) -> PrecisionConfig:
+    values: dict[str, Any] = {}
+    if not has_check:
+        values = configs.data_values(args, random=random)
+        values |= {"tolerances": configs.tolerances(args), "profiles": configs.profiles(args) or None}
     config: PrecisionConfig = configs.make(
         args,
         "PrecisionConfig",
-        source_values,
+        values,
         to="bf16" if args.bf16 and not args.fp16 else "fp16",
         output=args.output,
         load_replay=args.load_debug_replay,
         save_replay=args.save_debug_replay,
     )
+    return config
 
-    def run() -> int:
-        if engines:
-            ops.require_layer_precisions()  # before anything is run
-        iterations, model = debug.Iterations(), product(source)
-        engine_writer, inputs = product(writer), product(feeds)
-        names = ("data", "input_shapes", "iterations", "seed")
-        data: dict[str, Any] = {name: getattr(config, name) for name in names}
-        if golden is not None:
-            check_golden = ops.CheckConfig(tolerances=config.tolerances, latency_runs=0, **data)
-            compared = ops.compare(model, golden, check_golden, tracker=tracker("temporary", None))
-            if compared.verdict != "good":
-                reasons = "; ".join(compared.reasons)
-                say(f"The model in FP32 does not give the golden outputs on this data: {reasons}")
-                return 1
 
-        def say_step(step: Step) -> None:
-            measured = f", {step.excess:.3g} of what is allowed" if 0 < (step.excess or 0) < float("inf") else ""
-            say(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
-            iterations.ended(step.verdict == "pass")
+def _data(config: PrecisionConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("data", "input_shapes", "iterations", "seed")}
 
-        def say_output(step: RepeatStep) -> None:
-            if step.output:
-                say(step.output.rstrip())
 
-        with contextlib.ExitStack() as stack:
-            evaluation: dict[str, Any] = (
-                {"runner": engine_writer.runner} if check is None and engine_writer is not None else {}
-            )
-            if check is not None:
-                assert sorting is not None
-                checking = ops.checking_candidates(engine_writer, check, sorting, say_output)
-                evaluation = {"evaluate": stack.enter_context(checking)}
-            result = ops.precision(
-                model,
-                config,
-                feeds=inputs,
-                tracker=tracker("optional", store_address, experiment),
-                experiment=experiment,
-                file=name,
-                progress=say_step,
-                **evaluation,
-            )
-        if layers is not None:
-            looked = ops.AccuracyConfig(tolerances=config.tolerances, **data)
-            errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), looked, feeds=inputs)
-            save_bytes(errors.to_json().encode(), layers)
-        return debug.end_search(
-            result, iterations, store_address, recorded=experiment is not None, exit_on_bad=exit_on_bad
-        )
+def _golden_differences(model: Any, golden: str, config: PrecisionConfig) -> str:
+    """Compare the model with saved outputs; return why they differ, or nothing."""
+    check = ops.CheckConfig(tolerances=config.tolerances, latency_runs=0, **_data(config))
+    compared = ops.compare(model, golden, check, tracker=tracker("temporary", None))
+    return "" if compared.verdict == "good" else "; ".join(compared.reasons)
 
-    return run
+
+def _say_step(step: Step) -> None:
+    measured = f", {step.excess:.3g} of what is allowed" if 0 < (step.excess or 0) < float("inf") else ""
+    say(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
+
+
+def _say_output(step: RepeatStep) -> None:
+    if step.output:
+        say(step.output.rstrip())
 
 
 def _candidate_writer(args: Options, artifact: str, engines: bool) -> Call:

@@ -13,7 +13,7 @@ from trtops import ops
 from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, flag
-from trtops.cli.jobs import Job, command, tracker
+from trtops.cli.jobs import Job, command
 from trtops.cli.logs import say
 from trtops.cli.script import product
 from trtops.errors import ComparisonError
@@ -85,43 +85,35 @@ def reduce(args: Options) -> Job:
         check = _ask_about
     build: Any = None
     tolerances = None
-    if not args.check:
+    if args.check:
+        args.ignore(groups.STATISTICS, groups.SPEC, configs.BACKEND)
+    else:
+        args.ignore("show_output", *(() if args.no_remove_intermediate else ("iter_artifact",)))
         build = replace(configs.build_config(args, args.backend or "tensorrt"), profiles=())
         tolerances = configs.tolerances(args)
     artifacts, folder, show = tuple(args.artifacts or ()), args.art_dir, not args.hide_fail_output
     info = None if args.iter_info is None else Path(args.iter_info)
     keep = (args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None
-    name, experiment = args.model_file, args.experiment
-    store_address, exit_on_bad = args.store if experiment else None, bool(args.exit_on_bad or experiment)
     model = loading.changed_model(args.but(shape_inference=None, force_fallback_shape_inference=None))
+    search = debug.Search.of(args)
+
+    def write_iteration(number: int) -> None:
+        """Write the number of the next iteration, for the check to read."""
+        if info is not None:
+            info.write_text(json.dumps({"iteration": number}), encoding="utf-8")
+
+    def finish_check(step: Step) -> None:
+        detail = f": {step.detail.rstrip()}" if step.detail and show else ""
+        say(f"check {step.number}, {step.size} nodes, {step.verdict}{detail}")
+        ops.sort_artifacts(artifacts, folder, good=step.verdict == "pass", label=f"N{step.number}")
+        write_iteration(step.number)
 
     def run() -> int:
-        iterations = debug.Iterations()
-
-        def write_iteration(number: int) -> None:
-            """Write the number of the next iteration, for the check to read."""
-            if info is not None:
-                info.write_text(json.dumps({"iteration": number}), encoding="utf-8")
-
-        def finish_check(step: Step) -> None:
-            detail = f": {step.detail.rstrip()}" if step.detail and show else ""
-            say(f"check {step.number}, {step.size} nodes, {step.verdict}{detail}")
-            passed = step.verdict == "pass"
-            iterations.ended(passed)
-            ops.sort_artifacts(artifacts, folder, good=passed, label=f"N{step.number}")
-            write_iteration(step.number)
-
+        checking = ops.engine_check(build, tolerances) if check is None else check
         write_iteration(0)
         try:
-            result = ops.reduce(
-                product(model),
-                ops.engine_check(build, tolerances) if check is None else check,
-                config,
-                feeds=product(feeds),
-                tracker=tracker("optional", store_address, experiment),
-                experiment=experiment,
-                file=name,
-                progress=finish_check,
+            result = search.run(
+                ops.reduce, product(model), checking, config, feeds=product(feeds), progress=finish_check
             )
         finally:
             if info is not None:
@@ -130,9 +122,7 @@ def reduce(args: Options) -> Job:
             raise ComparisonError(f"{result.text()}. Make the check pass or fail on it first")
         if keep is not None and result.culprit is not None:
             shutil.copy(str(result.culprit.path), keep)
-        return debug.end_search(
-            result, iterations, store_address, recorded=experiment is not None, exit_on_bad=exit_on_bad
-        )
+        return search.end(result)
 
     return run
 
