@@ -171,10 +171,16 @@ class Bisection:
         log_chance = -math.inf if self._excludes_chance else math.log(CHANCE) + _log_chance(self._bad)
         peak = max(float(log_masses.max(initial=-np.inf)), log_chance)
         masses, chance = np.exp(log_masses - peak), math.exp(log_chance - peak)
-        total = float(masses.sum()) + chance
+        total = float(masses[: self.units].sum() + masses[self.units :].sum()) + chance
         self._posterior: Floats = masses / total
         self.p_chance = chance / total
-        self.log_e_value = float(np.logaddexp.reduce((log_shares + self._log_prior + self._log_e_values).ravel()))
+        self.log_e_value = float(np.logaddexp.reduce((log_shares + (self._log_prior + self._log_e_values)).ravel()))
+
+    def _probability_of(self, explanations: Bools) -> float:
+        # Units and pairs by themselves: rounding breaks ties between trials, which must be the same in every run.
+        of_units, of_pairs = self._posterior[: self.units], self._posterior[self.units :]
+        in_units, in_pairs = explanations[: self.units], explanations[self.units :]
+        return float(of_units[in_units].sum()) + float(of_pairs[in_pairs].sum())
 
     @property
     def _pair_posterior(self) -> Floats:
@@ -235,8 +241,7 @@ class Bisection:
         # that expect so.
         differing = []
         for trial, opposite in splits:
-            differs = self._expected(trial) != self._expected(opposite)
-            differing.append(float(self._posterior[differs].sum()))
+            differing.append(self._probability_of(self._expected(trial) != self._expected(opposite)))
         worth = gains.reshape(-1, 2).mean(axis=1) + differing
         trial, opposite = splits[int(worth.argmax()) if self.trials else 0]
         return (trial, opposite) if self._coin.random() < 0.5 else (opposite, trial)
@@ -248,7 +253,7 @@ class Bisection:
     def _gains(self, trials: Bools) -> Floats:
         """Expected information about the explanation from each trial, in bits, of shape ``(trials,)``."""
         rate = 0.5 if not self._bad else (sum(self._bad) + 0.5) / (self.trials + 1)
-        p_bad = [float(self._posterior[self._expected(trial)].sum()) for trial in trials]
+        p_bad = [self._probability_of(self._expected(trial)) for trial in trials]
         of_chance = self.p_chance * _entropy_bits(np.array(rate))
         gains: Floats = _entropy_bits(np.array(p_bad) + self.p_chance * rate) - of_chance
         return gains
