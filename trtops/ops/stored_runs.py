@@ -1,10 +1,10 @@
 """List, show, compare, re-evaluate and report stored runs. A run is named by its id."""
 
-import functools
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from trtops.tables import counted, size
 from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict, run_id_of
-from trtops.tracking.records import EngineQuery, RunInfo, Runs
+from trtops.tracking.records import ArtifactEntry, EngineQuery, RunInfo, Runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,26 @@ def runs(
 ) -> Runs:
     """Runs matching all filters, newest first, for example ``trtops.runs("digits").to_frame()``.
 
-    ``parent`` is an id. Without a tracker, those of the default store.
+    ``parent`` is an id. Without a tracker, those of the default store. RunNotFoundError if the experiment has no run.
+
+    >>> built = trtops.convert("model.onnx")
+    >>> [info.id == built.run_id for info in runs("model", kind="build")]
+    [True]
     """
     tracker = tracker_or_default(tracker)
     required_tags = dict(tags or {})
-    required_tags |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
+    if kind:
+        required_tags[schema.Tag.KIND] = kind
+    if verdict:
+        required_tags[schema.Tag.VERDICT] = verdict
     parent = None if parent is None else run_id_of(parent, tracker)
-    return Runs(tracker.find(experiment, tags=required_tags, parent=parent, status=status, limit=limit))
+    matches = tracker.find(experiment, tags=required_tags, parent=parent, status=status, limit=limit)
+    if experiment is not None and limit != 0 and not matches and not tracker.find(experiment, limit=1):
+        names = [info.experiment for info in tracker.find(limit=200)]
+        raise errors.RunNotFoundError(
+            f"There are no runs in experiment {experiment!r}. {errors.near(experiment, names)}"
+        )
+    return Runs(matches)
 
 
 def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters: Any) -> list[Row]:
@@ -75,18 +88,26 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
     if engines is None:
         matches: list[tuple[RunInfo, float | None]] = [(info, None) for info in runs(tracker=tracker, **filters)]
     else:
-        limits = {name: filters.pop(name, default) for name, default in (("experiment", None), ("limit", 50))}
+        experiment, limit = filters.pop("experiment", None), filters.pop("limit", 50)
         verdict = filters.pop("verdict", None) or ("good" if engines.best else None)
-        if unused := [name for name, value in filters.items() if value]:
+        if unused := list(filter(filters.get, filters)):
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
-        matches = tracker.engines(engines, verdict=verdict, **limits)
-
-    def row(info: RunInfo, value: float | None) -> Row:
-        same: dict[str, Any] = {name: getattr(info, name) for name in ("id", "experiment", "name", "status")}
-        derived = {"kind": info.kind or "", "verdict": info.verdict or "", "parent": info.parent or ""}
-        return Row(**same, **derived, start_time=info.start_time, value=value)
-
-    return [row(*match) for match in matches]
+        matches = tracker.engines(engines, verdict=verdict, experiment=experiment, limit=limit)
+    rows = []
+    for info, value in matches:
+        row = Row(
+            id=info.id,
+            experiment=info.experiment,
+            kind=info.kind or "",
+            name=info.name,
+            status=info.status,
+            verdict=info.verdict or "",
+            start_time=info.start_time,
+            parent=info.parent or "",
+            value=value,
+        )
+        rows.append(row)
+    return rows
 
 
 def runs_csv(tracker: Tracker, **filters: Any) -> str:
@@ -98,20 +119,25 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
     """Tags, params, metrics and artifacts of a run."""
     run_id = run_id_of(run_id, tracker)
     info = tracker.info(run_id)
-    files: list[tuple[str, int, str]] = []
+    files: Sequence[ArtifactEntry] = ()
     whole = True
     try:
-        files = [(entry.path, entry.size, entry.sha256) for entry in tracker.load(run_id).manifest.artifacts]
+        files = tracker.load(run_id).manifest.artifacts
     except errors.IncompleteRunError:
         whole = False
     metrics = {"/".join(name): value for name, value in info.metrics.items()}
     record: dict[str, JSONValue] = {
-        **{name: getattr(info, name) for name in ("id", "experiment", "name", "status", "verdict", "url")},
+        "id": info.id,
+        "experiment": info.experiment,
+        "name": info.name,
+        "status": info.status,
+        "verdict": info.verdict,
+        "url": info.url,
         "whole": whole,
         "tags": dict(info.tags),
         "params": dict(info.params),
         "metrics": dict(metrics),
-        "artifacts": [{"path": path, "bytes": count, "sha256": digest} for path, count, digest in files],
+        "artifacts": [{"path": file.path, "bytes": file.size, "sha256": file.sha256} for file in files],
     }
 
     def text() -> str:
@@ -124,10 +150,11 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
             ("Params", info.params), ("Metrics", metrics), ("Tags", info.tags),
         )  # fmt: skip
         for title, values in tables:
-            # Lines of a note are indented, so that none looks like a line of this page.
-            rows = (f"{one_line(key)} = {value}".replace("\n", "\n        ") for key, value in sorted(values.items()))
-            lines += ["", f"---- {title} ----", *(f"    {row}" for row in rows)]
-        lines += ["", "---- Artifacts ----", *(f"    {one_line(path)} ({size(count)})" for path, count, _ in files)]
+            lines += ["", f"---- {title} ----"]
+            for key, value in sorted(values.items()):
+                # Lines of a note are indented, so that none looks like a line of this page.
+                lines.append(f"    {one_line(key)} = {value}".replace("\n", "\n        "))
+        lines += ["", "---- Artifacts ----", *(f"    {one_line(file.path)} ({size(file.size)})" for file in files)]
         return "\n".join(lines)
 
     return Inspection(lambda: record, text)
@@ -145,9 +172,11 @@ class Line(Record):
 def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
     """Differing params, then metrics, of several runs."""
     infos = [tracker.info(run_id_of(run_id, tracker)) for run_id in run_ids]
-    metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
+    params, metrics = [dict(info.params) for info in infos], []
+    for info in infos:
+        metrics.append({"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()})
     lines = []
-    for kind, tables in (("param", [dict(info.params) for info in infos]), ("metric", metrics)):
+    for kind, tables in (("param", params), ("metric", metrics)):
         for name in sorted(set(chain.from_iterable(tables))):
             values = tuple(columns.get(name, "") for columns in tables)
             if len(set(values)) > 1:
@@ -194,54 +223,61 @@ def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | 
     tracker = tracker_or_default(tracker)
     infos = [tracker.info(run_id_of(run, tracker)) for run in runs]
     labels = [f"{computes_in(info)} {info.id[:8]}".strip() for info in infos]
-    documents = [document_of(info, functools.partial(tracker.peek, info.id)) for info in infos]
-    speed, of_limit = (schema.Metric.LATENCY, "p50_ms"), (schema.Metric.ERROR, "of_limit")
-    p50, sizes = ([info.metrics.get(name) for info in infos] for name in (speed, schema.Metric.ENGINE_BYTES))
-    rows = tuple(
-        (
-            label, info.verdict or info.status,
-            f"{info.metrics[of_limit]:.3g}" if of_limit in info.metrics else None, p50[number],
-            _ratio(p50, number) if info.params.get("evidence.data") == infos[0].params.get("evidence.data") else None,
-            None if sizes[number] is None else size(sizes[number] or 0), _ratio(sizes, number),
-            info.params.get("evidence.source"),
-        )
-        for number, (label, info) in enumerate(zip(labels, infos))
-    )  # fmt: skip
-    columns = ("run", "verdict", "error of limit", "p50 in ms", "× baseline", "engine", "× baseline", "evaluated on")
-    differing = tuple(
-        (line.name, *(value or None for value in line.values))
-        for line in side_by_side(runs, tracker)
-        if not line.name.endswith(("sha256", "_url"))
-    )
-    layers = _layer_rows(tracker, infos)
-    good = [number for number, info in enumerate(infos) if info.verdict == "good" and p50[number] is not None]
-    fastest = "".join(f"; the fastest good one: {labels[n]}" for n in sorted(good, key=lambda n: p50[n] or 0)[:1])
-    reasons: list[str] = []
-    for label, run_document in zip(labels, documents):
-        reasons += [f"{label}: {reason}" for reason in run_document.reasons]
+    rows, reasons, commands, times = [], list[str](), list[tuple[str, str]](), dict[str, float]()
+    for label, info in zip(labels, infos):
+        rows.append((label, *_run_cells(info, infos[0])))
+        reasons += (f"{label}: {reason}" for reason in document_of(info, partial(tracker.peek, info.id)).reasons)
+        content = f"all about {label}; {engine_place(info) or 'it has no engine'}"
+        commands.append((str(NextStep("report", {"run": info.id})), content))
+        if info.verdict == "good" and _SPEED in info.metrics:
+            times[label] = info.metrics[_SPEED]
+    fastest = f"; the fastest good one: {min(times, key=times.__getitem__)}" if times else ""
     document = Document(
         title=f"{Path(infos[0].fact(schema.Tag.MODEL_PATH) or infos[0].name).name}: {counted(len(infos), 'run')}",
         verdict=max((info.verdict or "error" for info in infos), key=("good", "unproven", "bad", "error").index),
         headline=f"{sum(info.verdict == 'good' for info in infos)} of {len(infos)} are good{fastest}",
         reasons=tuple(reasons),
     )
+    differing = []
+    for line in side_by_side(runs, tracker):
+        if not line.name.endswith(("sha256", "_url")):
+            differing.append((line.name, *(value or None for value in line.values)))
+    layers = _layer_rows(tracker, infos)
+    runs_table = Table(columns=_RUN_COLUMNS, rows=tuple(rows), pinned=1, ratios=(4, 6))
+    differing_table = Table(columns=("option or number", *labels), rows=tuple(differing))
     sections = [
-        Section(
-            title=f"Runs, compared with {labels[0]}",
-            table=Table(columns=columns, rows=rows, pinned=1, ratios=(4, 6)),
-        ),
-        Section(title="What differs", table=Table(columns=("option or number", *labels), rows=differing)),
+        Section(title=f"Runs, compared with {labels[0]}", table=runs_table),
+        Section(title="What differs", table=differing_table),
         Section(title=f"Layers that differ ({len(layers)})", table=Table(columns=("layer", *labels), rows=layers)),
-    ]
-    commands = [
-        (str(NextStep("report", {"run": info.id})), f"all about {label}; {engine_place(info) or 'it has no engine'}")
-        for label, info in zip(labels, infos)
     ]
     return _written(page(document, None, sections, {}, commands), output, infos[0].id)
 
 
-def _ratio(values: Sequence[float | None], number: int) -> float | None:
-    return value / values[0] if (value := values[number]) is not None and values[0] else None
+_SPEED = (schema.Metric.LATENCY, "p50_ms")
+_RUN_COLUMNS = (
+    "run", "verdict", "error of limit", "p50 in ms", "× baseline", "engine", "× baseline", "evaluated on",
+)  # fmt: skip
+
+
+def _run_cells(info: RunInfo, baseline: RunInfo) -> tuple[str | float | None, ...]:
+    """The cells of a run, after its name; times are only compared if both were measured on the same data."""
+
+    def ratio(metric: tuple[str, ...]) -> float | None:
+        value, other = info.metrics.get(metric), baseline.metrics.get(metric)
+        return value / other if value is not None and other else None
+
+    of_limit = info.metrics.get((schema.Metric.ERROR, "of_limit"))
+    engine_bytes = info.metrics.get(schema.Metric.ENGINE_BYTES)
+    is_same_data = info.params.get("evidence.data") == baseline.params.get("evidence.data")
+    return (
+        info.verdict or info.status,
+        None if of_limit is None else f"{of_limit:.3g}",
+        info.metrics.get(_SPEED),
+        ratio(_SPEED) if is_same_data else None,
+        None if engine_bytes is None else size(engine_bytes),
+        ratio(schema.Metric.ENGINE_BYTES),
+        info.params.get("evidence.source"),
+    )
 
 
 def _layer_rows(tracker: Tracker, infos: Sequence[RunInfo]) -> tuple[tuple[str | None, ...], ...]:
@@ -256,7 +292,8 @@ def _layer_rows(tracker: Tracker, infos: Sequence[RunInfo]) -> tuple[tuple[str |
         for row in align(first, engine).rows if engine.layers else ():
             if row.differs:
                 cells = rows.setdefault(row.nodes, [None] * len(infos))
-                cells[0], cells[number] = (" ".join((*s.precisions, *s.tactics)) or None for s in (row.a, row.b))
+                for column, side in ((0, row.a), (number, row.b)):
+                    cells[column] = " ".join((*side.precisions, *side.tactics)) or None
     return tuple((" + ".join(nodes), *cells) for nodes, cells in itertools.islice(rows.items(), 1000))
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import onnx
 
 from trtops import errors
@@ -19,6 +18,7 @@ from trtops.backend.onnxrt.session import CUDA, usable_threads
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.trt.building import int8, precision
 from trtops.backend.trt.lines import Feature
+from trtops.comparator.arrays import as_arrays
 from trtops.comparator.report import Tolerances
 from trtops.comparator.standalone import RULES
 from trtops.metadata import DataType
@@ -93,7 +93,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
     verdict = "good" if verdict in PASSED else verdict
     model, recorded = logged.model, logged.recorded
     opened = logged.check.open_for(model, profiles=logged.build.spec.config.profiles)
-    feeds = [{n: np.asarray(a) for n, a in feed.items()} for feed in opened]
+    feeds = list(map(as_arrays, opened))
     case = Case(
         name=name,
         backend=logged.build.spec.config.backend,
@@ -183,6 +183,9 @@ def _tensorrt_case(
         **{name: getattr(options, name) for name in _PROPERTIES},
     }
     sources = options.tactic_sources
+    profiles: list[JSONValue] = []
+    for profile in config.profiles:
+        profiles.append({shape.name: [list(shape.min), list(shape.opt), list(shape.max)] for shape in profile.shapes})
     return replace(
         case,
         model=model,
@@ -195,10 +198,8 @@ def _tensorrt_case(
             "use_dla": options.use_dla,
             "workspace_bytes": options.workspace_bytes,
             "tactic_sources": None if sources is None else [name.upper() for name in sources],
-            "profiles": [
-                {r.name: [list(r.min), list(r.opt), list(r.max)] for r in profile.shapes} for profile in config.profiles
-            ],
-            "layers": [[name, dtype] for name, dtype in layers],
+            "profiles": profiles,
+            "layers": list(map(list, layers)),
             "mark": list(config.mark),
             "calibrates": quantizes,
         },

@@ -18,6 +18,7 @@ from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model, is_large
 from trtops.backend.onnx.save import save_model
 from trtops.backend.trt.choices.timing_cache import TimingCache
+from trtops.comparator.arrays import as_arrays
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.extras import installed
 from trtops.json import from_json
@@ -99,6 +100,11 @@ def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker 
 
     ConfigError, and no file, if the script does not reproduce the verdict; ConfigError if the run names a script
     that is not allowed.
+
+    >>> check = trtops.CheckConfig(data="feed.npz")
+    >>> built = trtops.convert("model.onnx", trtops.ConvertConfig(check=check))
+    >>> bundle(built.run_id, BundleConfig(output="case.zip")).headline
+    'reproduces good'
     """
     tracker = tracker_or_default(tracker)
     info = tracker.info(run_id_of(run, tracker))
@@ -131,15 +137,18 @@ def _extra_files(logged: Logged) -> dict[str, bytes]:
     if timing is not None and build.spec.config.backend == "tensorrt":
         timing = TimingCache.from_bytes(timing).data  # without the header of trtops
     suffix = {"onnxruntime": ".ort", "tensorrt": ".engine"}[build.spec.config.backend]
-    files: dict[str, bytes | None] = {
+    files: dict[str, bytes] = {
         "spec.json": build.spec.to_json().encode("utf-8"),
         "tactics.json": build.tactics.to_json().encode("utf-8"),
-        "caches/timing.cache": timing,
-        "caches/calibration.cache": build.calibration_cache,
         "build.log": build.log.encode("utf-8"),
-        f"engine/engine{suffix}": build.engine.plan or None,
     }
-    return {name: data for name, data in files.items() if data is not None}
+    if timing is not None:
+        files["caches/timing.cache"] = timing
+    if build.calibration_cache is not None:
+        files["caches/calibration.cache"] = build.calibration_cache
+    if build.engine.plan:
+        files[f"engine/engine{suffix}"] = build.engine.plan
+    return files
 
 
 def _failed_case(
@@ -162,17 +171,18 @@ def _failed_case(
     model = _failed_model(info, tracker, folder, spec.model_sha256)
     missing: tuple[str, ...] = ()
 
-    data, ranges = (
-        tracker.peek(info.id, material.path) if material is not None and material.path else None
-        for material in map(materials.of, ("data", "calibration_cache"))
-    )
+    def material(name: str) -> bytes | None:
+        entry = materials.of(name)
+        return tracker.peek(info.id, entry.path) if entry is not None and entry.path else None
+
+    data, ranges = material("data"), material("calibration_cache")
     source: Iterable[Feed]
     if check.data is not None and data is not None:
         source = from_json(data)
     else:
         missing = () if check.data is None else (f"data {check.data!r}: random data is used",)
         source = replace(check, data=None).open_for(model, profiles=spec.config.profiles)
-    feeds = [{name: np.asarray(array) for name, array in feed.items()} for feed in source]
+    feeds = list(map(as_arrays, source))
     golden: Sequence[Mapping[str, Any]]
     try:
         golden = list(golden_outputs(model, feeds, None)[0][1])

@@ -131,34 +131,34 @@ class BuildListResult(OpResult):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Each build not good, with its reasons."""
-        return tuple(
-            f"**{_title_of(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.location})"
-            for build in self.builds
-            if build.outcome not in ("good", "skipped")
-        )
+        lines = []
+        for build in self.builds:
+            if build.outcome not in ("good", "skipped"):
+                reasons = " ".join(build.reasons)
+                lines.append(f"**{_title_of(build)}**: {build.outcome}. {reasons} ({build.location})")
+        return tuple(lines)
 
     def body(self) -> Iterable[str]:
         """A table of all builds not skipped, and the reasons of those skipped."""
-        attempted = [build for build in self.builds if build.outcome != "skipped"]
-        if attempted:
-            header = ("model", "back end", "precision", "verdict", "p50", "engine", "time", "run")
-            rows = (
-                (
-                    Path(build.model).name,
-                    build.backend,
-                    build.called or build.precision.upper(),
-                    build.outcome,
-                    "-" if build.p50_ms is None else f"{build.p50_ms:.3f} ms",
-                    size(build.engine_bytes) if build.engine_bytes else "-",
-                    "reused" if build.reused else f"{build.seconds:.1f} s",
-                    f"[{build.run_id[:8]}]({build.url})" if build.url.startswith("http") else build.run_id[:8] or "-",
-                )
-                for build in attempted
-            )
-            yield markdown_table(header, rows)
-        skip_reasons = Counter[str]()
+        rows, skip_reasons = [], Counter[str]()
         for build in self.builds:
-            skip_reasons.update(build.reasons if build.outcome == "skipped" else ())
+            if build.outcome == "skipped":
+                skip_reasons.update(build.reasons)
+                continue
+            run = build.run_id[:8] or "-"
+            row = (
+                Path(build.model).name,
+                build.backend,
+                build.called or build.precision.upper(),
+                build.outcome,
+                "-" if build.p50_ms is None else f"{build.p50_ms:.3f} ms",
+                size(build.engine_bytes) if build.engine_bytes else "-",
+                "reused" if build.reused else f"{build.seconds:.1f} s",
+                f"[{run}]({build.url})" if build.url.startswith("http") else run,
+            )
+            rows.append(row)
+        if rows:
+            yield markdown_table(("model", "back end", "precision", "verdict", "p50", "engine", "time", "run"), rows)
         if skip_reasons:
             yield ""
             yield from (f"- {count} skipped: {reason}" for reason, count in skip_reasons.items())
@@ -185,8 +185,9 @@ def build_list(
     title = f"build list {Path(listed.path).name}"
     experiment = experiment or Path(listed.path).stem
     # A folder may be watched every minute: a visit that builds nothing leaves no run, unless it finds other failures.
-    if config.only_new and all(isinstance(plan, BuildOutcome) for plan in plans):
-        result = BuildListResult(title=title, builds=tuple(plan for plan in plans if isinstance(plan, BuildOutcome)))
+    outcomes = [plan for plan in plans if isinstance(plan, BuildOutcome)]
+    if config.only_new and len(outcomes) == len(plans):
+        result = BuildListResult(title=title, builds=tuple(outcomes))
         visits, host = tracker.find(experiment, tags={schema.Tag.KIND: "build_list"}, limit=100), owner.current().host
         last = next((info for info in visits if owner.host_of(info) == host), None)
         last_headline = "" if last is None else last.tags.get(schema.Tag.HEADLINE, "")  # may be shortened
@@ -270,7 +271,7 @@ def _make_build(
     start = time.monotonic()
     config, experiment = build.entry.config(build.precision, build.backend), build.entry.experiment
     experiment, tags = experiment or Path(build.model).stem, {**tags, **build_tags}
-    build_tags = {name: value for name, value in build_tags.items() if name in (schema.Tag.KIND, schema.Tag.LISTED_AS)}
+    build_tags = {name: build_tags[name] for name in (schema.Tag.KIND, schema.Tag.LISTED_AS)}
     before = list[RunInfo]()
     with contextlib.suppress(errors.TrackingError):  # the build is kept on disk until the store is back
         before = tracker.find(tags=build_tags, limit=1)

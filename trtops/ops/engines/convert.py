@@ -87,6 +87,13 @@ def convert(
     the current data and tolerances. A bad engine is a result, not an error. ``built`` is called with the build, made
     now or read from the store, before it is evaluated. ``opened`` is data that the caller has opened already (default:
     the config's). Without a tracker and without MLflow, nothing is recorded.
+
+    >>> config = ConvertConfig(build=trtops.BuildConfig(precision="fp16"), check=trtops.CheckConfig(data="feed.npz"))
+    >>> result = convert("model.onnx", config)
+    >>> result.verdict
+    'good'
+    >>> print(result.next_step)
+    trtops runs promote ...
     """
     is_recorded = tracker is not None or installed("mlflow")
     if not is_recorded:

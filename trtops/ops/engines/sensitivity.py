@@ -99,6 +99,11 @@ def sensitivity(
 
     ``calibration_cache`` has the ranges: a cache, a file of either format, or ``run:ID``. ``data`` replaces the
     config's source. CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
+
+    >>> ranges = trtops.calibrate("model.onnx", trtops.CalibrateConfig(data="feed.npz", compare_with=()))
+    >>> result = sensitivity("model.onnx", f"run:{ranges.run_id}", SensitivityConfig(data="feed.npz", budget=0.05))
+    >>> result.error <= result.budget, result.keep
+    (True, ())
     """
     tracker = tracker_or_default(tracker)
     path = model_file(model)
@@ -135,8 +140,10 @@ def _measure(
     always_kept = kept_names(proto, config.keep)
     # Folded first, as for a build: Q/DQ nodes would keep a convolution and its batch normalization apart.
     folded = fold(proto, SessionLog())
-    op_by_name = {n: node.op_type for node in folded.graph.node for n in (node.name, *node.output) if n}
-    fixed = tuple(name for name in op_by_name if name in always_kept)
+    op_by_name: dict[str, str] = {}
+    for node in folded.graph.node:
+        op_by_name |= dict.fromkeys(filter(None, (node.name, *node.output)), node.op_type)
+    fixed = tuple(filter(always_kept.__contains__, op_by_name))
 
     def outputs(proto: onnx.ModelProto) -> list[Mapping[str, Any]]:
         with OnnxrtRunner(SessionFromOnnx(proto), "sensitivity") as runner:
@@ -187,13 +194,15 @@ def _measure(
                 keep, error_kept = fewer, measured_error
     # Errors of different layers are taken as independent, so their squares add up to the whole.
     total = sum(value**2 for value in measured.values()) or 1.0
+    costs = []
+    for name in ranked:
+        layer_error, is_kept = measured[name], name in keep
+        share = layer_error**2 / total
+        costs.append(LayerCost(layer=name, op=op_by_name[name], error=layer_error, share=share, keep=is_kept))
     return SensitivityResult(
         error=whole,
         budget=config.budget,
         keep=tuple(keep),
         error_kept=error_kept,
-        layers=tuple(
-            LayerCost(layer=n, op=op_by_name[n], error=e, share=e**2 / total, keep=n in keep)
-            for n, e in sorted(measured.items(), key=lambda item: -item[1])
-        ),
+        layers=tuple(costs),
     )

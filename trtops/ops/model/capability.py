@@ -1,7 +1,7 @@
 """Capability: find the nodes supported by a back end, the reasons against the others, and the supported parts."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,17 +57,17 @@ class CapabilityReport(Record):
         if self.supported:
             return f"{self.backend} supports all {self.nodes} nodes."
         count = sum(len(refusal.nodes) for refusal in self.refused)
-        rows = (
-            (r.op, str(len(r.nodes)), " ".join(r.reason.split()) or "-", ", ".join(r.nodes[:3])) for r in self.refused
-        )
+        rows = []
+        for refusal in self.refused:
+            reason = " ".join(refusal.reason.split()) or "-"
+            rows.append((refusal.op, str(len(refusal.nodes)), reason, ", ".join(refusal.nodes[:3])))
         lines = [f"{self.backend} refuses {count} of {self.nodes} nodes.", ""]
         lines.append(table(("op", "nodes", "reason", "such as"), rows))
         if self.parts:
             lines += ["", f"{len(self.parts)} parts, {sum(part.supported for part in self.parts)} of them supported."]
-            lines += [
-                f"- {'supported' if p.supported else 'refused'}, {len(p.nodes)} nodes: {p.path or p.nodes[0]}"
-                for p in self.parts
-            ]
+        for part in self.parts:
+            outcome = "supported" if part.supported else "refused"
+            lines.append(f"- {outcome}, {len(part.nodes)} nodes: {part.path or part.nodes[0]}")
         return "\n".join(lines)
 
 
@@ -85,6 +85,9 @@ def capability(
     ``partition`` divides the model into supported and refused parts, which are written to ``output_dir`` as ONNX models
     if it is given. Shapes of inputs, by name, are needed to infer those of the parts. BackendUnavailableError if the
     back end's library is not installed; ConfigError if there is no input with the name of a shape.
+
+    >>> print(capability("model.onnx", "onnxruntime").text())
+    onnxruntime supports all 9 nodes.
     """
     opened = open_model(model)
     proto = opened.proto()
@@ -93,9 +96,11 @@ def capability(
     if backend == "tensorrt":
         refused = dict(sorted(_refused_by_parser(Cutter(proto), None, Declared(proto, inputs)).items()))
     else:
-        findings = [e for e in linting.lint(proto).entries if e.source == "onnxruntime" and len(e.nodes) == 1]
-        # A node that fails while running on random values is supported.
-        reasons = {entry.nodes[0]: entry.message for entry in findings if entry.level != "exception"}
+        reasons = {}
+        for entry in linting.lint(proto).entries:
+            # A node that fails while running on random values is supported.
+            if entry.source == "onnxruntime" and len(entry.nodes) == 1 and entry.level != "exception":
+                reasons[entry.nodes[0]] = entry.message
         refused = {i: reasons[node_name(node)] for i, node in enumerate(nodes) if node_name(node) in reasons}
     groups: dict[tuple[str, str], list[str]] = {}
     for index, reason in refused.items():
@@ -135,16 +140,15 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
     if supported:
         return {}
     # The nodes of the part are in another place than in the whole model.
-    makers: dict[str, int] = {}
-    for index in asked_nodes:
-        makers |= dict.fromkeys(cutter.makes(index), index)
-    original_index = {
-        i: makers[node.output[0]] for i, node in enumerate(part.graph.node) if node.output and node.output[0] in makers
-    }
-    reasons = {original_index[i]: reason for i, reason in messages.items() if i in original_index}
-    groups = [
-        (frozenset(original_index[i] for i in group if i in original_index), certain) for group, certain in subgraphs
-    ]
+    makers = _makers(cutter, asked_nodes)
+    original_index = {}
+    for number, node in enumerate(part.graph.node):
+        if node.output and node.output[0] in makers:
+            original_index[number] = makers[node.output[0]]
+    reasons = {original_index[number]: reason for number, reason in messages.items() if number in original_index}
+    groups = []
+    for numbers, certain in subgraphs:
+        groups.append((frozenset(map(original_index.__getitem__, original_index.keys() & numbers)), certain))
     grouped_nodes = frozenset().union(*(group for group, _ in groups))
     refused = {index: reasons.get(index, "") for index in asked_nodes - grouped_nodes}
     # Groups about which the parser is not certain are cut out and checked again, until it is or nothing gets smaller.
@@ -152,7 +156,8 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
         if certain or not group:
             continue
         if group == asked_nodes:
-            refused.update({index: reasons.get(index, "") for index in group})
+            for index in group:
+                refused[index] = reasons.get(index, "")
             continue
         try:
             refused |= _refused_by_parser(cutter, group, values)
@@ -162,12 +167,19 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
     return refused
 
 
+def _makers(cutter: Cutter, nodes: Iterable[int]) -> dict[str, int]:
+    makers: dict[str, int] = {}
+    for index in nodes:
+        makers |= dict.fromkeys(cutter.makes(index), index)
+    return makers
+
+
 def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
     """The nodes in few parts in order of execution, each entirely refused or entirely supported."""
-    makers: dict[str, int] = {}
+    makers = _makers(cutter, cutter.order)
+    waits: dict[int, set[int]] = {}
     for index in cutter.order:
-        makers |= dict.fromkeys(cutter.makes(index), index)
-    waits = {index: {makers[name] for name in cutter.reads(index) if name in makers} for index in cutter.order}
+        waits[index] = {makers[name] for name in cutter.reads(index) if name in makers}
     together: dict[int, frozenset[int]] = {}
     bad: set[int] = set()
     for part in cutter.parts:

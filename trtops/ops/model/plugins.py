@@ -83,8 +83,8 @@ def _parse_match(description: Mapping[str, Any], where: str) -> Match:
                 "attributes."
             )
         attributes = {name: _plain(value) for name, value in (instance.get("attributes") or {}).items()}
-        tensors = {side: list(map(str, instance[side])) for side in ("inputs", "outputs")}
-        places.append({**tensors, "attributes": attributes})
+        inputs, outputs = list(map(str, instance["inputs"])), list(map(str, instance["outputs"]))
+        places.append({"inputs": inputs, "outputs": outputs, "attributes": attributes})
     return Match(str(description["name"]), str(description["op"]), tuple(places))
 
 
@@ -142,11 +142,14 @@ def replace_plugins(
             for instance in match.places:
                 for name in (*instance["inputs"], *instance["outputs"]):
                     errors.check_known(name, tensors, "The model has no tensor")
-                reads, makes = ([tensors[name] for name in instance[side]] for side in ("inputs", "outputs"))
-                attributes = dict(instance["attributes"])
-                count += bool(
-                    put(graph=graph, input_tensors=reads, output_tensors=makes, attrs=attributes, op=match.op)
+                is_put = put(
+                    graph=graph,
+                    input_tensors=list(map(tensors.__getitem__, instance["inputs"])),
+                    output_tensors=list(map(tensors.__getitem__, instance["outputs"])),
+                    attrs=dict(instance["attributes"]),
+                    op=match.op,
                 )
+                count += bool(is_put)
             left = f", {len(match.places) - count} not changed" if count < len(match.places) else ""
             changes.append(f"Inserted {match.name} in {count} places{left}.")
         graph.cleanup().toposort()

@@ -11,7 +11,6 @@ import logging
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +57,11 @@ def extract(
     """Extract the part of a model between these tensors; None keeps the model's own.
 
     Dtypes and shapes that are None are inferred. If the part needs more inputs, an error lists them.
+
+    >>> part = extract("model.onnx", "part.onnx", outputs=[TensorSpec("r0")])
+    >>> print(part.text())
+    From image to r0.
+    9 nodes before, 3 now. Wrote part.onnx
     """
     starts = None if inputs is None else {spec.name: spec for spec in inputs}
     ends = None if outputs is None else {spec.name: spec for spec in outputs}
@@ -129,7 +133,9 @@ def remove_nodes(
                 remove_from(body, constants)
 
     def remove(proto: onnx.ModelProto) -> list[str]:
-        present_types = {node.op_type for node in chain.from_iterable(graph.node for graph in walk.graphs(proto.graph))}
+        present_types = set[str]()
+        for graph in walk.graphs(proto.graph):
+            present_types.update(node.op_type for node in graph.node)
         for kind in types:
             errors.check_known(kind, present_types, "The model has no node of type")
         remove_from(proto.graph, {})

@@ -39,6 +39,11 @@ def inspect_data(
     The path is a ``.json`` file of trtops or Polygraphy, a folder of such files with one iteration each, an ``.npz`` or
     an ``.npy``. ``items`` values are printed at the ends of each axis, in lines of at most ``line_width`` characters;
     -1 sets no limit. FormatError if it cannot be read, or has no arrays; ConfigError if the file does not exist.
+
+    >>> print(inspect_data("feed.npz").text())
+    ==== Data (1 iterations) ====
+    <BLANKLINE>
+    image [dtype=float32, shape=(2, 3, 8, 8)] | Stats: mean=..., std-dev=...
     """
     saved = _load_saved(Path(path))
     if isinstance(saved, AccuracyResults):
@@ -46,12 +51,10 @@ def inspect_data(
     are_results = isinstance(saved, RunResults)
     runs: list[tuple[str, list[dict[str, Any]], int]] = []  # a runner, the iterations to show, and how many it has
     for runner, iterations in saved.items() if isinstance(saved, RunResults) else [("inputs", saved)]:
-        shown = iterations if all_iterations else iterations[:1]
-        arrays = [
-            {name: _as_array(array, f"{path}: {name!r}") for name, array in saved_arrays.items()}
-            for saved_arrays in shown
-        ]
-        runs.append((runner, arrays, len(iterations)))
+        shown = []
+        for saved_arrays in iterations if all_iterations else iterations[:1]:
+            shown.append({name: _as_array(array, f"{path}: {name!r}") for name, array in saved_arrays.items()})
+        runs.append((runner, shown, len(iterations)))
 
     def describe() -> JSONValue:
         summaries: list[JSONValue] = []

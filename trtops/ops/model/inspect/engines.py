@@ -93,8 +93,7 @@ class InspectEnginesResult(OpResult):
 
     def body(self) -> Iterable[str]:
         """Both engines in numbers, boundaries, rows, and rows without a counterpart."""
-        numbers = zip(*(_numbers(side) for side in (self.a, self.b)))
-        yield markdown_table(("", "first", "second"), ((name, first, second) for (name, first), (_, second) in numbers))
+        yield markdown_table(("", "first", "second"), zip(_NUMBERS, _numbers(self.a), _numbers(self.b)))
         if self.losing:
             yield from ("", f"8 bits do not speed up {listed(map('`{}`'.format, self.losing), self.shown)}.")
         yield from ("", "## Boundaries, largest differences first", "")
@@ -109,11 +108,11 @@ class InspectEnginesResult(OpResult):
             "Neither engine has a layer without ONNX nodes.",
         )
         yield from ("", "## Layers", "")
-        rows = [
-            (f"`{_nodes_text(row.nodes)}`", *_cells(row), "-" if row.change_ms is None else f"{row.change_ms:+.4f}")
-            for row in self.alignment.rows
-            if row.aligned and (row.differs or row.change_ms is not None)
-        ]
+        rows = []
+        for row in self.alignment.rows:
+            if row.aligned and (row.differs or row.change_ms is not None):
+                change = "-" if row.change_ms is None else f"{row.change_ms:+.4f}"
+                rows.append((f"`{_nodes_text(row.nodes)}`", *_cells(row), change))
         yield from self._table(
             ("ONNX nodes", "layers", "precision", "kernel", "reads", "writes", "ms", "change"),
             rows,
@@ -145,19 +144,25 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _numbers(side: EngineSummary) -> list[tuple[str, str]]:
+_NUMBERS = (
+    "engine", "layers", "layers without ONNX nodes", "precisions", "time of all layers, ms",
+    "time of layers without nodes, ms", "with a counterpart", "device memory", "weights",
+)  # fmt: skip
+
+
+def _numbers(side: EngineSummary) -> list[str]:
     share = f"{side.aligned:.1%} of the {'time' if side.ms is not None else 'layers'}"
     memory, weights = ("-" if n is None else size(n) for n in (side.device_memory_bytes, side.weights_bytes))
     return [
-        ("engine", f"`{side.source}`"),
-        ("layers", str(side.layers)),
-        ("layers without ONNX nodes", str(side.inserted)),
-        ("precisions", ", ".join(f"{count} {name or '?'}" for name, count in side.precisions)),
-        ("time of all layers, ms", _ms(side.ms)),
-        ("time of layers without nodes, ms", _ms(side.inserted_ms)),
-        ("with a counterpart", share),
-        ("device memory", memory),
-        ("weights", weights),
+        f"`{side.source}`",
+        str(side.layers),
+        str(side.inserted),
+        ", ".join(f"{count} {name or '?'}" for name, count in side.precisions),
+        _ms(side.ms),
+        _ms(side.inserted_ms),
+        share,
+        memory,
+        weights,
     ]
 
 
@@ -194,9 +199,9 @@ def inspect_engines(
         sides = []
         for source, times in ((config.a, config.times_a), (config.b, config.times_b)):
             engine_layers, memory = _read_engine(source, config.profile, tracker)
-            sides.append(
-                (engine_layers if times is None else replace(engine_layers, times=read_layer_times(times)), memory)
-            )
+            if times is not None:
+                engine_layers = replace(engine_layers, times=read_layer_times(times))
+            sides.append((engine_layers, memory))
         aligned = align(sides[0][0], sides[1][0])
         summaries = []
         for source, side, (engine_layers, memory) in zip((config.a, config.b), "ab", sides):
@@ -293,8 +298,7 @@ def read_layer_times(path: str | Path) -> dict[str, float]:
         if isinstance(content, dict):
             return {str(name): float(ms) for name, ms in content.items()}
         # trtexec's first entry only has the number of runs.
-        timed = [entry for entry in content if "name" in entry]
-        return {str(entry["name"]): float(entry["averageMs"]) for entry in timed}
+        return {str(entry["name"]): float(entry["averageMs"]) for entry in content if "name" in entry}
     except OSError as exc:
         raise errors.ConfigError(f"{path} cannot be read: {exc.strerror}. Expected times of layers.") from exc
     except (ValueError, KeyError, TypeError, RecursionError) as exc:

@@ -29,6 +29,11 @@ def inspect_model(
 
     ``show`` names what to show besides inputs and outputs; ``infer_shapes`` adds shapes that an ONNX model does not
     declare. InvalidModelError if it is not a model; EngineLoadError if an engine cannot be loaded here.
+
+    >>> print(inspect_model("model.onnx").text())
+    ==== ONNX Model ====
+        Name: conv_net | ONNX Opset: 17
+    ...
     """
     if isinstance(model, (str, Path)):
         path = Path(model)

@@ -1,4 +1,4 @@
-"""Calibration caches, tactic records, and weights eligible for sparse kernels."""
+"""Calibration caches and tactic records."""
 
 from __future__ import annotations
 
@@ -19,16 +19,11 @@ def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspe
         head = f"{counted(len(cache), 'tensor')} by {cache.algorithm}, from {counted(cache.samples, 'sample')}"
         if not cache.complete:
             head += " (incomplete: the data ended with an error)"
-        rows = (
-            (
-                entry.name,
-                f"{entry.amax:.6g}",
-                f"{entry.scale:.6g}",
-                "-" if entry.low is None or entry.high is None else f"{entry.low:.5g} to {entry.high:.5g}",
-                "-" if entry.clipped is None else f"{entry.clipped:.3%}",
-            )
-            for entry in cache.ranges
-        )
+        rows = []
+        for entry in cache.ranges:
+            seen = "-" if entry.low is None or entry.high is None else f"{entry.low:.5g} to {entry.high:.5g}"
+            clipped = "-" if entry.clipped is None else f"{entry.clipped:.3%}"
+            rows.append((entry.name, f"{entry.amax:.6g}", f"{entry.scale:.6g}", seen, clipped))
         lines = [head, "", table(("tensor", "amax", "scale", "seen", "clipped"), rows)]
         if cache.excluded:
             lines += ["", f"Without a range, since NaN or infinity occurred: {', '.join(cache.excluded)}"]
@@ -43,19 +38,14 @@ def inspect_tactics(path: str | Path) -> Inspection:
 
     # Polygraphy's lines come first, then what it does not print.
     def text() -> str:
-        settings = [f"    {name} = {value}" for name, value in record.settings]
-        rows = (
-            (choice.layer, choice.op, choice.tactic, "" if choice.replayable else "no") for choice in record.choices
-        )
-        algorithms = [
-            f"Layer: {choice.layer}\n    Algorithm: {algorithm_text(choice)}"
-            for choice in record.choices
-            if record.mechanism == "algorithm_selector" and choice.replayable
-        ]
-        head = (
-            f"{counted(len(record.choices), 'layer')}, {record.coverage:.0%} replayable, by {record.mechanism} "
-            f"{record.backend_version}"
-        )
-        return "\n".join([*algorithms, head, *settings, "", table(("layer", "op", "tactic", "replayable"), rows)])
+        lines, rows = [], []
+        for choice in record.choices:
+            rows.append((choice.layer, choice.op, choice.tactic, "" if choice.replayable else "no"))
+            if record.mechanism == "algorithm_selector" and choice.replayable:
+                lines.append(f"Layer: {choice.layer}\n    Algorithm: {algorithm_text(choice)}")
+        replayable = f"{record.coverage:.0%} replayable, by {record.mechanism} {record.backend_version}"
+        lines.append(f"{counted(len(record.choices), 'layer')}, {replayable}")
+        lines += (f"    {name} = {value}" for name, value in record.settings)
+        return "\n".join([*lines, "", table(("layer", "op", "tactic", "replayable"), rows)])
 
     return Inspection(lambda: record, text)
