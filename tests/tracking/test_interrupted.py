@@ -140,7 +140,7 @@ def test_run_is_spooled_if_the_disk_fills_up(small_disk: Path, new_store, tmp_pa
     run.finish("good")
 
     assert len(offline.spool.runs()) == 1
-    assert offline.load(run.id).info.verdict == "good"
+    assert offline.info(run.id).verdict == "good"
     other.unlink()
     assert [uploaded.run_id for uploaded in upload(tracker, offline.spool)] == [run.id]
     stored = tracker.load(run.id)
