@@ -12,7 +12,8 @@ from trtops.system.worker import Worker
 _PLACES = (
     "tests/flows/",
     "tests/cli/",
-    *(f"tests/ops/{name}/" for name in ("audit", "campaign", "engines", "evaluation", "gate")),
+    "tests/test_unproven.py",
+    *(f"tests/ops/{name}/" for name in ("audit", "bundling", "campaign", "engines", "evaluation", "gate", "model")),
 )
 """Tests that do so, except with the fixture ``children``."""
 

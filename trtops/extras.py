@@ -1,7 +1,6 @@
 """Optional packages: the extra of each, and one error for all missing ones."""
 
 import sys
-from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 
 from trtops import errors
@@ -43,6 +42,8 @@ def require(*modules: str, error: type[errors.TrtopsError] = errors.BackendUnava
 
 def hidden_onnxruntime() -> tuple[str, str]:
     """Return a sentence about several distributions of ONNX Runtime, and the repair commands; empty without."""
+    from importlib.metadata import packages_distributions  # takes longer to import than help takes
+
     # All of them install the folder `onnxruntime`, so the files of the last one replaced those of the others.
     names = sorted(set(packages_distributions().get("onnxruntime", ())))
     if len(names) < 2:

@@ -19,20 +19,20 @@ def table(header: Sequence[str], rows: Iterable[Row], width: int | None = None) 
 
     Cells of the widest columns are cut in their middle until a line has at most ``width`` characters.
     """
-    body = [[one_line(_cell_text(cell)) for cell in row] for row in rows]
-    lines = [list(header), *body]
+    lines = [list(header)]
+    for row in rows:
+        lines.append([one_line(_cell_text(cell)) for cell in row])
     widths = [max(map(len, column)) for column in zip(*lines)]
     while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _MIN_WIDTH:
         widths[widths.index(max(widths))] -= 1
-    body = [[_cut(cell, w) for cell, w in zip(line, widths)] for line in body]
-    lines = [[_cut(name, w) for name, w in zip(header, widths)], *body]
-    # The first column is text, and those where no cell starts with a digit.
-    left = [i == 0 or not any(row[i][:1].isdigit() for row in body) for i in range(len(widths))]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "  ".join(c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(line, widths, left)).rstrip()
-        for line in lines
-    )
+    columns = []
+    for number, (column, column_width) in enumerate(zip(zip(*lines), widths)):
+        name, *cells = (_cut(cell, column_width) for cell in column)
+        # The first column is text, and those where no cell starts with a digit.
+        is_text = number == 0 or not any(cell[:1].isdigit() for cell in cells)
+        pad = str.ljust if is_text else str.rjust
+        columns.append([pad(cell, column_width) for cell in (name, "-" * column_width, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns))
 
 
 def _cut(text: str, width: int) -> str:
@@ -44,10 +44,13 @@ def markdown_table(header: Sequence[str], rows: Iterable[Row]) -> str:
     """Return a table in Markdown, with cells escaped, and a dash for None."""
     lines = []
     for row in (header, ["---"] * len(header), *rows):
-        texts = (escaped(_cell_text(cell)).replace("\\|", "|") for cell in row)
-        cells = (text.replace("|", "\\|").replace("\n", " ") for text in texts)
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(map(_markdown_cell, row))} |")
     return "\n".join(lines)
+
+
+def _markdown_cell(cell: str | float | None) -> str:
+    text = escaped(_cell_text(cell)).replace("\\|", "|")  # one that is escaped already
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def listed(names: Iterable[str], max_names: int = 10, separator: str = ", ") -> str:

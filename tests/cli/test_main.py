@@ -245,7 +245,7 @@ def test_hidden_gpu_of_onnx_runtime_is_named(tmp_path, monkeypatch, capsys, capl
     monkeypatch.chdir(tmp_path)
     models.conv_net().fixed().write(tmp_path)
     distributions = {"onnxruntime": ["onnxruntime", "onnxruntime-gpu", "onnxruntime"]}
-    monkeypatch.setattr("trtops.extras.packages_distributions", lambda: distributions)
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: distributions)
     mend = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 
     assert main(["doctor"]) == 1

@@ -99,3 +99,15 @@ def test_a_config_and_keywords_are_merged(model: Path) -> None:
     config = trtops.ConvertConfig(rebuild=True, check=trtops.CheckConfig(iterations=1, **QUICK))
     result = trtops.convert(model, config, precision="fp16", data=FEED, tracker=trtops.MemoryTracker())
     assert result.precision == "fp16" and result.verdict == "good"
+
+
+def test_results_are_short_as_text_and_whole_as_html_and_tables(model: Path) -> None:
+    result = trtops.convert(model, data=FEED, tracker=trtops.MemoryTracker(), **QUICK)
+    text = str(result)
+    assert text.startswith("verdict: good\nbecause: ") and f"next:    trtops runs promote {result.run_id}" in text
+    assert len(text.splitlines()) <= 12 and max(map(len, text.splitlines())) <= 80
+    html = result._repr_html_()
+    assert "<h1>convert conv_net.onnx: good</h1>" in html and "<table>" in html
+    frame = result.to_frame()
+    assert list(frame.index) == ["scores"] and frame.loc["scores", "verdict"] == "good"
+    assert 0 < frame.loc["scores", "max_abs"] < 1e-5

@@ -412,7 +412,7 @@ def test_large_bytes_wait_in_files(memory, offline, spool) -> None:
     run.finish("good")
 
     [spooled] = spool.runs()
-    assert spooled.read("engine/engine.ort") == data
+    assert spooled.files.peek("engine/engine.ort") == data
 
 
 def test_failing_spool_fails_the_run_with_both_reasons(memory, tmp_path: Path) -> None:

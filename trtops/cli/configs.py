@@ -166,7 +166,7 @@ def build_config(args: Options, backend: str) -> BuildConfig:
         workspace = limits.pop("workspace", None)
         if limits:
             raise UsageError(f"--pool-limit {next(iter(limits))} cannot be recorded, only workspace")
-        chosen = fields_of(args, TensorRTOptions) | {
+        chosen = args.fields_of(TensorRTOptions) | {
             "also": tuple(precisions[1:]),
             "precision_constraints": mode or "none",
             "workspace_bytes": workspace,
@@ -176,20 +176,10 @@ def build_config(args: Options, backend: str) -> BuildConfig:
         options = TensorRTOptions(**chosen)
     else:
         args.ignore("fp32", _TRT_ONLY)
-        options = OnnxRuntimeOptions(**fields_of(args, OnnxRuntimeOptions))
+        options = OnnxRuntimeOptions(**args.fields_of(OnnxRuntimeOptions))
     precision = precisions[0] if precisions else "fp32"
     config: BuildConfig = make(args, "BuildConfig", precision=precision, profiles=profiles(args), options=options)
     return config
-
-
-def fields_of(args: Options, config: type[Any]) -> dict[str, Any]:
-    """Return the values of options called as a config's fields, where they are set."""
-    values = {}
-    for field in dataclasses.fields(config):
-        value = getattr(args, field.name, None)
-        if value is not None:
-            values[field.name] = tuple(value) if isinstance(value, list) else value
-    return values
 
 
 def profiles(args: Options) -> tuple[OptimizationProfile, ...]:

@@ -9,7 +9,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NoReturn
 
 from trtops.cli import values
@@ -145,6 +145,14 @@ class Options(argparse.Namespace):
     def pick(self, *names: str) -> dict[str, Any]:
         """Return the values of some options; None for those that the command does not have."""
         return {name: getattr(self, name, None) for name in names}
+
+    def fields_of(self, config: type[Any]) -> dict[str, Any]:
+        """Return the values of options called as a config's fields, where they are set; lists as tuples."""
+        values = {}
+        for name, value in self.pick(*(field.name for field in fields(config))).items():
+            if value is not None:
+                values[name] = tuple(value) if isinstance(value, list) else value
+        return values
 
     def ignore(self, *options: Group | str) -> None:
         """Declare that options, by their attributes or as groups, have no effect on this line."""

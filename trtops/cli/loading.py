@@ -214,19 +214,17 @@ def builder_config(args: Options) -> Any:
 
 def _config_options(args: Options) -> dict[str, Any]:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
-    same = args.pick(*(field.name for field in fields(trt.CreateConfig)))
-    return given(
-        **same
-        | {
-            "restricted": args.trt_safety_restricted,
-            "profiles": profiles(args),
-            "precision_constraints": constraints(args)[0],
-            "load_timing_cache": args.load_timing_cache or args.timing_cache,
-            "memory_pool_limits": limits or None,
-            "algorithm_selector": _tactic_selector(args),
-            "calibrator": _int8_calibrator(args),
-        }
-    )
+    options = args.pick(*(field.name for field in fields(trt.CreateConfig)))
+    options |= {
+        "restricted": args.trt_safety_restricted,
+        "profiles": profiles(args),
+        "precision_constraints": constraints(args)[0],
+        "load_timing_cache": args.load_timing_cache or args.timing_cache,
+        "memory_pool_limits": limits or None,
+        "algorithm_selector": _tactic_selector(args),
+        "calibrator": _int8_calibrator(args),
+    }
+    return given(**options)
 
 
 def constraints(args: Options) -> tuple[str | None, dict[str, str]]:
@@ -292,9 +290,9 @@ def network(args: Options, *, outputs: bool = True) -> Any:
         loader = trt.ModifyNetworkOutputs(loader, **given(**changes))
     if layers := dict(args.layer_precisions or ()) | constraints(args)[1]:
         loader = trt.SetLayerPrecisions(loader, layers)
+    if args.all_tensor_dtypes:
+        args.ignore("tensor_dtypes")
     if args.all_tensor_dtypes or args.tensor_dtypes:
-        if args.all_tensor_dtypes:
-            args.ignore("tensor_dtypes")
         loader = trt.SetTensorDatatypes(loader, args.all_tensor_dtypes or dict(args.tensor_dtypes))
     if args.all_tensor_formats or args.tensor_formats:
         formats = {name: words.strip("[]").split(",") for name, words in args.tensor_formats or ()}

@@ -138,10 +138,11 @@ VARIABLES = {
 
 def below(folder: Path) -> dict[str, str]:
     """Return the possible words after these, with a line about each."""
-    size = len(folder)
-    words = {path[size]: COMMANDS[path] for path in COMMANDS if path[:size] == folder and len(path) == size + 1}
-    folders = {path[size]: FOLDERS[path] for path in FOLDERS if path[:size] == folder and len(path) == size + 1}
-    return words | folders
+    lines: dict[str, str] = {}
+    for path, line in (*COMMANDS.items(), *FOLDERS.items()):
+        if path[:-1] == folder:
+            lines[path[-1]] = line
+    return lines
 
 
 def find(words: list[str]) -> tuple[Path, list[str]]:

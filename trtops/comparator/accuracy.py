@@ -46,7 +46,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
         return self.data
 
     def __bool__(self) -> bool:
-        return all(all(all(matches) for matches in self.matches_by_output(pair).values()) for pair in self)
+        return all(all(map(all, self.matches_by_output(pair).values())) for pair in self)
 
     def __repr__(self) -> str:
         return f"AccuracyResult({self.dct!r}, aggregation={self.aggregation!r})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -65,13 +65,18 @@ def holds_strings(array: Array) -> TypeIs[Array]:
 
 
 def as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
-    """Arrays by name, without a copy of those that are arrays."""
+    """Return arrays by name; arrays are not copied."""
     return {name: np.asarray(value) for name, value in values.items()}
 
 
 def copied(outputs: Mapping[str, Any]) -> dict[str, Array]:
-    """Copies of outputs, whose arrays a runner may overwrite."""
+    """Return copies, since a runner may overwrite its outputs."""
     return {name: np.array(array) for name, array in outputs.items()}
+
+
+def subset(outputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the outputs of some names."""
+    return {name: outputs[name] for name in names}
 
 
 def dtype_name(array: Array) -> str:

@@ -258,10 +258,10 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
             stack.callback(_close, stream)
         for index, group in enumerate(itertools.zip_longest(*streams, fillvalue=end)):
             if any(run is end for run in group):
-                short = [stream_index for stream_index, run in enumerate(group) if run is end]
+                short = ", ".join(str(number) for number, run in enumerate(group) if run is end)
                 raise errors.ComparisonError(
-                    f"The runs have different numbers of iterations: number {', '.join(map(str, short))} (counted from "
-                    f"0) end after {index}. Run all on the same inputs."
+                    f"The runs have different numbers of iterations: number {short} (counted from 0) end after "
+                    f"{index}. Run all on the same inputs."
                 )
             yield RunResults(itertools.chain.from_iterable(cast("Iterable[RunResults]", group)))
 
@@ -298,11 +298,14 @@ def log_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
             continue
         if any(result.aggregation == "average" for result in accuracy):
             names = dict.fromkeys(itertools.chain.from_iterable(matches_by_function))
-            passed = [all(all(matches.get(name, ())) for matches in matches_by_function) for name in names]
+            passed = []
+            for name in names:
+                passed.append(all(all(matches.get(name, ())) for matches in matches_by_function))
             text = f"Passed: {sum(passed)}/{len(passed)} outputs"
         else:
-            iterations = zip(*(result[pair] for result in accuracy))
-            passed = [all(all(matches.values()) for matches in iteration) for iteration in iterations]
+            passed = []
+            for iteration in zip(*(result[pair] for result in accuracy)):
+                passed.append(all(all(matches.values()) for matches in iteration))
             rate = 100 * sum(passed) / len(passed) if passed else 100.0
             text = f"Passed: {sum(passed)}/{len(passed)} iterations | Pass Rate: {rate:.2f}%"
         log_lines(verdict_level(all(passed)), f"Accuracy Summary | {pair[0]} vs. {pair[1]} | {text}")

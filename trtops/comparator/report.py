@@ -22,6 +22,8 @@ from trtops.record import Config, Record
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from trtops.comparator.results import RunResults
 
 Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResults"
@@ -215,7 +217,7 @@ class ComparisonReport(Record):
 
     @property
     def statistics(self) -> dict[str, OutputStatistics]:
-        """The statistics of the outputs that were measured, by name."""
+        """The statistics of the measured outputs, by name."""
         return {output.name: output.statistics for output in self.outputs if output.statistics is not None}
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
@@ -223,6 +225,17 @@ class ComparisonReport(Record):
         shown = [metric for metric in RECORDED if metric.column]
         rows = ((o.name, o.verdict, o.decided(self.tolerances), *map(o.value, shown)) for o in self.outputs)
         return ("output", "verdict", "decided by", *(metric.column for metric in shown)), tuple(rows)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row per output: its verdict, the deciding error, and all recorded metrics under their names."""
+        import pandas as pd
+
+        rows = []
+        for output in self.outputs:
+            decided = {"output": output.name, "verdict": output.verdict, "decided_by": output.decided(self.tolerances)}
+            rows.append({**decided, **{metric.name: output.value(metric) for metric in RECORDED}})
+        frame: pd.DataFrame = pd.DataFrame(rows).set_index("output")
+        return frame
 
     @property
     def decisive(self) -> OutputComparison | None:

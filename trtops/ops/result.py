@@ -141,6 +141,17 @@ class OpResult(Record):
                 verdict += "\n" + textwrap.fill(text, 80, initial_indent=label, subsequent_indent=" " * 9)
         return f"verdict: {verdict}" + (f"\nrun:     {self.run_id}" if self.run_id else "")
 
+    def __str__(self) -> str:
+        """Verdict, reasons, run and next step."""
+        step = "" if self.next_step is None else f"\nnext:    {one_line(str(self.next_step))}"
+        return self.summary_lines() + step
+
+    def _repr_html_(self) -> str:
+        """The page, for notebooks."""
+        from trtops.reports.page import as_html
+
+        return as_html(self.page())
+
     def body(self) -> Iterable[str]:
         """Lines of Markdown below the reasons; by default the :meth:`sections`, without charts."""
         for section in self.sections():

@@ -65,6 +65,15 @@ def page(
     return text
 
 
+def as_html(page: str) -> str:
+    """Return a page of Markdown as HTML; HTML in it is shown as text."""
+    from trtops.extras import require
+
+    require("jinja2", "markdown_it")
+    html: str = _environment().filters["markdown"](page)
+    return html
+
+
 def picture(data: bytes | None, name: str) -> str:
     """A picture as the source of an ``<img>``, safe from scripts and remote content; or empty."""
     if data is None:

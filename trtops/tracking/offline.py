@@ -119,7 +119,7 @@ class OfflineTracker:
     def peek(self, run_id: str, path: str) -> bytes | None:
         run = self._open.get(run_id)
         if run is not None and run.is_spooling:
-            return run.record.read(path)
+            return run.record.files.peek(path)
         logged = None if run is None else run.logged_bytes(path)
         return self.inner.peek(run_id, path) if logged is None else logged
 
@@ -196,19 +196,18 @@ class OfflineRun(Run):
 
     def go_offline(self, reason: str) -> None:
         """Write to the spool from now on, including everything logged so far."""
-        folder = self._tracker.spool.begin(self.record.local_id)
+        folder = self.record.folder = self._tracker.spool.begin(self.record.local_id)
         for path, source in self._sources.items():
-            file = folder / "artifacts" / path
             try:
                 # The source file may have changed since; then only the store has the artifact.
                 if (isinstance(source, bytes) or source.is_file()) and (
-                    write_artifact(source, file, path) != self.record.artifacts[path]
+                    self.record.files.put(source, path) != self.record.artifacts[path]
                 ):
-                    file.unlink()
+                    self.record.files.remove(path)
             except errors.LogError:
                 if self._tracker.store is None:  # the artifacts of an embedded store are on this machine
                     raise
-        self.record.folder, self._inner = folder, None
+        self._inner = None
         self._sources.clear()
         self._tracker.warn(
             f"Run {self.id} goes to the spool {folder.parent}: {reason} Upload it by: trtops store upload"
@@ -250,8 +249,7 @@ class OfflineRun(Run):
                     self.record.artifacts[path], self._sources[path] = entry, source
                 return entry
         with self._lock:
-            file = self.record.folder / "artifacts" / path
-            entry = self.record.artifacts[path] = write_artifact(source, file, path)
+            entry = self.record.artifacts[path] = self.record.files.put(source, path)
         return entry
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
@@ -260,7 +258,7 @@ class OfflineRun(Run):
             if not is_stored:
                 run = self.record
                 run.status, run.end_time = status, time.time() if at is None else at
-                run.only_in_store = tuple(path for path in run.artifacts if run.file(path) is None)
+                run.only_in_store = tuple(path for path in run.artifacts if run.files.find(path) is None)
                 self._tracker.spool.finish(run)
             self._tracker.ended(self, spooled=not is_stored)
         if not self._no_space:

@@ -1,5 +1,6 @@
-"""Signatures of runs, and their verification."""
+"""Signatures of runs: made at the end of a run, and verified."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,45 @@ from typing import Any
 from trtops import errors
 from trtops.record import sha256
 from trtops.system import signing
-from trtops.tracking.base import StoredRun
+from trtops.tracking import owner
+from trtops.tracking.reading import StoredRun
+from trtops.tracking.records import ArtifactEntry
 from trtops.tracking.schema import Artifact, Tag
+from trtops.verdict import Verdict
+
+# Artifacts whose content is part of a signature.
+SIGNED_DOCUMENTS = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
+
+
+def sign_run(
+    run_id: str,
+    manifest: bytes,
+    entries: Iterable[ArtifactEntry],
+    verdict: Verdict | None,
+    documents: Mapping[str, bytes],
+) -> bytes:
+    """Sign the manifest, the artifacts, the verdict, and the documents of a run: spec, inputs and environment."""
+    contents = {path: json.loads(data) for path, data in documents.items()}
+    spec = contents.get(Artifact.SPEC)
+    inputs = {"model": (spec or {}).get("model_sha256")}
+    for material in contents.get(Artifact.MATERIALS, {}).get("inputs", ()):
+        inputs[material["name"]] = material["sha256"]
+    dependencies = [{"name": name, "digest": {"sha256": digest}} for name, digest in inputs.items() if digest]
+    subjects = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
+    predicate = {
+        "buildDefinition": {
+            "buildType": "urn:trtops:build:1",
+            "externalParameters": {"spec": spec},
+            "internalParameters": {"environment": contents.get(Artifact.ENVIRONMENT)},
+            "resolvedDependencies": dependencies,
+        },
+        "runDetails": {
+            "builder": {"id": f"urn:trtops:host:{owner.current().host}"},
+            "metadata": {"invocationId": run_id},
+        },
+        "verdict": verdict,
+    }
+    return signing.sign(subjects, predicate)
 
 
 def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str, str], None]) -> str:

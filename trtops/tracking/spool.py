@@ -30,7 +30,7 @@ from trtops import errors
 from trtops.record import sha256, sha256_file, to_jsonable
 from trtops.system import processes
 from trtops.system.files import is_private, sync_to_disk, user_id
-from trtops.tracking.artifact_files import check_path
+from trtops.tracking.artifact_files import LocalFiles, check_path
 from trtops.tracking.location import Store, default_root
 from trtops.tracking.records import ArtifactEntry, RunData, RunInfo, is_local, is_run_id
 from trtops.tracking.schema import Artifact, Tag
@@ -103,20 +103,15 @@ class SpooledRun(RunData):
             raise errors.FormatError(f"{folder}: run.json is damaged ({type(exc).__name__}: {exc}).") from None
         return run
 
-    def file(self, path: str) -> Path | None:
-        """The file with an artifact's content; None if it is not in the spool."""
-        check_path(path)
-        file = self.folder / "artifacts" / path
-        return file if file.is_file() else None
-
-    def read(self, path: str) -> bytes | None:
-        """An artifact's content; None if it is not in the spool."""
-        return None if (file := self.file(path)) is None else file.read_bytes()
+    @property
+    def files(self) -> LocalFiles:
+        """The artifacts in its folder."""
+        return LocalFiles(self.folder / "artifacts")
 
     def check(self) -> None:
         """Compare every file with its SHA-256."""
         for entry in self.artifacts.values():
-            file = self.file(entry.path)
+            file = self.files.find(entry.path)
             if entry.path not in self.only_in_store and (file is None or sha256_file(file) != entry.sha256):
                 problem = "is missing" if file is None else "has other content than run.json says"
                 raise errors.FormatError(f"{self.folder / 'artifacts' / entry.path} {problem}.")
@@ -267,7 +262,7 @@ def _upload_run(tracker: SpoolTarget, spool: Spool, run: SpooledRun, moved: bool
             raise errors.ConfigError(f"Its parent {parent} is still being written. Upload it when that has ended.")
         parent = parent if stored_parent is None else stored_parent.id
     stored_run = _find_run(tracker, run.local_id)
-    manifest = run.read(Artifact.MANIFEST)
+    manifest = run.files.peek(Artifact.MANIFEST)
     if stored_run is None and run.only_in_store:
         raise errors.RunNotFoundError(
             f"{tracker.shown} no longer has run {run.id}, and only it had {', '.join(run.only_in_store)}."
@@ -285,7 +280,7 @@ def _upload_run(tracker: SpoolTarget, spool: Spool, run: SpooledRun, moved: bool
         run.experiment, run.name, tags=run.tags, parent=parent, began=run.start_time, may_exist=True
     )
     paths = sorted(run.artifacts, key=lambda path: (path == Artifact.MANIFEST, path))
-    writer.restore(run.info(), {path: file for path in paths if (file := run.file(path)) is not None})
+    writer.restore(run.info(), {path: file for path in paths if (file := run.files.find(path)) is not None})
     return writer.id
 
 

@@ -25,11 +25,10 @@ from trtops.tracking import owner, schema
 from trtops.tracking.artifact_files import check_path
 from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, Statement, Values, new_local_id
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
+from trtops.tracking.signatures import SIGNED_DOCUMENTS, sign_run
 from trtops.verdict import MARKS, Verdict
 
 log = logging.getLogger(__name__)
-
-_SIGNED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
 
 # Tags given to a new run that are long, and so become params.
 _FIRST_PARAMS = {Tag.MODEL_PATH, Tag.GOLDEN_SHA256, Tag.LISTED, Tag.PREFECT_URL}
@@ -171,7 +170,9 @@ class Run(ABC):
             self._put(Values(tags=tags))
             last = [Artifact.MANIFEST]
             if signing.signs_here():
-                self._put_artifact(self._signature(manifest, entries, verdict), Artifact.SIGNATURE)
+                self._put_artifact(
+                    sign_run(self.id, manifest, entries, verdict, self._signed_files), Artifact.SIGNATURE
+                )
                 last.append(Artifact.SIGNATURE)
             # The manifest must not reach the disk before the files that it lists.
             self._sync([entry.path for entry in entries])
@@ -252,30 +253,6 @@ class Run(ABC):
             metrics={name: tuple(values) for name, values in sorted(metrics.items())},
         )
 
-    def _signature(self, manifest: bytes, entries: Iterable[ArtifactEntry], verdict: Verdict | None) -> bytes:
-        """The signature over the manifest, the spec, the inputs, the environment and the verdict."""
-        documents = {path: json.loads(data) for path, data in self._signed_files.items()}
-        spec, materials = documents.get(Artifact.SPEC), documents.get(Artifact.MATERIALS)
-        inputs = {"model": (spec or {}).get("model_sha256")}
-        inputs |= {material["name"]: material["sha256"] for material in (materials or {}).get("inputs", ())}
-        subjects = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
-        predicate = {
-            "buildDefinition": {
-                "buildType": "urn:trtops:build:1",
-                "externalParameters": {"spec": spec},
-                "internalParameters": {"environment": documents.get(Artifact.ENVIRONMENT)},
-                "resolvedDependencies": [
-                    {"name": name, "digest": {"sha256": digest}} for name, digest in inputs.items() if digest
-                ],
-            },
-            "runDetails": {
-                "builder": {"id": f"urn:trtops:host:{owner.current().host}"},
-                "metadata": {"invocationId": self.id},
-            },
-            "verdict": verdict,
-        }
-        return signing.sign(subjects, predicate)
-
     def _must_be_open(self) -> None:
         if self._ended:
             raise errors.LogError(
@@ -296,7 +273,7 @@ class Run(ABC):
         entry = self._put_artifact(source, path)
         with self._lock:
             self._artifacts[path] = entry
-            if path in _SIGNED and isinstance(source, bytes):
+            if path in SIGNED_DOCUMENTS and isinstance(source, bytes):
                 self._signed_files[path] = source
 
     def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - only a local store has a disk

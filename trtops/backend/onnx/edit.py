@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def outputs_of_types(graph: onnx.GraphProto, types: Iterable[str]) -> list[str]:
     result: list[str] = []
     for op_type in types:
         if op_type.lower() not in by_type:
-            present = dict.fromkeys(node.op_type for node in graph.node)
+            present = dict.fromkeys(map(attrgetter("op_type"), graph.node))
             raise errors.ConfigError(f"The model has no {op_type!r} nodes. {errors.near(op_type, present)}")
         result += by_type[op_type.lower()]
     return result

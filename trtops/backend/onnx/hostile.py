@@ -59,7 +59,8 @@ def check_inlined_size(model: onnx.ModelProto, prefix: str = "") -> None:
     open_calls: list[tuple[str, str]] = []
 
     def size_of(nodes: Iterable[onnx.NodeProto]) -> int:
-        return sum(1 + inlined_size(node) for node in chain.from_iterable(map(walk.nodes_within, nodes)))
+        inner = list(chain.from_iterable(map(walk.nodes_within, nodes)))
+        return len(inner) + sum(map(inlined_size, inner))
 
     def inlined_size(node: onnx.NodeProto) -> int:
         key = (node.domain, node.op_type)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,8 @@ def _load_apart(path: Path, large: int) -> tuple[onnx.ModelProto, dict[str, Any]
     No copy of the model, or of a node, then copies weights. Those in other files are mapped into memory.
     """
     model = read_proto(path, need_opset=False)
-    names = Counter(tensor.name for tensor in model.graph.initializer)
-    names.update(value.name for value in model.graph.input)  # which may declare another shape
+    # Inputs may declare another shape.
+    names = Counter(map(attrgetter("name"), (*model.graph.initializer, *model.graph.input)))
     weights: dict[str, Any] = {}
     for i, tensor in enumerate([*walk.tensors(model)]):  # initializers first
         size, kind = copying.expected_bytes(tensor) or 0, data_type(tensor.data_type)
@@ -195,8 +196,8 @@ def _lint(
     unique = tuple(dict.fromkeys(names))
     return LintReport(
         passing=tuple(name for name in unique if name not in failing and name not in unchecked),
-        failing=tuple(name for name in unique if name in failing),
-        unchecked=tuple(name for name in unique if name in unchecked),
+        failing=tuple(filter(failing.__contains__, unique)),
+        unchecked=tuple(filter(unchecked.__contains__, unique)),
         entries=(*entries, *run.entries),
         unnamed=unnamed,
     )
@@ -277,7 +278,7 @@ class _Run:
         if copying.message_bytes(self.model) >= PROTOBUF_LIMIT or any(array is None for array in inputs.values()):
             return False
         try:
-            outputs, half = [v.name for v in self.model.graph.output], (self.end - time.monotonic()) / 2
+            outputs, half = [*walk.by_name(self.model.graph.output)], (self.end - time.monotonic()) / 2
             with_onnxruntime.evaluate(self.model, outputs, inputs, half, _WHOLE)
         except errors.InferenceError as exc:
             log.info("The model does not run as a whole: %s", exc)
@@ -320,7 +321,7 @@ class _Run:
             limit = f"the time limit of {time_limit():g} s (--timeout), or {_MAX_DEATHS} crashes"
             late = f"{len(self.late)} nodes were not checked: nodes before them reached {limit}."
             self.entries.append(LintEntry(level="warning", source="onnxruntime", message=late, nodes=tuple(self.late)))
-        behind = tuple(name for name in self.names if name in self.unchecked)
+        behind = tuple(filter(self.unchecked.__contains__, self.names))
         self.unchecked.update(self.late)
         if behind:
             message = (
@@ -340,7 +341,7 @@ class _Run:
             self.late.append(name)
             return []
         used = [name for name in dict.fromkeys(walk.uses(node)) if name not in self.sparse]
-        outputs = [output for output in node.output if output]
+        outputs = list(filter(None, node.output))
         if any(values.get(n) is None and not self._is_typed(n) for n in used):
             self.unchecked.add(name)
             return []
@@ -375,7 +376,7 @@ class _Run:
         for name in dict.fromkeys(walk.uses(node)):
             if name in self.sparse:
                 graph.sparse_initializer.append(self.sparse[name])
-        graph.output.extend(helper.make_empty_tensor_value_info(name) for name in node.output if name)
+        graph.output.extend(map(helper.make_empty_tensor_value_info, filter(None, node.output)))
         ir_version = max(self.model.ir_version, WEIGHTS_NEED_NO_INPUTS)
         model = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=ir_version)
         model.functions.extend(self.model.functions)
@@ -387,8 +388,8 @@ class _Run:
         if node.domain not in _KNOWN_DOMAINS:
             missing = f"kernel for {node.domain}.{node.op_type}, which is not a registered function/op"
         elif "Could not find an implementation" in text:
-            tensors = (n for n in (*node.input, *node.output) if self._is_typed(n))
-            types = {self.declared[n].type.tensor_type.elem_type for n in tensors}
+            tensors = map(self.declared.__getitem__, filter(self._is_typed, (*node.input, *node.output)))
+            types = {value.type.tensor_type.elem_type for value in tensors}
             accelerated = next((word for element, word in _FOR_ACCELERATORS.items() if element in types), "")
             missing = f"{accelerated} kernel for {node.op_type} on a CPU" if accelerated else ""
         level: Level = "exception" if "while running" in text or "RUNTIME_EXCEPTION" in text else "error"

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 import onnx
@@ -133,9 +134,9 @@ def name_entries(graph: onnx.GraphProto, names: list[str]) -> Iterator[LintEntry
     """Report tensors defined twice or not at all."""
     if not graph.output:
         yield graph_entry("error", "The model has no outputs.")
-    defined = Counter(value.name for value in graph.input)
-    constants = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
-    defined.update(name for name in dict.fromkeys(constants) if name not in defined)  # in order, for messages
+    defined = Counter(map(attrgetter("name"), graph.input))
+    for tensor in (*graph.initializer, *map(attrgetter("values"), graph.sparse_initializer)):
+        defined[tensor.name] = defined[tensor.name] or 1
     defined.update(walk.produced(graph.node))
     for name, node in zip(names, graph.node):
         for output in filter(None, node.output):
@@ -157,7 +158,7 @@ def unused_entries(
     """Report inputs, weights and nodes without effect on any output; ``weights`` are inputs by now."""
     makers = walk.makers(graph.node)
     needed: set[str] = set()
-    waiting = [value.name for value in graph.output]
+    waiting = [*walk.by_name(graph.output)]
     while waiting:
         name = waiting.pop()
         if name not in needed:

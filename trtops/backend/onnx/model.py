@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -281,7 +282,7 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
     defined = walk.names_of(graph.input) | walk.initializer_names(graph)
     for kind, entries in (("input", graph.input), ("initializer", graph.initializer)):
         if len(entries) > len(walk.by_name(entries)):
-            [(name, _)] = Counter(entry.name for entry in entries).most_common(1)
+            [(name, _)] = Counter(map(attrgetter("name"), entries)).most_common(1)
             raise errors.InvalidModelError(f"The graph has two {kind}s named {name!r}.")
     for node in graph.node:
         if not node.op_type:
@@ -339,15 +340,15 @@ def parse_proto(data: bytes, prefix: str = "", need_opset: bool = True) -> onnx.
             f"{prefix}has no {missing}: not an ONNX model, or truncated ({len(data)} bytes)."
         )
     try:
-        "".join(opset.domain for opset in model.opset_import)
+        "".join(map(attrgetter("domain"), model.opset_import))
         for graph in walk.graphs(model.graph):
             # Joining all names of a graph fails if one is not text. Nothing else finds that out as fast.
             values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
-            "".join((graph.name, *[value.name for value in values]))
+            "".join((graph.name, *map(attrgetter("name"), values)))
             for node in graph.node:
                 "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
                 if node.attribute:
-                    "".join([attribute.name for attribute in node.attribute])
+                    "".join(map(attrgetter("name"), node.attribute))
     # Protobuf returns text that is not UTF-8 as bytes, or raises an error.
     except (TypeError, UnicodeDecodeError):
         raise errors.InvalidModelError(f"{prefix}has names that are not text: not an ONNX model, or damaged.") from None

@@ -46,6 +46,7 @@ _POINTWISE = frozenset((
     "Sub", "Tanh",
 ))  # fmt: skip
 _AFTER_CONVOLUTIONS = frozenset({"BatchNormalization", "Relu"})
+_BEFORE_POINTWISE = frozenset({"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Mul"})
 _POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 _IN_ATTENTION = frozenset({"Add", "Cast", "Div", "Flatten", "Mul", "Reshape", "Transpose"})
 _LONGEST_ATTENTION = 512
@@ -112,7 +113,7 @@ class Placement:
             in_chain = node.op_type in OP_TYPES or not self.ended.isdisjoint(node.output)
             if not in_chain and outputs.intersection(node.output):
                 chosen.pop(index, None)
-        quantized = set(walk.produced(nodes[index] for index in chosen))
+        quantized = set(walk.produced(map(nodes.__getitem__, chosen)))
         if "pool" in rules and precision == "int8":
             for index, node in enumerate(nodes):
                 eligible = (
@@ -155,12 +156,13 @@ class Placement:
         behind = {reader.op_type for reader in self._readers_behind(node.output[0], {"Flatten", "Reshape"})}
         if node.op_type == "Add" and "Softmax" in behind:  # a mask
             return
-        makers = [self.maker[name].op_type if name in self.maker else "" for name in node.input]
-        maker_types = {"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Mul"}
-        positions = {i for i, name in enumerate(node.input) if self._follows_chain(name) or makers[i] in maker_types}
-        if not positions and not (
-            node.op_type == "Mul" and any(maker in ("Sigmoid", "HardSigmoid") for maker in makers)
-        ):
+        makers: list[str] = []
+        positions: set[int] = set()
+        for i, name in enumerate(node.input):
+            makers.append(self.maker[name].op_type if name in self.maker else "")
+            if self._follows_chain(name) or makers[i] in _BEFORE_POINTWISE:
+                positions.add(i)
+        if not positions and (node.op_type != "Mul" or {"Sigmoid", "HardSigmoid"}.isdisjoint(makers)):
             return
         heads = {self.nodes[index].output[0] for index in self.activations}
         for i, name in enumerate(node.input):
@@ -175,7 +177,7 @@ class Placement:
             exclusions.append("attention")
         if node.op_type in ("Gemm", "MatMul"):
             out, weight = self.sizes.get(node.output[0], ()), self.sizes.get(node.input[1], ())
-            dynamic = not any(name in self.constants for name in node.input)
+            dynamic = self._is_dynamic(node)
             if 1 in out[-2:] if dynamic else len(out) < 3 and 1 in out:
                 exclusions.append("gemv")
             summands, columns = weight[-2:] if len(weight) > 1 else (0, 0)
@@ -192,7 +194,7 @@ class Placement:
                     exclusions.append("few_channels")
                 if self.precision == "fp8" and math.prod(channels[2:]) > _LARGEST_FP8_KERNEL:
                     exclusions.append("large_kernel")
-        return (name for name in exclusions if name in self.rules)
+        return filter(self.rules.__contains__, exclusions)
 
     def _has_kernel(self, node: onnx.NodeProto, outputs: int, inputs: int) -> bool:
         """Whether a convolution has channels for an 8-bit kernel; ``inputs`` are those of a group."""
@@ -218,21 +220,23 @@ class Placement:
                 continue
             rows, columns = [0, 0, *self.sizes.get(first.input[1], ())][-2:]
             add = self.maker.get(softmax.input[0])
-            masked = add is not None and add.op_type == "Add" and not any(n in self.constants for n in add.input)
+            masked = add is not None and add.op_type == "Add" and self._is_dynamic(add)
             if masked and first.output[0] in add.input and second[0].input[0] == softmax.output[0]:  # type: ignore[union-attr]
                 outputs |= {first.output[0], softmax.input[0], softmax.output[0], second[0].output[0]}
             elif columns > _LONGEST_ATTENTION if self.precision == "int8" else rows and rows not in _HEADS_IN_FP8:
                 outputs |= {first.output[0], second[0].output[0]}
         return outputs
 
+    def _is_dynamic(self, node: onnx.NodeProto) -> bool:
+        return not any(map(self.constants.__contains__, node.input))
+
     def _product_before(self, name: str) -> onnx.NodeProto | None:
         waiting, seen = [name], {name}
         while waiting:
             node = self.maker.get(waiting.pop())
-            if node is None or (node.op_type == "MatMul" and not any(n in self.constants for n in node.input)):
-                if node is not None:
-                    return node
-            elif node.op_type in _IN_ATTENTION:
+            if node is not None and node.op_type == "MatMul" and self._is_dynamic(node):
+                return node
+            if node is not None and node.op_type in _IN_ATTENTION:
                 waiting += [name for name in node.input if name not in seen]
                 seen.update(node.input)
         return None
@@ -244,17 +248,19 @@ class Placement:
             for node in self.readers.get(waiting.pop(), ()):
                 if node.op_type not in passed:
                     yield node
-                waiting += [out for out in node.output if node.op_type in passed and out not in seen]
-                seen.update(node.output)
+                elif seen.isdisjoint(node.output):
+                    waiting += node.output
+                    seen.update(node.output)
 
     def _backbone(self, name: str) -> onnx.NodeProto | None:
         """Return the convolution before a tensor, with only fusible nodes between."""
         while (node := self.maker.get(name)) is not None and node.op_type not in ("Conv", "ConvTranspose"):
             dynamic = [tensor for tensor in node.input if tensor and tensor not in self.constants]
-            swish = node.op_type == "Mul" and len(dynamic) == 2
-            sources = [s for s in map(self.maker.get, dynamic) if swish and s is not None and s.op_type == "Sigmoid"]
-            if swish and sources and sources[0].input[0] in dynamic:
-                name = sources[0].input[0]
+            gates = []
+            if node.op_type == "Mul" and len(dynamic) == 2:
+                gates = [s for s in map(self.maker.get, dynamic) if s is not None and s.op_type == "Sigmoid"]
+            if gates and gates[0].input[0] in dynamic:  # swish
+                name = gates[0].input[0]
             elif len(dynamic) == 1 and node.op_type in _MOVING_OPS | _AFTER_CONVOLUTIONS | {"Add", "Mul"}:
                 name = dynamic[0]
             else:
@@ -263,27 +269,26 @@ class Placement:
 
     def _main_input(self, node: onnx.NodeProto) -> int | None:
         """Which input of a sum the convolution before it is fused with; None if it is not residual."""
-        if not all(name in self.maker for name in node.input):
+        if not self.maker.keys() >= set(node.input):
             return None
-        left_conv, right_conv = (self._backbone(name) for name in node.input)
+        left_conv, right_conv = map(self._backbone, node.input)
         if left_conv is None and right_conv is None:
             return None
-        left_distances, right_distances = (self._distances(name) for name in node.input)
+        left_distances, right_distances = map(self._distances, node.input)
         near = min(left_distances.keys() & right_distances.keys(), key=lambda name: left_distances[name], default=None)
         if left_conv is not None and right_conv is not None:
             if left_conv.output[0] == right_conv.output[0]:
                 return None
             return 0 if near is not None and left_distances[near] > right_distances[near] else 1
-        if near in [conv.output[0] for conv in (left_conv, right_conv) if conv is not None]:
-            return None
-        return 0 if left_conv is not None else 1
+        main = 0 if left_conv is not None else 1
+        return None if near in walk.makers(filter(None, (left_conv, right_conv))) else main
 
     def _distances(self, name: str) -> dict[str, int]:
         """Return the distance from a tensor's maker to each node before it, by the node's first output."""
         distances, waiting = {self.maker[name].output[0]: 0}, [self.maker[name]]
         for node in waiting:
-            for source in {id(m): m for m in map(self.maker.get, node.input) if m is not None}.values():
-                if source.output[0] not in distances:
+            for source in map(self.maker.get, node.input):
+                if source is not None and source.output[0] not in distances:
                     distances[source.output[0]] = distances[node.output[0]] + 1
                     waiting.append(source)
         return distances
@@ -295,7 +300,7 @@ class Placement:
         node = self.maker.get(name)
         if node is None or node.op_type not in _MOVING_OPS:
             return False
-        dynamic = [tensor for tensor in node.input if tensor in self.maker]
+        dynamic = list(filter(self.maker.__contains__, node.input))
         return bool(dynamic) and all(map(self._follows_chain, dynamic))
 
     def _is_near(self, node: onnx.NodeProto, quantized: Collection[str]) -> bool:

@@ -289,11 +289,10 @@ class _Rewrite:
             self.indices.append(walk.node_name(node))
             ports = _KEPT
         reads = [i for i, name in enumerate(node.input) if name in scope]
-        makes = [
-            i
-            for i, name in enumerate(node.output)
-            if name and (i in ports.outputs or types.get(name) == TensorProto.FLOAT)
-        ]
+        makes: list[int] = []
+        for i, name in enumerate(node.output):
+            if name and (i in ports.outputs or types.get(name) == TensorProto.FLOAT):
+                makes.append(i)
         if reads or makes:
             (self.lowered if ports.outputs else self.fp32_nodes).append(walk.node_name(node))
         for attribute, body in walk.named_bodies(node):

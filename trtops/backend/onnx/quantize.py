@@ -52,7 +52,8 @@ def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def quantizable_layers(model: onnx.ModelProto, config: BuildConfig) -> tuple[str, ...]:
     """Names of the products quantized by :func:`insert_qdq`; readers of their results follow them."""
-    return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, config)[0] if layer.is_product)
+    layers, _, _ = _plan_layers(model, config)
+    return tuple(walk.node_name(layer.node) for layer in layers if layer.is_product)
 
 
 def tensors_to_calibrate(model: onnx.ModelProto) -> tuple[str, ...]:

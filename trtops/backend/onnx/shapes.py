@@ -1,6 +1,7 @@
 """Inference of types and shapes, without copying weights."""
 
 import logging
+from operator import attrgetter
 from typing import Any
 
 import onnx
@@ -186,8 +187,9 @@ def values(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
 
 def element_types(graph: onnx.GraphProto) -> dict[str, int]:
     """ONNX element types of a graph's declared tensors; sequences and unknown types are omitted."""
-    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    types.update((sparse.values.name, sparse.values.data_type) for sparse in graph.sparse_initializer)
+    types: dict[str, int] = {}
+    for tensor in (*graph.initializer, *map(attrgetter("values"), graph.sparse_initializer)):
+        types[tensor.name] = tensor.data_type
     for value in (*graph.value_info, *graph.input, *graph.output):
         if value.type.tensor_type.elem_type:
             types[value.name] = value.type.tensor_type.elem_type

@@ -8,7 +8,7 @@ Values come from an implementation of :class:`Values`.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -113,7 +113,7 @@ class Cutter:
         self._constants.update((node.output[0], node) for node in nodes if walk.is_onnx_op(node, "Constant"))
         self._constants |= walk.constant_tensors(model.graph)  # these replace the Constant nodes that produce tensors
         self.order = [i for i in walk.execution_order(nodes) if not walk.is_onnx_op(nodes[i], "Constant")]
-        self._position = {index: position for position, index in enumerate(self.order)}
+        self._position = dict(zip(self.order, count()))
         self._reads: dict[int, list[str]] = {}
         self._weights: dict[int, list[str]] = {}
         for index in self.order:
@@ -216,7 +216,7 @@ class Cutter:
             else:
                 graph.node.insert(0, constant)
         graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in frozen.items())
-        graph.input.extend(_value_info(values.spec(name)) for name in inputs)
+        graph.input.extend(map(_value_info, map(values.spec, inputs)))
         # While values are being observed, those of the outputs are still unknown.
         declared = expose == "ends"
         graph.output.extend(_value_info(values.spec(n)) if declared else onnx.ValueInfoProto(name=n) for n in outputs)

@@ -70,8 +70,8 @@ def summary(proto: onnx.ModelProto, show: Collection[Show] = ()) -> str:
     ``"layers"`` shows the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights, and with
     ``"attrs"`` of tensors among attributes.
     """
-    opset = next((str(o.version) for o in proto.opset_import if not o.domain), "Unknown")
-    others = {o.domain: o.version for o in proto.opset_import if o.domain}
+    others = {imported.domain: imported.version for imported in proto.opset_import}
+    opset = others.pop("", "Unknown")
     opsets = f"{opset} | Other Opsets: {others}" if others else opset
     head = ["==== ONNX Model ====", f"    Name: {one_line(proto.graph.name)} | ONNX Opset: {opsets}", ""]
     return "\n".join([*head, *_graph_lines(proto.graph, "Graph", {}, show, "    ")])
@@ -82,11 +82,13 @@ class _Known(dict[str, TensorSpec]):
 
     def __init__(self, outer: Mapping[str, TensorSpec], graph: onnx.GraphProto) -> None:
         super().__init__(walk.visible(outer, graph, {}))
-        dense = (TensorSpec(t.name, data_type(t.data_type), tuple(t.dims)) for t in graph.initializer)
-        sparse = ((s.values, s.dims) for s in graph.sparse_initializer)
-        self.initializers = (*dense, *(TensorSpec(v.name, data_type(v.data_type), tuple(dims)) for v, dims in sparse))
-        self.update((spec.name, spec) for spec in self.initializers)
-        self.update((value.name, tensor_spec(value)) for value in (*graph.value_info, *graph.input, *graph.output))
+        weights = [(tensor, tensor.dims) for tensor in graph.initializer]
+        weights += [(sparse.values, sparse.dims) for sparse in graph.sparse_initializer]
+        for tensor, dims in weights:
+            self[tensor.name] = TensorSpec(tensor.name, data_type(tensor.data_type), tuple(dims))
+        self.initializers = tuple(self[tensor.name] for tensor, _ in weights)
+        for value in (*graph.value_info, *graph.input, *graph.output):
+            self[value.name] = tensor_spec(value)
 
     def __missing__(self, name: str) -> TensorSpec:
         spec = self[name] = TensorSpec(name)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
@@ -37,7 +38,7 @@ def is_random(node: onnx.NodeProto) -> bool:
     mode = _TRAINING_MODE.get(node.op_type)
     if node.op_type in _RANDOM_OPS or (mode is not None and any(node.input[mode : mode + 1])):
         return True
-    return any(is_random(inner) for inner in chain.from_iterable(body.node for body in subgraphs(node)))
+    return any(any(map(is_random, body.node)) for body in subgraphs(node))
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -127,7 +128,7 @@ def read(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
 
 def initializer_names(graph: onnx.GraphProto) -> set[str]:
     """Names of a graph's initializers, dense and sparse."""
-    return names_of(graph.initializer) | {s.values.name for s in graph.sparse_initializer}
+    return names_of((*graph.initializer, *map(attrgetter("values"), graph.sparse_initializer)))
 
 
 def defined(graph: onnx.GraphProto) -> set[str]:
@@ -163,7 +164,7 @@ def captured(graph: onnx.GraphProto) -> set[str]:
 
 def uses(node: onnx.NodeProto) -> list[str]:
     """Return the names read by a node: its inputs and captures of its sub-graphs, without omitted optional inputs."""
-    names = [name for name in node.input if name]
+    names: list[str] = list(filter(None, node.input))
     if node.attribute:
         for body in subgraphs(node):
             names += captured(body)
@@ -292,7 +293,7 @@ class FreshNames:
         self._taken: set[str] = set()
         for part in graphs(graph):
             self._taken |= initializer_names(part)
-            self._taken.update(value.name for value in (*part.input, *part.output, *part.value_info))
+            self._taken |= names_of((*part.input, *part.output, *part.value_info))
             for node in part.node:
                 self._taken.update((node.name, *node.input, *node.output))
 
@@ -360,7 +361,7 @@ def remove_unused(graph: onnx.GraphProto) -> None:
             if name in inputs:
                 node.output[i] = f"{name}_unused"
         used_nodes.add(index)
-        needed.update(name for name in uses(node) if name not in inputs)
+        needed |= set(uses(node)) - inputs
     set_order(graph, [index for index in order if index in used_nodes])
     # Up to IR version 3 a weight is an input as well, and would become one that must be fed.
     keep_only(graph.input, lambda value: value.name not in weights or value.name in needed)

@@ -13,6 +13,7 @@ import onnx
 
 from trtops import errors
 from trtops.backend.base import Build, BuildRequest, Engine, Feed
+from trtops.backend.onnx import walk
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
@@ -74,12 +75,13 @@ class OnnxRuntimeBackend:
             timing_cache = TimingCache.from_bytes(caches.timing, environment.device_key)
         replay, carry_over = caches.replay, caches.carry_over
         replayed = None if replay is None else _replayed_choice(replay, environment, options, carry_over)
-        to_vary = tactics.allowed(options)
+        left_out: set[str] = set()
         if config.precision == "int8" and options.tactics is None:
             # Without integer kernels a small model may be faster, but it would not be an INT8 engine.
-            to_vary = tuple(tactic for tactic in to_vary if tactic.name != tactics.INTEGER_KERNELS)
+            left_out.add(tactics.INTEGER_KERNELS)
         if any(spec.shape is None or any(map(is_dynamic, spec.shape)) for spec in model.info.inputs):
-            to_vary = tuple(tactic for tactic in to_vary if tactic.name != tactics.CUDA_GRAPH)
+            left_out.add(tactics.CUDA_GRAPH)
+        to_vary = [tactic for tactic in tactics.allowed(options) if tactic.name not in left_out]
         shapes = timing_shapes(model.info.inputs, config.profiles, timing_feed or {})
         log = SessionLog()
         rewritten = _rewrite(model, config, caches.calibration, request.calibration_data, log)
@@ -257,8 +259,7 @@ def _rewrite(
         log.add(f"[trtops] {quantization.sentence()}")
         changed, data_sha256 = True, cache.data_sha256
     if config.mark:
-        outputs = [value.name for value in proto.graph.output]
-        set_outputs(proto, [*outputs, *(name for name in config.mark if name not in outputs)])
+        set_outputs(proto, list(dict.fromkeys((*walk.by_name(proto.graph.output), *config.mark))))
         changed = True
     return _Rewritten(
         proto, model_digest(proto) if changed else model.info.sha256, used_cache, data_sha256, quantization

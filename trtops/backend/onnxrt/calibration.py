@@ -264,9 +264,10 @@ class _Collecting:
                 return counted, outputs
             # The tensors of one feed are too large together. The model runs once for each part of them instead.
             size = math.ceil(len(self._computed) / parts)
-            groups = [self._computed[start : start + size] for start in range(0, len(self._computed), size)]
             self._runs = []  # before others are made, since all take memory
-            self._runs = [_inference(_session_with_outputs(self._model, g), self._inputs, g) for g in groups]
+            for start in range(0, len(self._computed), size):
+                names = self._computed[start : start + size]
+                self._runs.append(_inference(_session_with_outputs(self._model, names), self._inputs, names))
 
     def _add_histograms(self, arrays: Mapping[str, Array], counted: dict[str, Histogram]) -> None:
         for name in self._histograms.keys() & arrays.keys():

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from trtops.backend.onnx.with_onnxruntime import out_of_memory
 from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.session import CUDA, ORT_ERRORS, why
 from trtops.backend.runner import Feed
-from trtops.metadata import DataType, TensorMetadata
+from trtops.metadata import DataType, TensorMetadata, TensorSpec
 from trtops.spec import GPU_PROVIDERS
 from trtops.system.limits import time_limit, too_much, too_slow
 from trtops.torch_tensors import from_torch, is_torch, to_torch
@@ -50,11 +50,12 @@ class Inference:
         # A failing node is an exception, whose text ONNX Runtime would also print in red.
         self._options = ort.RunOptions()
         self._options.log_severity_level = 4
-        self._structured = any(not node.type.startswith(("tensor", "optional")) for node in session.get_outputs())
         self._needs_ort_values = any(spec.dtype in _ORT_VALUE_TYPES for spec in (*inputs.values(), *outputs.values()))
-        kinds = {node.type for node in (*session.get_inputs(), *session.get_outputs())}
-        plain = all(kind.startswith("tensor(") and kind != "tensor(string)" for kind in kinds)
-        self._is_bound = plain and session.get_providers()[0] in GPU_PROVIDERS
+        self._structured, self._is_bound = False, session.get_providers()[0] in GPU_PROVIDERS
+        for node in session.get_outputs():
+            self._structured |= not node.type.startswith(("tensor", "optional"))
+        for node in (*session.get_inputs(), *session.get_outputs()):
+            self._is_bound &= node.type.startswith("tensor(") and node.type != "tensor(string)"
         self._warm: set[object] = set()  # shapes that were run before
         self._bound: tuple[ort.IOBinding, ort.RunOptions] | None = None  # of the last inference in device memory
         self._lock = threading.Lock()
@@ -87,8 +88,7 @@ class Inference:
                 start = self.clock()
                 ort_values = self._session.run_with_ort_values(self._output_names, values, self._options)
                 seconds = self.clock() - start
-                outputs = map(_from_ort_value, ort_values, (spec.dtype for spec in self._outputs.values()))
-                return dict(zip(self._outputs, outputs)), seconds
+                return dict(zip(self._outputs, map(_from_ort_value, ort_values, self._outputs.values()))), seconds
             start = self.clock()
             outputs = self._session.run(self._output_names, feed, self._options)
             seconds = self.clock() - start
@@ -103,8 +103,7 @@ class Inference:
             raise errors.InferenceError(f"{self._name}: ONNX Runtime failed: {why(exc)}") from exc
         by_name = dict(zip(self._output_names, outputs))
         if self._structured:
-            arrays = chain.from_iterable(_arrays_of(name, value) for name, value in by_name.items())
-            return dict(arrays), seconds
+            return dict(chain.from_iterable(starmap(_arrays_of, by_name.items()))), seconds
         return by_name, seconds
 
     def stop(self) -> None:
@@ -125,12 +124,12 @@ class Inference:
             self._run_binding(binding, self._options)
             self._warm.add(shapes)
         seconds = self._run_binding(binding, self._options)
-        bound_outputs = zip(self._outputs.items(), binding.get_outputs())
+        values = binding.get_outputs()
         if not on_device:
-            return {name: _from_ort_value(value, spec.dtype) for (name, spec), value in bound_outputs}, seconds
+            return dict(zip(self._outputs, map(_from_ort_value, values, self._outputs.values()))), seconds
         import torch
 
-        return {name: torch.from_dlpack(value) for (name, _), value in bound_outputs}, seconds
+        return dict(zip(self._outputs, map(torch.from_dlpack, values))), seconds
 
     def _run_graph(self, feed: Feed) -> tuple[dict[str, Any], float]:
         """Replay the CUDA graph for the feed's shapes, captured at their first inference."""
@@ -139,12 +138,10 @@ class Inference:
             if (shapes := _shapes(feed)) not in self._graphs:
                 sample_outputs, _ = self._run_bound(feed)
                 inputs = {name: ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0) for name, array in feed.items()}
-                outputs = [
-                    ort.OrtValue.ortvalue_from_shape_and_type(
-                        sample_outputs[name].shape, sample_outputs[name].dtype, "cuda", 0
-                    )
-                    for name in self._outputs
-                ]
+                outputs = []
+                for name in self._outputs:
+                    shape, dtype = sample_outputs[name].shape, sample_outputs[name].dtype
+                    outputs.append(ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, "cuda", 0))
                 binding, options = self._session.io_binding(), ort.RunOptions()
                 options.log_severity_level = 4
                 options.add_run_config_entry("gpu_graph_id", str(len(self._graphs) + 1))
@@ -158,7 +155,7 @@ class Inference:
             for name, array in feed.items():
                 inputs[name].update_inplace(np.asarray(array, order="C"))
             seconds = self._run_binding(binding, options)
-            return {name: value.numpy() for name, value in zip(self._outputs, outputs)}, seconds
+            return dict(zip(self._outputs, map(ort.OrtValue.numpy, outputs))), seconds
 
     def _run_binding(self, binding: ort.IOBinding, options: ort.RunOptions) -> float:
         """Run once, and return the seconds until the device has finished."""
@@ -185,7 +182,7 @@ class Inference:
             elif not (array.is_cuda and self._is_bound and self._graphs is None):
                 arrays[name] = from_torch(array)
         outputs, seconds = self._run(arrays)
-        if any(is_torch(array) for array in feed.values()):
+        if any(map(is_torch, feed.values())):
             outputs = {name: array if is_torch(array) else to_torch(array) for name, array in outputs.items()}
         return outputs, seconds
 
@@ -231,10 +228,10 @@ def _to_ort_values(feed: Mapping[str, Any], inputs: TensorMetadata) -> dict[str,
     return values
 
 
-def _from_ort_value(value: ort.OrtValue, dtype: DataType | None) -> Any:
+def _from_ort_value(value: ort.OrtValue, spec: TensorSpec) -> Any:
     """Return an output as an array; for a type unknown to numpy, a copy of its bytes in host memory."""
-    if dtype not in _ORT_VALUE_TYPES:
+    if spec.dtype not in _ORT_VALUE_TYPES:
         return value.numpy()
-    array = np.empty(value.shape(), dtype.numpy())
+    array = np.empty(value.shape(), spec.dtype.numpy())
     ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
     return array

@@ -23,6 +23,7 @@ _NCHWC_NODE = re.compile(r"_nchwc(_token_\d+)?$")
 
 # ONNX Runtime appends this to names that it has used already.
 _NUMBER = re.compile(r"_token_\d+(?=$|/)")
+_without_number = partial(_NUMBER.sub, "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +62,15 @@ def read_plan(plan: bytes) -> Plan:
 
         def label_of(name: str, producer: int | None) -> str:
             if producer is None:
-                return _NUMBER.sub("", name)
+                return _without_number(name)
             return f"{labels[producer]}:{graph.nodes[producer].outputs.index(name)}"
 
-        inputs = [label_of(name, producer) for name, producer in zip(node.inputs, producers[index])]
-        outputs = [_NUMBER.sub("", name) for name in node.outputs]
-        identity = [_NUMBER.sub("", node.scope), node.kernel, node.since_version, list(node.attributes)]
-        results = [
-            [body.attribute, *(label_of(name, body.producer(name)) for name in body.outputs)] for body in bodies[index]
-        ]
+        inputs = list(map(label_of, node.inputs, producers[index]))
+        outputs = list(map(_without_number, node.outputs))
+        identity = [_without_number(node.scope), node.kernel, node.since_version, list(node.attributes)]
+        results = []
+        for body in bodies[index]:
+            results.append([body.attribute, *map(label_of, body.outputs, map(body.producer, body.outputs))])
         depths[index] = 1 + max(map(depths.__getitem__, waits_for[index]), default=0)
         labels[index] = digest([*identity, inputs, outputs, *results])
     # By depth and label: both are independent of the order in the file.
@@ -249,8 +250,10 @@ class _Origins:
 
     def _makes(self, node: Node) -> bool:
         """Whether a layer makes or replaces a tensor of the model."""
-        names = (*map(_before_cast, node.outputs), _before_cast(_NCHWC_NODE.sub("", node.name)))
-        return any(self._find(node.scope, name) or (node.scope, name) in self._named for name in names)
+        for name in map(_before_cast, (*node.outputs, _NCHWC_NODE.sub("", node.name))):
+            if self._find(node.scope, name) or (node.scope, name) in self._named:
+                return True
+        return False
 
     def _anchor(self, node: Node) -> _Tensor | None:
         """Return the model's tensor made first by a layer, replaced by it, or following from its output."""

@@ -69,8 +69,8 @@ class OnnxrtRunner(BaseRunner):
         if not self._is_tried:
             try_in_child(_infer_once, self._sess, None)
         session = value_of(self._sess)
-        self._inputs = TensorMetadata.of(_tensor_spec(node) for node in session.get_inputs())
-        self._outputs = TensorMetadata.of(_tensor_spec(node) for node in session.get_outputs())
+        self._inputs = TensorMetadata.of(map(_tensor_spec, session.get_inputs()))
+        self._outputs = TensorMetadata.of(map(_tensor_spec, session.get_outputs()))
         for spec in (*self._inputs.values(), *self._outputs.values()):
             if spec.dtype in (DataType.INT4, DataType.FLOAT4):
                 raise errors.UnsupportedFeatureError(
@@ -168,7 +168,7 @@ class SessionFromMemory:
 def reference_outputs(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Arrays]:
     """Run a model in memory without optimizing it, and return the outputs for each feed."""
     with OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference") as runner:
-        return [runner.infer(feed) for feed in feeds]
+        return list(map(runner.infer, feeds))
 
 
 def reference_runner(model: Model, name: str | None = None) -> OnnxrtRunner:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import comparator, ops
 from trtops.backend import common, onnx, onnxrt, pluginref, trt
-from trtops.cli import configs, groups, loading, values
+from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, store_of, tracker
 from trtops.cli.logs import say, say_ending
@@ -144,7 +144,7 @@ def _work(args: Options) -> Work:
             args.ignore(groups.TRT_SHAPES)
     if "onnxrt" not in kinds:
         args.ignore(groups.PROVIDERS)
-    config = ops.RunConfig(**configs.fields_of(args, ops.RunConfig))
+    config = ops.RunConfig(**args.fields_of(ops.RunConfig))
     if compared:
         config = replace(config, save_accuracy=args.save_accuracy_results)
     else:

@@ -144,13 +144,16 @@ class Selection:
         """The quantiles, by the order of their levels; None if one is not between its bounds."""
         picked = [0.0] * len(self.positions)
         for group in self.groups:
-            ranks = {index: int(self.positions[index]) for index in group.members}
-            above = {index: min(rank + 1, self.last) for index, rank in ranks.items()}
-            values = group.elements({*ranks.values(), *above.values()})
+            ranks = set[int]()
+            for index in group.members:
+                rank = int(self.positions[index])
+                ranks |= {rank, min(rank + 1, self.last)}
+            values = group.elements(ranks)
             if values is None:
                 return None
-            for index, rank in ranks.items():
-                low, high, share = values[rank], values[above[index]], self.positions[index] - rank
+            for index in group.members:
+                rank = int(self.positions[index])
+                low, high, share = values[rank], values[min(rank + 1, self.last)], self.positions[index] - rank
                 # Both may be infinite, and their difference is NaN then.
                 picked[index] = low if share == 0 or low == high else low + (high - low) * share
         return picked

@@ -1,8 +1,11 @@
 """Compare two engines, models, runs or saved results, output by output."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Engine
@@ -34,6 +37,9 @@ from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict, run_id_of
 from trtops.tracking.records import RUN_PREFIX
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(
@@ -55,6 +61,10 @@ class CompareResult(OpResult):
     verdict: Verdict
     reasons: tuple[str, ...]
     evaluation: Evaluation
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""
+        return self.evaluation.report.to_frame()
 
     def body(self) -> Iterable[str]:
         """The numbers."""

@@ -116,14 +116,17 @@ def run_models(
                     if bad := [name for name, matches in output_matches if not all(map(bool, matches))]:
                         reasons.append(f"{pair[0]} and {pair[1]} differ in {', '.join(bad)}.")
             reasons = list(dict.fromkeys(reasons))  # several functions may find the same outputs
-        runtimes = [[i.runtime for i in iterations if i.runtime is not None] for iterations in results.values()]
+        mean_ms: list[float | None] = []
+        for iterations in results.values():
+            times = [iteration.runtime for iteration in iterations if iteration.runtime is not None]
+            mean_ms.append(1e3 * sum(times) / len(times) if times else None)
         ended = RunResult(
             title=title,
             verdict="bad" if reasons else "good",
             reasons=tuple(reasons),
             runners=tuple(results.keys()),
-            iterations=tuple(len(iterations) for iterations in results.values()),
-            mean_ms=tuple(1e3 * sum(times) / len(times) if times else None for times in runtimes),
+            iterations=tuple(map(len, results.values())),
+            mean_ms=tuple(mean_ms),
         )
         if run.id and accuracy is not None and len(accuracy[0]):
             # Half of the imports of `trtops run`, needed only for logging.

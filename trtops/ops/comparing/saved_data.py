@@ -1,5 +1,6 @@
 """Join saved inputs and outputs: side by side, or one after the other."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
             if not len(held):
                 raise errors.FormatError(f"{path} holds the outputs of no runner.")
             held = held[-1][1]
-        feeds = [dict(feed) for feed in held]
+        feeds = list(map(dict, held))
         if number and len(feeds) != len(merged):
             raise errors.ComparisonError(
                 f"{path} has {len(feeds)} iterations, the files before it {len(merged)}; expected as many in each."
@@ -41,22 +42,24 @@ def concat(paths: Sequence[str | Path], output: str | Path) -> int:
     FormatError if a file cannot be read, or is of another kind; ComparisonError if inputs and outputs are mixed, or
     numbers of runners differ.
     """
-    loaded = [_load_saved(path) for path in paths]
+    loaded = list(map(_load_saved, paths))
     runs = [held for held in loaded if isinstance(held, RunResults)]
     if runs and len(runs) < len(loaded):
         raise errors.ComparisonError("Some files hold inputs and some outputs; join one kind at a time.")
     if not runs:
-        feeds = [feed for held in loaded for feed in held]
+        feeds = list(itertools.chain.from_iterable(loaded))
         save_json(feeds, str(output), "inputs")
         return len(feeds)
-    counts = {len(run) for run in runs}
+    counts = set(map(len, runs))
     if len(counts) > 1:
         raise errors.ComparisonError(
             f"The files have {', '.join(map(str, sorted(counts)))} runners; expected as many in each."
         )
-    joined = RunResults((name, [i for run in runs for i in run[index][1]]) for index, (name, _) in enumerate(runs[0]))
+    joined = RunResults()
+    for index, name in enumerate(runs[0].keys()):
+        joined.append((name, list(itertools.chain.from_iterable(run[index][1] for run in runs))))
     joined.save(str(output))
-    return max((len(iterations) for iterations in joined.values()), default=0)
+    return max(map(len, joined.values()), default=0)
 
 
 def _load_saved(path: str | Path) -> Any:

@@ -23,7 +23,7 @@ from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.engines.convert_result import ConvertResult, builds_table
+from trtops.ops.engines.convert_result import ConvertResult, builds_frame, builds_table
 from trtops.ops.engines.request import CommandData
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import Feeds, open_feeds
@@ -37,6 +37,8 @@ from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker, Verdict
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from trtops.backend.onnxrt.calibration import Collected
 
 _EVALUATED_FEEDS = 32
@@ -111,6 +113,10 @@ class CalibrateResult(OpResult):
         style = self.engines[-1].backend
         arguments |= {"style": style} if style == "tensorrt" else {}
         return NextStep.after(self.options, "sensitivity", arguments)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row per engine, as :func:`~trtops.ops.engines.convert_result.builds_frame`."""
+        return builds_frame(self.engines)
 
     def body(self) -> Iterable[str]:
         """A summary of the ranges, and a row for each engine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtops.comparator.table import RECORDED
 from trtops.next_step import NextStep
@@ -14,6 +14,9 @@ from trtops.reports.document import Section
 from trtops.spec import BackendName, Precision
 from trtops.tables import listed, size, table
 from trtops.verdict import PASSED, Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,10 @@ class ConvertResult(OpResult):
             return NextStep.after(self.options, "debug accuracy", arguments)
         return NextStep.after(self.options, "triage", arguments)
 
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""
+        return self.evaluation.report.to_frame()
+
     @property
     def called(self) -> str:
         """The engine's precision: the requested one, or the one of its kernels."""
@@ -133,3 +140,25 @@ def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = t
         }
         rows.append(row)
     return write(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def builds_frame(results: Iterable[ConvertResult]) -> pd.DataFrame:
+    """Return a row per engine: verdict, deciding error, latency in ms, size in bytes, build time in s, and run."""
+    import pandas as pd
+
+    rows = []
+    for result in results:
+        latency = result.evaluation.latency
+        row = {
+            "build": result.called,
+            "verdict": result.verdict,
+            "decided_by": result.evaluation.report.decided_by,
+            "p50_ms": None if latency is None else latency.p50_ms,
+            "p99_ms": None if latency is None else latency.p99_ms,
+            "engine_bytes": result.engine_bytes,
+            "build_seconds": result.build_seconds,
+            "run_id": result.run_id,
+        }
+        rows.append(row)
+    frame: pd.DataFrame = pd.DataFrame(rows).set_index("build")
+    return frame

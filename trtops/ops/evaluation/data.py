@@ -24,7 +24,7 @@ from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
 from trtops.backend.engines import reference_runner
 from trtops.calibration.data import ArraysInMemory, FeedDigest, data_source
-from trtops.comparator.arrays import cast_feed, copied
+from trtops.comparator.arrays import as_arrays, cast_feed, copied, subset
 from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, iterations_of
 from trtops.comparator.results import RunResults
@@ -496,7 +496,10 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Rounding, *,
         if tensor.name not in unmoved and tensor.data_type in floating:
             array = moved(onnx.numpy_helper.to_array(tensor))
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-    inputs = [{name: moved(np.asarray(array)) for name, array in feed.items()} for feed in feeds]
+    inputs = list(map(as_arrays, feeds))
+    for feed in inputs:
+        for name, array in feed.items():
+            feed[name] = moved(array)
     results = RunResults()
     results.add(reference_outputs(proto, inputs))
     return results
@@ -562,12 +565,13 @@ def run_in_16_bit(
         peaks = watch_peaks(low) if precision == "fp16" else {}
         # Without optimizations, which could remove the rounding, and crash on some models in 16 bit.
         results = reference_outputs(low, list(feeds))
-    largest = {tensor: max(float(arrays[peak]) for arrays in results) for tensor, peak in peaks.items()}
-    return (
-        [{name: arrays[name] for name in outputs} for arrays in results],
+    overflows: list[tuple[str, float]] = []
+    for tensor, peak in peaks.items():
+        largest = max(float(arrays[peak]) for arrays in results)
         # A value rounds to infinity from half a step (16) above the largest float16.
-        tuple((tensor, peak) for tensor, peak in largest.items() if peak >= LARGEST_FLOAT16 + 16),
-    )
+        if largest >= LARGEST_FLOAT16 + 16:
+            overflows.append((tensor, largest))
+    return [subset(arrays, outputs) for arrays in results], tuple(overflows)
 
 
 def all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:

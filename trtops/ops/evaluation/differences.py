@@ -155,8 +155,8 @@ class OwnResults:
         before = expected._replace(outputs=model_outputs)
         for outputs in repeated_outputs:
             pair = _pair(before, actual._replace(outputs=outputs), output)
-            own, allowed = (0.0, 0.0) if pair is None else difference(*pair, _OTHER_SHAPE * UNITS["fp32"])
-            largest = max(largest, own if own > allowed else 0.0)
+            model_error, allowed = (0.0, 0.0) if pair is None else difference(*pair, _OTHER_SHAPE * UNITS["fp32"])
+            largest = max(largest, model_error if model_error > allowed else 0.0)
         if largest > 0 and (same_feed or math.isinf(largest) or largest >= _OWN_SHARE * relation.largest):
             reason = f"the model breaks it itself: `{output}` differs by {largest:.3g}"
             return replace(relation, outcome="skipped", detail=reason)

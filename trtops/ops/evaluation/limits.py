@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trtops.comparator.metrics import ChannelErrors
 from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances
 from trtops.ops.evaluation.data import UNITS
@@ -96,9 +98,9 @@ def with_classes(tolerances: Tolerances, model: Model, *, top1: bool = False) ->
     from trtops.backend.onnx.class_axes import class_axes
 
     top1_limit: dict[str, Any] = {"min_top1_agreement": 0.95} if top1 else {}
-    per_output = {
-        name: OutputTolerances(class_axis=axis, **top1_limit) for name, axis in class_axes(model.structure()).items()
-    }
+    per_output: dict[str, OutputTolerances] = {}
+    for name, axis in class_axes(model.structure()).items():
+        per_output[name] = OutputTolerances(class_axis=axis, **top1_limit)
     for name, output_tolerances in tolerances.per_output.items():
         if output_tolerances.class_axis is None and name in per_output:
             output_tolerances = replace(output_tolerances, class_axis=per_output[name].class_axis)
@@ -109,7 +111,8 @@ def with_classes(tolerances: Tolerances, model: Model, *, top1: bool = False) ->
 def useful_in_range(useful: Tolerances, outputs: Iterable[OutputNoise], precision: Rounding) -> Tolerances:
     """The largest useful errors, possibly units of an output's range."""
     per_output = dict(useful.per_output)
-    for name, whole in ((output.name, output.whole) for output in outputs):
+    for output in outputs:
+        name, whole = output.name, output.whole
         if whole is not None and whole.size and whole.rms <= (unit := whole.unit_of_range(precision)) != 0:
             bounds: dict[str, Any] = {"atol": max(10 * unit, useful.atol), **_NOT_SIMILAR}
             bounds["max_nrmse"] = max(useful.max_nrmse, unit / whole.size)
@@ -170,8 +173,8 @@ class NoiseLimits(Record):
                 # An engine that is better than rounding may still be good.
                 limit = channel.size / MULTIPLES["int8"] if channel.is_lost(self.precision) else limit
                 channel_limits.append((channel.largest_limit(*scaled) if channel.size else whole_limit, limit))
-            largest, rms = (tuple(max(limit, lower_bound) for limit in column) for column in zip(*channel_limits))
-            limits["channels"] = ChannelErrors(axis=noise.channel_axis, max_abs=largest, rms=rms)
+            largest, rms = np.maximum(channel_limits, lower_bound).T.tolist()
+            limits["channels"] = ChannelErrors(axis=noise.channel_axis, max_abs=tuple(largest), rms=tuple(rms))
         return limits
 
     def _origin(self, report: ComparisonReport) -> str:

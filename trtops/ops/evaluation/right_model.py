@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
-from trtops.comparator.arrays import to_numpy
+from trtops.comparator.arrays import subset, to_numpy
 from trtops.comparator.report import Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.ops.evaluation.data import Emulation, Overflows, golden_outputs, moved_reference, run_in_16_bit
@@ -180,10 +180,9 @@ class RightModel:
     def _results(self, iterations: Sequence[Mapping[str, Any]]) -> RunResults:
         """The outputs of the rounded model, with the golden selection for ties; they determine the ties."""
         if self._selections is not None:
-            keys = [{name: arrays[name] for name in self._selections.keys} for arrays in iterations]
-            self._drawn_keys.append(_results_of(keys))
+            self._drawn_keys.append(_results_of(iterations, self._selections.keys))
             iterations = self._selections.align(iterations, self._tied_widths, rounded=True)
-        return _results_of([{name: arrays[name] for name in self.plain[0][1][0]} for arrays in iterations])
+        return _results_of(iterations, self.plain[0][1][0])
 
     @property
     def _tied_widths(self) -> dict[str, float]:
@@ -191,11 +190,12 @@ class RightModel:
         assert self._selections is not None
         if not self._drawn_keys or not self._selections.keys:
             return {}
-        golden = [{name: arrays[name] for name in self._selections.keys} for arrays in self._selections.golden]
-        noise = measure_noise(_results_of(golden), self._drawn_keys, largest_noise)
-        return {
-            keys.name: keys.whole.largest_limit(self.precision, self.times) for keys in noise if keys.whole is not None
-        }
+        golden = _results_of(self._selections.golden, self._selections.keys)
+        widths: dict[str, float] = {}
+        for keys in measure_noise(golden, self._drawn_keys, largest_noise):
+            if keys.whole is not None:
+                widths[keys.name] = keys.whole.largest_limit(self.precision, self.times)
+        return widths
 
     def aligned(self, outputs: Outputs) -> list[Mapping[str, Any]]:
         """The outputs of an engine for each feed, with the golden selection for ties."""
@@ -243,10 +243,11 @@ class RightModel:
                 raise errors.UnsupportedFeatureError("the model is too large to be changed in memory")
             self._draws.append(rounded)
             outputs = self._noise_of(self.plain, self._draws)
-            groups = [noise for output in outputs for noise in (output.whole, *output.channels) if noise is not None]
-            min_independent = min(
-                (noise.independent for noise in groups if noise.rms > 0 and noise.size > 0), default=_FEW
-            )
+            min_independent = float(_FEW)
+            for output in outputs:
+                for noise in filter(None, (output.whole, *output.channels)):
+                    if noise.rms > 0 and noise.size > 0:
+                        min_independent = min(min_independent, noise.independent)
             if min_independent < _FEW:
                 self._draws.extend(self._further_draws(math.ceil(_FEW / min_independent) - 1))
                 outputs = self._noise_of(self.plain, self._draws)
@@ -266,7 +267,8 @@ class RightModel:
         """Other rounding errors of the precision: up to ``count`` times those of quantized tensors, else few."""
         if self.precision in ("int8", "fp8"):
             random = np.random.default_rng(2)
-            yield from (self._quantized(random) for _ in range(min(count, _MOST_DRAWS - 1)))
+            for _ in range(min(count, _MOST_DRAWS - 1)):
+                yield self._quantized(random)
             return
         # Among few elements of a quantized model, a draw may move no value to the next step, which is more than all
         # other noise.
@@ -315,8 +317,9 @@ class RightModel:
             return overall
         per_output = dict(overall.per_output)
         unlimited = Tolerances(atol=math.inf, rtol=math.inf)
-        runs = [run[0][1] for run in (self.plain, *self._draws)]
-        some = [RunResults([("some feeds", [iterations[number] for number in numbers])]) for iterations in runs]
+        some: list[RunResults] = []
+        for run in (self.plain, *self._draws):
+            some.append(RunResults([("some feeds", [run[0][1][number] for number in numbers])]))
         for noise in self._noise_of(some[0], some[1:]):
             if noise.name in dict(self.noise.insufficient):
                 continue
@@ -347,7 +350,8 @@ def noise_and_draws(right: RightModel) -> tuple[NoiseLimits, list[RunResults], l
     return right.noise, right._draws, right._drawn_keys
 
 
-def _results_of(iterations: Sequence[Mapping[str, Any]]) -> RunResults:
-    results = RunResults()
-    results.add([dict(arrays) for arrays in iterations])
+def _results_of(iterations: Sequence[Mapping[str, Any]], names: Iterable[str]) -> RunResults:
+    """Some outputs of each feed as results."""
+    results, names = RunResults(), list(names)
+    results.add([subset(outputs, names) for outputs in iterations])
     return results

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -224,7 +225,8 @@ class Selections:
         filled = {name: theirs.astype(ours.dtype) for name, (ours, theirs) in rows.items()}
         scales = [_scale(theirs) for _, theirs in rows.values()]
         for index in range(lists):
-            our_rows, golden_rows = ([pair[side][index] for pair in rows.values()] for side in (0, 1))
+            our_rows = [ours[index] for ours, _ in rows.values()]
+            golden_rows = [theirs[index] for _, theirs in rows.values()]
             distances = _distances(golden_rows, our_rows, scales)
             may_differ, candidates = np.ones(golden_count, bool), []
             if keys is not None and golden_count:
@@ -493,8 +495,8 @@ def _permuted_axis(array: Any, other: Any) -> int | None:
     if not isinstance(array, np.ndarray) or array.shape != np.shape(other) or np.array_equal(array, other):
         return None
     for axis in range(array.ndim):
-        slices = [sorted(part.tobytes() for part in np.moveaxis(side, axis, 0)) for side in (array, other)]
-        if slices[0] == slices[1]:
+        ours, theirs = (Counter(part.tobytes() for part in np.moveaxis(side, axis, 0)) for side in (array, other))
+        if ours == theirs:
             return axis
     return None
 

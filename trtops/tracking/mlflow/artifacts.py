@@ -11,23 +11,20 @@ from typing import Any, TypeAlias
 
 from trtops import errors
 from trtops.record import sha256_file
-from trtops.system.files import sync_to_disk
 from trtops.system.processes import temporary_prefix
-from trtops.tracking.artifact_files import TEMPORARY, check_path, write_artifact
+from trtops.tracking.artifact_files import LocalFiles, check_json_size, check_path, write_artifact
 from trtops.tracking.base import ArtifactEntry
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
 
 # Nested folders: the listing of a server may be endless.
 _MAX_DEPTH = 64
-# Bytes of a JSON artifact, which is read at once; far more than trtops writes.
-_MAX_JSON = 1 << 28
 # Bytes that are fetched of an artifact of unknown size.
 _MAX_BYTES = 1 << 40
 # Environment variable: further hosts, separated by commas, at which a tracking server may keep artifacts.
 ARTIFACT_HOSTS = "TRTOPS_ARTIFACT_HOSTS"
 
-Files: TypeAlias = "_LocalFiles | _RemoteFiles"
+Files: TypeAlias = "LocalFiles | _RemoteFiles"
 
 
 def files_of(connection: Connection, run_id: str, uri: str) -> Files:
@@ -35,7 +32,7 @@ def files_of(connection: Connection, run_id: str, uri: str) -> Files:
     check_id(run_id, connection.shown)
     store, address = connection.store, urllib.parse.urlparse(uri)
     if store is not None and (folder := local_folder(store.root, store.artifacts, uri)) is not None:
-        return _LocalFiles(folder)
+        return LocalFiles(folder)
     if address.scheme in ("mlflow-artifacts", "http", "https"):
         server_host = urllib.parse.urlsplit(connection.location).hostname
         # Another host would receive the password of the server that names it.
@@ -79,71 +76,6 @@ def local_folder(root: Path, artifacts: Path, uri: str) -> Path | None:
     return folder
 
 
-class _LocalFiles:
-    """The artifacts of a run in an embedded store: files in its folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._resolved = folder.resolve()
-
-    def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
-        """Store an artifact, whole or not at all."""
-        return write_artifact(source, self._inside(path), path)
-
-    def get(self, entry: ArtifactEntry) -> Path | None:
-        """A local file with an artifact's unverified content, or None."""
-        file = self._inside(entry.path)
-        return file if file.is_file() else None
-
-    def peek(self, path: str) -> bytes | None:
-        """The present content of an artifact, or None."""
-        check_path(path)
-        file = self._inside(path)
-        if not file.is_file():
-            return None
-        _check_json_size(path, file.stat().st_size)
-        return file.read_bytes()
-
-    def _inside(self, path: str) -> Path:
-        """The file of an artifact; a link must not lead out of the run."""
-        file = self.folder / path
-        if not file.resolve().is_relative_to(self._resolved):
-            raise errors.StoreError(f"Artifact {path!r} is a link that leads out of {self.folder}. Remove the link.")
-        return file
-
-    def paths(self) -> list[str]:
-        """The paths of everything but folders and half-written files."""
-        return [
-            file.relative_to(self.folder).as_posix()
-            for file in self.folder.rglob("*")
-            if (file.is_symlink() or not file.is_dir()) and not file.name.startswith(TEMPORARY)
-        ]
-
-    def entries(self) -> list[ArtifactEntry]:
-        """Every whole artifact, with or without a manifest."""
-        files = {path: file for path in self.paths() if (file := self._inside(path)).is_file()}
-        return [
-            ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file)) for path, file in files.items()
-        ]
-
-    def remove(self, path: str) -> None:
-        self._inside(path).unlink(missing_ok=True)
-
-    def sync(self, paths: Iterable[str]) -> None:
-        """Wait until the disk holds artifacts."""
-        # A new file is only found after a crash if the disk also holds its folder.
-        files = [self.folder / path for path in paths]
-        folders = {self.folder, *(file.parent for file in files)} if files else ()
-        for target in (*files, *folders):
-            with contextlib.suppress(FileNotFoundError):
-                sync_to_disk(target)
-
-    def sweep(self) -> None:
-        """Remove half-written files."""
-        for leftover in self.folder.rglob(f"{TEMPORARY}*"):
-            leftover.unlink(missing_ok=True)
-
-
 class _RemoteFiles:
     """The artifacts of a run on a server. Each appears whole."""
 
@@ -178,7 +110,7 @@ class _RemoteFiles:
         listed = next((item for item in self._list(path.rpartition("/")[0]) if item.path == path), None)
         if listed is None:
             return None
-        _check_json_size(path, listed.file_size or 0)
+        check_json_size(path, listed.file_size or 0)
         file = self._download(path, self._connection.downloads.folder() / self._run_id / path, listed.file_size)
         return file.read_bytes() if file else None
 
@@ -271,10 +203,3 @@ class _RemoteFiles:
                         "Do not trust this server."
                     )
                 file.write(block)
-
-
-def _check_json_size(path: str, size: int) -> None:
-    if path.endswith(".json") and size > _MAX_JSON:
-        raise errors.StoreError(
-            f"Artifact {path!r} has {size} bytes; expected at most {_MAX_JSON}. trtops did not write it."
-        )

@@ -100,12 +100,14 @@ def precision(args: Options) -> Job:
         if golden is not None and (reasons := _golden_differences(model, golden, config)):
             say(f"The model in FP32 does not give the golden outputs on this data: {reasons}")
             return 1
-        evaluation: dict[str, Any] = {} if engine_writer is None else {"runner": engine_writer.runner}
+        evaluation: dict[str, Any] = {}
         with contextlib.ExitStack() as stack:
             if check is not None:
                 assert sorting is not None
                 checking = ops.checking_candidates(engine_writer, check, sorting, _say_output)
-                evaluation = {"evaluate": stack.enter_context(checking)}
+                evaluation["evaluate"] = stack.enter_context(checking)
+            elif engines:
+                evaluation["runner"] = engine_writer.runner
             result = search.run(ops.precision, model, config, feeds=inputs, progress=_say_step, **evaluation)
         if layers is not None:
             accuracy = ops.AccuracyConfig(tolerances=config.tolerances, **_data(config))
