@@ -24,7 +24,7 @@ from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult, builds_frame, builds_table
-from trtops.ops.engines.request import CommandData
+from trtops.ops.engines.request import CommandData, is_same_source
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import Feeds, open_feeds
 from trtops.ops.evaluation.shapes import points
@@ -83,7 +83,7 @@ class CalibrateConfig(
     @property
     def has_check_data(self) -> bool:
         """Whether engines are evaluated on other data than that of calibration."""
-        return self.check.data not in (None, self.data)
+        return self.check.data is not None and not is_same_source(self.check.data, self.data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,13 +224,14 @@ def _data_to_evaluate_on(
 ) -> CommandData:
     """The data of the check; by default that of calibration, since random data would leave its ranges."""
     check = config.check
-    if check.data is not None or check.golden is not None:
-        return CommandData(model, check, source=source if check.data == config.data and not in_memory else None)
-    if not in_memory:
-        return CommandData(model, replace(check, data=config.data), source=source)
-    file = f"{folder}/feeds.json"
-    save_json([dict(feed) for feed in source.first(_EVALUATED_FEEDS)], file, "the first calibration feeds")
-    return CommandData(model, replace(check, data=file))
+    if check.data is None and check.golden is None:
+        if in_memory:
+            file = f"{folder}/feeds.json"
+            save_json([dict(feed) for feed in source.first(_EVALUATED_FEEDS)], file, "the first calibration feeds")
+            return CommandData(model, replace(check, data=file))
+        check = replace(check, data=config.data)
+    is_open = check.data is not None and not in_memory and not config.has_check_data
+    return CommandData(model, check, source=source if is_open else None)
 
 
 def _metrics(engines: Iterable[ConvertResult]) -> dict[tuple[str, ...], float]:
