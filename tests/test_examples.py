@@ -25,8 +25,12 @@ MODULES = (
     "trtops.tracking.base",
 )  # fmt: skip
 
-# The verbs with an example.
-VERBS: tuple[str, ...] = ()
+# Each has an example.
+VERBS = (
+    "accuracy", "audit", "bisect", "bundle", "calibrate", "capability", "compare", "compare_outputs", "convert",
+    "debug_build", "deny", "diff_tactics", "extract", "gate", "inspect_data", "inspect_model", "lint", "precision",
+    "promote", "prove", "reduce", "resolve", "run_models", "runs", "sensitivity", "triage",
+)  # fmt: skip
 
 
 def examples() -> Iterator[doctest.DocTest]:

@@ -53,6 +53,7 @@ SCENARIOS = {
     "convert": """
         0 run conv_net.onnx --onnxrt --save-inputs i.json --save-outputs o.json
         0 convert --fp-to-fp16 -o low.onnx conv_net.onnx
+        2 convert --fp16 -o low16.onnx conv_net.onnx # --fp-to-fp16 rewrites an ONNX file
         0 run low.onnx --onnxrt --load-inputs i.json --load-outputs o.json --atol 1e-2 --rtol 1e-2
         1 convert conv_net.onnx -o engine.ort # unproven
         0 convert conv_net.onnx -o engine.ort --input-shapes image:[2,3,8,8] # good

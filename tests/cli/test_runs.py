@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import trtops
 from tests import models
 from tests.stores import copy_store
 from trtops.cli.main import main
@@ -76,6 +77,9 @@ def test_runs_are_listed(run):
     assert code == 0 and "conv_net reduce" in text
     assert run("runs list --kind reduce --verdict bad")[1].strip() == "No such runs."
     assert run("runs list --kind reduced")[0] == 2
+    assert run(f"runs list --experiment {EXPERIMENT}s")[0] == 3
+    with pytest.raises(RunNotFoundError, match=f"Did you mean '{EXPERIMENT}'"):
+        trtops.runs(f"{EXPERIMENT}s")
 
 
 def test_engines_are_listed_by_a_metric(run):

@@ -57,7 +57,7 @@ def runs(
 ) -> Runs:
     """Runs matching all filters, newest first, for example ``trtops.runs("digits").to_frame()``.
 
-    ``parent`` is an id. Without a tracker, those of the default store.
+    ``parent`` is an id. Without a tracker, those of the default store. RunNotFoundError if the experiment has no run.
 
     >>> built = trtops.convert("model.onnx")
     >>> [info.id == built.run_id for info in runs("model", kind="build")]
@@ -70,7 +70,13 @@ def runs(
     if verdict:
         required_tags[schema.Tag.VERDICT] = verdict
     parent = None if parent is None else run_id_of(parent, tracker)
-    return Runs(tracker.find(experiment, tags=required_tags, parent=parent, status=status, limit=limit))
+    matches = tracker.find(experiment, tags=required_tags, parent=parent, status=status, limit=limit)
+    if experiment is not None and limit != 0 and not matches and not tracker.find(experiment, limit=1):
+        names = [info.experiment for info in tracker.find(limit=200)]
+        raise errors.RunNotFoundError(
+            f"There are no runs in experiment {experiment!r}. {errors.near(experiment, names)}"
+        )
+    return Runs(matches)
 
 
 def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters: Any) -> list[Row]:

@@ -70,6 +70,13 @@ def test_hopeless_back_ends_and_lenient_checks_are_named() -> None:
     result = precision(model, fast(), runner=wrong)
     assert (result.verdict, result.keep) == ("bad", ("a", "y"))
     assert "Even with every node in FP32" in result.text()
+
+    def unbuildable(candidate: Candidate) -> BaseRunner:
+        raise errors.EngineBuildError("TensorRT cannot parse the ONNX model.")
+
+    result = precision(model, fast(), runner=unbuildable)
+    assert result.verdict == "bad"
+    assert result.text().startswith("The model does not run, even with every node in FP32: TensorRT cannot parse")
     passing = precision(models.transformer().proto, evaluate=lambda candidate: True)
     assert passing.outcome == "good" and "The check has not failed once" in passing.text()
 

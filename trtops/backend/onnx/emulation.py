@@ -1,4 +1,4 @@
-"""16-bit and TF32 arithmetic emulated in FP32: models whose results are rounded as a GPU rounds them."""
+"""16-bit and TF32 arithmetic emulated in FP32, with results rounded as on a GPU."""
 
 import itertools
 from collections.abc import Iterator

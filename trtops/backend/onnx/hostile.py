@@ -1,4 +1,4 @@
-"""Models that crash native code, or take all memory there: recognized before a library gets them."""
+"""Checks for models that crash native code, or take all memory there."""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ class _Run:
         return declared is None or declared.type.tensor_type.elem_type <= TensorProto.UINT64
 
     def _inputs(self) -> dict[str, Any]:
-        """Return a value for each input that is no weight; None where there is none."""
+        """Return the fed or random values of the inputs, without those of weights in the model."""
         constants = walk.initializer_names(self.model.graph)
         return {v.name: self._input_array(v) for v in self.model.graph.input if v.name not in constants}
 

@@ -3,7 +3,7 @@
 Each set names one property. Tensors that an operator only reads as shapes, axes or indices are not passed on.
 """
 
-# The elements of the first input, each in its place: converted to another type, or rounded to it.
+# The elements of the first input, each at the same position: converted to another type, or rounded to it.
 CASTS = frozenset(("Cast", "CastLike"))
 KEEP_PLACES = CASTS | {"DequantizeLinear", "Identity", "QuantizeLinear"}
 # All elements of the first input in their order, possibly in another shape.

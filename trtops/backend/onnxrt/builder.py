@@ -35,7 +35,7 @@ from trtops.calibration.quantization import Quantization
 from trtops.metadata import is_dynamic
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tables import listed
-from trtops.tactics.record import CarriedOver, TacticRecord
+from trtops.tactics.record import CarriedOver, TacticChoice, TacticRecord
 
 
 class OnnxRuntimeBackend:
@@ -61,27 +61,20 @@ class OnnxRuntimeBackend:
         """Build one engine: rewrite the precision, time the candidates, keep the fastest, or else the defaults.
 
         With a timing cache that has all candidates, nothing is timed and the choice is the same as before. A tactic
-        record pins the settings: only that candidate is built, without timing, and its layers must match the record's
-        (a record without layers pins the settings alone). With ``carry_over``, a record of another release or processor
-        pins the settings that exist here, and layers may differ. Inputs and outputs keep the model's dtypes.
+        record pins the settings: only that candidate is built, without timing, and its layers must match the record's,
+        if it has any. With ``carry_over``, a record of another release or processor pins the settings that exist here,
+        and layers may differ. Inputs and outputs keep the model's dtypes.
 
         Errors are those of :meth:`trtops.backend.base.EngineBackend.build`.
         """
         start = time.perf_counter()
         model, config, caches, timing_feed = request.model, request.config, request.caches, request.timing_feed
         environment, options = self.environment(config), _checked_options(config)
-        timing_cache = TimingCache(environment.device_key)
-        if caches.timing is not None:
-            timing_cache = TimingCache.from_bytes(caches.timing, environment.device_key)
+        key = environment.device_key
+        timing_cache = TimingCache(key) if caches.timing is None else TimingCache.from_bytes(caches.timing, key)
         replay, carry_over = caches.replay, caches.carry_over
         replayed = None if replay is None else _replayed_choice(replay, environment, options, carry_over)
-        left_out: set[str] = set()
-        if config.precision == "int8" and options.tactics is None:
-            # Without integer kernels a small model may be faster, but it would not be an INT8 engine.
-            left_out.add(tactics.INTEGER_KERNELS)
-        if any(spec.shape is None or any(map(is_dynamic, spec.shape)) for spec in model.info.inputs):
-            left_out.add(tactics.CUDA_GRAPH)
-        to_vary = [tactic for tactic in tactics.allowed(options) if tactic.name not in left_out]
+        to_vary = _tactics_to_vary(model, config, options)
         shapes = timing_shapes(model.info.inputs, config.profiles, timing_feed or {})
         log = SessionLog()
         rewritten = _rewrite(model, config, caches.calibration, request.calibration_data, log)
@@ -98,8 +91,7 @@ class OnnxRuntimeBackend:
 
             if replayed is not None:
                 choice = replayed
-                refusal = why_denied(choice.candidate, choice.applicable)
-                if refusal is not None:
+                if refusal := why_denied(choice.candidate, choice.applicable):
                     raise errors.TacticMismatchError(
                         f"The tactic record cannot be replayed: {refusal}. Allow it, or replay another record."
                     )
@@ -116,19 +108,12 @@ class OnnxRuntimeBackend:
                     avoid=frozenset(caches.avoid),
                 ).run(to_vary, seed=options.tactic_seed, why_denied=why_denied)
             optimized = optimizer(choice.candidate)
-            graph, plan = optimized.graph, optimized.plan
+            plan, (layers, choices) = optimized.plan, describe(optimized.graph, optimizer.model)
             optimizer.note_attempt(choice.candidate)
         # A replay, or timings from a cache, did not load the engine; one that does not load must fail here, not in use.
         if choice.candidate.id not in budget.loaded:
             open_plan(plan, options, provider_settings(options, choice.candidate))
-        layers, choices = describe(graph, optimizer.model)
-        record = TacticRecord(
-            mechanism="onnxruntime",
-            backend_version=environment.backend_version,
-            device_sha256=environment.device_sha256,
-            settings=choice.candidate.settings(choice.applicable),
-            choices=choices,
-        )
+        record = _record(choice, choices, environment)
         if replay is not None and carry_over and not replay.is_of(environment):
             log.add(f"[trtops] {CarriedOver.between(replay, record).sentence()}")
         elif replay is not None and replay.choices:
@@ -169,6 +154,16 @@ def model_as_built(model: Model, config: BuildConfig, calibration: bytes | None 
     """
     _checked_options(config)
     return _rewrite(model, config, calibration, None, SessionLog()).proto
+
+
+def _tactics_to_vary(model: Model, config: BuildConfig, options: OnnxRuntimeOptions) -> list[tactics.Tactic]:
+    left_out: set[str] = set()
+    if config.precision == "int8" and options.tactics is None:
+        # Without integer kernels a small model may be faster, but it would not be an INT8 engine.
+        left_out.add(tactics.INTEGER_KERNELS)
+    if any(spec.shape is None or any(map(is_dynamic, spec.shape)) for spec in model.info.inputs):
+        left_out.add(tactics.CUDA_GRAPH)
+    return [tactic for tactic in tactics.allowed(options) if tactic.name not in left_out]
 
 
 def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
@@ -289,6 +284,16 @@ def _replayed_choice(
             "Set it, or replay another record."
         )
     return Choice(candidate, tuple(name for name, _ in settings))
+
+
+def _record(choice: Choice, choices: tuple[TacticChoice, ...], environment: Environment) -> TacticRecord:
+    return TacticRecord(
+        mechanism="onnxruntime",
+        backend_version=environment.backend_version,
+        device_sha256=environment.device_sha256,
+        settings=choice.candidate.settings(choice.applicable),
+        choices=choices,
+    )
 
 
 def _check_followed(recorded: TacticRecord, built: TacticRecord) -> None:

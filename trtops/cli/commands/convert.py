@@ -82,6 +82,8 @@ def convert(args: Options) -> Job:
         args.ignore(groups.SAVE_AS)
         loader = SaveBytes(loading.engine_bytes(args), output)
     elif target == "onnx":
+        lower = groups.PRECISIONS.only("fp16", "bf16", "fp8", "int8")
+        configs.refuse(args, lower, "is for engines; --fp-to-fp16 rewrites an ONNX file in FP16")
         args.ignore(*groups.TRT_BUILD, groups.DATA, "input_shapes")
         loader = loading.saved_onnx(loading.onnx_model(args), output, args)
     else:

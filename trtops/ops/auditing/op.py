@@ -90,7 +90,7 @@ def audit(
     >>> build = trtops.convert("model.onnx", trtops.ConvertConfig(check=trtops.CheckConfig(data="feed.npz")))
     >>> result = audit(AuditConfig(runs=(build.run_id,)))
     >>> result.headline, result.grades
-    ('1 of 1 runs pass', {'bytes equal': 1})
+    ('1 of 1 runs pass', {'... equal': 1})
     """
     tracker = tracker_or_default(tracker)
     # Keys and folder are checked first: an audit takes hours.

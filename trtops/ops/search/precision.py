@@ -213,6 +213,8 @@ class PrecisionResult(KeptLayersResult):
                 lines.append("The check has not failed once: make sure that it fails for wrong outputs.")
         elif self.outcome == "mixed":
             lines = [f"{kept_count} must stay in FP32: {', '.join(self.keep)}"]
+        elif failure := next((step.detail for step in self.steps if step.size == self.nodes and step.detail), ""):
+            lines = [f"The model does not run, even with every node in FP32: {failure.strip().splitlines()[0]}"]
         else:
             lines = ["Even with every node in FP32 the outputs are not accurate enough, or the check is broken."]
         if self.excess is not None:

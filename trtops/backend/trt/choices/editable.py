@@ -37,7 +37,7 @@ class Editing:
     config: Any  # the builder config, in editable mode and with a timing cache; used by every build
     build_once: Callable[[], bytes]  # builds, and returns the plan
     record_of: Callable[[bytes], TacticRecord]  # returns the tactic record of a plan (:func:`to_record`)
-    ops: dict[str, TimedOp]  # the known ops of the cache's keys; builds add those that they time
+    ops: dict[str, TimedOp]  # ops of the cache's keys; builds add those that they time
     notes: list[str] = field(default_factory=list)  # what was replaced, a sentence each; filled by the builds
     left_out: list[str] = field(default_factory=list)  # the denied tactics among them, each with its reason
 
