@@ -23,7 +23,8 @@ builtins.open = open_without_proc
 from trtops.cli.main import main
 for line in sys.stdin.read().splitlines():
     print(">", main(line.split()), flush=True)
-import trtops.team.servers, trtops.system.locks, trtops.tracking.spool
+import trtops.team.servers, trtops.system.locks, trtops.system.trial, trtops.tracking.spool
+print("tried in children:", len(trtops.system.trial._survived))
 from trtops import errors
 from pathlib import Path
 os.O_CLOEXEC, os.O_NONBLOCK = flags  # filelock chose its module for this system
@@ -53,4 +54,5 @@ def test_commands_work_without_fork_and_proc(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr, done.stderr[-2000:]
     codes = [int(line[2:]) for line in done.stdout.splitlines() if line.startswith("> ")]
     assert dict(zip(lines, codes)) == lines, done.stderr[-2000:]
+    assert "tried in children: 0" in done.stdout  # such a call would try the calls in it, and those the calls in them
     assert "lock True" in done.stdout and "trtops team needs Linux or macOS" in done.stdout

@@ -15,7 +15,7 @@ def try_in_child(function: Callable[..., object], *args: Any) -> None:
 
     WorkerError if the child dies. Other errors are ignored: the same call in this process raises them as well.
     """
-    if not needs_child():
+    if not needs_child() or not hasattr(os, "fork"):  # without `fork` a call of a child runs here, as the next one does
         return
     import hashlib
     from multiprocessing.reduction import ForkingPickler

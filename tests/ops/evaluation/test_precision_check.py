@@ -26,7 +26,7 @@ from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precisio
 from trtops.ops.registry.promote import promote
 from trtops.ops.stored_runs import list_runs
 from trtops.reports.sections import facts_of
-from trtops.spec import BuildConfig, Layer, Precision
+from trtops.spec import BuildConfig, Layer, OnnxRuntimeOptions, Precision
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
 
@@ -41,7 +41,7 @@ def converted(
 ) -> ConvertResult:
     np.savez(folder / "feed.npz", **dict(case.feed))
     check = CheckConfig(data=str(folder / "feed.npz"), latency_runs=0, plots="never", min_precision_share=share)
-    build = BuildConfig(precision=precision)
+    build = BuildConfig(precision=precision, options=OnnxRuntimeOptions(tactics=()))
     config = ConvertConfig(build=build, check=check, isolated=False)
     if calibrated_at is not None:
         np.savez(

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from tests import gates, models
 from tests.hostile import plant_modules
+from tests.long_runs import LONG
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
@@ -23,13 +24,14 @@ from trtops.metadata import DataType, TensorMetadata
 from trtops.ops.evaluation import relations
 from trtops.ops.gate import across_releases, distribution, engine_process, measurement
 from trtops.ops.gate.across_releases import accepted_candidates, explain
-from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, Rounds
+from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, Rounds, save_feeds
+from trtops.ops.gate.findings import Finding, decide, evaluate_measured
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.measurement import GateSession, Measurement, differing_choices
 from trtops.ops.gate.op import approve, gate
 from trtops.ops.gate.policy import AccuracyLimit, GateConfig, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
-from trtops.ops.gate.result import Finding, GateResult, decide, evaluate_measured
+from trtops.ops.gate.result import GateResult
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.registry.accepted import resolve
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
@@ -121,6 +123,18 @@ def test_gates_of_one_run_share_processes(accepted, heads, tracker) -> None:
         for _ in range(2):
             gate(heads, trial(accepted=accepted.run_id, policy=UNTIMED), tracker=tracker, session=session)
         assert [session.worker(side, HERE, "").starts for side in ("candidate", "accepted")] == [1, 1]
+
+
+@pytest.mark.usefixtures("children")
+def test_engine_is_timed_in_a_process_of_its_own(heads, tmp_path) -> None:
+    engine, feeds = gates.built(heads, FP32).engine, tmp_path / "feeds.npz"
+    save_feeds([{"x": models.random(2, 32)}], feeds)
+    with worker.Worker() as child:
+        process = EngineProcess(IsolatedBackend("onnxruntime", worker=child), engine, feeds, ("wall", "cpu-time"))
+        process.reopen()
+        times = process.visit(3, None)
+        process.close()
+    assert [len(seconds) for seconds in times] == [3, 3] and min(times[0]) > 0 and child.starts == 1
 
 
 def test_run_stores_the_numbers_behind_the_verdict(again, tracker) -> None:
@@ -258,7 +272,7 @@ def test_engine_of_another_model_is_refused(heads, accepted, tracker, folder) ->
     assert result.holder == planted
 
 
-@pytest.mark.usefixtures("children")
+@pytest.mark.usefixtures(*("children",) if LONG else ())
 def test_slower_settings_are_refused_for_latency(folder, tracker) -> None:
     path = gates.write(gates.convolutions(), folder, "convolutions")
     usual = replace(FP32, options=OnnxRuntimeOptions(intra_op_threads=1))

@@ -91,14 +91,21 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
         yield from graph.initializer
         for sparse in graph.sparse_initializer:
             yield from (sparse.values, sparse.indices)
-    for node in nodes(model):
+        yield from _attribute_tensors(graph.node)
+    for function in model.functions:
+        yield from _attribute_tensors(function.node)
+
+
+def _attribute_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                if sparse.HasField("values"):
-                    yield from (sparse.values, sparse.indices)
+            if attribute.HasField("sparse_tensor"):
+                yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
+            for sparse in attribute.sparse_tensors:
+                yield from (sparse.values, sparse.indices)
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:
