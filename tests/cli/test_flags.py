@@ -233,7 +233,7 @@ def test_fp32_contradicts_lower_precisions():
         ("debug accuracy identity.onnx --emulate fp16 --int8 --atol 1", "--int8"),
         ("debug repeat --until 1 --fail-code 3 --check true --fp16", ""),
         ("run identity.onnx --onnxrt --sequential-runners", "--sequential-runners"),
-        ("convert identity.onnx --seed 3 --fp16 -o low.onnx", "--seed --fp16"),
+        ("convert identity.onnx --seed 3 --refittable -o low.onnx", "--seed --refittable"),
         ("convert identity.onnx --convert-to ort --experiment m --timing-cache c", ""),
         ("template trt-config --fp16 --seed 3 -o c.py", "--seed"),
         ("surgeon sanitize identity.onnx --seed 3 -o s.onnx", "--seed"),

@@ -131,7 +131,8 @@ class Tolerances(Config):
         limits |= dict.fromkeys(("atol", "rtol", "atol_of_scale"), True)
         for output in ("", *self.per_output, *other.per_output):
             ours, theirs = self.of(output), other.of(output)
-            for name in (limit_field.name for limit_field in dataclasses.fields(ours)):
+            for limit_field in dataclasses.fields(ours):
+                name = limit_field.name
                 limit, bound = getattr(ours, name), getattr(theirs, name)
                 if name == "atol_of_scale":  # no share is a share of 0
                     limit, bound = limit or 0.0, bound or 0.0

@@ -6,6 +6,8 @@ The definitions are those of :mod:`trtops.comparator.metrics`.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,14 @@ def repeat(folder: Path, library: str, run: Callable[[dict[str, Any], list[dict[
     ``run`` returns the outputs by name for each feed; an exception is the verdict ``error``.
     """
     case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
-    data = {name: np.load(folder / f"{name}.npz", allow_pickle=False) for name in ("inputs", "golden")}
-    inputs = [{n: data["inputs"][f"{i}_{j}"] for j, n in enumerate(case["inputs"])} for i in range(case["iterations"])]
-    golden = {n: [data["golden"][f"{i}_{j}"] for i in range(len(inputs))] for j, n in enumerate(case["outputs"])}
+    saved_inputs, saved_golden = (np.load(folder / f"{kind}.npz", allow_pickle=False) for kind in ("inputs", "golden"))
+    inputs: list[dict[str, Array]] = [{} for _ in range(case["iterations"])]
+    golden: dict[str, list[Array]] = {}
+    for i, feed in enumerate(inputs):
+        for j, name in enumerate(case["inputs"]):
+            feed[name] = saved_inputs[f"{i}_{j}"]
+        for j, name in enumerate(case["outputs"]):
+            golden.setdefault(name, []).append(saved_golden[f"{i}_{j}"])
     verdict = "good"
     try:
         runs = run(case, inputs)
@@ -55,6 +62,18 @@ def repeat(folder: Path, library: str, run: Callable[[dict[str, Any], list[dict[
                 print(f"{name.removesuffix('/peak')}: overflows, {peak:,.0f} is beyond FP16")
     print(f"verdict: {verdict} (reported: {case['verdict']}; {library}, numpy {np.__version__})")
     return 0 if verdict == case["verdict"] else 1
+
+
+def survived(script: str) -> int:
+    """Run a script in a child process; a crash of the library is reported as a verdict too."""
+    code = subprocess.call(
+        [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
+    )
+    if code in (0, 1):
+        return code
+    reported = json.loads(Path(script).with_name("case.json").read_text(encoding="utf-8"))["verdict"]
+    print(f"verdict: error (reported: {reported}; the process died of {-code if code < 0 else code})")
+    return 0 if reported == "error" else 1
 
 
 def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> list[str]:
@@ -108,7 +127,7 @@ def errors(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> tu
 
 
 def _flat(arrays: list[Array]) -> Array:
-    return np.concatenate([np.ravel(array) for array in arrays]).astype(np.float64)
+    return np.concatenate(list(map(np.ravel, arrays))).astype(np.float64)
 
 
 def _error_objections(b: Array, difference: Array, relative: Array, rule: dict[str, Any]) -> list[str]:

@@ -172,7 +172,7 @@ class Comparison:
 
 
 def _comparison(name: str, label: str, limits: Mapping[str, Metric], key: str) -> Comparison:
-    of_name, of_key = ("".join(word.capitalize() for word in text.split("_")) for text in (name, key))
+    of_name, of_key = (text.title().replace("_", "") for text in (name, key))
     return Comparison(name, label, limits, f"{of_key}Threshold", f"{of_name}Result", f"{of_name}CompareFunc")
 
 
@@ -187,12 +187,11 @@ COMPARISONS = (
     _comparison("quality_metrics", "quality", _QUALITY, "quality"),
 )
 
-MORE_EXPORTS = {
-    **{comparison.threshold: "trtops.comparator.metric_results" for comparison in COMPARISONS},
-    **{comparison.result: "trtops.comparator.metric_results" for comparison in COMPARISONS},
-    **{comparison.compare_func: "trtops.comparator.compare" for comparison in COMPARISONS},
-}
+MORE_EXPORTS: dict[str, str] = {}
 """The modules of the classes that are made of this table, by the classes' names (see :func:`trtops.lazy.exports`)."""
+for _row in COMPARISONS:
+    MORE_EXPORTS |= dict.fromkeys((_row.threshold, _row.result), "trtops.comparator.metric_results")
+    MORE_EXPORTS[_row.compare_func] = "trtops.comparator.compare"
 
 
 def with_fields(meanings: Mapping[str, str]) -> Callable[[type[T]], type[T]]:

@@ -93,6 +93,9 @@ class BestExplanation:
 class Bisection:
     """Trials and their verdicts: chooses the next trial, and decides when one explanation is confirmed.
 
+    Explanations are numbered: first the single units, then the cells of a matrix of pairs, with both of two units above
+    the diagonal, and either of two below it.
+
     Args:
         units: Number of units.
         seed: Of the coin.
@@ -113,27 +116,25 @@ class Bisection:
         self._first = [] if first is None or first.all() or not first.any() else [(first, ~first)]
         self._confidence = confidence
         self._coin = np.random.default_rng(seed)
-        self._paired = np.arange(min(units, MAX_PAIRED))
-        size = len(self._paired)
+        self._size = size = min(units, MAX_PAIRED)
         pairs = size * (size - 1) / 2
-        # Log-priors of single units and of pairs.
-        self._single_prior = np.full(units, math.log(_ONE / units if pairs else 1.0))
-        self._pair_prior = np.full((size, size), math.log(_TOGETHER / pairs) if pairs else -np.inf)
-        self._pair_prior[np.tril_indices(size, -1)] = math.log(_EITHER / pairs) if pairs else -np.inf
-        np.fill_diagonal(self._pair_prior, -np.inf)
+        pair_prior = np.full((size, size), math.log(_TOGETHER / pairs) if pairs else -np.inf)
+        pair_prior[np.tril_indices(size, -1)] = math.log(_EITHER / pairs) if pairs else -np.inf
+        np.fill_diagonal(pair_prior, -np.inf)
+        unit_prior = np.full(units, math.log(_ONE / units if pairs else 1.0))
+        self._log_prior = np.concatenate((unit_prior, pair_prior.ravel()))
         self._taken: list[Bools] = []
         self._bad: list[bool] = []
-        # Logarithms of the e-values of single units and of pairs, for each prior of rates.
-        self._log_e_values = [(np.zeros(units), np.zeros(self._pair_prior.shape)) for _ in _PRIORS]
+        self._log_e_values = np.zeros((len(_PRIORS), len(self._log_prior)))  # for each prior of rates
         self.repeatability: Repeatability = "unknown"
         self._shunned: set[bytes] = set()
         self._update()
 
-    def _expected(self, taken: Bools) -> tuple[Bools, Bools]:
-        """Whether each explanation expects a trial to be bad: single units, and pairs."""
-        among = taken[self._paired]
-        pairs_taken = np.triu(among[:, None] & among)
-        return taken, pairs_taken | np.tril(among[:, None] | among, -1)
+    def _expected(self, taken: Bools) -> Bools:
+        """Which explanations expect a trial to be bad."""
+        among = taken[: self._size]
+        pairs_taken = np.triu(among[:, None] & among) | np.tril(among[:, None] | among, -1)
+        return np.concatenate((taken, pairs_taken.ravel()))
 
     @property
     def trials(self) -> int:
@@ -144,20 +145,14 @@ class Bisection:
         """Add a verdict; ``opposite`` is the trial rejected by the coin, None without a coin."""
         # The ratio of the module's docstring, with rates of bad builds as the trials before this one estimate them.
         if opposite is not None:
-            for prior, (single, pair) in zip(_PRIORS, self._log_e_values):
-                sizes = (self._counts.single_size, self._counts.pair_size)
-                hits = (self._counts.single_hits, self._counts.pair_hits)
-                for total, size, hit, expected_bad, opposite_bad in zip(
-                    (single, pair), sizes, hits, self._expected(taken), self._expected(opposite)
-                ):
-                    inside = (hit + prior[0]) / (size + prior[0] + prior[1])
-                    outside = (sum(self._bad) - hit + prior[2]) / (self.trials - size + prior[2] + prior[3])
-                    inside, outside = (inside, outside) if bad else (1 - inside, 1 - outside)
-                    p_trial, p_opposite = (
-                        np.where(expected_bad, inside, outside),
-                        np.where(opposite_bad, inside, outside),
-                    )
-                    total -= np.log((p_trial + p_opposite) / 2 / p_trial)
+            expected_bad, opposite_bad = self._expected(taken), self._expected(opposite)
+            for prior, log_e_values in zip(_PRIORS, self._log_e_values):
+                inside = (self._hits + prior[0]) / (self._sizes + prior[0] + prior[1])
+                outside = (sum(self._bad) - self._hits + prior[2]) / (self.trials - self._sizes + prior[2] + prior[3])
+                inside, outside = (inside, outside) if bad else (1 - inside, 1 - outside)
+                p_trial = np.where(expected_bad, inside, outside)
+                p_opposite = np.where(opposite_bad, inside, outside)
+                log_e_values -= np.log((p_trial + p_opposite) / 2 / p_trial)
         self._taken.append(taken)
         self._bad.append(bad)
         self._update()
@@ -166,42 +161,43 @@ class Bisection:
         """Compute the posterior of all explanations and of chance, and the evidence, from all trials."""
         present = np.array(self._taken, np.bool_).reshape(self.trials, self.units)
         bad = np.array(self._bad, np.bool_)
-        self._counts = counts = Counts.of(present, bad, self._paired)
+        counts = Counts.of(present, bad, np.arange(self._size))
+        self._sizes = np.concatenate((counts.single_size, counts.pair_size.ravel()))
+        self._hits = np.concatenate((counts.single_hits, counts.pair_hits.ravel()))
         likelihood = Likelihood(len(bad), int(bad.sum()))
-        shares = _SHARES_OF_REPEATS if self._excludes_chance else _SHARES
-        parts = [
-            (
-                math.log(share) + self._single_prior + likelihood(counts.single_size, counts.single_hits, prior),
-                math.log(share) + self._pair_prior + likelihood(counts.pair_size, counts.pair_hits, prior),
-            )
-            for prior, share in zip(_PRIORS, shares)
-        ]
-        single, pair = (np.logaddexp.reduce(scores) + math.log(1 - CHANCE) for scores in zip(*parts))
-        chance = -math.inf if self._excludes_chance else math.log(CHANCE) + _log_chance(self._bad)
-        peak = max(float(single.max(initial=-np.inf)), float(pair.max(initial=-np.inf)), chance)
-        single, pair, mass = np.exp(single - peak), np.exp(pair - peak), math.exp(chance - peak)
-        total = float(single.sum() + pair.sum()) + mass
-        self._single, self._pair, self.p_chance = single / total, pair / total, mass / total
-        logs = [
-            math.log(share) + np.concatenate((self._single_prior + s, (self._pair_prior + p).ravel()))
-            for share, (s, p) in zip(shares, self._log_e_values)
-        ]
-        self.log_e_value = float(np.logaddexp.reduce(np.concatenate(logs)))
+        log_shares = np.log(_SHARES_OF_REPEATS if self._excludes_chance else _SHARES)[:, None]
+        log_likelihoods = [likelihood(self._sizes, self._hits, prior) for prior in _PRIORS]
+        log_masses = np.logaddexp.reduce(log_shares + self._log_prior + log_likelihoods) + math.log(1 - CHANCE)
+        log_chance = -math.inf if self._excludes_chance else math.log(CHANCE) + _log_chance(self._bad)
+        peak = max(float(log_masses.max(initial=-np.inf)), log_chance)
+        masses, chance = np.exp(log_masses - peak), math.exp(log_chance - peak)
+        total = float(masses[: self.units].sum() + masses[self.units :].sum()) + chance
+        self._posterior: Floats = masses / total
+        self.p_chance = chance / total
+        self.log_e_value = float(np.logaddexp.reduce((log_shares + (self._log_prior + self._log_e_values)).ravel()))
+
+    def _probability_of(self, explanations: Bools) -> float:
+        # Units and pairs by themselves: rounding breaks ties between trials, which must be the same in every run.
+        of_units, of_pairs = self._posterior[: self.units], self._posterior[self.units :]
+        in_units, in_pairs = explanations[: self.units], explanations[self.units :]
+        return float(of_units[in_units].sum()) + float(of_pairs[in_pairs].sum())
+
+    @property
+    def _pair_posterior(self) -> Floats:
+        return self._posterior[self.units :].reshape(self._size, self._size)
 
     @property
     def probabilities(self) -> Floats:
         """Posterior probability of each unit to be among the culprits, of shape ``(units,)``."""
-        return marginals(self._single, self._pair, self._paired)
+        return marginals(self._posterior[: self.units], self._pair_posterior, np.arange(self._size))
 
     @property
     def best(self) -> BestExplanation:
         """The most probable explanation."""
-        single, pair = int(self._single.argmax()), int(self._pair.argmax())
-        clauses: Clauses = ((single,),)
-        probability = float(self._single[single])
-        if self._pair.flat[pair] > probability:
-            probability, clauses = float(self._pair.flat[pair]), clauses_of_pair(pair, self._paired)
-        return BestExplanation(clauses, probability, self.trials)
+        best = int(self._posterior.argmax())
+        is_unit = best < self.units
+        clauses = ((best,),) if is_unit else clauses_of_pair(best - self.units, np.arange(self._size))
+        return BestExplanation(clauses, float(self._posterior[best]), self.trials)
 
     def decided(self) -> BisectionDecision | None:
         """The conclusion; None if more trials are needed. Valid after every trial."""
@@ -244,11 +240,8 @@ class Bisection:
         # Trials whose two sides are expected to differ also add evidence against chance: by the mass of explanations
         # that expect so.
         differing = []
-        for pair in splits:
-            sides = zip((self._single, self._pair), *map(self._expected, pair))
-            differing.append(
-                sum(float(mass[expected_bad != opposite_bad].sum()) for mass, expected_bad, opposite_bad in sides)
-            )
+        for trial, opposite in splits:
+            differing.append(self._probability_of(self._expected(trial) != self._expected(opposite)))
         worth = gains.reshape(-1, 2).mean(axis=1) + differing
         trial, opposite = splits[int(worth.argmax()) if self.trials else 0]
         return (trial, opposite) if self._coin.random() < 0.5 else (opposite, trial)
@@ -260,7 +253,7 @@ class Bisection:
     def _gains(self, trials: Bools) -> Floats:
         """Expected information about the explanation from each trial, in bits, of shape ``(trials,)``."""
         rate = 0.5 if not self._bad else (sum(self._bad) + 0.5) / (self.trials + 1)
-        p_bad = [sum(float(m[e].sum()) for m, e in zip((self._single, self._pair), self._expected(t))) for t in trials]
+        p_bad = [self._probability_of(self._expected(trial)) for trial in trials]
         of_chance = self.p_chance * _entropy_bits(np.array(rate))
         gains: Floats = _entropy_bits(np.array(p_bad) + self.p_chance * rate) - of_chance
         return gains
@@ -272,14 +265,13 @@ class Bisection:
         yield self._halved(order, taken=None, left=None)
         # With one of two that fail together always taken, or one of two alternatives never, the other one is searched
         # as a single culprit is.
-        joint, either = np.triu(self._pair), np.tril(self._pair)
+        joint, either = np.triu(self._pair_posterior), np.tril(self._pair_posterior)
         for suspect in np.argsort(-order, kind="stable")[:_SUSPECTS].tolist():
-            position = np.flatnonzero(self._paired == suspect)
-            if not len(position):
+            if suspect >= self._size:
                 continue
             for pairs, taken, left in ((joint, suspect, None), (either, None, suspect)):
                 partners = np.zeros(self.units)
-                partners[self._paired] = pairs[position[0]] + pairs[:, position[0]]
+                partners[: self._size] = pairs[suspect] + pairs[:, suspect]
                 yield self._halved(partners, taken=taken, left=left)
 
     def _halved(self, weights: Floats, taken: int | None, left: int | None) -> tuple[Bools, Bools]:

@@ -36,7 +36,10 @@ _MAX_PAIRED = 200  # units that pairs are made of
 
 @dataclass(frozen=True)
 class ErrorSum:
-    """A sum: units by their size, their contributions to the error, and half of the width of 95 % intervals.
+    """A sum of errors over units.
+
+    ``contributions`` are those of the named units, the largest first: the unit, its part of the error, and half of the
+    width of the 95 % interval. ``increase`` is the sum of all positive parts.
 
     A unit is sure if it probably adds more than a tenth of the range of errors. The sum is settled if no other one may,
     and if a build without the sure ones has all others. Until then less sure ones are named too. ``log_odds`` compare
@@ -44,10 +47,8 @@ class ErrorSum:
     do not count; where one unit decides all verdicts, sums do not.
     """
 
-    units: tuple[int, ...]
-    values: Floats
-    margins: Floats
-    named: frozenset[int] = frozenset()
+    contributions: tuple[tuple[int, float, float], ...] = ()
+    increase: float = 0.0
     settled: bool = False
     log_odds: float = 0.0
 
@@ -75,7 +76,7 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
     """
     is_alike = error.max() <= SOUND_SPREAD * error.min()
     if len(error) < MIN_BUILDS or not np.ptp(error) > 0:
-        return ErrorSum((), np.empty(0), np.empty(0)) if is_alike else None
+        return ErrorSum() if is_alike else None
     sums = _weigh(taken, error)
     weights = np.exp(sums.log_odds - np.logaddexp.reduce(sums.log_odds))
     is_in = sums.values != 0
@@ -99,10 +100,8 @@ def find_sum(taken: Bools, error: Floats, bad: Bools, confidence: float = 0.95) 
     )
     log_odds = max(sums.log_sum - sums.log_step, -_CERTAIN)
     return ErrorSum(
-        units=tuple(order),
-        values=values[order],
-        margins=2 * np.sqrt(spread[order]),
-        named=frozenset(np.flatnonzero(named).tolist()),
+        contributions=tuple((unit, float(values[unit]), 2 * math.sqrt(spread[unit])) for unit in order if named[unit]),
+        increase=float(values[order].clip(0).sum()),
         settled=settled,
         log_odds=_CERTAIN if is_inside else -_CERTAIN if decides else log_odds,
     )

@@ -190,6 +190,28 @@ def test_tensorrt_caches_become_scales() -> None:
             assert arrays["r0_zero_point"] == 0
 
 
+@pytest.mark.parametrize(
+    ("move", "shared"),
+    [
+        ("DepthToSpace<blocksize = 2>(a)", True),
+        ("Tile(a, twice)", True),
+        ("Slice(a, zero, one, one)", False),  # the largest value may be in another part
+    ],
+)
+def test_scale_passes_operators_that_keep_all_elements(move: str, shared: bool) -> None:
+    channels = 4 if "Tile" in move else 1
+    weights = {"w": models.random(4, 4, 1, 1, seed=1), "v": models.random(3, channels, 1, 1, seed=2)}
+    weights |= {"zero": np.array([0]), "one": np.array([1]), "twice": np.array([1, 1, 2, 1])}
+    text = f"(float[1,4,4,4] x) => (float[n] y) {{ c = Conv(x, w) a = Relu(c) m = {move} y = Conv(m, v) }}"
+    proto = models.model(text, weights)
+    ranges = tuple(TensorRange(name=name, amax=amax) for name, amax in {"x": 1, "c": 4, "a": 4, "m": 1, "y": 8}.items())
+
+    insert_qdq(proto, CalibrationCache(algorithm="minmax", ranges=ranges), config("onnxruntime"))
+
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    assert (arrays["a_scale"] == arrays["m_scale"]) == shared
+
+
 @pytest.mark.parametrize("optimize", [True, False])
 def test_bias_with_tiny_activations_is_kept(optimize: bool) -> None:
     """It is billions of products; ONNX Runtime quantizes FP32 biases by itself, and returned zeros for it."""

@@ -17,7 +17,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import Tolerances
 from trtops.ops.auditing.op import AuditConfig, audit
-from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.debug_build import CampaignProgress, debug_build
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.registry.accepted import resolve
@@ -121,6 +121,21 @@ def test_campaign_build_is_promoted_without_builders_files(good_and_bad, model, 
         for file, original in zip(moved, (model, data)):
             file.rename(original)
     assert list(tracker.aliases("moved")) == [promoted.alias]
+
+
+def test_builds_of_a_running_campaign_are_checked_as_it_does(model, data, tracker) -> None:
+    promoted: list[PromoteResult] = []
+
+    def promote_good(progress: CampaignProgress) -> None:
+        if progress.last is not None and progress.last.verdict == "good":
+            promoted.append(promote(progress.last.run_id, PromoteConfig(name="running"), tracker=tracker))
+
+    started = config(data, until="good")
+    debug_build(model, started, tracker=tracker, progress=promote_good)
+
+    (result,) = promoted
+    materials = builds.read_materials(tracker.load(result.run_id).read_bytes(Artifact.MATERIALS))
+    assert CheckConfig.from_dict(materials.check) == started.check
 
 
 def test_bad_and_foreign_builds_are_refused(good_and_bad, folder, tracker) -> None:

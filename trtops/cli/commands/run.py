@@ -42,6 +42,8 @@ RUNNERS = Group(
     ),
 )
 
+_KINDS = {flag.value for flag in RUNNERS.flags}
+
 RUNNING = Group(
     "running",
     flag("--warm-up --warm-up-runs N", "inferences before the timed ones", usual="0"),
@@ -59,6 +61,8 @@ RUNNING = Group(
     ),
     flag("--weight-streaming-budget SIZE|PERCENT%", "device memory for streamable weights, or the streamed part"),
 )
+
+_OF_ENGINES = ("optimization_profile", "allocation_strategy", "weight_streaming_budget")
 
 EVALUATION = Group(
     "evaluation",
@@ -133,17 +137,7 @@ def _work(args: Options) -> Work:
     compared = len(runners) > 1 or bool(args.load_outputs)
     if not compared:
         args.ignore(groups.THRESHOLDS, groups.COMPARING.without(*(("--fail-fast",) if args.validate else ())))
-    kinds = {kind for kind, _ in args.runners or ()}
-    if "trt" not in kinds:
-        args.ignore(groups.ENGINE_BUILD, "save_engine")
-    if not kinds & {"trt", "trt-engine"}:
-        args.ignore(
-            groups.TRT_LOAD, "plugins", "optimization_profile", "allocation_strategy", "weight_streaming_budget"
-        )
-        if args.load_inputs or args.data_loader_script:
-            args.ignore(groups.TRT_SHAPES)
-    if "onnxrt" not in kinds:
-        args.ignore(groups.PROVIDERS)
+    _ignore_options_of_others(args)
     config = ops.RunConfig(**args.fields_of(ops.RunConfig))
     if compared:
         config = replace(config, save_accuracy=args.save_accuracy_results)
@@ -167,6 +161,21 @@ def _work(args: Options) -> Work:
         postprocess=postprocess,
         onnx_loader=loading.onnx_model(args) if args.save_onnx and not runners else None,
     )
+
+
+def _ignore_options_of_others(args: Options) -> None:
+    """Declare that options of runners without use on this line have no effect."""
+    kinds = {kind for kind, _ in args.runners or ()}
+    if kinds - _KINDS:  # an extension may read any option
+        return
+    if "trt" not in kinds:
+        args.ignore(groups.ENGINE_BUILD, "save_engine")
+    if not kinds & {"trt", "trt-engine"}:
+        args.ignore(groups.TRT_LOAD, groups.TRT_PARSE, RUNNING.only(*_OF_ENGINES))
+        if args.load_inputs or args.data_loader_script:
+            args.ignore(groups.TRT_SHAPES)
+    if "onnxrt" not in kinds:
+        args.ignore(groups.PROVIDERS)
 
 
 def _running_job(args: Options, work: Work, line: str) -> Job:
@@ -235,7 +244,7 @@ def _sharing_model(runners: list[Call]) -> list[Call]:
 
 def _runners(args: Options, kind: str, word: str | None) -> list[Call]:
     """Return the runner of an option, or the runners of an extension's option."""
-    if f"--{kind}" in (name for runner_flag in RUNNERS.flags for name in runner_flag.names):
+    if kind in _KINDS:
         return [_runner(args, kind, word)]
     from trtops import tools  # which imports this package
 

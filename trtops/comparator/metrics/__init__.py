@@ -307,7 +307,7 @@ def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:
         if floating and (b.min() <= -STANDS_FOR_INFINITY or b.max() >= _FLOAT32_END):
             same = ((b <= -STANDS_FOR_INFINITY) & (a <= -_CLAMPED)) | ((b >= _FLOAT32_END) & (a >= _CLAMPED))
             count += int(np.count_nonzero(same))
-            a, b = (np.where(same, side.dtype.type(0), side) for side in (a, b))
+            a, b = np.where(same, a.dtype.type(0), a), np.where(same, b.dtype.type(0), b)
         unclamped.append((a, b))
     return unclamped, count
 

@@ -56,7 +56,7 @@ def _of_probabilities(output: Array, reference: Array) -> Array:
 def _of_logits(output: Array, reference: Array) -> Array:
     """The divergence of each row of logits, ``(rows,)``."""
     # With 0 for the largest logit, exp() cannot overflow, nor lose every term of a row.
-    q, p = (side.astype(np.float64) for side in (output, reference))
+    q, p = output.astype(np.float64), reference.astype(np.float64)
     q -= q.max(axis=1, keepdims=True)
     p -= p.max(axis=1, keepdims=True)
     return _divergences(np.exp(p), p - q, np.exp(q).sum(axis=1))

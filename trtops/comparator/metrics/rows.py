@@ -51,7 +51,7 @@ def balanced_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     """
     if any(is_floating(b) for _, b in pairs) or not sum(b.size for _, b in pairs):
         return None
-    ours, theirs = (np.concatenate([side.reshape(-1) for side in sides]) for sides in zip(*pairs))
+    ours, theirs = (np.concatenate(list(map(np.ravel, sides))) for sides in zip(*pairs))
     values, counts = np.unique(theirs.astype(str) if theirs.dtype.kind == "O" else theirs, return_counts=True)
     equal = ours == theirs
     if 2 * counts.max() < theirs.size:

@@ -170,17 +170,23 @@ def suspected_units(tracker: Tracker, mixture: Mixture) -> tuple[Unit, ...]:
     for info in proofs:
         if (document := tracker.peek(info.id, schema.Artifact.DENIED)) is not None:
             entry = DeniedTactic.from_json(document)
-            confirmed |= {("layer", choice.tactic) for choice in entry.choices}
-            confirmed |= {("setting", f"{name}={value}") for name, value in entry.settings}
+            for choice in entry.choices:
+                confirmed.add(("layer", choice.tactic))
+            for name, value in entry.settings:
+                confirmed.add(("setting", f"{name}={value}"))
     good, bad = errors_of(mixture.good.info), errors_of(mixture.bad.info)
-    diverges = {n[1]: bad[n] > SOUND_SPREAD * good.get(n, math.inf) for n in bad if len(n) == 3 and n[2] == "max_abs"}
+    diverges: dict[str, bool] = {}
+    for metric, error in bad.items():
+        if len(metric) == 3 and metric[2] == "max_abs":
+            diverges[metric[1]] = error > SOUND_SPREAD * good.get(metric, math.inf)
     # If all outputs diverge, the first one shows nothing.
     layers = [] if all(diverges.values()) else [c.layer for c in mixture.bad_tactics.choices if diverges.get(c.layer)]
-    return tuple(
-        unit
-        for unit in mixture.units
-        if unit.name in layers[:1] or (unit.kind, unit.bad if unit.kind == "layer" else unit.describe()) in confirmed
-    )
+    suspected = []
+    for unit in mixture.units:
+        text = unit.bad if unit.kind == "layer" else unit.describe()
+        if unit.name in layers[:1] or (unit.kind, text) in confirmed:
+            suspected.append(unit)
+    return tuple(suspected)
 
 
 def _resume(tracker: Tracker, info: RunInfo) -> tuple[Run, BisectPlan, Mixture, list[RunInfo]]:

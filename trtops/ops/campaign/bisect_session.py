@@ -175,14 +175,13 @@ class BisectSession:
         if not output or (total := find_sum(taken, error, bad, self.plan.config.confidence)) is None:
             return None
         contributions = []
-        for unit, value, margin in zip(total.units, total.values.tolist(), total.margins.tolist()):
-            if unit in total.named:
-                contributions.append(Contribution(unit=self.mixture.units[unit], value=value, margin=margin))
+        for unit, value, margin in total.contributions:
+            contributions.append(Contribution(unit=self.mixture.units[unit], value=value, margin=margin))
         return AddedErrors(
             output=output,
             low=float(error.min()),
             high=float(error.max()),
-            highest=max(float(error.max()), float(error[0] + total.values.clip(0).sum())),
+            highest=max(float(error.max()), float(error[0]) + total.increase),
             contributions=tuple(contributions),
             settled=total.settled,
             log_odds=total.log_odds,

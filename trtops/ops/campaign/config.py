@@ -1,7 +1,7 @@
 """The config of a campaign: the variation between builds, and the devices to build on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias
 
 from trtops import errors
@@ -16,6 +16,23 @@ from trtops.tactics.record import TacticRecord
 
 Until: TypeAlias = int | Literal["good", "bad", "decided"]
 """When a campaign ends: after a number of builds, with the first good or bad one, or when the culprits are known."""
+
+
+# What only decides when a campaign ends, and where and how many at a time its builds are made.
+_FREE_FIELDS = frozenset(
+    [
+        "until",
+        "max_iterations",
+        "max_minutes",
+        "bisect",
+        "complete",
+        "clean_builds",
+        "confidence",
+        "parallel",
+        "devices",
+        "timeout_seconds",
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +129,8 @@ class DebugBuildConfig(Config):
 
     def same_builds(self, other: "DebugBuildConfig") -> bool:
         """Whether both configs make the same builds with the same verdicts."""
-        # What only decides when a campaign ends, and where and how many at a time its builds are made.
-        free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95}
-        free |= {"max_minutes": None, "bisect": True, "complete": False, "clean_builds": 30, "timeout_seconds": None}
-        return replace(self, **free) == replace(other, **free)  # type: ignore[arg-type]
+        names = {field.name for field in fields(self)} - _FREE_FIELDS
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,9 @@ def prove(
         raise errors.ConfigError(f"{suspect.describe()} follows from other choices, so nothing can be swapped.")
     name, entry, trials = f"proof of {suspect.describe()}", None, []
     # Put in and taken out by turns, so that a drift of the machine is not an effect.
-    plan: list[Swap] = ["good as it was", "bad as it was", *(["in", "out"] * config.repeats)]  # type: ignore[list-item]
+    plan: list[Swap] = ["good as it was", "bad as it was"]
+    for _ in range(config.repeats):
+        plan += ["in", "out"]
     try:
         with op_run(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as op:
             run = op.run

@@ -178,7 +178,7 @@ class Evaluation(Record):
             return False
         bad = {output.name for output in self.report.bad}
         holds = self.self_check is None or self.self_check.verdict != "bad"
-        return bool(bad) and bad <= {name for name, _ in (*self.noise.insufficient, *self.noise.lost)} and holds
+        return bool(bad) and bad <= dict((*self.noise.insufficient, *self.noise.lost)).keys() and holds
 
     @property
     def _faults(self) -> tuple[str, ...]:
@@ -364,7 +364,7 @@ def measure_latency(
     if last is not None:
         last |= copied(outputs)
     # The host's time includes copies; the median on the device does not, and shows what the kernels need.
-    p50, p99 = (float(milliseconds) for milliseconds in np.percentile(seconds, [50, 99]) * 1e3)
+    p50, p99 = (np.percentile(seconds, [50, 99]) * 1e3).tolist()
     device = float(np.median(on_device)) * 1e3 if on_device else None
     mean = float(np.mean(seconds)) * 1e3
     return Latency(p50_ms=p50, p99_ms=p99, mean_ms=mean, runs=len(seconds), device_p50_ms=device)

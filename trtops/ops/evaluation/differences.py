@@ -172,7 +172,8 @@ class OwnResults:
             if not is_floating(first) or not np.array_equal(first, second, equal_nan=True):
                 continue
             try:
-                before, after = (result._replace(outputs=self.outputs(result.feed)) for result in (base, variant))
+                before = base._replace(outputs=self.outputs(base.feed))
+                after = variant._replace(outputs=self.outputs(variant.feed))
             except errors.TrtopsError:
                 continue
             pair = _pair(before, after, output)
@@ -210,7 +211,7 @@ def difference(
         return 0.0, 0.0
     if expected.dtype.kind not in "fiub" and expected.dtype.name != "bfloat16":
         return math.inf, 0.0
-    first, second = (array.astype(np.float64) for array in (expected, actual))
+    first, second = expected.astype(np.float64), actual.astype(np.float64)
     with np.errstate(invalid="ignore"):
         equal = (first == second) | (np.isnan(first) & np.isnan(second))
         distance = np.where(equal, 0.0, np.abs(second - first))

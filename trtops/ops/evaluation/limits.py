@@ -135,7 +135,7 @@ class NoiseLimits(Record):
     def tolerances(self, base: Tolerances) -> Tolerances:
         """Tolerances with limits for each output of known noise, none of them far above those of ``base``."""
         per_output = dict(base.per_output)
-        too_noisy = {name for name, _ in self.insufficient}
+        too_noisy = dict(self.insufficient)
         for noise in self.outputs:
             if noise.name not in too_noisy:
                 output_tolerances = per_output.get(noise.name, OutputTolerances())

@@ -157,7 +157,7 @@ def _join_draws(
     widths = [0.0] * (1 if axis is None else right[0].shape[axis])
     if ranges is not None and (axis is None or ranges.shape[axis] == len(widths)):
         rows = ranges.reshape(1, -1) if axis is None else np.moveaxis(ranges, axis, 0)
-        widths = [root_mean_square(row) for row in rows]
+        widths = list(map(root_mean_square, rows))
     return tuple(replace(join(part), range=width) for part, width in zip(parts, widths))
 
 
@@ -172,7 +172,7 @@ def _pieces(arrays: Sequence[npt.NDArray[Any]], axis: int | None) -> Iterator[np
 
 def _counted(right: Sequence[npt.NDArray[Any]]) -> int:
     """The number of values in the smaller part of :func:`balanced_agreement`."""
-    values = np.concatenate([array.ravel() for array in right])
+    values = np.concatenate(list(map(np.ravel, right)))
     _, counts = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_counts=True)
     largest = int(counts.max())
     return values.size if 2 * largest < values.size or largest == values.size else values.size - largest

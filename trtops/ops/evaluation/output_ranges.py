@@ -46,7 +46,7 @@ def output_ranges(model: Model, feed: Feed) -> dict[str, npt.NDArray[np.float64]
         if array.dtype.kind == "f":
             unknown[name] = np.full_like(array, np.nan)
     try:
-        low, high = (_outputs_at(model, unknown, end) for end in (0, 1))
+        low, high = _outputs_at(model, unknown, 0), _outputs_at(model, unknown, 1)
     except errors.TrtopsError:
         return {}
     ranges = {}

@@ -156,13 +156,16 @@ class _FaultKinds:
     ) -> None:
         self._golden = golden
         self._random = random
-        arrays = {name: array for name, array in golden[0].items() if array.size}
-        self._floating = [name for name, array in arrays.items() if is_floating(array)]
-        self._with_channels = [name for name in self._floating if arrays[name].ndim > 1]
+        self._floating, self._with_channels = list[str](), list[str]()
         self._rolled_axes: list[tuple[str, int]] = []
-        for name, array in arrays.items():
-            axes = range(2 if array.ndim > 3 else 1, array.ndim)
-            self._rolled_axes += [(name, axis) for axis in axes if array.shape[axis] > 1]
+        for name, array in golden[0].items():
+            if not array.size:
+                continue
+            if is_floating(array):
+                self._floating.append(name)
+                self._with_channels += [name] if array.ndim > 1 else []
+            for axis in range(2 if array.ndim > 3 else 1, array.ndim):
+                self._rolled_axes += [(name, axis)] if array.shape[axis] > 1 else []
         self._batches: list[tuple[int, list[str], int]] = []  # iteration, outputs with a batch, its size
         for entry in shapes:
             size = next((shape[0] for shape in entry.shapes.values() if shape), 1)

@@ -50,9 +50,15 @@ class Joined(NamedTuple):
 
     def repeated(self) -> tuple[list[int], list[int]]:
         """Return the positions that repeat a row, and the first position of each of these rows."""
-        first_positions = [self.order.index(number) for number in self.order]
-        positions = [position for position, first in enumerate(first_positions) if first != position]
-        return positions, [first_positions[position] for position in positions]
+        first: dict[int, int] = {}
+        repeated, first_of_repeated = list[int](), list[int]()
+        for position, number in enumerate(self.order):
+            if number in first:
+                repeated.append(position)
+                first_of_repeated.append(first[number])
+            else:
+                first[number] = position
+        return repeated, first_of_repeated
 
 
 class Concurrent(NamedTuple):
@@ -384,7 +390,8 @@ def _lost_rows(trials: Trials, batch: Batch, joined: Result) -> Iterator[Relatio
     if not unknown:
         return
     try:
-        small, large = (r._replace(outputs=trials.model.outputs(r.feed)) for r in (trials.small, joined))
+        small = trials.small._replace(outputs=trials.model.outputs(trials.small.feed))
+        large = joined._replace(outputs=trials.model.outputs(joined.feed))
     except errors.TrtopsError:
         return
     for name in sorted(unknown & batch.output_axes(small, large).keys()):
@@ -419,9 +426,9 @@ def permuted_rows(trials: Trials) -> Relation:
     findings: list[Relation] = []
     if isinstance(trials.joined, Joined):
         joined, count = trials.joined.result, trials.joined.distinct
-        repeated, first = (positions[:count] for positions in trials.joined.repeated())
-        if count > 1 and repeated == list(range(count, 2 * count)):
-            findings += _compare_rows(trials, name, (joined, first), (joined, repeated))
+        repeated, first = trials.joined.repeated()
+        if count > 1 and repeated[:count] == list(range(count, 2 * count)):
+            findings += _compare_rows(trials, name, (joined, first[:count]), (joined, repeated[:count]))
     if trials.agree:
         expected, actual = trials.concurrent.pairs[1]
         if expected.feed is trials.small.feed and expected.selection is not None:

@@ -530,7 +530,7 @@ def _distances(first: list[Array], second: list[Array], scales: list[float]) -> 
             codes = np.unique(rows.astype(str) if rows.dtype.kind == "O" else rows, axis=0, return_inverse=True)[1]
             part = (codes.reshape(-1)[: len(a), None] != codes.reshape(-1)[None, len(a) :]).astype(np.float64)
         else:
-            x, y = (side.astype(np.float64) for side in (a, b))
+            x, y = a.astype(np.float64), b.astype(np.float64)
             with np.errstate(invalid="ignore", over="ignore"):
                 squares = np.square(x).sum(axis=1)[:, None] + np.square(y).sum(axis=1)[None] - 2 * x @ y.T
                 part = np.sqrt(np.maximum(squares, 0) / max(1, a.shape[1])) / scale

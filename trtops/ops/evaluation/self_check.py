@@ -122,8 +122,8 @@ def self_check(
         trials = Trials(runner, model, results, batches=batches, nan=nan, thorough=thorough)
         relations = {name: check(trials) for name, check in CHECKS.items()}
     if relations["repeated inference"].outcome == "skipped":
-        reason = "the model's own results change from inference to inference"
-        relations |= {name: skipped(name, reason) for name in RELATIONS if name != "repeated inference"}
+        for name in CHECKS.keys() - {"repeated inference"}:
+            relations[name] = skipped(name, "the model's own results change from inference to inference")
     return SelfCheck(
         relations=tuple(relations[name] for name in RELATIONS),
         inferences=trials.inferences + (len(results) if outputs is None else 0),

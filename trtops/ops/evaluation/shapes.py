@@ -222,8 +222,9 @@ def with_profiles(
     for point in profile_points(inputs, profiles) if added and first is not None else ():
         assert first is not None
         fitted = dict(first)
-        for name in {shape.name for shape in profiles[point.profile or 0].shapes} & first.keys():
-            fitted[name] = _resized(np.asarray(first[name]), point.shapes[name])
+        for bounds in profiles[point.profile or 0].shapes:
+            if bounds.name in first:
+                fitted[bounds.name] = _resized(np.asarray(first[bounds.name]), point.shapes[bounds.name])
         if (point.profile, _sorted_shapes(fitted)) not in seen:
             yield ProfiledFeed(fitted, point.profile, point.point)
 

@@ -176,14 +176,16 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, requested:
 
 def without_own_nan(rounded: Outputs, plain: Outputs) -> tuple[Outputs, Outputs]:
     """Both runs with zeros in place of the second one's NaN, as the model returns them in any precision."""
-    ours, theirs = (list(map(dict, iterations_of(side, "compared"))) for side in (rounded, plain))
+    ours = list(map(dict, iterations_of(rounded, "rounded")))
+    theirs = list(map(dict, iterations_of(plain, "plain")))
     for mine, right in zip(ours, theirs):
         for name in mine.keys() & right.keys():
             pair = mine[name], right[name]
             are_arrays = isinstance(pair[0], np.ndarray) and isinstance(pair[1], np.ndarray)
             if are_arrays and pair[0].shape == pair[1].shape and is_floating(pair[1]):
                 nan = np.isnan(pair[1])
-                mine[name], right[name] = (np.where(nan, array.dtype.type(0), array) for array in pair)
+                mine[name] = np.where(nan, pair[0].dtype.type(0), pair[0])
+                right[name] = np.where(nan, pair[1].dtype.type(0), pair[1])
     return ours, theirs
 
 

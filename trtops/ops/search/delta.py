@@ -72,31 +72,29 @@ def save_replay(replay: Mapping[str, IterationContext], path: str | Path) -> Non
     save_json(dict(replay), path, "debug replay")
 
 
+@dataclass
 class Search:
-    """Tests sets of items, each set at most once, and keeps the answers in a debug replay."""
+    """Tests sets of items, each set at most once, and keeps the answers in a debug replay.
 
-    def __init__(
-        self,
-        test: Callable[[Items], object],
-        *,
-        holds_if: CheckVerdict = "pass",
-        max_tests: int | None = None,
-        size: Callable[[Items], int] = len,
-        progress: Callable[[Step], None] | None = None,
-    ) -> None:
-        """Prepare a search for sets with the verdict ``holds_if`` from ``test``, with at most ``max_tests`` tests.
+    Attributes:
+        test: Gives the verdict of a set.
+        holds_if: The verdict of the sets that are searched.
+        max_tests: Maximum number of tests.
+        size: The size of a set in its step.
+        progress: Called after each test.
+    """
 
-        ``size`` is the size of a set in its step. ``progress`` is called after each test.
-        """
+    test: Callable[[Items], object]
+    holds_if: CheckVerdict = "pass"
+    max_tests: int | None = None
+    size: Callable[[Items], int] = len
+    progress: Callable[[Step], None] | None = None
+
+    def __post_init__(self) -> None:
         self.steps: list[Step] = []  # those of a resumed search first
         self.answers: dict[Items, Step] = {}
         self.resumed = 0  # answers that were read from a replay
         self.stage = "whole"  # what steps are labeled with
-        self.max_tests = max_tests
-        self._test = test
-        self._holds_if = holds_if
-        self._size = size
-        self._progress = progress
         self._replay: dict[str, IterationContext] = {}
         self._save_replay: str | None = None
         self._depends_on: dict[str, str] = {}
@@ -163,12 +161,12 @@ class Search:
             if self.max_tests is not None and self.tests >= self.max_tests:
                 raise OutOfTestsError
             started = time.perf_counter()
-            outcome = CheckOutcome.of(self._test(items))
+            outcome = CheckOutcome.of(self.test(items))
             step = Step(
                 number=len(self.steps) + 1,
                 stage=self.stage,
                 items=_as_ranges(items),
-                size=self._size(items),
+                size=self.size(items),
                 verdict=outcome.verdict,
                 seconds=time.perf_counter() - started,
                 detail=outcome.detail,
@@ -179,14 +177,14 @@ class Search:
             if self._save_replay is not None:
                 save_replay(self._replay, self._save_replay)
             log.debug("Check %d (%s): %d nodes, %s", step.number, step.stage, step.size, step.verdict)
-            if self._progress is not None:
-                self._progress(step)
-        return self.answers[items].verdict == self._holds_if
+            if self.progress is not None:
+                self.progress(step)
+        return self.answers[items].verdict == self.holds_if
 
     def smallest_so_far(self) -> Items:
         """The smallest set found with the property."""
-        holding = [items for items, step in self.answers.items() if step.verdict == self._holds_if]
-        return min(holding, key=lambda items: (self._size(items), sorted(items)))
+        holding = [items for items, step in self.answers.items() if step.verdict == self.holds_if]
+        return min(holding, key=lambda items: (self.size(items), sorted(items)))
 
     def least(self, at: Callable[[int], Iterable[int]], high: int, mode: Mode = "bisect") -> int:
         """A number with the property for its set (``at``), but not for the set of the number below.

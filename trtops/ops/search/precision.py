@@ -279,19 +279,19 @@ def precision(
         return search.finish(result, schema.Metric.PRECISION, numbers, schema.Artifact.PRECISION_RESULT)
 
 
+@dataclass
 class _PrecisionSearch:
     """One search under way. Nodes are numbered in the model's order; sets of them are kept in FP32."""
 
-    def __init__(
-        self,
-        model: Model,
-        config: PrecisionConfig,
-        feeds: Iterable[Feed] | None,
-        make: MakeRunner,
-        evaluate: Callable[[Candidate], bool] | None,
-        progress: Callable[[Step], None] | None,
-    ) -> None:
-        self.config = config
+    model: Model
+    config: PrecisionConfig
+    source_feeds: Iterable[Feed] | None
+    make: MakeRunner
+    evaluate: Callable[[Candidate], bool] | None
+    progress: Callable[[Step], None] | None
+
+    def __post_init__(self) -> None:
+        model, config = self.model, self.config
         self.original = without_functions(model.proto(lean=True))
         lowered = set(lower_precision(self.original, config.to, exclude=config.exclude).lowered)
         self.ops: dict[str, str] = {}  # of the nodes that can be lowered, in the model's order
@@ -301,25 +301,22 @@ class _PrecisionSearch:
         self.names = list(self.ops)
         self.everything = frozenset(range(len(self.names)))
         self.tolerances = tolerances_for(config.to, config.tolerances, model)
-        opened = config.open_for(model, feeds, profiles=config.profiles)
-        self.feeds = [] if evaluate else [dict(feed) for feed in opened]
+        opened = config.open_for(model, self.source_feeds, profiles=config.profiles)
+        self.feeds = [] if self.evaluate else list(map(dict, opened))
         with naming_assumed(model, opened):
-            reference = reference_outputs(self.original, self.feeds) if self.feeds else []
-        self.golden = [dict(outputs) for outputs in reference]
+            self.golden = list(map(dict, reference_outputs(self.original, self.feeds))) if self.feeds else []
         nan = NanRows.of(model, self.feeds)
         undefined = find_undefined(model, self.feeds, nan, config.tolerances) if self.feeds else Undefined()
         if undefined.reasons:
             raise errors.InputError(f"No precision is good enough on this data: {'; '.join(undefined.reasons)}.")
-        self.make = make
-        self.evaluate = evaluate
         self.latencies: dict[Items, float | None] = {}
-        self.search = Search(self.test, max_tests=config.max_checks, progress=progress)
+        self.search = Search(self.test, max_tests=config.max_checks, progress=self.progress)
         # Answers of a replay only hold for the same question.
         depends_on = {
             "model": model.info.sha256,
             "precision": f"{config.to} without {', '.join(config.exclude) or 'exceptions'}",
-            "check": "a command or function" if evaluate else f"tolerances {self.tolerances.digest}",
-            "data": "" if evaluate else Feeds("", lambda: self.feeds).digest(),
+            "check": "a command or function" if self.evaluate else f"tolerances {self.tolerances.digest}",
+            "data": "" if self.evaluate else Feeds("", lambda: self.feeds).digest(),
         }
         self.search.use_replays(config.load_replay, config.save_replay, len(self.names), depends_on)
 
