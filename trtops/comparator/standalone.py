@@ -6,6 +6,8 @@ The definitions are those of :mod:`trtops.comparator.metrics`.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,18 @@ def repeat(folder: Path, library: str, run: Callable[[dict[str, Any], list[dict[
                 print(f"{name.removesuffix('/peak')}: overflows, {peak:,.0f} is beyond FP16")
     print(f"verdict: {verdict} (reported: {case['verdict']}; {library}, numpy {np.__version__})")
     return 0 if verdict == case["verdict"] else 1
+
+
+def survived(script: str) -> int:
+    """Run a script in a child process; a crash of the library is reported as a verdict too."""
+    code = subprocess.call(
+        [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
+    )
+    if code in (0, 1):
+        return code
+    reported = json.loads(Path(script).with_name("case.json").read_text(encoding="utf-8"))["verdict"]
+    print(f"verdict: error (reported: {reported}; the process died of {-code if code < 0 else code})")
+    return 0 if reported == "error" else 1
 
 
 def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from trtops.system import limits
 from trtops.system.worker import Worker
 
 MUTATIONS = int(os.environ.get("TRTOPS_TEST_FUZZ", "100"))
-CASES = max(5, MUTATIONS // 100)  # each is a model for two commands
+CASES = max(3, MUTATIONS // 100)  # each is a model for two commands
 BATCH = 50
 SHARDS = 2
 SECONDS_PER_BATCH = 600.0  # a limit for hangs, on however slow a machine

@@ -19,13 +19,13 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.worker import IsolatedBackend
 from trtops.calibration.cache import CalibrationCache
-from trtops.ops.auditing.logged import MaterialFolder, gather
 from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.auditing.rebuilding import builder_inputs, check_engine_again, rebuild
 from trtops.ops.auditing.result import RunAudit, reaches
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.gate.op import gate
 from trtops.ops.gate.policy import GateConfig, Limits, Policy
+from trtops.ops.stored_build import MaterialFolder, gather
 from trtops.record import sha256_file
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.system.worker import Worker, close_workers

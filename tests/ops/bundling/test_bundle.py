@@ -156,6 +156,8 @@ def test_crash_is_a_verdict(library: str, tmp_path: Path) -> None:
     script = (ROOT / "trtops" / "backend" / library / "reproduce.py").read_text()
     (tmp_path / "reproduce.py").write_text(script)
     (tmp_path / "case.json").write_text('{"verdict": "error"}')
-    (tmp_path / "numpy.py").write_text("import os\nos.abort()")  # what it imports first
+    (tmp_path / "evaluate.py").write_text((ROOT / "trtops" / "comparator" / "standalone.py").read_text())
+    for module in ("onnxruntime", "cuda"):
+        (tmp_path / f"{module}.py").write_text("import os\nos.abort()")
     died = subprocess.run([sys.executable, "reproduce.py"], cwd=tmp_path, capture_output=True, text=True)
     assert died.returncode == 0 and "verdict: error (reported: error; the process died of 6)" in died.stdout

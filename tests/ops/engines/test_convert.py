@@ -16,6 +16,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.trt.building.precision import layers_to_keep
 from trtops.calibration.cache import CalibrationCache, TensorRange
+from trtops.calibration.data import ArraysInMemory
 from trtops.cli.main import main
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -189,6 +190,13 @@ def test_calibrate_runs_a_data_script_once(conv_net: Path, tracker: MemoryTracke
     )
     assert [engine.evaluation.evidence.feeds for engine in result.engines] == [4, 4]
     assert calls.read_text().split() == ["loaded", "run"]
+
+
+def test_sources_in_memory_are_distinguished(conv_net: Path) -> None:
+    first, second = (ArraysInMemory.of([{"image": models.random(2, 3, 8, 8, seed=seed)}]) for seed in (1, 2))
+    model, check = Model.load(conv_net), replace(QUICK, data=first)
+    same, other = (CommandData(model, check, calibration) for calibration in (first, second))
+    assert same.calibration().digest() == same.feeds().digest() != other.calibration().digest()
 
 
 def test_8_bits_need_real_data(tracker: MemoryTracker, conv_net: Path) -> None:

@@ -25,12 +25,13 @@ from trtops.ops.evaluation import relations
 from trtops.ops.gate import across_releases, distribution, engine_process, measurement
 from trtops.ops.gate.across_releases import accepted_candidates, explain
 from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, Rounds, save_feeds
+from trtops.ops.gate.findings import Finding, decide, evaluate_measured
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.measurement import GateSession, Measurement, differing_choices
 from trtops.ops.gate.op import approve, gate
 from trtops.ops.gate.policy import AccuracyLimit, GateConfig, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
-from trtops.ops.gate.result import Finding, GateResult, decide, evaluate_measured
+from trtops.ops.gate.result import GateResult
 from trtops.ops.gate.tolerance import BuildShare
 from trtops.ops.registry.accepted import resolve
 from trtops.spec import BuildConfig, OnnxRuntimeOptions

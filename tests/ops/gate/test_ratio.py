@@ -14,8 +14,8 @@ from trtops import errors
 from trtops.backend.ratio import MIN_STARTS, RatioEstimate, StartNoise, decide_ratio, estimate, starts_needed
 from trtops.ops.gate import engine_process
 from trtops.ops.gate.engine_process import Rounds, measure_rounds
+from trtops.ops.gate.findings import latency_finding
 from trtops.ops.gate.policy import LatencyLimit
-from trtops.ops.gate.result import latency_finding
 from trtops.ops.gate.tolerance import BuildShare, ShareDecision, decide_share, shown_share
 from trtops.system.counters import count_instructions
 

@@ -6,8 +6,6 @@ Needs numpy and onnxruntime in the releases of constraints.txt. Exit code 0 if t
 from __future__ import annotations
 
 # Nothing of trtops may be imported here: a bundle is for people who do not have it.
-import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 def main(folder: Path) -> int:
     """Run the case in a folder, print the verdict, and return the exit code."""
     import onnxruntime as ort
-    from evaluate import repeat  # type: ignore[import-not-found]  # a file of the bundle
+    from evaluate import repeat  # type: ignore[import-not-found]  # another file of the bundle
 
     def run(case: dict[str, Any], inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         options = ort.SessionOptions()
@@ -42,17 +40,7 @@ def main(folder: Path) -> int:
     return int(repeat(folder, f"ONNX Runtime {ort.__version__}", run))
 
 
-def survived(script: str) -> int:
-    """Run in a child process; a crash of the library is reported as a verdict too."""
-    code = subprocess.call(
-        [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
-    )
-    if code in (0, 1):
-        return code
-    reported = json.loads(Path(script).with_name("case.json").read_text(encoding="utf-8"))["verdict"]
-    print(f"verdict: error (reported: {reported}; the process died of {-code if code < 0 else code})")
-    return 0 if reported == "error" else 1
-
-
 if __name__ == "__main__":
+    from evaluate import survived  # another file of the bundle
+
     sys.exit(survived(__file__) if "--inside" not in sys.argv else main(Path(__file__).resolve().parent))

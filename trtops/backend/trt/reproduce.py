@@ -10,7 +10,6 @@ from __future__ import annotations
 # Nothing of trtops may be imported here: a bundle is for people who do not have it.
 import importlib
 import json
-import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -166,7 +165,7 @@ def infer(trt: Any, cuda: Any, np: Any, engine: Any, feed: dict[str, Any]) -> di
 def main(folder: Path, *, rebuild: bool) -> int:
     """Repeat the verdict of a folder; returns the exit code."""
     import numpy as np
-    from evaluate import repeat  # type: ignore[import-not-found]  # the other file of the bundle
+    from evaluate import repeat  # type: ignore[import-not-found]  # another file of the bundle
 
     try:
         from cuda.bindings import runtime as cuda
@@ -185,19 +184,9 @@ def main(folder: Path, *, rebuild: bool) -> int:
     return int(repeat(folder, f"TensorRT {trt.__version__}", run))
 
 
-def survived(script: str) -> int:
-    """Run in a child process, for a verdict even if the library crashes."""
-    code = subprocess.call(
-        [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
-    )
-    if code in (0, 1):
-        return code
-    reported = json.loads(Path(script).with_name("case.json").read_text(encoding="utf-8"))["verdict"]
-    print(f"verdict: error (reported: {reported}; the process died of {-code if code < 0 else code})")
-    return 0 if reported == "error" else 1
-
-
 if __name__ == "__main__":
+    from evaluate import survived  # another file of the bundle
+
     if "--inside" not in sys.argv:
         sys.exit(survived(__file__))
     sys.exit(main(Path(__file__).resolve().parent, rebuild="--build" in sys.argv))

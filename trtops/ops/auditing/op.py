@@ -10,7 +10,6 @@ from pathlib import Path
 from trtops import errors
 from trtops.ops.auditing.integrity import BUILDS, SharedReads, check_integrity
 from trtops.ops.auditing.log_check import LogCheck, read_heads
-from trtops.ops.auditing.logged import MaterialFolder, gather
 from trtops.ops.auditing.rebuilding import check_engine_again, environment_differences, rebuild
 from trtops.ops.auditing.result import (
     GRADES,
@@ -24,6 +23,7 @@ from trtops.ops.auditing.result import (
 from trtops.ops.devices import warm_backend
 from trtops.ops.facts import Contradiction
 from trtops.ops.result import OnProgress, op_run, run_step, tracker_or_default
+from trtops.ops.stored_build import MaterialFolder, gather
 from trtops.record import Config
 from trtops.system import signing
 from trtops.system.worker import close_workers

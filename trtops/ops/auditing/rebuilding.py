@@ -16,12 +16,12 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
-from trtops.ops.auditing.logged import Logged
 from trtops.ops.auditing.result import Difference, Grade, Rebuild, WayName
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import collect, golden_outputs
 from trtops.ops.evaluation.self_check import check_engine
 from trtops.ops.facts import Claim, Contradiction
+from trtops.ops.stored_build import Logged
 from trtops.record import sha256
 from trtops.spec import BuildConfig, Environment
 from trtops.tactics.record import TacticRecord

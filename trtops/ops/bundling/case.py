@@ -22,8 +22,8 @@ from trtops.comparator.arrays import as_arrays
 from trtops.comparator.report import Tolerances
 from trtops.comparator.standalone import RULES
 from trtops.metadata import DataType
-from trtops.ops.auditing.logged import Logged
 from trtops.ops.evaluation.data import golden_outputs
+from trtops.ops.stored_build import Logged
 from trtops.record import JSONValue, to_jsonable
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions, TensorRTOptions
 from trtops.tactics.record import TacticRecord

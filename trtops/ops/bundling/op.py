@@ -22,13 +22,13 @@ from trtops.comparator.arrays import as_arrays
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.extras import installed
 from trtops.json import from_json
-from trtops.ops.auditing.logged import Logged, MaterialFolder, gather
 from trtops.ops.bundling.case import Case, case_of, engine_case
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import golden_outputs, scripts_of
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.ops.search.command import run_group
+from trtops.ops.stored_build import Logged, MaterialFolder, gather
 from trtops.record import Config, sha256_file
 from trtops.spec import BuildSpec, Environment
 from trtops.system.allowed import ask_for

@@ -96,35 +96,15 @@ def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Pat
     runs = tracker.find(tags={Tag.KIND: "build_list"})
     if not runs:
         raise errors.ConfigError("The store has no run of a list. Make one: trtops build-list models.yaml")
+    runs_by_list: dict[tuple[str, str], list[RunInfo]] = {}
+    for info in runs:
+        runs_by_list.setdefault((info.experiment, host_of(info)), []).append(info)
     rows, unfinished = list[BoardRow](), list[str]()
-    for name, host in dict.fromkeys((info.experiment, host_of(info)) for info in runs):
-        list_runs = [info for info in runs if (info.experiment, host_of(info)) == (name, host)]
-        shown = sorted({_night(info) for info in list_runs})[-nights:]
-        # Nights by device, the newest last, of each build; entries of a list may differ in options only.
-        by_build: dict[tuple[str, str, str, int], dict[str, dict[str, BuildOutcome]]] = {}
-        result = None
-        for info in reversed(list_runs):
-            data = tracker.peek(info.id, Artifact.BUILD_LIST) if _night(info) in shown else None
-            entries, result = Counter[tuple[str, str, str]](), None
-            with contextlib.suppress(errors.FormatError):  # the run is damaged
-                result = None if data is None else BuildListResult.from_json(data)
-            for outcome in () if result is None else result.builds:
-                build = (outcome.model, outcome.backend, outcome.precision)
-                devices = by_build.setdefault((*build, entries[build]), {})
-                entries[build] += 1
-                device = outcome.device or next(reversed(devices), "")
-                devices[device] = row = devices.pop(device, None) or devices.pop("", None) or {}
-                if outcome.outcome != "skipped" or outcome.run_id:  # the store has a good one
-                    good = outcome.outcome == "skipped"
-                    row[_night(info)] = replace(outcome, device=device, outcome="good" if good else outcome.outcome)
-                else:
-                    row.setdefault(_night(info), outcome)
-        for devices in by_build.values():
-            rows += [BoardRow(host=host, nights=row) for row in devices.values()]
-        if result is None and list_runs[0].status != "running":
-            unfinished.append(
-                f"The last run of {name} on {host} is {list_runs[0].status}, without a result: {list_runs[0].id[:8]}."
-            )
+    for (name, host), list_runs in runs_by_list.items():
+        is_finished = _add_rows(rows, list_runs, host, nights, tracker)
+        status, run_id = list_runs[0].status, list_runs[0].id[:8]
+        if not is_finished and status != "running":
+            unfinished.append(f"The last run of {name} on {host} is {status}, without a result: {run_id}.")
     order = {"bad": 0, "error": 0, "unproven": 1}
     rows.sort(key=lambda row: (order.get(row.last.outcome, 2), row.last.model))
     board_result = BoardResult(title="board", rows=tuple(rows), unfinished=tuple(unfinished))
@@ -132,6 +112,33 @@ def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Pat
         with open_atomically(output) as file:
             file.write(page(board_result.document(), runs[0], (), {}).encode())
     return board_result
+
+
+def _add_rows(rows: list[BoardRow], list_runs: list[RunInfo], host: str, nights: int, tracker: Tracker) -> bool:
+    """Add a row for each build of a list on each device; return whether the list's newest run has a result."""
+    shown = sorted(set(map(_night, list_runs)))[-nights:]
+    # Nights by device, the newest last, of each build; entries of a list may differ in options only.
+    by_build: dict[tuple[str, str, str, int], dict[str, dict[str, BuildOutcome]]] = {}
+    result = None
+    for info in reversed(list_runs):
+        data = tracker.peek(info.id, Artifact.BUILD_LIST) if _night(info) in shown else None
+        entries, result = Counter[tuple[str, str, str]](), None
+        with contextlib.suppress(errors.FormatError):  # the run is damaged
+            result = None if data is None else BuildListResult.from_json(data)
+        for outcome in () if result is None else result.builds:
+            build = (outcome.model, outcome.backend, outcome.precision)
+            devices = by_build.setdefault((*build, entries[build]), {})
+            entries[build] += 1
+            device = outcome.device or next(reversed(devices), "")
+            devices[device] = row = devices.pop(device, None) or devices.pop("", None) or {}
+            if outcome.outcome != "skipped" or outcome.run_id:  # the store has a good one
+                good = outcome.outcome == "skipped"
+                row[_night(info)] = replace(outcome, device=device, outcome="good" if good else outcome.outcome)
+            else:
+                row.setdefault(_night(info), outcome)
+    for devices in by_build.values():
+        rows += (BoardRow(host=host, nights=row) for row in devices.values())
+    return result is not None
 
 
 def _night(info: RunInfo) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,13 @@ from trtops.calibration.choice import AlgorithmOrBest, Comparison
 from trtops.calibration.data import batches, data_source
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, check_algorithm
 from trtops.comparator.report import iterations_of
+from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult, builds_frame, builds_table
-from trtops.ops.engines.request import CommandData
+from trtops.ops.engines.request import CommandData, is_same_source
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import Feeds, open_feeds
 from trtops.ops.evaluation.shapes import points
@@ -82,7 +83,7 @@ class CalibrateConfig(
     @property
     def has_check_data(self) -> bool:
         """Whether engines are evaluated on other data than that of calibration."""
-        return self.check.data not in (None, self.data)
+        return self.check.data is not None and not is_same_source(self.check.data, self.data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,10 @@ class CalibrateResult(OpResult):
         style = self.engines[-1].backend
         arguments |= {"style": style} if style == "tensorrt" else {}
         return NextStep.after(self.options, "sensitivity", arguments)
+
+    def screen(self) -> str:
+        """The engines above the verdict."""
+        return builds_table(self.engines, markdown_table)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per engine, as :func:`~trtops.ops.engines.convert_result.builds_frame`."""
@@ -177,26 +182,19 @@ def calibrate(
             for feed in evaluated.feeds().first(_EVALUATED_FEEDS):
                 check_feed(inputs, feed)
         build = evaluated.profiled(config.build)
-        algorithm, comparison = config.algorithm, None
         golden = evaluated.golden(build.profiles)  # once for all engines, and to compare algorithms
+        algorithm, comparison = config.algorithm, None
         if algorithm == "best":
-            held_out = None
-            if config.has_check_data:
-                held_out = list(zip(evaluated.feeds().first(_EVALUATED_FEEDS), iterations_of(golden, "golden")))
-            comparison = run_step("compare algorithms", _compare, loaded, config, collected, held_out)
+            comparison = _compare_algorithms(collected, config, evaluated, golden, run)
             algorithm = comparison.chosen
         cache = collected.cache(algorithm, config.percentile)
         _log_cache(run, cache, config, seconds)
-        if comparison is not None:
-            run.log_table(schema.Artifact.CALIBRATION_ALGORITHMS, Comparison.COLUMNS, comparison.rows())
-            run.log_params({"chosen_algorithm": algorithm})
-            run.log_metrics({(schema.Metric.CALIBRATION, "error", e.algorithm): e.error for e in comparison.errors})
         cache_file = Path(folder, "calibration.json")
         cache_file.write_bytes(cache.to_bytes())
         engines = []
-        others: list[Precision] = [name for name in dict.fromkeys(config.compare_with) if name != "int8"]
-        precisions: tuple[Precision, ...] = (*others, "int8")
-        for precision in precisions:
+        precisions = dict.fromkeys(config.compare_with)
+        precisions.pop("int8", None)  # its engine gives the verdict, and comes last
+        for precision in (*precisions, "int8"):
             convert_config = ConvertConfig(
                 build=replace(build, precision=precision),
                 check=evaluated.check,
@@ -230,13 +228,14 @@ def _data_to_evaluate_on(
 ) -> CommandData:
     """The data of the check; by default that of calibration, since random data would leave its ranges."""
     check = config.check
-    if check.data is not None or check.golden is not None:
-        return CommandData(model, check, source=source if check.data == config.data and not in_memory else None)
-    if not in_memory:
-        return CommandData(model, replace(check, data=config.data), source=source)
-    file = f"{folder}/feeds.json"
-    save_json([dict(feed) for feed in source.first(_EVALUATED_FEEDS)], file, "the first calibration feeds")
-    return CommandData(model, replace(check, data=file))
+    if check.data is None and check.golden is None:
+        if in_memory:
+            file = f"{folder}/feeds.json"
+            save_json([dict(feed) for feed in source.first(_EVALUATED_FEEDS)], file, "the first calibration feeds")
+            return CommandData(model, replace(check, data=file))
+        check = replace(check, data=config.data)
+    is_open = check.data is not None and not in_memory and not config.has_check_data
+    return CommandData(model, check, source=source if is_open else None)
 
 
 def _metrics(engines: Iterable[ConvertResult]) -> dict[tuple[str, ...], float]:
@@ -295,15 +294,22 @@ def _collect(
         raise errors.CalibrationError(f"{exc}{where}", partial=partial) from exc
 
 
-def _compare(
-    model: Model, config: CalibrateConfig, collected: Collected, feeds: Sequence[tuple[Feed, Feed]] | None
+def _compare_algorithms(
+    collected: Collected, config: CalibrateConfig, evaluated: CommandData, golden: RunResults, run: Run
 ) -> Comparison:
-    """The comparison of the algorithms, quantized as for the config's back end."""
+    """Compare the algorithms, quantized as for the config's back end, and log the comparison."""
     from trtops.backend.onnxrt.calibration import Quantizer, compare
     from trtops.backend.onnxrt.log import SessionLog
 
-    quantized = Quantizer(model.proto(lean=True), SessionLog(), config.build)
-    return compare(collected, quantized, config.percentile, feeds)
+    held_out = None
+    if config.has_check_data:
+        held_out = list(zip(evaluated.feeds().first(_EVALUATED_FEEDS), iterations_of(golden, "golden")))
+    quantizer = Quantizer(evaluated.model.proto(lean=True), SessionLog(), config.build)
+    comparison = run_step("compare algorithms", compare, collected, quantizer, config.percentile, held_out)
+    run.log_table(schema.Artifact.CALIBRATION_ALGORITHMS, Comparison.COLUMNS, comparison.rows())
+    run.log_params({"chosen_algorithm": comparison.chosen})
+    run.log_metrics({(schema.Metric.CALIBRATION, "error", entry.algorithm): entry.error for entry in comparison.errors})
+    return comparison
 
 
 def _log_cache(run: Run, cache: CalibrationCache, config: CalibrateConfig, seconds: float) -> None:

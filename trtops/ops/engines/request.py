@@ -19,6 +19,11 @@ from trtops.tracking import schema
 from trtops.tracking.base import Tracker, run_id_of
 
 
+def is_same_source(first: str | None, second: str | None) -> bool:
+    """Return True for one data source; two sources in memory may have equal texts."""
+    return first is second or (first == second and type(first) is str)
+
+
 class CommandData:
     """The data of a command: each source is opened once, so that a script runs once, and golden outputs with it."""
 
@@ -41,7 +46,7 @@ class CommandData:
             self._source = open_feeds(check.data, self.inputs)
         self._calibration = None
         if calibration is not None:
-            is_same = self._source is not None and calibration == check.data
+            is_same = is_same_source(calibration, check.data)
             self._calibration = self._source if is_same else open_feeds(calibration, self.inputs)
         self._feeds: dict[tuple[OptimizationProfile, ...], Feeds] = {}
         self._golden: dict[tuple[OptimizationProfile, ...], RunResults] = {}

@@ -1,6 +1,6 @@
 """Sensitivity: each layer's share of the INT8 error, and the layers to keep in FP32 to stay within a budget."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -176,22 +176,7 @@ def _measure(
 
     keep, error_kept = list[str](), whole
     if whole > config.budget:
-        # The error need not fall with each layer that is kept, so the result of this bisection is measured.
-        low, high, error_kept = 0, len(ranked), 0.0
-        while high - low > 1:
-            middle = (low + high) // 2
-            measured_error = error(ranked[:middle])
-            if measured_error <= config.budget:
-                high, error_kept = middle, measured_error
-            else:
-                low = middle
-        # The worst layers are kept until the budget is met.
-        keep = ranked[:high]
-        # Errors were measured one layer at a time. Together with the other layers, some may not be needed.
-        for name in reversed(keep[-_PRUNED:]):
-            fewer = [other for other in keep if other != name]
-            if (measured_error := error(fewer)) <= config.budget:
-                keep, error_kept = fewer, measured_error
+        keep, error_kept = _layers_to_keep(ranked, error, config.budget)
     # Errors of different layers are taken as independent, so their squares add up to the whole.
     total = sum(value**2 for value in measured.values()) or 1.0
     costs = []
@@ -206,3 +191,25 @@ def _measure(
         error_kept=error_kept,
         layers=tuple(costs),
     )
+
+
+def _layers_to_keep(
+    ranked: Sequence[str], error: Callable[[Sequence[str]], float], budget: float
+) -> tuple[list[str], float]:
+    """Return few layers to keep for an error within the budget, and that error; the worst layers come first."""
+    # The error need not fall with each layer that is kept, so the result of this bisection is measured.
+    low, high, error_kept = 0, len(ranked), 0.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        measured_error = error(ranked[:middle])
+        if measured_error <= budget:
+            high, error_kept = middle, measured_error
+        else:
+            low = middle
+    keep = list(ranked[:high])
+    # Errors were measured one layer at a time. Together with the other layers, some may not be needed.
+    for name in reversed(keep[-_PRUNED:]):
+        fewer = [other for other in keep if other != name]
+        if (measured_error := error(fewer)) <= budget:
+            keep, error_kept = fewer, measured_error
+    return keep, error_kept

@@ -10,11 +10,12 @@ from typing import Any
 
 from trtops import errors
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
+from trtops.ops.gate.findings import EVIDENCE, Decision, Finding, FindingOutcome
 from trtops.ops.gate.measurement import GateSession
 from trtops.ops.gate.op import end_gate, gate, registered
 from trtops.ops.gate.policy import GateConfig, Policy
 from trtops.ops.gate.releases import HERE, name_of
-from trtops.ops.gate.result import EVIDENCE, Decision, Finding, FindingOutcome, GateResult
+from trtops.ops.gate.result import GateResult
 from trtops.ops.gate.tolerance import CONFIDENCE, BuildShare, ShareDecision, decide_share, shown_share
 from trtops.ops.result import model_file, op_run, run_step
 from trtops.record import Record

@@ -11,10 +11,11 @@ from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.ops.gate.across_releases import Candidate, Regression, accepted_candidates, explain
 from trtops.ops.gate.distribution import gate_builds
+from trtops.ops.gate.findings import Finding
 from trtops.ops.gate.op import gate, registered
 from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.releases import name_of
-from trtops.ops.gate.result import DECIDED, EXIT_CODES, Finding, GateResult
+from trtops.ops.gate.result import DECIDED, EXIT_CODES, GateResult
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.reports.document import Section, Table
 from trtops.spec import Precision

@@ -35,10 +35,10 @@ from trtops.ops.gate.engine_process import (
     measure_rounds,
     save_feeds,
 )
+from trtops.ops.gate.findings import EngineFacts, Finding, Measured, latency_finding
 from trtops.ops.gate.noise_widths import measure_widths
 from trtops.ops.gate.policy import AccuracyLimit, GateConfig
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
-from trtops.ops.gate.result import EngineFacts, Finding, Measured, latency_finding
 from trtops.ops.registry.accepted import registered_model
 from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import run_step

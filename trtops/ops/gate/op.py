@@ -11,10 +11,11 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.next_step import arguments_of
 from trtops.ops.evaluation.check import log_evaluation
+from trtops.ops.gate.findings import Finding, evaluate_measured
 from trtops.ops.gate.measurement import GateSession, Measurement, NotMeasuredError
 from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.releases import name_of
-from trtops.ops.gate.result import Finding, GateResult, evaluate_measured
+from trtops.ops.gate.result import GateResult
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpRun, model_file, op_run, run_step, tracker_or_default
 from trtops.system.counters import count_instructions
