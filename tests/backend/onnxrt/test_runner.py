@@ -63,7 +63,7 @@ def test_torch_tensors_are_complete_before_they_are_bound(monkeypatch):
 
     torch = SimpleNamespace(Tensor=Tensor, cuda=SimpleNamespace(current_stream=current_stream))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(ort.OrtValue, "from_dlpack", lambda tensor: calls.append("bind"))
+    monkeypatch.setattr(ort.OrtValue, "from_dlpack", lambda tensor: calls.append("bind"), raising=False)
 
     inference._to_ort_values({"x": Tensor()}, TensorMetadata())
     assert calls == ["copy", "wait for cuda:1", "bind"]

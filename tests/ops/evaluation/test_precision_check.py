@@ -165,7 +165,7 @@ QUANTIZED: dict[str, tuple[int, str, dict[str, Any]]] = {  # operator set, nodes
         {"q": CONV_Q, "s": np.full(8, 5e-3, np.float32)}),
     "pairs of scales in FP16": (19, """a = QuantizeLinear(x, sa, za) b = DequantizeLinear(a, sa, za)
         v = QuantizeLinear<axis = 1>(w, s, zs) c = DequantizeLinear<axis = 1>(v, s, zs) d = MatMul(b, c) h = Tanh(d)""",
-        {"w": DENSE_Q * np.float32(5e-3), "s": DENSE["s"], "zs": np.zeros(16, np.int8)}),
+        {"w": DENSE_Q.astype(np.float32) * np.float32(5e-3), "s": DENSE["s"], "zs": np.zeros(16, np.int8)}),
     "newest": (25, """a = QuantizeLinear(x, sa, za) b = DequantizeLinear(a, sa, za)
         c = DequantizeLinear<axis = 1>(q, s) d = MatMul(b, c) h = Tanh(d)""", DENSE),
     "INT8 weights": (13, "c = DequantizeLinear<axis = 1>(q, s) d = MatMul(x, c) h = Tanh(d)", DENSE),
@@ -186,7 +186,7 @@ def quantized(kind: str, *, sound: bool) -> Case:
     is_convolution = "Conv" in text
     inputs = "float[n,3,8,8] x" if is_convolution else "float[n,32] x"
     weights = weights | {"sa": np.float32(0.03), "za": np.int8(0), "big": np.float32(1e3 if sound else 5e5)}
-    weights |= {"small": 1 / weights["big"]}
+    weights |= {"small": np.float32(1) / weights["big"]}
     output = "float[n,8,1,1] y" if is_convolution else "float[n,16] y"
     graph = f"({inputs}) => ({output}) {{ {text} p = Mul(h, big) y = Mul(p, small) }}"
     proto = models.model(graph, weights, opset=opset, ir_version=10)

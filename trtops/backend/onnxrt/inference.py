@@ -215,7 +215,10 @@ def _to_ort_values(feed: Mapping[str, Any], inputs: TensorMetadata) -> dict[str,
         if is_torch(array):
             tensor = array.detach().contiguous()
             sys.modules["torch"].cuda.current_stream(tensor.device).synchronize()  # it may not be computed yet
-            values[name] = ort.OrtValue.from_dlpack(tensor)
+            if hasattr(ort.OrtValue, "from_dlpack"):
+                values[name] = ort.OrtValue.from_dlpack(tensor)
+            else:  # releases up to 1.23
+                values[name] = ort.OrtValue.ortvalue_from_numpy(tensor.cpu().numpy())
             continue
         dtype = inputs[name].dtype
         kind = None if dtype is None else _ORT_VALUE_TYPES.get(dtype)
