@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from trtops.tables import table
-from trtops.terminal import print_page, progress
+from trtops.terminal import print_line, print_page, progress, show_status
 
 PAGE = "# title\n\n\n\n| a | layer |\n|---|---|\n| 1 | x\\|y |\n| 22 | z |\n\nend\n"
 
@@ -44,3 +44,28 @@ def test_pages_are_rendered_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -
 
 def test_columns_of_numbers_are_aligned_right() -> None:
     assert table(["a", "n"], [["x", "1"], ["y", "22"]]) == "a   n\n-  --\nx   1\ny  22"
+
+
+def test_tables_on_narrow_terminals_lose_columns_and_no_digit(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    names = ("output", "verdict", "max abs", "a long name", "another one")
+    page = "\n".join(
+        f"| {' | '.join(row)} |" for row in (names, ["---"] * 5, ("y", "good", "4.768e-07", "0.1", "1\\|2"))
+    )
+    print_page(f"# title\n\n{page}\n\nend\n")
+    shown = " ".join(terminal.getvalue().split())
+    assert "4.768e-07" in shown and "…" not in shown
+    assert "Not shown here: a long name, another one." in shown and shown.endswith("end")
+
+
+def test_a_status_is_replaced_by_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    show_status("The command has taken 3 s so far")
+    show_status("The command has taken 4 s so far")
+    print_line("done", terminal)
+    assert terminal.getvalue().split("\r\x1b[K")[1:] == [
+        "The command has taken 3 s so far", "The command has taken 4 s so far", "done\n",
+    ]  # fmt: skip

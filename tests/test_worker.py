@@ -14,7 +14,7 @@ import pytest
 
 from tests.waiting import FOR_EVER, is_gone, until
 from trtops import errors
-from trtops.system.worker import Worker
+from trtops.system.worker import Worker, close_workers, warm_worker
 
 
 def repr_of_module(name):
@@ -124,6 +124,19 @@ def test_close_ends_the_child():
         worker.close()
         assert worker.pid is None and is_gone(pid)
         assert worker.run(os.getpid) != pid
+
+
+def test_warm_children_are_kept_by_environment(monkeypatch):
+    monkeypatch.setattr("trtops.system.worker._idle", {})
+    with warm_worker() as first:
+        pid = first.run(os.getpid)
+
+    with warm_worker() as again, warm_worker(environment={"A_MARK": "of this child"}) as other:
+        assert again.run(os.getpid) == pid
+        assert other.run(os.getenv, "A_MARK") == "of this child" and other.pid != pid
+
+    close_workers()
+    assert is_gone(pid) and other.pid is None
 
 
 def test_unpicklable_call_starts_no_child():

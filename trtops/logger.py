@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 from trtops import errors
 from trtops.lazy import known_as
 from trtops.system.masking import masked
-from trtops.terminal import escaped
+from trtops.terminal import clear_status, escaped
 
 Severity: TypeAlias = int | Mapping[str, int]
 
@@ -236,6 +236,7 @@ class _Console(logging.Handler):
         file = sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
         try:
             text, (_, color) = _Lines().format(record), _STYLES.get(record.levelno, ("", 0))
+            clear_status()
             if G_LOGGER.colors and color and "NO_COLOR" not in os.environ and file.isatty():
                 text = f"\x1b[{color}m{text}\x1b[0m"
             print(text, file=file, flush=True)

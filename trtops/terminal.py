@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,8 +47,30 @@ def bold(text: str) -> str:
     return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
 
 
+_has_status = _has_progress = False
+
+
+def show_status(text: str) -> None:
+    """Show a line on standard error, a terminal, until the next one or other output replaces it."""
+    global _has_status
+    width = shutil.get_terminal_size().columns
+    sys.stderr.write(f"\r\x1b[K{escaped(text)[: width - 1]}")
+    sys.stderr.flush()
+    _has_status = True
+
+
+def clear_status() -> None:
+    """Remove the line of :func:`show_status`."""
+    global _has_status
+    if _has_status:
+        _has_status = False
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
 def print_line(text: str, file: TextIO | None = None, *, start: str = "") -> None:
     """Print text, escaped, to a stream (default: standard output). ``start`` is printed before it as it is."""
+    clear_status()
     # Flushed, so that lines keep their order with those of child processes and of the log.
     try:
         print(start + escaped(text), file=file or sys.stdout, flush=True)
@@ -68,20 +91,50 @@ def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
     # rich is imported on first use, since `trtops -h` must be fast.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+    global _has_progress
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), unit)
-    with Progress(*columns, console=_console(sys.stderr)) as shown:
-        task = shown.add_task(label, total=None)
-        yield lambda done, total=None: shown.update(task, completed=done, total=total)
+    clear_status()
+    _has_progress = True
+    try:
+        with Progress(*columns, console=_console(sys.stderr)) as shown:
+            task = shown.add_task(label, total=None)
+            yield lambda done, total=None: shown.update(task, completed=done, total=total)
+    finally:
+        _has_progress = False
+
+
+def has_progress() -> bool:
+    """True while a bar is shown."""
+    return _has_progress
 
 
 def print_page(page: str) -> None:
     """Print a page of Markdown: rendered on a terminal, elsewhere as it is."""
+    clear_status()
     if sys.stdout.isatty() and _has_rich():
         from rich.markdown import Markdown
 
-        _console(sys.stdout).print(Markdown(escaped(page)))
+        _console(sys.stdout).print(Markdown(_with_narrow_tables(escaped(page), shutil.get_terminal_size().columns)))
     else:
         print_line(re.sub(r"\n{3,}", "\n\n", page).rstrip())
+
+
+def _with_narrow_tables(page: str, width: int) -> str:
+    """Return a page whose tables fit: their last columns are left out and named, since rich would cut all cells."""
+    return re.sub(r"(?m)(?:^\|.*\|$\n?)+", lambda match: _narrowed(match[0], width), page)
+
+
+def _narrowed(table: str, width: int) -> str:
+    rows = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in table.strip().splitlines()]
+    used, kept = 1, 0
+    for column in zip(*rows):
+        used += max(len(cell.strip()) for cell in column) + 3
+        if used > width and kept > 1:
+            break
+        kept += 1
+    left_out = [name.strip() for name in rows[0][kept:]]
+    lines = [f"|{'|'.join(row[:kept])}|" for row in rows]
+    return "\n".join([*lines, "", f"Not shown here: {', '.join(left_out)}.", ""] if left_out else [*lines, ""])
 
 
 def _has_rich() -> bool:

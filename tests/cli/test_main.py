@@ -269,7 +269,7 @@ def test_self_test_writes_a_report(tmp_path, monkeypatch, capsys):
 
 
 def test_long_step_is_named_while_it_runs(monkeypatch, caplog):
-    monkeypatch.setattr(jobs, "_SILENT", 0.01)
+    monkeypatch.setattr(jobs, "_SILENT_IN_FILES", 0.01)
     caplog.set_level("INFO", "trtops.cli.jobs")
 
     with jobs.announcing("Convert"):

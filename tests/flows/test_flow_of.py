@@ -164,7 +164,8 @@ def test_every_parameter_is_explained(name: str):
 
 
 def test_every_option_of_convert_is_a_parameter():
-    assert {option.name for option in option_fields(ConvertConfig)} <= set(flows.convert.parameters.properties)
+    names = {option.metadata.get("keyword", option.name) for option in option_fields(ConvertConfig)}
+    assert names <= set(flows.convert.parameters.properties)
     for flow, unused in (
         (flows.gate, ("tolerances", "plots", "warm_up")),
         (flows.compare, ("golden_outputs", "plots")),

@@ -18,7 +18,9 @@ from trtops.cli.script import product
 
 log = logging.getLogger(__name__)
 
-_SILENT = 3.0  # seconds after which a command logs which step runs; imports may take 2 s before
+# Seconds after which a command tells which step runs; imports may take 2 s before.
+_SILENT = 3.0
+_SILENT_IN_FILES = 15.0
 _steps: list[tuple[str, float]] = []  # names and starts of the steps that run; a process runs one command at a time
 
 Job: TypeAlias = Callable[[], int]
@@ -130,25 +132,33 @@ def op_job(
 
 @contextlib.contextmanager
 def announcing(work: str) -> Iterator[None]:
-    """Log long work during the block: the work itself, or its running step.
+    """Tell how long work during the block has taken, and its running step.
 
-    In a file or a pipe, lines become rarer: the next comes after a tenth of the time so far.
+    A terminal shows one line that is replaced every second. A file or a pipe gets log lines, 15 s and later a tenth of
+    the time so far apart.
     """
     ended, start = threading.Event(), time.monotonic()
 
     def announce() -> None:
-        pause, is_file = _SILENT, not sys.stderr.isatty()
+        is_terminal = sys.stderr.isatty()
+        pause = _SILENT if is_terminal else _SILENT_IN_FILES
         while not ended.wait(pause):
             current = time.monotonic()
             step = "".join(f"; step {name!r}: {current - since:.0f} s" for name, since in _steps[-1:])
-            log.info("%s has taken %.0f s so far%s", work, current - start, step)
-            pause = max(_SILENT, is_file * (current - start) / 10)
+            text = f"{work} has taken {current - start:.0f} s so far{step}"
+            if not is_terminal:
+                log.info("%s", text)
+                pause = max(_SILENT_IN_FILES, (current - start) / 10)
+            elif log.isEnabledFor(logging.INFO) and not terminal.has_progress():
+                terminal.show_status(text)
+                pause = 1.0
 
     threading.Thread(target=announce, daemon=True).start()
     try:
         yield
     finally:
         ended.set()
+        terminal.clear_status()
 
 
 def _announced(name: str, step: Callable[[], Any]) -> Any:

@@ -59,17 +59,18 @@ LOGGING = Group(
 _LONGEST_LIST = 6  # names in a printed command; longer lists go to a file
 
 # Of the command that runs. Commands print in many places, and a process runs one command at a time.
-_silent = False
+_silent = _is_detailed = False
+_MOST_LINES = 3  # of each text of an ending on a terminal
 
 
 @contextlib.contextmanager
 def logging_as(args: Options) -> Iterator[logging.Logger]:
     """Log as the options say during the block."""
-    global _silent
+    global _silent, _is_detailed
     loudness = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
     level = _OFF if args.silent else _LESS[min(-loudness, 5)] if loudness < 0 else _MORE[min(loudness, 4)]
     severities = {"": level, **{path: getattr(G_LOGGER, name) for path, name in args.verbosity or ()}}
-    before = G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent
+    before = G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent, _is_detailed
     G_LOGGER.timestamp = "timestamp" in (args.log_format or ())
     G_LOGGER.line_info = "line-info" in (args.log_format or ())
     G_LOGGER.colors = "no-colors" not in (args.log_format or ())
@@ -87,13 +88,15 @@ def logging_as(args: Options) -> Iterator[logging.Logger]:
     # Restored afterwards: `main` is also called by tests and by other programs, in whose process it runs.
     try:
         G_LOGGER.log_file = args.log_file
-        _silent = args.silent or False
+        _silent, _is_detailed = args.silent or False, loudness > 0
         with G_LOGGER.verbosity(severities):
             yield logging.getLogger("trtops.cli")
     finally:
         data_log.removeFilter(once)
         G_LOGGER.log_file = None
-        G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent = before
+        (
+            G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent, _is_detailed
+        ) = before  # fmt: skip
 
 
 def say(text: str) -> None:
@@ -133,15 +136,17 @@ def say_report(result: Any, store: str | None = None) -> None:
 
 
 def say_result(result: OpResult, store: str | None = None) -> None:
-    """Print a result's page, then verdict, run and next step."""
-    say_page(result.page())
+    """Print a result's page, then verdict, run and next step; on a terminal only its screen, unless -v is given."""
+    screen = result.screen() if sys.stdout.isatty() and not _is_detailed else None
+    if screen != "":
+        say_page(result.page() if screen is None else screen)
     say_ending(result, store)
 
 
 def say_ending(result: OpResult, store: str | None = None) -> None:
     """Print verdict, run and next step."""
     if not _silent:
-        lines = result.summary_lines()
+        lines = result.summary_lines(_MOST_LINES if sys.stdout.isatty() and not _is_detailed else None)
         if (step := result.next_step) is not None:
             lines += f"\nnext:    {terminal.one_line(str(with_lists_in_files(step.in_store(store))))}"
         terminal.print_line(lines.removeprefix("verdict:"), start="\nverdict:")

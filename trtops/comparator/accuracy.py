@@ -78,7 +78,7 @@ class AccuracyResult(UserDict[RunnerPair, list[dict[str, Match]]]):
 
     def output_names(self) -> list[str]:
         """The compared outputs, in order of appearance."""
-        return list(dict.fromkeys(name for name, _ in self._all_matches()))
+        return list(dict(self._all_matches()))
 
     def metric_fields(self) -> list[str]:
         """Names of the numbers of the matches; empty if they are truth values."""

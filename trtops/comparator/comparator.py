@@ -109,7 +109,7 @@ class Comparator:
         """
         if isinstance(run_results, RunResults):
             for _, iterations in run_results:
-                iterations[:] = [postprocess_func(iteration) for iteration in iterations]
+                iterations[:] = map(postprocess_func, iterations)
             return run_results
         if isinstance(run_results, (list, tuple)):
             return [Comparator.postprocess(run, postprocess_func) for run in run_results]
@@ -118,7 +118,7 @@ class Comparator:
     @staticmethod
     def default_comparisons(run_results: RunResults) -> list[tuple[int, int]]:
         """Index pairs of the runners to compare by default: each with the next."""
-        return [(i, i + 1) for i in range(len(run_results) - 1)]
+        return list(itertools.pairwise(range(len(run_results))))
 
     @staticmethod
     def compare_accuracy(

@@ -86,7 +86,7 @@ class DataLoader:
         return self.iterations
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[index] for index in range(self.iterations))
+        return map(self.__getitem__, range(self.iterations))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """The inputs of one iteration, by name: new arrays in host memory.
@@ -223,7 +223,7 @@ class DataLoaderCache:
         if hasattr(self.data_loader, "input_metadata"):
             self.data_loader.input_metadata = input_metadata
         if not self._loaded:
-            self.cache = [check_feed(feed) for feed in self.data_loader]
+            self.cache = list(map(check_feed, self.data_loader))
             self._loaded = True
             if not self.cache:
                 _log.warning("The data loader gave no inputs")

@@ -262,7 +262,10 @@ class ComparisonReport(Record):
 
     def output(self, name: str) -> OutputComparison:
         """The entry of one output; KeyError without one."""
-        return {output.name: output for output in self.outputs}[name]
+        for output in self.outputs:
+            if output.name == name:
+                return output
+        raise KeyError(name)
 
     def evaluate(self, tolerances: Tolerances) -> ComparisonReport:
         """The report under other tolerances, from the recorded statistics.

@@ -109,7 +109,7 @@ def stream(
     """Run runners one iteration at a time; ``places`` are the paths for inputs, outputs and raw inputs."""
     writers = Writers(*places)
     with contextlib.ExitStack() as stack:
-        active = [stack.enter_context(runner) for runner in runners]
+        active = list(map(stack.enter_context, runners))
         inputs = [runner.get_input_metadata() for runner in active]
         if inputs and hasattr(loader, "input_metadata"):
             loader.input_metadata = inputs[0]

@@ -81,8 +81,9 @@ def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -
 
     ``rule`` holds tolerances, by the names in :data:`RULES`.
     """
-    if [a.shape for a in actual] != [g.shape for g in golden]:
-        return [f"shapes are {[a.shape for a in actual]}, expected {[g.shape for g in golden]}"]
+    shapes, expected_shapes = [a.shape for a in actual], [g.shape for g in golden]
+    if shapes != expected_shapes:
+        return [f"shapes are {shapes}, expected {expected_shapes}"]
     problems = []
     dtypes = str(actual[0].dtype), str(golden[0].dtype)
     # TensorRT before 10 has no INT64, and returns INT32.

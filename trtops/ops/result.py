@@ -128,8 +128,23 @@ class OpResult(Record):
         """What only the user can supply before another step makes sense, such as data; empty if nothing."""
         return ""
 
-    def summary_lines(self) -> str:
-        """Verdict, first reasons, evidence, required inputs, and the run; no run if none was kept."""
+    @property
+    def figures(self) -> str:
+        """Size and speed in a line; empty if there are none."""
+        return ""
+
+    def screen(self) -> str | None:
+        """Return what a terminal shows above the verdict in place of the page; None for the page.
+
+        The page is shown with ``-v``, and is in the run.
+        """
+        return None
+
+    def summary_lines(self, most: int | None = None) -> str:
+        """Verdict, first reasons, evidence, required inputs, figures, and the run; no run if none was kept.
+
+        ``most`` is the largest number of lines of each text (default: all of it).
+        """
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
         reasons: tuple[str, ...] = getattr(self, "reasons", ())
         reasons_text = listed(
@@ -138,7 +153,10 @@ class OpResult(Record):
         checked = "checked: " if reasons_text else "because: "
         for label, text in (("because: ", reasons_text), (checked, self.evidence), ("needed:  ", self.needed)):
             if text:
-                verdict += "\n" + textwrap.fill(text, 80, initial_indent=label, subsequent_indent=" " * 9)
+                verdict += "\n" + textwrap.fill(
+                    text, 80, initial_indent=label, subsequent_indent=" " * 9, max_lines=most, placeholder=" ... (-v)"
+                )
+        verdict += f"\nfigures: {self.figures}" if self.figures else ""
         return f"verdict: {verdict}" + (f"\nrun:     {self.run_id}" if self.run_id else "")
 
     def __str__(self) -> str:

@@ -105,48 +105,31 @@ class TacticRecord(Record):
         return [[list(pair) for pair in sorted(self.settings)], [list(choice.identity) for choice in self.choices]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CarriedOver(Record):
-    """Choices repeated by a build on another release or device, and all others."""
+def carried_over(record: TacticRecord, build: TacticRecord) -> str:
+    """Describe how a build on another release or device repeated a record's choices, in a line.
 
-    source: str  # release and device of the record
-    layers: int  # replayable choices in the record
-    carried: int  # of these, the ones whose layer has the same tactic
-    changed: tuple[tuple[str, str, str], ...]  # layer, its tactic in the record and in the build; empty if not there
-    settings: tuple[tuple[str, str, str], ...] = ()  # likewise
+    Choices are compared by layer, op and kernel, since hashes and keys of TensorRT's timing cache change.
+    """
 
-    @classmethod
-    def between(cls, record: TacticRecord, build: TacticRecord) -> "CarriedOver":
-        """Compare two records by layer, op and kernel; hashes and keys of TensorRT's timing cache change."""
+    def kernels(choices: Sequence[TacticChoice]) -> dict[str, tuple[str, str]]:
+        return {c.layer: (c.op, c.tactic.rpartition(" #")[0] or c.tactic) for c in choices if c.replayable}
 
-        def kernels(choices: Sequence[TacticChoice]) -> dict[str, tuple[str, str]]:
-            return {c.layer: (c.op, c.tactic.rpartition(" #")[0] or c.tactic) for c in choices if c.replayable}
-
-        recorded_kernels, built_kernels = kernels(record.choices), kernels(build.choices)
-        changed, settings = [], []
-        for name in {**recorded_kernels, **built_kernels}:
-            recorded, built = recorded_kernels.get(name, ("", "")), built_kernels.get(name, ("", ""))
-            if recorded != built:
-                changed.append((name, recorded[1], built[1]))
-        before, after = dict(record.settings), dict(build.settings)
-        for name in {**before, **after}:
-            if not name.startswith("entry ") and before.get(name) != after.get(name):
-                settings.append((name, before.get(name, ""), after.get(name, "")))
-        return cls(
-            source=f"{record.backend_version} on {record.device_sha256[:8]}",
-            layers=len(recorded_kernels),
-            carried=len(recorded_kernels.keys() - {name for name, _, _ in changed}),
-            changed=tuple(changed),
-            settings=tuple(settings),
-        )
-
-    def sentence(self) -> str:
-        """The repeated and the changed choices, in a line."""
-        changes = [f"{n} ({old or 'none'} became {new or 'none'})" for n, old, new in (*self.settings, *self.changed)]
-        return (
-            f"Of {self.layers} choices recorded by {self.source}, {self.carried} were carried over; "
-            f"changed: {', '.join(changes) or 'none'}"
-        )
+    recorded_kernels, built_kernels = kernels(record.choices), kernels(build.choices)
+    changes, changed_layers = [], set()
+    before, after = dict(record.settings), dict(build.settings)
+    for name in {**before, **after}:
+        if not name.startswith("entry ") and before.get(name) != after.get(name):
+            changes.append(f"{name} ({before.get(name) or 'none'} became {after.get(name) or 'none'})")
+    for name in {**recorded_kernels, **built_kernels}:
+        recorded, built = recorded_kernels.get(name, ("", "")), built_kernels.get(name, ("", ""))
+        if recorded != built:
+            changes.append(f"{name} ({recorded[1] or 'none'} became {built[1] or 'none'})")
+            changed_layers.add(name)
+    carried = len(recorded_kernels.keys() - changed_layers)
+    return (
+        f"Of {len(recorded_kernels)} choices recorded by {record.backend_version} on {record.device_sha256[:8]}, "
+        f"{carried} were carried over; changed: {', '.join(changes) or 'none'}"
+    )
 
 
 def read_record(path: str | Path) -> TacticRecord:

@@ -35,7 +35,7 @@ from trtops.calibration.quantization import Quantization
 from trtops.metadata import is_dynamic
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tables import listed
-from trtops.tactics.record import CarriedOver, TacticChoice, TacticRecord
+from trtops.tactics.record import TacticChoice, TacticRecord, carried_over
 
 
 class OnnxRuntimeBackend:
@@ -115,7 +115,7 @@ class OnnxRuntimeBackend:
             open_plan(plan, options, provider_settings(options, choice.candidate))
         record = _record(choice, choices, environment)
         if replay is not None and carry_over and not replay.is_of(environment):
-            log.add(f"[trtops] {CarriedOver.between(replay, record).sentence()}")
+            log.add(f"[trtops] {carried_over(replay, record)}")
         elif replay is not None and replay.choices:
             _check_followed(replay, record)
         build = Build(

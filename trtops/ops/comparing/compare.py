@@ -62,6 +62,10 @@ class CompareResult(OpResult):
     reasons: tuple[str, ...]
     evaluation: Evaluation
 
+    def screen(self) -> str:
+        """Nothing above the verdict."""
+        return ""
+
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""
         return self.evaluation.report.to_frame()

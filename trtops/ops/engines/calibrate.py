@@ -114,6 +114,10 @@ class CalibrateResult(OpResult):
         arguments |= {"style": style} if style == "tensorrt" else {}
         return NextStep.after(self.options, "sensitivity", arguments)
 
+    def screen(self) -> str:
+        """The engines above the verdict."""
+        return builds_table(self.engines, markdown_table)
+
     def to_frame(self) -> pd.DataFrame:
         """Return a row per engine, as :func:`~trtops.ops.engines.convert_result.builds_frame`."""
         return builds_frame(self.engines)

@@ -28,7 +28,7 @@ from trtops.ops.result import model_file, op_run, run_name, run_step, step_time,
 from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions
 from trtops.system.activity import needs_child
 from trtops.system.worker import warm_worker
-from trtops.tactics.record import CarriedOver, TacticRecord
+from trtops.tactics.record import TacticRecord, carried_over
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker
 from trtops.tracking.builds import log_materials
@@ -185,7 +185,7 @@ def _build_and_evaluate(
         reasons += (f"The engine has {len(build.engine.plan)} bytes; at most {max_bytes} are allowed.",)
     carried = ""
     if request.caches.replay is not None and config.carry_over:
-        carried = CarriedOver.between(request.caches.replay, build.tactics).sentence()
+        carried = carried_over(request.caches.replay, build.tactics)
     return ConvertResult(
         verdict=verdict,
         backend=config.build.backend,

@@ -105,6 +105,17 @@ class ConvertResult(OpResult):
             return NextStep.after(self.options, "debug accuracy", arguments)
         return NextStep.after(self.options, "triage", arguments)
 
+    @property
+    def figures(self) -> str:
+        """Precision and size of the engine, and its latency."""
+        latency = self.evaluation.latency
+        speed = () if latency is None else (f"p50 {latency.p50_ms:.3f} ms", f"p99 {latency.p99_ms:.3f} ms")
+        return ", ".join((f"{self.called} engine", size(self.engine_bytes), *speed))
+
+    def screen(self) -> str:
+        """Nothing above the verdict."""
+        return ""
+
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""
         return self.evaluation.report.to_frame()

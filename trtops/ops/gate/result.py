@@ -92,6 +92,17 @@ class GateResult(OpResult):
         return "" if golden_evidence is None else golden_evidence.sentence()
 
     @property
+    def figures(self) -> str:
+        """The latency ratio to the accepted engine, and the version, if there are any."""
+        ratio = "" if self.ratio is None else f"latency {self.ratio.ratio:.3f} times the accepted engine's"
+        version = f"accepted as version {self.version}, alias {self.alias}" if self.version else ""
+        return "; ".join(filter(None, (ratio, version)))
+
+    def screen(self) -> str:
+        """Nothing above the verdict."""
+        return ""
+
+    @property
     def ratio(self) -> RatioEstimate | None:
         """The deciding ratio of the latency; None if not measured or not checked."""
         limit = self.policy.of(self.precision).latency

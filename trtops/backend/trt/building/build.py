@@ -26,7 +26,7 @@ from trtops.calibration.cache import CalibrationCache
 from trtops.record import sha256
 from trtops.spec import Layer, TensorRTOptions
 from trtops.system.processes import temporary_prefix
-from trtops.tactics.record import CarriedOver, TacticRecord
+from trtops.tactics.record import TacticRecord, carried_over
 
 
 class EngineBuild:
@@ -111,7 +111,7 @@ class EngineBuild:
                     "again."
                 )
             if self.carried_from is not None:
-                self.restriction.notes.append(CarriedOver.between(self.carried_from, record).sentence())
+                self.restriction.notes.append(carried_over(self.carried_from, record))
         calibration = data = None
         if self.quantized is not None:
             calibration, data = self.quantized.calibration_cache, self.quantized.data_sha256

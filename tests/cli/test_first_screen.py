@@ -1,0 +1,57 @@
+"""What a terminal of 80 columns shows: one screen, and everything with ``-v``."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import models
+
+pty = pytest.importorskip("pty")
+
+
+def screen_of(words: list[str], folder: Path) -> tuple[int, list[str]]:
+    """Run a command in a terminal of 80 columns; return its exit code and the lines that remain."""
+    import fcntl
+    import struct
+    import termios
+
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(folder)
+        os.execvpe(sys.executable, [sys.executable, "-m", "trtops", *words], {**os.environ, "TRTOPS_HOME": "mlruns"})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    output = b""
+    while True:
+        try:
+            part = os.read(terminal, 1 << 16)
+        except OSError:  # how Linux reports that the process has closed the terminal
+            break
+        if not part:
+            break
+        output += part
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode()).replace("\r\n", "\n")
+    return code, [line.rpartition("\r")[2] for line in plain.split("\n")]
+
+
+def test_a_conversion_fits_one_screen(tmp_path: Path) -> None:
+    case = models.conv_net()
+    case.write(tmp_path)
+    np.savez(tmp_path / "feed.npz", **case.feed)
+    line = ["convert", "conv_net.onnx", "--convert-to", "ort", "--load-inputs", "feed.npz", "--experiment", "e"]
+
+    code, lines = screen_of(line, tmp_path)
+
+    shown = [text for text in lines if text and not text.startswith("[I]")]
+    assert code == 0 and len(shown) <= 12 and max(map(len, shown)) <= 80, shown
+    labels = [text.split(":")[0] for text in shown if not text.startswith(" ")]
+    assert labels == ["verdict", "because", "figures", "run", "next"]
+    assert re.search(r"figures: FP32 engine, [\d.]+ KiB, p50 [\d.]+ ms, p99 [\d.]+ ms", "\n".join(shown))
+
+    code, detailed = screen_of([*line, "-v"], tmp_path)
+    assert code == 0 and len(detailed) > 25 and any(text.startswith("Not shown here: ") for text in detailed)
+    assert any(text.split()[:2] == ["scores", "good"] for text in detailed)
