@@ -73,10 +73,10 @@ def test_verdicts_do_not_depend_on_scale(precision: Precision, scale: float) -> 
         assert not compare_outputs({"y": zeros + np.float32(1e-3)}, {"y": zeros}, tolerances)
 
 
-@pytest.mark.parametrize(("precision", "scale"), [("fp32", 2e-5), ("fp16", 0.01), ("bf16", 0.1)])
+@pytest.mark.parametrize(("precision", "scale"), [("fp32", 3e-5), ("fp16", 0.01), ("bf16", 0.1)])
 def test_outputs_within_fixed_tolerances_must_vary_as_golden_ones(precision: Precision, scale: float) -> None:
     golden, other = (10 + models.random(1000, seed=seed, scale=scale).astype(float) for seed in (1, 2))
-    [reason] = compare_outputs({"y": other}, {"y": golden}, default_tolerances(precision)).reasons
+    *_, reason = compare_outputs({"y": other}, {"y": golden}, default_tolerances(precision)).reasons
     assert "correlation is" in reason
 
 
