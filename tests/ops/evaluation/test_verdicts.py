@@ -73,6 +73,13 @@ def test_verdicts_do_not_depend_on_scale(precision: Precision, scale: float) -> 
         assert not compare_outputs({"y": zeros + np.float32(1e-3)}, {"y": zeros}, tolerances)
 
 
+@pytest.mark.parametrize(("precision", "scale"), [("fp32", 3e-5), ("fp16", 0.01), ("bf16", 0.1)])
+def test_outputs_within_fixed_tolerances_must_vary_as_golden_ones(precision: Precision, scale: float) -> None:
+    golden, other = (10 + models.random(1000, seed=seed, scale=scale).astype(float) for seed in (1, 2))
+    *_, reason = compare_outputs({"y": other}, {"y": golden}, default_tolerances(precision)).reasons
+    assert "correlation is" in reason
+
+
 def test_clamped_masks_pass_and_lost_ones_fail() -> None:
     golden, tolerances = models.random(4, 8), default_tolerances("fp16")
     golden[:, 5:] = zoo.LOWEST
