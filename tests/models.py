@@ -1,6 +1,7 @@
 """Tiny ONNX models, built in code, each with a feed and, where possible, the expected outputs."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -86,6 +87,22 @@ def _parse(text: str) -> onnx.ModelProto:
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     """Normally distributed float32, the same for the same arguments."""
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+@functools.cache
+def newest_opset() -> int:
+    """The newest operator set that both ONNX and ONNX Runtime have."""
+    opset = onnx.defs.onnx_opset_version()
+    while True:
+        proto = model("(float[2] x) => (float[2] y) { y = Identity(x) }", opset=opset, ir_version=10)
+        import onnxruntime  # as the base of an installation, most tests need none
+
+        try:
+            onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        except Exception:  # ONNX Runtime has no class of its own for it
+            opset -= 1
+        else:
+            return opset
 
 
 def identity() -> Case:

@@ -39,7 +39,9 @@ def test_runs_are_filtered_newest_first(tracker: MemoryTracker, built: tuple[str
     assert [row.id for row in list_runs(tracker)] == [bad, good]
     assert [row.id for row in list_runs(tracker, verdict="good", kind="build")] == [good]
     assert [row.id for row in list_runs(tracker, limit=1)] == [bad]
-    assert list_runs(tracker, experiment="another") == list_runs(tracker, parent=good) == []
+    assert list_runs(tracker, parent=good) == []
+    with pytest.raises(errors.RunNotFoundError, match=r"no runs in experiment 'con'\. Did you mean 'conv'"):
+        list_runs(tracker, experiment="con")
     row = list_runs(tracker, tags={schema.Tag.VERDICT: "bad"})[0]
     assert (row.experiment, row.kind, row.status, row.verdict) == ("conv", "build", "finished", "bad")
 

@@ -21,7 +21,7 @@ from tests import models, seeds
 from tests.contracts.engine_backend import EngineBackendContract
 from tests.contracts.runner import RunnerContract
 from trtops import errors
-from trtops.backend.base import NO_CACHES, Build, BuildRequest, Caches
+from trtops.backend.base import Build, BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.trt import library
 from trtops.backend.trt.building.engine import build_plan
@@ -660,12 +660,12 @@ RECORDED = BuildConfig(precision="fp16", options=TensorRTOptions())
 REPEATED = "the replay was repeated without its timing cache"
 
 
-def timed(config: BuildConfig = RECORDED, caches: Caches = NO_CACHES) -> tuple[Build, int]:
+def timed(config: BuildConfig = RECORDED, caches: Caches | None = None) -> tuple[Build, int]:
     """A build, with how many tactics TensorRT timed in it."""
     case = models.three_convolutions(4, 32, 28, 0.06, "replayed")
     with library.collect_log(verbose=True) as log:
         build = back.TensorRTBackend().build(
-            BuildRequest(Model.from_proto(case.proto, case.name), config, caches=caches)
+            BuildRequest(Model.from_proto(case.proto, case.name), config, caches=caches or Caches())
         )
     return build, sum("Time: " in message for _, message in log.lines)
 
