@@ -581,7 +581,7 @@ def test_build_works_after_a_killed_child():
         isolated = IsolatedBackend("tensorrt", worker=worker)
         environment = isolated.environment()  # the child is warm now
         starts = worker.starts
-        building = pool.submit(isolated.build, Model.from_proto(wide_net().proto, "wide_net"), slow)
+        building = pool.submit(isolated.build, BuildRequest(Model.from_proto(wide_net().proto, "wide_net"), slow))
         time.sleep(1.0)
         os.kill(worker.pid, signal.SIGSEGV)
         with pytest.raises(errors.WorkerError, match="Segmentation fault"):

@@ -6,7 +6,6 @@ requested in FP16 and compute in FP32.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from tests import models
 from tests.gates import with_wrong_weight
 from tests.models import Case
-from trtops.backend.base import Build
+from trtops.backend.base import Build, BuildRequest
 from trtops.backend.onnx.model import Model
 from trtops.cli.main import main
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -45,8 +44,9 @@ def plant_wrong_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
     build = TensorRTBackend.build
 
-    def build_another(self: TensorRTBackend, model: Model, config: BuildConfig, **others: Any) -> Build:
-        return build(self, Model.from_proto(with_wrong_weight(model.proto(), 1.1), model.name), config, **others)
+    def build_another(self: TensorRTBackend, request: BuildRequest) -> Build:
+        wrong = Model.from_proto(with_wrong_weight(request.model.proto(), 1.1), request.model.name)
+        return build(self, replace(request, model=wrong))
 
     monkeypatch.setattr(TensorRTBackend, "build", build_another)
 
