@@ -130,7 +130,7 @@ class OpResult(Record):
 
     @property
     def figures(self) -> str:
-        """Size and speed in a line; empty if there are none."""
+        """Size and speed in a line; empty for results without them."""
         return ""
 
     def screen(self) -> str | None:

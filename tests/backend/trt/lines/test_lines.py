@@ -17,6 +17,7 @@ from docs.support_table import CAPABILITIES, _passed, reports_table, support_tab
 from tests.backend.trt import api
 from trtops import errors
 from trtops.backend.trt import library
+from trtops.backend.trt.library import loading
 from trtops.backend.trt.lines import LINES, Feature, ReleaseLine, release_line
 from trtops.ops.self_test import BackendReport, Check
 
@@ -241,3 +242,12 @@ def test_report_of_a_release_makes_its_rows_shown(monkeypatch, tmp_path):
 
     assert [line.split("|")[1].strip() for line in changed] == ["build from ONNX, FP32", "inspection of engines"]
     assert all(line.split("|")[3].strip() == "shown" for line in changed)
+
+
+def test_names_of_enums_that_a_release_lacks_are_left_to_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    # TensorRT 8.6 has no `RuntimePlatform`; the option that takes it is refused by the title of its feature.
+    monkeypatch.setattr(loading, "load", lambda: SimpleNamespace(DataType=SimpleNamespace(__members__={"HALF": 1})))
+    assert loading.member("RuntimePlatform", "WINDOWS_AMD64") == "WINDOWS_AMD64"
+    assert loading.member("DataType", ["half", 2]) == [1, 2]
+    with pytest.raises(errors.ConfigError, match=r"DataType has no 'HALV' in this release\. Did you mean 'HALF'"):
+        loading.member("DataType", "halv")

@@ -73,17 +73,19 @@ def line() -> ReleaseLine:
 def member(enum: str, value: Any) -> Any:
     """Return a value of one of TensorRT's enums, such as ``TacticSource``, given by its name; others are unchanged.
 
-    Lists and values of mappings are names as well. Raises ConfigError if this release lacks the enum or the name.
+    Lists and values of mappings are names as well. If this release lacks the enum, the name is returned, and the option
+    that takes it is refused as a feature of other releases. ConfigError if the enum lacks the name.
     """
     if isinstance(value, (list, tuple)):
         return [member(enum, name) for name in value]
     if not isinstance(value, str):
         return value
     name = value.strip().upper().replace("-", "_")
-    members = getattr(getattr(load(), enum, None), "__members__", {})
+    members = getattr(getattr(load(), enum, None), "__members__", None)
+    if members is None:
+        return value
     if name not in members:
-        owner = f"{enum} has no {name!r}" if members else f"TensorRT has no {enum!r}"
-        raise errors.ConfigError(f"{owner} in this release. {errors.near(name, members)}".rstrip())
+        raise errors.ConfigError(f"{enum} has no {name!r} in this release. {errors.near(name, members)}".rstrip())
     return members[name]
 
 
