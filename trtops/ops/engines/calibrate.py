@@ -116,7 +116,7 @@ class CalibrateResult(OpResult):
 
     def screen(self) -> str:
         """The engines above the verdict."""
-        return builds_table(self.engines, markdown_table)
+        return builds_table(self.engines, markdown_table, ("build", "verdict", "accuracy", "p50", "engine", "run"))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per engine, as :func:`~trtops.ops.engines.convert_result.builds_frame`."""

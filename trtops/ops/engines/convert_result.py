@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +130,10 @@ class ConvertResult(OpResult):
 _TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
 
 
-def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = table) -> str:
-    """One line per engine, in plain text unless another function writes the table."""
+def builds_table(
+    results: Iterable[ConvertResult], write: Callable[..., str] = table, columns: Sequence[str] = ()
+) -> str:
+    """One line per engine, in plain text unless another function writes the table; all ``columns`` by default."""
     rows = []
     for result in results:
         evaluation, computed = result.evaluation, result.evaluation.computed
@@ -150,7 +152,8 @@ def builds_table(results: Iterable[ConvertResult], write: Callable[..., str] = t
             "run": result.run_id[:8],
         }
         rows.append(row)
-    return write(list(rows[0]), [list(row.values()) for row in rows])
+    names = list(columns or rows[0])
+    return write(names, [[row[name] for name in names] for row in rows])
 
 
 def builds_frame(results: Iterable[ConvertResult]) -> pd.DataFrame:
