@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin
 import trtops.flows
 from trtops import verbs
 from trtops.calibration import data
-from trtops.ops.keywords import option_keywords
+from trtops.ops.keywords import option_keywords, takes_backend
 from trtops.record import Record
 from trtops.spec import BackendName
 
@@ -48,8 +48,9 @@ class Annotations:
         if annotation is Path:
             return f"str | {self.name_of(os.PathLike)}[str]"
         if origin in (Union, types.UnionType):
-            kinds = " | ".join(map(self.text_of, args)).split(" | ")
-            return " | ".join(dict.fromkeys(kinds))
+            if Path in args:  # its text has `str`
+                args = tuple(part for part in args if part is not str)
+            return " | ".join(map(self.text_of, args))
         if origin is typing.Literal:
             self.imports.add(("typing", "Literal"))
             return f"Literal[{', '.join(map(repr, args))}]"
@@ -118,7 +119,7 @@ def verbs_stub() -> str:
             elif any(isinstance(part, type) and issubclass(part, Record) for part in get_args(option.type)):
                 kind += f" | {annotations.text_of(Mapping[str, Any])}"
             parts.append(f"{keyword}: {kind} = ...")
-        if any(option.path == ("build", "options") for option in options.values()) and "backend" not in parts:
+        if takes_backend(op):
             parts.append(f"backend: {annotations.text_of(BackendName)} = ...")
         functions += [
             f"\ndef {name}(",

@@ -242,8 +242,7 @@ class _Console(logging.Handler):
             print(text, file=file, flush=True)
         except OSError:  # the command reports a full output when it ends
             pass
-        # As in logging's own handlers: a line that cannot be written, for whatever reason, does not end the program.
-        except Exception:
+        except Exception:  # as in logging's own handlers: a line that cannot be written does not end the program
             self.handleError(record)
 
 

@@ -230,11 +230,11 @@ def _fitted(kind: Any, value: Any) -> Any:
         raise errors.ConfigError(f"found {value!r:.80}; expected one of {', '.join(map(repr, args))}. {hint}".rstrip())
     if origin is tuple and isinstance(value, (list, tuple)):
         kinds = args[:1] * len(value) if args[1:] == (...,) else args
-        items = tuple(_fitted(item_kind, item) for item_kind, item in zip(kinds, value))
-        return value if isinstance(value, tuple) and items == value else items
+        if len(kinds) != len(value):
+            raise errors.ConfigError(f"found {len(value)} values, {value!r:.80}; expected {len(kinds)}")
+        return tuple(_fitted(item_kind, item) for item_kind, item in zip(kinds, value))
     if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        entries = {_fitted(args[0], key): _fitted(args[1], entry) for key, entry in value.items()}
-        return value if entries == dict(value) else entries
+        return {_fitted(args[0], key): _fitted(args[1], entry) for key, entry in value.items()}
     if _is_of(kind, value):
         return value
     if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):

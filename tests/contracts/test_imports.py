@@ -8,7 +8,9 @@ import pytest
 def test_no_modules_import_in_circles() -> None:
     graph = pytest.importorskip("grimp").build_graph("trtops")
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    circle: list[str] = []
     try:
-        list(TopologicalSorter(imports).static_order())
+        TopologicalSorter(imports).prepare()
     except CycleError as exc:
-        pytest.fail(f"These modules import each other: {' <- '.join(exc.args[1])}")
+        circle = exc.args[1]
+    assert len(imports) > 300 and circle == []

@@ -85,6 +85,8 @@ def test_values_are_brought_to_the_types_of_their_fields() -> None:
     assert tolerances.digest == dataclasses.replace(tolerances, atol=1.0).digest
     build = trtops.BuildConfig(keep=["a", "b"], calibration_samples=np.int64(8))  # type: ignore[arg-type]
     assert build.keep == ("a", "b") and type(build.calibration_samples) is int
+    with pytest.raises(errors.ConfigError, match="tags: found 3 values"):
+        trtops.AuditConfig(experiment="e", tags=(("a", "b", "c"),))  # type: ignore[arg-type]
     assert trtops.CheckConfig(data=Path("a.npz")).data == "a.npz"  # type: ignore[arg-type]
 
 

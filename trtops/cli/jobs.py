@@ -153,11 +153,13 @@ def announcing(work: str) -> Iterator[None]:
                 terminal.show_status(text)
                 pause = 1.0
 
-    threading.Thread(target=announce, daemon=True).start()
+    announcer = threading.Thread(target=announce, daemon=True)
+    announcer.start()
     try:
         yield
     finally:
         ended.set()
+        announcer.join(1.0)  # it may be about to show a line
         terminal.clear_status()
 
 

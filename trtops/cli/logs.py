@@ -135,18 +135,21 @@ def say_report(result: Any, store: str | None = None) -> None:
     say(f"[I] {result.text()}")
 
 
+def _is_brief() -> bool:
+    return sys.stdout.isatty() and not _is_detailed
+
+
 def say_result(result: OpResult, store: str | None = None) -> None:
     """Print a result's page, then verdict, run and next step; on a terminal only its screen, unless -v is given."""
-    screen = result.screen() if sys.stdout.isatty() and not _is_detailed else None
-    if screen != "":
-        say_page(result.page() if screen is None else screen)
+    if page := result.screen() if _is_brief() else result.page():
+        say_page(page)
     say_ending(result, store)
 
 
 def say_ending(result: OpResult, store: str | None = None) -> None:
     """Print verdict, run and next step."""
     if not _silent:
-        lines = result.summary_lines(_MOST_LINES if sys.stdout.isatty() and not _is_detailed else None)
+        lines = result.summary_lines(_MOST_LINES, " ... (-v)") if _is_brief() else result.summary_lines()
         if (step := result.next_step) is not None:
             lines += f"\nnext:    {terminal.one_line(str(with_lists_in_files(step.in_store(store))))}"
         terminal.print_line(lines.removeprefix("verdict:"), start="\nverdict:")

@@ -31,9 +31,9 @@ from trtops.flows.slots import device_slot
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
 from trtops.ops.devices import BuildPlace
-from trtops.ops.keywords import PYTHON_ONLY, config_class_of, option_keywords
+from trtops.ops.keywords import PYTHON_ONLY, config_class_of, configured, option_keywords, takes_backend
 from trtops.ops.result import OpResult, steps_run_by
-from trtops.record import OptionField, Record, with_options
+from trtops.record import OptionField, Record
 from trtops.reports.description import code
 from trtops.spec import BackendName
 from trtops.system.activity import mark_op
@@ -122,10 +122,8 @@ def flow_of(
 ) -> OpFlow[..., R]:
     """Make the flow of an op, or of a function with an op's signature.
 
-    Parameters are those of the op, ``config``, and every option of the config under its own name; an option that is not
-    given stays as in ``config``. Of two options of one name, that of the nested record is prefixed by the record's
-    name, such as ``check_data``; an optional parameter of the op gives way to an option of the config itself, and a
-    required one hides it.
+    Parameters are those of the op, ``config``, and every option of the config by its keyword
+    (:func:`trtops.ops.keywords.option_keywords`); an option that is not given stays as in ``config``.
 
     Args:
         op: The op. It is called with the default tracker and the tags of the flow run. One that takes ``**logged`` gets
@@ -150,11 +148,8 @@ def flow_of(
                 config = base(tracker, arguments)
             set_options = {option.path: arguments.pop(key, None) for key, option in options.items()}
             set_options = {path: value for path, value in set_options.items() if value is not None}
-            backend = arguments.pop("backend", None) if "backend" not in accepted else None
-            config = with_options(config_class if config is None else config, set_options)
-            if backend:
-                # Last, since a config whose options are for this back end keeps them.
-                config = with_options(config, {("build",): config.build.on_backend(backend)})
+            backend = arguments.pop("backend", None) if takes_backend(op) else None
+            config = configured(config_class if config is None else config, set_options, backend)
         backend = getattr(getattr(config, "build", None), "backend", None)
         where = backend if place_of is None else place_of(tracker, config, arguments)
         context = prefect.context.FlowRunContext.get()
@@ -228,7 +223,7 @@ def _parameters(
             texts["config"] = "All options in one value; an option that is given on its own replaces the one in here."
         elif parameter.name not in PYTHON_ONLY and parameter.name not in options:
             parameters.append(parameter.replace(annotation=_annotation(op, parameter)))
-    if ("build", "options") in {option.path for option in options.values()} and "backend" not in texts:
+    if takes_backend(op):
         add("backend", BackendName, "The back end that builds the engine, with its default options.")
     for name, option in options.items():
         shown = option.default

@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
 from trtops import errors
 from trtops.record import OptionField, Record, option_fields, with_options
+from trtops.spec import BackendName
 
 R = TypeVar("R")
 
@@ -57,6 +58,21 @@ def option_keywords(op: Callable[..., Any]) -> dict[str, OptionField]:
     return options
 
 
+def takes_backend(op: Callable[..., Any]) -> bool:
+    """True if ``backend`` is a keyword beside the options: the config has a build, and the op has no such parameter."""
+    paths = {option.path for option in option_keywords(op).values()}
+    return ("build", "options") in paths and "backend" not in inspect.signature(op).parameters
+
+
+def configured(config: Any, values: Mapping[tuple[str, ...], Any], backend: BackendName | None = None) -> Any:
+    """Return a config, or the default one of a class, with options set by path, and its build on a back end."""
+    changed: Any = with_options(config, values)
+    if backend is None:
+        return changed
+    # Last, since a config whose options are for this back end keeps them.
+    return with_options(changed, {("build",): changed.build.on_backend(backend)})
+
+
 def with_keywords(op: Callable[..., R]) -> Callable[..., R]:
     """Return an op that takes the options of its config as keywords, on top of a config if one is given.
 
@@ -72,9 +88,7 @@ def with_keywords(op: Callable[..., R]) -> Callable[..., R]:
     default = signature.parameters["config"].default
     # audit, diff_tactics and others, whose config says what they work on.
     begins_with_config = next(iter(signature.parameters)) == "config"
-    has_backend = "backend" not in signature.parameters and any(
-        option.path == ("build", "options") for option in options.values()
-    )
+    has_backend = takes_backend(op)
     known = [*options, *signature.parameters, *(["backend"] if has_backend else [])]
 
     @functools.wraps(op)
@@ -91,16 +105,15 @@ def with_keywords(op: Callable[..., R]) -> Callable[..., R]:
         arguments = signature.bind_partial(*args, **keywords).arguments
         config = arguments.get("config", default)
         if config is None or config is inspect.Parameter.empty:
-            config = with_options(config_class, values) if values or backend or begins_with_config else None
+            is_needed = values or backend or begins_with_config
+            config = configured(config_class, values, backend) if is_needed else None
         elif isinstance(config, Record):
-            config = with_options(config, values)
+            config = configured(config, values, backend)
         else:
             raise errors.ConfigError(
                 f"{op.__name__}: config is {config!r:.60}; expected a {config_class.__name__}, or its options as "
                 f"keywords, such as {next(name for name in ('precision', *options) if name in options)}=..."
             )
-        if backend is not None:  # last, since a config whose options are for this back end keeps them
-            config = with_options(config, {("build",): config.build.on_backend(backend)})
         return op(**{**arguments, "config": config})
 
     names = textwrap.fill(f"Options of the config, as keywords: {', '.join(known[: len(options)])}.", 100)

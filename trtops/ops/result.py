@@ -133,17 +133,14 @@ class OpResult(Record):
         """Size and speed in a line; empty for results without them."""
         return ""
 
-    def screen(self) -> str | None:
-        """Return what a terminal shows above the verdict in place of the page; None for the page.
+    def screen(self) -> str:
+        """Return what a terminal shows above the verdict, as Markdown; by default the page."""
+        return self.page()
 
-        The page is shown with ``-v``, and is in the run.
-        """
-        return None
-
-    def summary_lines(self, most: int | None = None) -> str:
+    def summary_lines(self, most: int | None = None, cut: str = " ...") -> str:
         """Verdict, first reasons, evidence, required inputs, figures, and the run; no run if none was kept.
 
-        ``most`` is the largest number of lines of each text (default: all of it).
+        ``most`` is the largest number of lines of each text (default: all of it); ``cut`` ends a longer one.
         """
         verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
         reasons: tuple[str, ...] = getattr(self, "reasons", ())
@@ -154,7 +151,7 @@ class OpResult(Record):
         for label, text in (("because: ", reasons_text), (checked, self.evidence), ("needed:  ", self.needed)):
             if text:
                 verdict += "\n" + textwrap.fill(
-                    text, 80, initial_indent=label, subsequent_indent=" " * 9, max_lines=most, placeholder=" ... (-v)"
+                    text, 80, initial_indent=label, subsequent_indent=" " * 9, max_lines=most, placeholder=cut
                 )
         verdict += f"\nfigures: {self.figures}" if self.figures else ""
         return f"verdict: {verdict}" + (f"\nrun:     {self.run_id}" if self.run_id else "")
