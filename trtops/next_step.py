@@ -34,7 +34,7 @@ _BUILD = frozenset(("backend", *(field.name for config in _BUILDS for field in f
 _DATA = frozenset(("data", "input_shapes", "iterations", "seed"))
 # Options that a command shares with others.
 _TAKEN: Mapping[str, frozenset[str]] = {
-    "calibrate": _DATA,
+    "calibrate": _DATA | {"calibration_data"},
     "convert": _DATA | {"tolerances", "profiles"},
     "debug accuracy": _BUILD | _DATA | {"tolerances"},
     "debug accuracy --emulate": _DATA | {"tolerances"},

@@ -8,12 +8,12 @@ import onnxruntime as ort
 import pytest
 
 from tests import models
-from trtops import errors
+from trtops import errors, precision
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.comparator.report import Tolerances
 from trtops.ops.search.delta import Step
-from trtops.ops.search.precision import Candidate, PrecisionConfig, PrecisionResult, precision
+from trtops.ops.search.precision import Candidate, PrecisionConfig, PrecisionResult
 from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact
@@ -161,7 +161,7 @@ def test_nodes_inside_functions_are_kept_one_by_one(tmp_path: Path) -> None:
     <domain: "custom", opset_import: ["" : 17]>
     Norm (v) => (n) { [square] s = Mul(v, v) [root] r = Sqrt(s) [divide] n = Div(v, r) }"""
     model, config = models.model(text, {"k": np.float32(1000)}), fast(output=str(tmp_path / "mixed.onnx"))
-    result = precision(model, config, feeds=[{"x": np.ones(4, np.float32)}])
+    result = precision(model, config, data=[{"x": np.ones(4, np.float32)}])
 
     assert result.outcome == "mixed" and len(result.keep) == 2
     assert {name.split("__")[0] for name in result.keep} == {"square", "root"}

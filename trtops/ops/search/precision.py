@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -234,7 +234,6 @@ def precision(
     model: Source,
     config: PrecisionConfig = PrecisionConfig(),
     *,
-    feeds: Iterable[Feed] | None = None,
     runner: MakeRunner = emulated_runner,
     evaluate: Callable[[Candidate], bool] | None = None,
     tracker: Tracker | None = None,
@@ -249,7 +248,7 @@ def precision(
     ``runner`` makes the runner of a candidate: :func:`emulated_runner`, that of an
     :class:`~trtops.ops.search.precision_engines.EngineWriter`, or one that builds ``candidate.rewritten.model``.
     ``evaluate`` says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs
-    a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
+    a command); then no data is generated. ``file`` names a model in memory.
     ConfigError if an excluded name matches nothing, or the output is the model's own file.
 
     >>> trtops.precision("model.onnx", trtops.PrecisionConfig(to="bf16")).headline
@@ -267,7 +266,7 @@ def precision(
         "precision", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent
     ) as search:
         search.check_outputs(output=config.output)
-        nodes = _PrecisionSearch(search.model, config, feeds, runner, evaluate, progress)
+        nodes = _PrecisionSearch(search.model, config, runner, evaluate, progress)
         result, candidate = run_step("search", nodes.run)
         result = replace(result, seconds=search.seconds)
         if config.output is not None:
@@ -285,7 +284,6 @@ class _PrecisionSearch:
 
     model: Model
     config: PrecisionConfig
-    source_feeds: Iterable[Feed] | None
     make: MakeRunner
     evaluate: Callable[[Candidate], bool] | None
     progress: Callable[[Step], None] | None
@@ -301,7 +299,7 @@ class _PrecisionSearch:
         self.names = list(self.ops)
         self.everything = frozenset(range(len(self.names)))
         self.tolerances = tolerances_for(config.to, config.tolerances, model)
-        opened = config.open_for(model, self.source_feeds, profiles=config.profiles)
+        opened = config.open_for(model, profiles=config.profiles)
         self.feeds = [] if self.evaluate else list(map(dict, opened))
         with naming_assumed(model, opened):
             self.golden = list(map(dict, reference_outputs(self.original, self.feeds))) if self.feeds else []

@@ -15,6 +15,7 @@ from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.onnxrt.calibration import collect as collect_ranges
 from trtops.calibration.cache import CalibrationCache
+from trtops.calibration.data import data_source
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.metadata import TensorMetadata
@@ -152,8 +153,8 @@ def _made_by(tensor: TensorError) -> str:
 def ask_divergence(subject: Subject, parent: str) -> Answer:
     """Where rounding goes wrong, and how."""
     to = _low_precision(subject)
-    config = AccuracyConfig(tolerances=subject.config.check.tolerances)
-    comparison = accuracy(str(subject.path), Emulated(to), config, feeds=subject.feeds, **subject.below(parent))
+    config = AccuracyConfig(data=data_source(subject.feeds), tolerances=subject.config.check.tolerances)
+    comparison = accuracy(str(subject.path), Emulated(to), config, **subject.below(parent))
     too_large = next((tensor for tensor in comparison.tensors if tensor.magnitude > LARGEST_FLOAT16), None)
     if too_large is not None and (comparison.first_nonfinite is not None or comparison.verdict == "bad"):
         sentence = f"{_made_by(too_large)}, reaches {too_large.magnitude:,.0f}; FP16 ends at 65,504."
@@ -185,8 +186,9 @@ def ask_divergence(subject: Subject, parent: str) -> Answer:
 def ask_keep(subject: Subject, parent: str) -> Answer:
     """Which nodes have to stay in FP32."""
     tolerances = subject.config.check.tolerances
-    config = PrecisionConfig(to=_low_precision(subject), tolerances=tolerances, max_checks=_MAX_CHECKS)
-    lowering = precision(str(subject.path), config, feeds=subject.feeds, **subject.below(parent))
+    data = data_source(subject.feeds)
+    config = PrecisionConfig(data=data, to=_low_precision(subject), tolerances=tolerances, max_checks=_MAX_CHECKS)
+    lowering = precision(str(subject.path), config, **subject.below(parent))
     evidence: tuple[str, ...] = (
         f"{lowering.checks} sets of the {lowering.nodes} nodes that can be lowered were checked.",
     )
@@ -238,8 +240,8 @@ def ask_layers(subject: Subject, parent: str) -> Answer:
     file = subject.files / "int8.json"
     file.write_bytes(cache)
     limit = subject.tolerances.max_nrmse
-    config = SensitivityConfig(budget=0.2 if limit is None else float(limit))
-    measured = sensitivity(subject.path, str(file), config, data=subject.feeds, **subject.below(parent))
+    config = SensitivityConfig(data=data_source(subject.feeds), budget=0.2 if limit is None else float(limit))
+    measured = sensitivity(subject.path, str(file), config, **subject.below(parent))
     places, kept_count = measured.keep or [layer.layer for layer in measured.layers[:3]], len(measured.keep)
     sentence = f"Relative error with all layers in INT8 {measured.error:.3g}; "
     sentence += f"{measured.error_kept:.3g} with {kept_count} kept."
@@ -282,9 +284,10 @@ def ask_minimal(subject: Subject, parent: str) -> Answer:
     """How small the failing case gets."""
     symptom = _symptom(subject)
     checks = {"rounded": _rounded_check, "built": _built_check, "failing": _failing_check}
-    config = ReduceConfig(output=str(subject.files / MINIMAL), max_checks=_MAX_CHECKS)
+    data, output = data_source(subject.feeds), str(subject.files / MINIMAL)
+    config = ReduceConfig(data=data, output=output, max_checks=_MAX_CHECKS)
     check = checks[symptom](subject)
-    reduction = reduce(str(subject.path), check, config, feeds=subject.feeds, **subject.below(parent))
+    reduction = reduce(str(subject.path), check, config, **subject.below(parent))
     spent = 0 if symptom == "rounded" else reduction.checks
     if (culprit := reduction.culprit) is None:
         return Answer("parts do not show it", (reduction.detail,), builds=spent)
