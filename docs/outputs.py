@@ -106,7 +106,7 @@ def comparable(output: str) -> str:
     """Return an output without what differs from run to run: numbers, ids, units, widths and the processor."""
     text = re.sub(r"\b[0-9a-f]{8,32}\b", "N", output)
     text = re.sub(r";[^;]*\.\.\. \(-v\)", "; ...", text)  # a sentence that is cut at the width of the screen
-    text = re.sub(r"\b(ort|trt) .*? ?(?=\bdigits\b)", r"\1 ", text)  # names of runs have the processor
+    text = re.sub(r"[✓✗!] .*?(\bdigits\b|$)", "NAME", text, flags=re.MULTILINE)  # with the processor, and cut as well
     text = re.sub(r"(?<![A-Za-z_])[-+]?\d[\d.,:^-]*(e[-+]?\d+)?x?\d*( ?(ms|us|s|B|KiB|MiB|%))?(?![A-Za-z])", "N", text)
     text = re.sub(r"[-─=|]{2,}", "-", text)
     return " ".join(text.split())

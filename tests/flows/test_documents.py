@@ -19,8 +19,9 @@ from trtops.cli.command_line import load, parser_of
 from trtops.ops.keywords import option_keywords
 
 QUICK = (
-    "docs/pages/polygraphy.md", "docs/pages/tutorial.md", "examples/02-compare-two-runtimes/README.md",
-    "examples/08-surgery/README.md", "examples/12-polygraphy-script/README.md",
+    "docs/pages/polygraphy.md", "examples/01-convert/README.md", "examples/02-compare-two-runtimes/README.md",
+    "examples/06-where-the-error-begins/README.md", "examples/08-surgery/README.md",
+    "examples/12-polygraphy-script/README.md",
 )  # fmt: skip
 """Pages that run in every test; ``make docs`` runs all of them, and so does ``TRTOPS_TEST_LONG=1``."""
 
@@ -64,7 +65,7 @@ def _check_keywords(script: str) -> None:
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     exec(compile(ast.Module(imports, []), "imports", "exec"), names)
     for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or ast.unparse(call.func).partition(".")[0] not in names:
+        if not isinstance(call, ast.Call) or not re.fullmatch(r"[\w.]+", ast.unparse(call.func)):
             continue
         function = eval(ast.unparse(call.func), names)
         op = inspect.unwrap(getattr(function, "fn", function))
