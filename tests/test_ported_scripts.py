@@ -112,6 +112,31 @@ def overridden_runners(lib: Library) -> Any:
         return calls, outputs, runner.last_inference_time(), runner.name
 
 
+def dtypes_of_metadata(lib: Library) -> Any:
+    """What dtypes of a runner's inputs equal and have, and metadata of one library given to its data loader."""
+    loader, data_type = lib["backend.onnxrt"].SessionFromOnnx(lib.model), lib["datatype"].DataType
+    seen: list[Any] = []
+    with lib["backend.onnxrt"].OnnxrtRunner(loader) as runner:
+        for options in ({}, {"use_numpy_dtypes": True}):
+            metadata = runner.get_input_metadata(**options)
+            dtype = metadata["x"].dtype
+            seen += [
+                dtype, dtype == np.float32, dtype in [np.float32], dtype == "float32", dtype == np.int32, str(metadata),
+                {np.dtype("float32"): "key"}.get(dtype), dtype.type, dtype.kind, dtype.char, dtype.itemsize,
+                np.zeros(2, dtype).astype(dtype), type(dtype),
+            ]  # fmt: skip
+        of_polygraphy = runner.get_input_metadata(use_numpy_dtypes=False)["x"].dtype
+        seen += [of_polygraphy is data_type.FLOAT32, of_polygraphy == np.float32, of_polygraphy in [np.float32]]
+        user = lib["common"].TensorMetadata().add("x", metadata["x"].dtype, metadata["x"].shape)
+        for inputs in (metadata, user):
+            inputs["x"].shape = (1, 1, 2, 2)
+            loaders = lib["comparator"].DataLoader(input_metadata=inputs), lib["comparator"].DataLoader()
+            loaders[1].input_metadata = inputs
+            seen += [runner.infer(loader[0])["y"].sum() for loader in loaders]
+        seen += [runner.last_inference_time() > 0]
+    return list(map(str, seen))
+
+
 def changed_shapes(lib: Library) -> Any:
     """Shapes of metadata, compared with lists, changed in place, joined, copied and printed."""
     session = lib["backend.onnxrt"].SessionFromOnnx(lib["backend.onnx"].BytesFromOnnx(onnx.load(lib.model)))()
@@ -190,7 +215,20 @@ def helpers(lib: Library) -> Any:
     )  # fmt: skip
 
 
+def test_files_are_logged_by_description(tmp_path, capsys, caplog):
+    for root in ("polygraphy", "trtops"):
+        lib = Library(root, "")
+        with lib["logger"].G_LOGGER.verbosity(20):
+            lib["util"].save_file("[1]", tmp_path / "a", "w", description="text")
+            lib["util"].load_file(tmp_path / "a", description="text")
+            lib["json"].save_json([1], str(tmp_path / "a"), "numbers")
+
+    expected = [line.removeprefix("[I] ") for line in capsys.readouterr().out.splitlines() if "colored" not in line]
+    assert caplog.messages == expected and len(expected) == 3
+
+
 def test_network_and_config_loaders_have_call_impl():
+    from trtops import errors
     from trtops.backend import trt
 
     networks = []
@@ -208,6 +246,8 @@ def test_network_and_config_loaders_have_call_impl():
         Config(fp16=True)(Builder(), None)
     with pytest.raises(StopIteration):
         trt.CreateConfig().call_impl(Builder(), None)
+    with pytest.raises(errors.ConfigError, match="implicit batch"):
+        trt.CreateNetwork(explicit_batch=False)()
     assert len(networks) == 1
 
 
@@ -236,7 +276,15 @@ def error_texts(lib: Library) -> Any:
     return reported
 
 
-IDIOMS = (overridden_loaders, overridden_runners, changed_shapes, loaded_results, helpers, error_texts)
+IDIOMS = (
+    overridden_loaders,
+    overridden_runners,
+    changed_shapes,
+    dtypes_of_metadata,
+    loaded_results,
+    helpers,
+    error_texts,
+)
 
 
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.__name__)

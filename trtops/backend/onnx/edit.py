@@ -87,7 +87,7 @@ def extract(
         errors.check_known(spec.name, declared, "The model has no tensor")
         value = copying.copy_of(declared[spec.name])
         if spec.dtype is not None:
-            value.type.tensor_type.elem_type = element_type(spec.dtype)
+            value.type.tensor_type.elem_type = element_type(DataType.of(spec.dtype))
         if spec.shape is not None:
             walk.set_shape(value.type.tensor_type, spec.shape)
         return value
