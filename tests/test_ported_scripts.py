@@ -251,6 +251,92 @@ def test_network_and_config_loaders_have_call_impl():
     assert len(networks) == 1
 
 
+def own_compare_functions(lib: Library) -> Any:
+    """Verdicts and numbers of functors, thresholds and results of a script, alone and derived from the library's."""
+    comparator, serde = lib["comparator"], lib["json"]
+    compare = lib["comparator.compare"]
+
+    class CountThreshold(compare.Threshold):
+        METRIC_FIELDS = ("different",)
+
+        def __init__(self, allowed):
+            self.allowed = allowed
+
+        def passed(self, metric_values):
+            return metric_values["different"] <= self.allowed
+
+        def describe(self, metric_values):
+            passed = self.passed(metric_values)
+            return f"Different: {metric_values['different']} | {'PASSED' if passed else 'FAILED'}", passed
+
+    class CountResult(compare.CompareResult):
+        _THRESHOLD_CLASS = CountThreshold
+
+        def __init__(self, different, thresholds=None):
+            super().__init__(thresholds=thresholds)
+            self.different = different
+
+    class CountCompareFunc(compare.BaseCompareFunc):
+        _RESULT_CLASS = CountResult
+
+        def __init__(self, allowed):
+            self.allowed = allowed
+
+        def thresholds_for(self, output_name):
+            return CountThreshold(self.allowed)
+
+        def __call__(self, iter_result0, iter_result1):
+            return {
+                name: CountResult(int((array != iter_result1[name]).sum()), self.thresholds_for(name))
+                for name, array in iter_result0.items()
+            }
+
+    class Scaled(compare.SimpleCompareFunc):
+        def __init__(self, factor, **options):
+            super().__init__(**options)
+            self.factor = factor
+
+        def __call__(self, iter_result0, iter_result1):
+            scaled = comparator.IterationResult({name: self.factor * array for name, array in iter_result0.items()})
+            return super().__call__(scaled, iter_result1)
+
+    def same_sums(iter_result0, iter_result1):
+        return {name: array.sum() == iter_result1[name].sum() for name, array in iter_result0.items()}
+
+    class Plain(compare.BaseCompareFunc):
+        def __call__(self, iter_result0, iter_result1):
+            return {"y": np.bool_(True)}
+
+    serde.Encoder.register(CountThreshold)(lambda threshold: {"allowed": threshold.allowed})
+    serde.Decoder.register(CountThreshold)(lambda members: CountThreshold(members["allowed"]))
+    serde.Encoder.register(CountResult)(lambda count: {"different": count.different, "limit": count.thresholds})
+    serde.Decoder.register(CountResult)(lambda members: CountResult(members["different"], members["limit"]))
+    results = comparator.RunResults()
+    for runner, values in (("a", [1, 2, 3, 4]), ("b", [2, 4, 6, 9])):
+        results.add([{"y": np.array(values, np.float32)}, {"y": np.array(values, np.float32)[:0]}], runner_name=runner)
+    answers: list[Any] = []
+    functions = [CountCompareFunc(3), CountCompareFunc(4), Scaled(2, atol=1), Scaled(2, atol=0.5), same_sums, Plain()]
+    for function in functions:
+        accuracy = comparator.Comparator.compare_accuracy(results, compare_func=function)
+        match = accuracy[0]["a", "b"][0]["y"]
+        answers += [bool(accuracy), accuracy[0].stats(), bool(match), getattr(match, "different", None)]
+    counted = comparator.Comparator.compare_accuracy(results, compare_func=[*functions[:2]], check_average=True)
+    answers += [[bool(each) for each in counted], counted[0].describe_average(), counted[1].output_names()]
+    with tempfile.NamedTemporaryFile() as file:
+        counted.save(file.name)
+        loaded = comparator.AccuracyResults.load(file.name)
+    answers += [
+        bool(loaded),
+        bool(loaded[0].reevaluate(CountThreshold(1))),
+        bool(loaded[0].reevaluate(CountThreshold(2))),
+    ]
+    with pytest.raises(lib["exception"].PolygraphyException):
+        comparator.Comparator.compare_accuracy(results, compare_func=Plain(), check_average=True)
+    with pytest.raises(NotImplementedError):
+        compare.BaseCompareFunc()(results[0][1][0], results[1][1][0])
+    return answers
+
+
 def error_texts(lib: Library) -> Any:
     """Which texts that scripts search for the errors of results, JSON and runners have."""
     proto = onnx.load(lib.model)
@@ -284,6 +370,7 @@ IDIOMS = (
     loaded_results,
     helpers,
     error_texts,
+    own_compare_functions,
 )
 
 
