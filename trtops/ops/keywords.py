@@ -42,7 +42,7 @@ def option_keywords(op: Callable[..., Any]) -> dict[str, OptionField]:
     """Return the options of an op's config by keyword.
 
     An option has the name of its field, or the ``keyword`` of the field's metadata. Of two options of one name, that of
-    the nested record is prefixed by the record's name, such as ``check_data``. An option of the config itself replaces
+    the nested record is prefixed by the record's name, such as ``check_seed``. An option of the config itself replaces
     an optional parameter of the op; a required parameter hides it.
     """
     accepted, config_class = inspect.signature(op).parameters, config_class_of(op)
