@@ -365,6 +365,21 @@ def test_abbreviated_options_mean_polygraphys(line):
     assert vars(parser_for(path).parse(words)) == vars(parser_for(path).parse(full_words))
 
 
+def test_options_leave_the_model_behind_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.onnx").touch()
+    for line, option, value in (
+        ("--onnxrt --precision-constraints obey m.onnx", "precision_constraints", [("", "obey")]),
+        ("--precision-constraints conv:fp16 fc:fp16 --onnxrt m.onnx", "precision_constraints",
+         [("conv", "float16"), ("fc", "float16")]),
+        ("--onnxrt --save-input-blob m.onnx", "save_input_blob", "."),
+        ("--save-input-blob blobs m.onnx --onnxrt", "save_input_blob", "blobs"),
+        ("m.onnx --onnxrt --save-input-blob", "save_input_blob", "."),
+    ):  # fmt: skip
+        args = parser_for(("run",)).parse(line.split())
+        assert (args.model_file, getattr(args, option)) == ("m.onnx", value)
+
+
 def test_abbreviations_are_unique_and_logged(tmp_path, monkeypatch, caplog, capsys):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)

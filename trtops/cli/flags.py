@@ -51,6 +51,8 @@ class Flag:
     # Attributes of other options: without one of ``needs``, or with one of ``unless``, this one has no effect.
     needs: str = ""
     unless: str = ""
+    # The value that the next word implies, which is that word or comes before it; None for the usual rules.
+    single: Callable[[str], str | None] | None = None
     derived: bool = False  # whether it stands for a config's field; it gives way to an explicit option of the same name
 
     @property
@@ -180,6 +182,7 @@ class Parser(argparse.ArgumentParser):
     extend: Callable[[Parser], None] | None = None  # adds the options of installed extensions
     abbreviable: Callable[[], Collection[str]] = tuple  # the options that may be cut short, as in Polygraphy
     option_names: Sequence[str] = ()  # the long ones, for suggestions
+    single_values: Mapping[str, Callable[[str], str | None]] = {}  # of options, by their spellings
     words: Sequence[str] = ()  # the last line parsed, with its abbreviated options written out
     written_out: Mapping[str, str] = {}  # these options, by what the line had
 
@@ -189,7 +192,7 @@ class Parser(argparse.ArgumentParser):
         if self.extend is not None and self._unknown_options(words):
             self.extend(self)
         self.written_out = self._full_options(words)
-        self.words = [self.written_out.get(word, word) for word in words]
+        self.words = self._with_single_values([self.written_out.get(word, word) for word in words])
         args, left = self.parse_known_args(self.words, Options())
         if left:
             word = left[0].partition("=")[0]
@@ -219,6 +222,16 @@ class Parser(argparse.ArgumentParser):
             if meanings:
                 written_out[word] = f"{matches[0]}{separator}{value}"
         return written_out
+
+    def _with_single_values(self, words: Sequence[str]) -> list[str]:
+        """Join options with the single value that the next word implies, so that further words are no values."""
+        joined, position = [], 0
+        while position < len(words):
+            word, following = words[position], "".join(words[position + 1 : position + 2])
+            value = self.single_values[word](following) if word in self.single_values else None
+            joined.append(word if value is None else f"{word}={value}")
+            position += 2 if value == following else 1
+        return joined
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit with 2."""
@@ -267,6 +280,7 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
     )
     sections: dict[str, Any] = {}
     names, places = [], ""
+    single_values: dict[str, Callable[[str], str | None]] = {}
     for title, flag in flags_of(groups):
         if title not in sections:
             sections[title] = parser.add_argument_group(title)
@@ -274,7 +288,10 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
         if flag.positional:
             places += f" {flag.shown or flag.dest}"
         names += [name for name in flag.names if name.startswith("--")]
+        if flag.single is not None:
+            single_values.update(dict.fromkeys(flag.names, flag.single))
     parser.option_names = names
+    parser.single_values = single_values
     if len(parser.format_usage()) >= 400:  # it would fill the screen
         parser.usage = f"{prog} [options]{places}"
     return parser

@@ -103,7 +103,11 @@ PRECISIONS = Group(
     flag("--fp8", "allow FP8"),
     flag("--int8", "allow INT8"),
     flag("--fp32", "allow no lower precision, which is the default"),
-    flag("--precision-constraints MODE|LAYER:TYPE+", "prefer, obey or none; or binding precisions of layers"),
+    flag(
+        "--precision-constraints MODE|LAYER:TYPE+",
+        "prefer, obey or none; or binding precisions of layers",
+        single=lambda word: word if word in values.CONSTRAINTS else None,
+    ),
     flag("--calibration-cache FILE", "INT8 calibration cache, read if it exists, otherwise written"),
     flag("--calib-base-cls --calibration-base-class CLASS", "TensorRT's calibrator class: IInt8MinMaxCalibrator"),
     flag("--quantile X", "quantile for IInt8LegacyCalibrator", usual="0.5"),

@@ -50,7 +50,12 @@ RUNNING = Group(
     flag("--use-subprocess", "run each runner in its own child process"),
     flag("--sequential-runners", "one runner at a time", idle="runners never share memory"),
     flag("--save-inputs --save-input-data PATH", "where to save the inputs"),
-    flag("--save-input-blob FOLDER", "where to save the inputs as raw bytes"),
+    flag(
+        "--save-input-blob FOLDER?",
+        "where to save the inputs as raw bytes (default: this folder)",
+        value=".",
+        single=lambda word: "." if os.path.isfile(word) else None,
+    ),
     flag("--save-outputs --save-results PATH", "where to save the outputs"),
     flag("--save-layer-outputs PATH", "as --mark-all --save-outputs PATH"),
     flag("--save-engine FILE", "where to save the TensorRT engine"),
