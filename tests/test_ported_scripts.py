@@ -1,5 +1,6 @@
 """Scripts and commands written for Polygraphy give the same, or better, in trtops."""
 
+import argparse
 import contextlib
 import copy
 import dataclasses
@@ -262,6 +263,68 @@ def test_network_and_config_loaders_have_call_impl():
     assert len(networks) == 1
 
 
+def own_tools(lib: Library) -> Any:
+    """What tools below a parser of argparse do with groups of options, and what they return."""
+    tools, args = lib["tools"], lib["tools.args"]
+    found: list[Any] = []
+
+    class Sizes(tools.Tool):
+        """
+        Show sizes.
+
+        Of a model's inputs.
+        """
+
+        def __init__(self):
+            super().__init__("sizes")
+
+        def get_subscriptions_impl(self):
+            return [
+                args.ModelArgs(model_opt_required=True, input_shapes_opt_name="inputs", required_model_type="onnx"),
+                args.OnnxInferShapesArgs(),
+                args.OnnxLoadArgs(outputs_opt_prefix=False),
+                args.OnnxSaveArgs(),
+                args.DataLoaderArgs(),
+                args.OnnxrtSessionArgs(),
+            ]
+
+        def add_parser_args_impl(self, parser):
+            parser.add_argument("--code", type=int)
+
+        def run_impl(self, options):
+            model = self.arg_groups[args.OnnxLoadArgs].load_onnx()
+            self.arg_groups[args.OnnxSaveArgs].save_onnx(model, f"{lib.model}.{lib.root}")
+            found.append([node.op_type for node in onnx.load(f"{lib.model}.{lib.root}").graph.node])
+            found.append(
+                [value.name for value in self.arg_groups[args.OnnxrtSessionArgs].load_onnxrt_session().get_inputs()]
+            )
+            inputs = self.arg_groups[args.ModelArgs].input_shapes
+            feed = self.arg_groups[args.DataLoaderArgs].get_data_loader(inputs)[0]
+            found.append({name: (array.shape, float(array.sum())) for name, array in feed.items()})
+            found.append(self.arg_groups[args.DataLoaderArgs].is_using_random_data())
+            found.append(len(self.arg_groups[args.OnnxInferShapesArgs].infer_shapes(model, force=True).graph.output))
+            return options.code
+
+    class Group(tools.Tool):
+        """Own commands."""
+
+        def get_subtools_impl(self):
+            return "Commands", [Sizes()]
+
+    parser = argparse.ArgumentParser()
+    group = Group("own")
+    group.setup_parser(parser.add_subparsers())
+    for line in ("--inputs x:[1,1,2,2] --seed 2 --code 3", "--inputs x:[1,1,1,2] --val-range [2,2] --shape-inference"):
+        options = parser.parse_args(["own", "sizes", lib.model, *line.split()])
+        options.subcommand.parse(options)
+        found.append(options.subcommand.run(options))
+    with pytest.raises(SystemExit), contextlib.redirect_stderr(None):
+        parser.parse_args(["own", "sizes", lib.model, "--model-type", "engine"])
+    with pytest.raises(NotImplementedError):
+        Group().run_impl(None)
+    return found, group.name, group.get_subscriptions_impl(), Sizes().setup_parser().parse_args([lib.model]).code
+
+
 def registered_references(lib: Library) -> Any:
     """What a runner computes for operators of a script, with attributes and optional inputs."""
     references = lib["backend.pluginref.references"]
@@ -404,6 +467,7 @@ IDIOMS = (
     error_texts,
     own_compare_functions,
     registered_references,
+    own_tools,
 )
 
 

@@ -274,13 +274,10 @@ def _runner(args: Options, kind: str, word: str | None) -> Call:
         name = None if kind == "pluginref" else "onnx-reference"
         graph = onnx.GsFromOnnx(loading.onnx_model(args))  # Polygraphy's runner, too, runs a generated script's graph
         return call(pluginref.PluginRefRunner, graph, name=name)
-    level = args.graph_optimization_level
-    level = level and ("ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}")
     source: Any = args.model_file
     if kind_of_model != "onnx" or loading.wants_onnx_changes(args):
         source = onnx.BytesFromOnnx(loading.onnx_model(args))
-    session = given(providers=list(args.providers) if args.providers else None, graph_optimization_level=level)
-    return call(onnxrt.OnnxrtRunner, onnxrt.SessionFromOnnx(source, **session))
+    return call(onnxrt.OnnxrtRunner, onnxrt.SessionFromOnnx(source, **loading.session_options(args)))
 
 
 # --- --gen-script ---------------------------------------------------------------------------------------------------
