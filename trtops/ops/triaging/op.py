@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trtops.backend.onnx.model import Model
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
@@ -64,6 +65,7 @@ QUESTIONS: dict[str, Question] = {
 """Every question. The first is ``data``."""
 
 
+@checked_arguments
 def triage(
     model: str | Path,
     config: TriageConfig = TriageConfig(),
