@@ -9,11 +9,12 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NoReturn
 
 from trtops.cli import values
 from trtops.errors import near
+from trtops.record import check_bounds
 from trtops.terminal import bold
 
 Takes = Literal["one", "many", "any", "optional", "switch", "count", "repeat", "rest", "runner"]
@@ -43,6 +44,10 @@ class Flag:
     usual: str = ""  # the default shown in help, where the option itself has none: that of the op
     required: bool = False
     shown: str | None = None  # what help calls the word
+    # Bounds of its numbers, as in the metadata of a config's field (trtops.record.check_bounds).
+    bounds: Mapping[str, Any] = field(default_factory=dict)
+    file: str = ""  # whether its words are paths that the command ``reads``, ``writes``, or writes ``weights`` to
+    continues: str = ""  # attributes of options whose file it may replace
     value: Any = True  # what a switch sets; the implied word of an ``optional`` one
     # Why it is not supported, and what to use instead. Such an option ends the command.
     refuse: str = ""
@@ -74,8 +79,9 @@ def flag(usage: str, help: str, *, to: str = "", **settings: Any) -> Flag:
             its function. Nothing after the spellings makes a switch.
         help: What it does, as a phrase.
         to: The attribute that it sets; its first long spelling by default.
-        settings: Further fields of :class:`Flag`.
+        settings: Further fields of :class:`Flag`, and bounds of its numbers: ``least``, ``most``, ``infinite``.
     """
+    bounds = {name: settings.pop(name) for name in ("least", "most", "infinite") if name in settings}
     words = usage.split()
     names = [word for word in words if word.startswith("-")]
     if not names:
@@ -93,6 +99,12 @@ def flag(usage: str, help: str, *, to: str = "", **settings: Any) -> Flag:
     elif names[0].startswith("-"):
         settings.setdefault("shown", shown)
     settings.setdefault("convert", values.READERS.get(str(shown), str))
+    if shown in ("FILE", "FILE[:FUNCTION]", "FOLDER", "PATH", "LIST") or names[0] == "model_file":
+        is_output = any(name == "--output" or name.startswith("--save-") for name in names)
+        settings.setdefault("file", "writes" if is_output else "reads")
+    if str(shown).startswith("[OUTPUT:]"):
+        bounds.setdefault("infinite", True)
+    settings.setdefault("bounds", bounds)
     first = next((name for name in names if not re.fullmatch("-[a-z]", name)), names[0])
     return Flag(names=tuple(names), help=help, dest=to or first.lstrip("-").replace("-", "_"), **settings)
 
@@ -156,7 +168,7 @@ class Options(argparse.Namespace):
     def fields_of(self, config: type[Any]) -> dict[str, Any]:
         """Return the values of options called as a config's fields, where they are set; lists as tuples."""
         values = {}
-        for name, value in self.pick(*(field.name for field in fields(config))).items():
+        for name, value in self.pick(*(member.name for member in fields(config))).items():
             if value is not None:
                 values[name] = tuple(value) if isinstance(value, list) else value
         return values
@@ -386,6 +398,10 @@ def _word_converter(flag: Flag) -> Callable[[str], Any]:
     def convert(word: str) -> Any:
         try:
             value = flag.convert(word)
+            for number in value if isinstance(value, tuple) else (value,):
+                check_bounds(number, flag.bounds)
+            if word == "" != flag.default and (flag.file or flag.shown == "NAME") and flag.takes != "optional":
+                raise ValueError("found an empty text; leave it out for the default")
         except ValueError as exc:
             # Messages of int() and float() speak of Python's literals.
             python = str(exc).startswith(("invalid literal", "could not"))

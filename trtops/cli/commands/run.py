@@ -77,7 +77,11 @@ EVALUATION = Group(
     flag(
         "--postprocess-func-script FILE[:postprocess_outputs]", "a script that changes outputs before they are compared"
     ),
-    flag("--gen-script --gen FILE", "write a Python script that does the same, and run nothing; - prints it"),
+    flag(
+        "--gen-script --gen FILE",
+        "write a Python script that does the same, and run nothing; - prints it",
+        file="writes",
+    ),
 )
 
 
@@ -119,6 +123,8 @@ def run(args: Options) -> Job:
         # The script may be moved, or run in another folder.
         args.model_file = args.model_file and os.path.abspath(args.model_file)
     work = _work(args)
+    if not (work.runners or work.config.load_outputs or work.onnx_loader or args.gen_script):
+        raise UsageError("No runners have been selected. Add some: --onnxrt --trt, or outputs by --load-outputs")
     line = shlex.join(args.words)
     return _writing_job(work, line, args.gen_script) if args.gen_script else _running_job(args, work, line)
 
@@ -191,8 +197,6 @@ def _running_job(args: Options, work: Work, line: str) -> Job:
     def run() -> int:
         if work.onnx_loader is not None:
             work.onnx_loader()
-        elif not work.runners and not work.config.load_outputs:
-            log.warning("No runners have been selected. Add some: --onnxrt --trt, or outputs by --load-outputs")
         if not work.runners and not work.config.load_outputs:
             return 0
         _check_libraries(work.runners)  # before anything is run
