@@ -280,7 +280,7 @@ class TrtLoadPluginsArgs(_OwnArgs):
     FLAGS = (groups.TRT_PARSE.only("plugins"),)
 
 
-class TrtOnnxFlagsArgs(_OwnArgs):
+class TrtOnnxFlagArgs(_OwnArgs):
     """TensorRT parser: flags of the parser for ONNX."""
 
     FLAGS = (groups.TRT_PARSE.without("--plugins"),)
