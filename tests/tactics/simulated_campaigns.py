@@ -278,11 +278,7 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
         good_run=pair.good,
         bad_run=pair.bad,
         builds=len(table),
-        config=BisectConfig(
-            confidence=planner.confidence(),
-            max_builds=limit - world.built,
-            seed=world.seed,
-        ),
+        config=BisectConfig(confidence=planner.confidence(), max_builds=limit - world.built, seed=world.seed),
         held=pair.held,
     )
     infos = [

@@ -19,9 +19,9 @@ from trtops.metadata import DataType
 
 _SPARSE = "SPARSE_2_4"
 _DATA_FIELDS = (
-    *("raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data"),
-    *("external_data", "data_location"),
-)
+    "raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data", "external_data",
+    "data_location",
+)  # fmt: skip
 
 # The minimum number of elements to strip, by operator: fewer may be indices or sizes.
 _LARGE = 1024
