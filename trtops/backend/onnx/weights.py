@@ -51,19 +51,12 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
     makers = walk.makers(model.graph.node)
     strippable: set[str] = set()
     for node in model.graph.node:
-        for name, min_elements in _strippable_inputs(node, opsets):
-            seen: set[str] = set()
-            while name not in tensors and name in makers and name not in seen:
-                seen.add(name)
-                maker = makers[name]
-                name = maker.input[0] if maker.op_type in _THROUGH and maker.input else ""
+        for operand, min_elements in _strippable_inputs(node, opsets):
+            name, _ = _weight_behind(operand, makers, tensors)
             weight = tensors.get(name)
-            if (
-                weight is not None
-                and not is_stripped(weight)
-                and weight.data_type not in _KEPT_TYPES
-                and math.prod(weight.dims) >= min_elements
-            ):
+            if weight is None or is_stripped(weight) or weight.data_type in _KEPT_TYPES:
+                continue
+            if math.prod(weight.dims) >= min_elements:
                 strippable.add(name)
     stripped = tuple(name for name in tensors if name in strippable and name not in exclude)
     axes = reduced_axes(model.graph)
@@ -186,28 +179,36 @@ def _trace_weight(
     name: str, axis: int, makers: dict[str, onnx.NodeProto], tensors: dict[str, TensorProto]
 ) -> tuple[str, int] | None:
     """Return the weight behind an operand, and the axis there; None without a potentially sparse weight."""
-    seen = set()
-    while name not in tensors:
-        node = makers.get(name)
-        if node is None or name in seen or not node.input:
-            return None
-        seen.add(name)
-        if node.op_type == "Transpose":
-            perm = walk.ints_attribute(node, "perm")
-            if perm is None:
-                axis = -1 - axis if axis < 0 else axis  # the axes are reversed: counted from the other end
-            elif -len(perm) <= axis < len(perm):
-                axis = perm[axis]
-            else:
+    name, passed = _weight_behind(name, makers, tensors)
+    if not name or tensors[name].data_type not in _FLOATS:
+        return None
+    for node in passed:
+        perm = walk.ints_attribute(node, "perm")
+        if node.op_type == "Transpose" and perm is None:
+            axis = -1 - axis if axis < 0 else axis  # the axes are reversed: counted from the other end
+        elif node.op_type == "Transpose" and perm is not None:
+            if not -len(perm) <= axis < len(perm):
                 return None
-        elif node.op_type not in operators.KEEP_PLACES:
-            return None
-        name = node.input[0]
+            axis = perm[axis]
     dims = tensors[name].dims
-    if tensors[name].data_type not in _FLOATS or len(dims) < 2 or not -len(dims) <= axis < len(dims):
+    if len(dims) < 2 or not -len(dims) <= axis < len(dims):
         return None
     axis %= len(dims)
     return (name, axis) if dims[axis] and dims[axis] % 4 == 0 else None
+
+
+def _weight_behind(
+    name: str, makers: Mapping[str, onnx.NodeProto], tensors: Mapping[str, TensorProto]
+) -> tuple[str, list[onnx.NodeProto]]:
+    """Return the weight that an operand is, or is moved from ("" if none), and the moving nodes, the last one first."""
+    passed: list[onnx.NodeProto] = []
+    while name and name not in tensors:
+        node = makers.get(name)
+        if node is None or node.op_type not in _THROUGH or not node.input or len(passed) == len(makers):
+            return "", passed
+        passed.append(node)
+        name = node.input[0]
+    return name, passed
 
 
 def is_sparse(array: Array, axis: int) -> bool:
