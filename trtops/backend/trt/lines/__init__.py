@@ -12,17 +12,9 @@ from trtops.backend.trt.lines.trt11 import TensorRT11, TensorRTRTX
 LINES: tuple[type[ReleaseLine], ...] = (TensorRT8, TensorRT10, TensorRT11, TensorRTRTX)
 
 __all__ = [
-    "ALLOCATION_STRATEGIES",
-    "LINES",
-    "AllocationStrategy",
-    "Feature",
-    "ReleaseLine",
-    "TensorRT8",
-    "TensorRT10",
-    "TensorRT11",
-    "TensorRTRTX",
-    "release_line",
-]
+    "ALLOCATION_STRATEGIES", "LINES", "AllocationStrategy", "Feature", "ReleaseLine", "TensorRT8", "TensorRT10",
+    "TensorRT11", "TensorRTRTX", "release_line",
+]  # fmt: skip
 
 
 def release_line(trt: Any) -> ReleaseLine:
