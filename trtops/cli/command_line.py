@@ -10,7 +10,7 @@ import traceback
 
 from trtops import terminal
 from trtops.cli import registry
-from trtops.cli.flags import Parser, UsageError, make_parser, usual_options, without_effect
+from trtops.cli.flags import Options, Parser, UsageError, make_parser, usual_options, without_effect
 from trtops.cli.jobs import Command, Job, announcing
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError
@@ -25,6 +25,7 @@ _MODULES = ("run", "convert", "doctor")
 
 def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
     """Run the command of a path with the words after it, or print its help, and return the exit code."""
+    started = time.perf_counter(), time.process_time()
     command = load(path)
     # What follows belongs to the command that checks.
     own_words = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), rest))
@@ -40,7 +41,9 @@ def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
             parser.extend(parser)
         parser.print_help()
         return 0
-    return _run_parsed(path, command, parser, rest, words)
+    args = parser.parse(rest)
+    args.words, args.started = ["trtops", *words], started
+    return _run_parsed(path, command, parser, args, rest)
 
 
 def load(path: registry.Path) -> Command:
@@ -64,9 +67,7 @@ def parser_of(path: registry.Path, command: Command) -> Parser:
     return parser
 
 
-def _run_parsed(path: registry.Path, command: Command, parser: Parser, rest: list[str], words: list[str]) -> int:
-    args = parser.parse(rest)
-    args.words = ["trtops", *words]
+def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Options, rest: list[str]) -> int:
     remove_left_folders()
     with contextlib.ExitStack() as stack:
         try:
@@ -86,11 +87,11 @@ def _run_parsed(path: registry.Path, command: Command, parser: Parser, rest: lis
             log.warning("%s", sentence)
         # JSON and scripts on stdout must stay free of other lines.
         if path not in registry.REPORTED or getattr(args, "json", None) or getattr(args, "gen_script", None):
-            return _execute(job, log, words)
+            return _execute(job, log, args.words)
         line = " ".join(args.words)
         log_line(f"RUNNING | Command: {line}", G_LOGGER.START)
         started = time.perf_counter()
-        code = _execute(job, log, words)
+        code = _execute(job, log, args.words)
         ended, severity = ("FAILED", G_LOGGER.ERROR) if code else ("PASSED", G_LOGGER.FINISH)
         if code == 1 and path[0] == "debug":  # the search has found bad builds, and has not failed
             ended, severity = "FINISHED", G_LOGGER.FINISH

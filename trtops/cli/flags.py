@@ -131,6 +131,8 @@ class Group:
 class Options(argparse.Namespace):
     """The options of a command line."""
 
+    started: tuple[float, float] | None = None  # wall and CPU clock when the command began
+
     def __init__(self, **initial: Any) -> None:
         """Start with these values."""
         self.ignored: set[str] = set()
