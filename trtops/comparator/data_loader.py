@@ -21,6 +21,7 @@ from trtops.metadata import (
     TensorSpec,
     is_dynamic,
     shape_accepts,
+    with_data_types,
 )
 from trtops.system.limits import check_array
 from trtops.torch_tensors import to_torch
@@ -70,7 +71,7 @@ class DataLoader:
         """
         self.seed = DEFAULT_SEED if seed is None else seed
         self.iterations = 1 if iterations is None else iterations
-        self.user_input_metadata: Mapping[str, TensorSpec] = input_metadata or {}
+        self.user_input_metadata: Mapping[str, TensorSpec] = with_data_types(input_metadata or {})
         self.input_metadata: Mapping[str, TensorSpec] | None = None
         self.val_range: Range | Mapping[str, Range] = (0.0, 1.0) if val_range is None else val_range
         self.int_range = int_range
@@ -79,6 +80,15 @@ class DataLoader:
         self.module = data_loader_backend_module or "numpy"
         if self.module not in ("numpy", "torch"):
             raise errors.ConfigError(f"data_loader_backend_module is {self.module!r}; expected 'numpy' or 'torch'.")
+        if not 0 <= self.seed < 1 << 32 or self.iterations < 0:
+            raise errors.ConfigError(
+                f"seed is {self.seed} and iterations {self.iterations}; expected a seed from 0 to 4294967295, and 0 or "
+                "more iterations."
+            )
+        for name in self.val_range if isinstance(self.val_range, Mapping) else ("",):
+            self._value_range(name, None)
+        for special in (int_range, float_range):
+            self._value_range("", special)
 
     def __len__(self) -> int:
         return self.iterations
@@ -94,7 +104,7 @@ class DataLoader:
         """
         if index >= self.iterations:
             raise IndexError(f"iteration {index} of {self.iterations}")
-        input_specs = self.user_input_metadata if self.input_metadata is None else self.input_metadata
+        input_specs = with_data_types(self.user_input_metadata if self.input_metadata is None else self.input_metadata)
         if not input_specs:
             _log.warning("The data loader has no input metadata, and makes no inputs")
         # Polygraphy draws from numpy's legacy generator, input by input in the model's order; default_rng would give
@@ -172,8 +182,10 @@ class DataLoader:
             chosen = chosen.get(name, chosen.get("", (0.0, 1.0)))
         low, high = chosen
         low, high = 0.0 if low is None else low, 1.0 if high is None else high
-        if low > high:
-            raise errors.ConfigError(f"The range of input {name!r} is ({low}, {high}); its start exceeds its end.")
+        if not low <= high:
+            raise errors.ConfigError(
+                f"The range of input {name!r} is ({low}, {high}); its start exceeds its end, or one is not a number."
+            )
         return low, high
 
 
@@ -217,9 +229,9 @@ class DataLoaderCache:
 
     def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
         """Set the next runner's inputs; the first call reads the data loader. Errors as in :func:`check_feed`."""
-        self.input_metadata = input_metadata
+        self.input_metadata = with_data_types(input_metadata)
         if hasattr(self.data_loader, "input_metadata"):
-            self.data_loader.input_metadata = input_metadata
+            self.data_loader.input_metadata = self.input_metadata
         if not self._loaded:
             self.cache = list(map(check_feed, self.data_loader))
             self._loaded = True

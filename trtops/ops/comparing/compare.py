@@ -14,6 +14,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.runner import reference_runner
 from trtops.comparator.report import iterations_of
 from trtops.comparator.results import RunResults
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.check import (
     CheckConfig,
     Evaluation,
@@ -80,6 +81,7 @@ class CompareResult(OpResult):
         return (Section(text="\n".join(describe_measurements(self.evaluation))),)
 
 
+@checked_arguments
 def compare(
     actual: str | Path,
     golden: str | Path,
@@ -143,7 +145,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
     check = replace(check, golden=golden if isinstance(right, RunResults) else None)
     # One side after the other: each takes as much memory as it has weights.
     with _runner_of(under_test) as runner:
-        inputs = runner.get_input_metadata()
+        inputs = runner.get_input_metadata(use_numpy_dtypes=False)
         feeds = check.open_for(model, inputs=inputs)
         seen = SeenFeeds(feeds)
         outputs = collect(runner, seen)
