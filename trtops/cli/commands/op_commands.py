@@ -78,11 +78,13 @@ def calibrate(args: Options) -> Job:
 @command(
     Group(
         "sides",
-        flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz"),
-        flag("golden", "the reference"),
+        flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz", file="reads"),
+        flag("golden", "the reference", file="reads"),
         flag("more*", "further runs, for --html"),
         flag(
-            "--html FILE", "write a page of stored builds next to each other; the first is the baseline, and none runs"
+            "--html FILE",
+            "write a page of stored builds next to each other; the first is the baseline, and none runs",
+            file="writes",
         ),
     ),
     Group(groups.STATISTICS.title, groups.STATISTICS, groups.COMPARING.only("infinities_compare_equal")),
@@ -127,7 +129,12 @@ def compare(args: Options) -> Job:
 @command(
     Group(
         "candidates",
-        flag("models*", "ONNX models (default: the store's accepted engines, in the newest --release)", shown="MODEL"),
+        flag(
+            "models*",
+            "ONNX models (default: the store's accepted engines, in the newest --release)",
+            shown="MODEL",
+            file="reads",
+        ),
         flag("--release FILE+", "constraints files of pip, one for each release (default: this environment)"),
         flag("--precisions {fp32,fp16,bf16,fp8,int8}+", "precisions to build, instead of --fp16", usual="as given"),
     ),

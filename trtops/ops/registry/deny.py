@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from trtops import errors
 from trtops.next_step import NextStep
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import OpResult, op_run, tracker_or_default
 from trtops.spec import Environment
 from trtops.tactics.denied import DeniedTactic, DenyList
@@ -41,6 +42,7 @@ class DenyResult(OpResult):
         yield from ("", f"Confirmed by run `{self.entry.evidence}`.")
 
 
+@checked_arguments
 def deny(
     proof_run: str,
     *,
@@ -81,6 +83,7 @@ def deny(
         return op.finish(result, title=name, evaluated=False)
 
 
+@checked_arguments
 def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyResult:
     """Remove an entry, also a damaged one, from the deny-list. It stays in the tracking store, with the reason."""
     tracker = tracker_or_default(tracker)

@@ -27,6 +27,7 @@ from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep, arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.right_model import RightModel
@@ -120,10 +121,6 @@ class AccuracyConfig(DataConfig):
     """
 
     tolerances: Tolerances | None = None
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise errors.ConfigError(f"iterations is {self.iterations}; expected 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +230,7 @@ class AccuracyResult(OpResult):
             )
 
 
+@checked_arguments
 def accuracy(
     model: Source,
     actual: BuildConfig | MakeRunner,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from trtops import errors
 from trtops.next_step import NextStep, arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
@@ -76,6 +77,7 @@ QUESTIONS: dict[str, Question] = {
 """Every question. The first is ``data``."""
 
 
+@checked_arguments
 def triage(
     model: str | Path,
     config: TriageConfig = TriageConfig(),

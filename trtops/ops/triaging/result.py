@@ -9,7 +9,7 @@ from trtops import errors
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig
 from trtops.ops.result import OpResult
-from trtops.record import Record
+from trtops.record import Record, setting
 from trtops.tables import counted
 from trtops.verdict import Verdict
 
@@ -37,15 +37,13 @@ class TriageConfig(
     """
 
     check: CheckConfig = field(default_factory=lambda: CheckConfig(plots="never", latency_runs=0))
-    golden_model: str | None = None
-    replay: str | None = None
+    golden_model: str | None = setting(None, file="reads")
+    replay: str | None = setting(None, file="reads")
     minutes: float | None = None
-    campaign_builds: int = 40
-    output: str | None = None
+    campaign_builds: int = setting(40, least=1)
+    output: str | None = setting(None, file="writes")
 
     def __post_init__(self) -> None:
-        if self.campaign_builds < 1:
-            raise errors.ConfigError(f"campaign_builds is {self.campaign_builds}; expected 1 or more.")
         if self.minutes is not None and not self.minutes > 0:
             raise errors.ConfigError(f"minutes is {self.minutes}; expected more than 0.")
 
