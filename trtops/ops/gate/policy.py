@@ -27,7 +27,7 @@ from trtops.ops.engines.yaml_records import merge, read_yaml
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig
 from trtops.ops.gate.releases import HERE
 from trtops.ops.gate.tolerance import BuildShare
-from trtops.record import Record
+from trtops.record import Config
 from trtops.spec import Precision
 
 
@@ -39,7 +39,7 @@ def _check_bounds(record: object, **bounds: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyLimit(Record):
+class LatencyLimit(Config):
     """How much slower a candidate may be."""
 
     ratio: float = 1.05  # largest ratio of the candidate's latency to the accepted engine's
@@ -53,7 +53,7 @@ class LatencyLimit(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeLimit(Record):
+class SizeLimit(Config):
     """A candidate is refused if its size exceeds that of the accepted engine by both the ratio and the slack."""
 
     ratio: float = 1.1
@@ -64,7 +64,7 @@ class SizeLimit(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccuracyLimit(Record):
+class AccuracyLimit(Config):
     """How accurate a candidate must be."""
 
     tolerances: Tolerances | None = None  # compared with the reference; the defaults of the precision if None
@@ -75,7 +75,7 @@ class AccuracyLimit(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits(Record):
+class Limits(Config):
     """All limits; None is not checked.
 
     Attributes:
@@ -95,7 +95,7 @@ class Limits(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy(Record):
+class Policy(Config):
     """What the gate accepts.
 
     Attributes:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from trtops import errors
 from trtops.extras import require
-from trtops.record import Record
+from trtops.record import Config
 
 ShareDecision: TypeAlias = Literal["accept", "refuse", "open"]
 
@@ -25,7 +25,7 @@ _ERROR = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildShare(Record):
+class BuildShare(Config):
     """What a gate on builds has to show.
 
     Attributes:
