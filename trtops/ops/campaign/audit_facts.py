@@ -32,12 +32,15 @@ def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     facts.tag("verdict", Tag.VERDICT, Artifact.CAMPAIGN_RESULT, result.verdict)
     children = shared.tracker.find(parent=info.id, tags={Tag.KIND: "iteration"})
     _compare_iterations(table, children, facts)
-    stored_config = run.read_bytes(Artifact.CAMPAIGN)
-    config = DebugBuildConfig.from_json(stored_config)
-    # Over the values as they were written: earlier releases wrote 0 for 0.0, which the config no longer has.
-    facts.tag("config of the campaign", Tag.SPEC_SHA256, Artifact.CAMPAIGN, digest(json.loads(stored_config)), NOTHING)
+    # Compared as it was written: earlier releases wrote 0 for 0.0, and a config reads both as 0.0.
+    stored_config = json.loads(run.read_bytes(Artifact.CAMPAIGN))
+    config = DebugBuildConfig.from_dict(stored_config)
+    facts.tag("config of the campaign", Tag.SPEC_SHA256, Artifact.CAMPAIGN, digest(stored_config), NOTHING)
     materials = data_facts(run, config.build, shared, facts)
-    values = {Artifact.CAMPAIGN: canonical_json(config.check), Artifact.MATERIALS: canonical_json(materials.check)}
+    values = {
+        Artifact.CAMPAIGN: canonical_json(stored_config["check"]),
+        Artifact.MATERIALS: canonical_json(materials.check),
+    }
     facts.add("how builds are evaluated", values)
     model = shared.model(run)
     facts.tag("model", Tag.MODEL_SHA256, "the content of the model file", model and model.sha256)
