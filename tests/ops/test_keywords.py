@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import re
+import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from trtops.calibration.data import data_source
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import open_feeds
 from trtops.ops.keywords import config_class_of, configured, option_keywords
-from trtops.record import Config, Record
+from trtops.record import Config, OptionField, Record
 
 QUICK: dict[str, Any] = {"latency_runs": 1, "warm_up": 1, "plots": "never"}
 FEED = models.conv_net().feed
@@ -167,3 +168,74 @@ def test_everything_in_a_config_is_a_config() -> None:
             unread += {*records(hint)} - seen
     assert [cls.__name__ for cls in seen if not issubclass(cls, Config)] == []
     assert len(seen) > 20
+
+
+def wrong_values(option: OptionField) -> Iterator[object]:
+    """Values that an option must refuse."""
+    origin, members = typing.get_origin(option.type), typing.get_args(option.type)
+    is_union = origin in (typing.Union, types.UnionType)
+    kinds = [kind for kind in (members if is_union else (option.type,)) if kind is not type(None)]
+    if option.metadata.get("convert"):
+        yield 5
+    elif kinds == [bool]:
+        yield "yes"
+    elif kinds in ([int], [float]):
+        yield "word"
+        if option.metadata.get("least", 0) is not None:
+            yield -1
+        if kinds == [float]:
+            yield float("nan")
+    elif kinds == [str]:
+        yield 3
+        if option.default != "" and option.metadata.get("file") != "weights":
+            yield ""
+    elif len(kinds) == 1 and typing.get_origin(kinds[0]) in (tuple, typing.Literal):
+        yield 3
+
+
+@pytest.mark.parametrize("name", verbs.VERBS)
+def test_wrong_values_are_refused_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    verb = verbs.__getattr__(name)
+    parameters = inspect.signature(verb).parameters.values()
+    required: dict[str, Any] = {p.name: "m.onnx" for p in parameters if p.default is p.empty and p.name != "config"}
+    required |= {
+        "inspect_engines": {"a": "a", "b": "b"}, "diff_tactics": {"folder": "f"}, "gate_all": {"models": ["m.onnx"]},
+        "accuracy": {"actual": trtops.BuildConfig()}, "reduce": {"check": lambda part: True},
+    }.get(name, {})  # fmt: skip
+    wrong = [
+        (keyword, option.name, value)
+        for keyword, option in option_keywords(verb).items()
+        for value in wrong_values(option)
+    ]
+    wrong += [(parameter, parameter, 3) for parameter in required]
+    wrong += [(p.name, p.name, "") for p in parameters if p.name == "experiment"]
+    assert wrong
+    for keyword, field, value in wrong:
+        with pytest.raises(errors.TrtopsError, match=field):
+            verb(**{**required, "tracker": trtops.MemoryTracker(), keyword: value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: trtops.sanitize("m.onnx", "m.onnx"),
+        lambda: trtops.extract("m.onnx", "other.onnx", save_as=trtops.SaveConfig(external_data="m.onnx")),
+        lambda: trtops.calibrate("m.onnx", data="d.npz", output="d.npz"),
+        lambda: trtops.reduce("m.onnx", lambda part: True, output="m.onnx"),
+        lambda: trtops.precision("m.onnx", data="d.npz", save_replay="d.npz"),
+        lambda: trtops.concat(["d.npz"], "link.npz"),
+    ],
+)
+def test_outputs_that_are_read_are_refused(
+    call: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models.conv_net().write(tmp_path, "m")
+    np.savez("d.npz", **FEED)
+    Path("link.npz").hardlink_to("d.npz")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(errors.ConfigError, match="would overwrite"):
+        call()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

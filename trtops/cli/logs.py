@@ -52,7 +52,7 @@ LOGGING = Group(
     ),
     flag("--silent", "log and print nothing; only the exit code reports the outcome"),
     flag("--log-format {timestamp,line-info,no-colors}+", "what log lines contain"),
-    flag("--log-file FILE", "a file to log to as well"),
+    flag("--log-file FILE", "a file to log to as well", file="writes"),
     flag("--timeout SECONDS", "how long loading a model, or one inference, may take", usual="600"),
 )
 

@@ -110,6 +110,10 @@ class PairingCompareFunc(BaseCompareFunc):
         for option in dataclasses.fields(self):  # type: ignore[arg-type]
             if getattr(self, option.name) is None and option.default is not dataclasses.MISSING:
                 setattr(self, option.name, option.default)
+            value = getattr(self, option.name)
+            for number in value.values() if isinstance(value, Mapping) else (value,):
+                if isinstance(number, float) and math.isnan(number):
+                    raise errors.ConfigError(f"{option.name} is {value!r}; expected a number.")
 
     def __call__(self, iter_result0: IterationResult, iter_result1: IterationResult) -> Matches:
         """Compare the outputs under test with the reference: a match per output with a counterpart.

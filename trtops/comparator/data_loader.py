@@ -82,6 +82,15 @@ class DataLoader:
         self.module = data_loader_backend_module or "numpy"
         if self.module not in ("numpy", "torch"):
             raise errors.ConfigError(f"data_loader_backend_module is {self.module!r}; expected 'numpy' or 'torch'.")
+        if not 0 <= self.seed < 1 << 32 or self.iterations < 0:
+            raise errors.ConfigError(
+                f"seed is {self.seed} and iterations {self.iterations}; expected a seed from 0 to 4294967295, and 0 or "
+                "more iterations."
+            )
+        for name in self.val_range if isinstance(self.val_range, Mapping) else ("",):
+            self._value_range(name, None)
+        for special in (int_range, float_range):
+            self._value_range("", special)
 
     def __len__(self) -> int:
         return self.iterations
@@ -175,8 +184,10 @@ class DataLoader:
             chosen = chosen.get(name, chosen.get("", (0.0, 1.0)))
         low, high = chosen
         low, high = 0.0 if low is None else low, 1.0 if high is None else high
-        if low > high:
-            raise errors.ConfigError(f"The range of input {name!r} is ({low}, {high}); its start exceeds its end.")
+        if not low <= high:
+            raise errors.ConfigError(
+                f"The range of input {name!r} is ({low}, {high}); its start exceeds its end, or one is not a number."
+            )
         return low, high
 
 

@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trtops.lazy import function
+from trtops.record import setting
 
 if TYPE_CHECKING:
     from trtops.comparator.arrays import Array
@@ -204,7 +205,7 @@ def with_fields(meanings: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
         for name, meaning in meanings.items():
             if name not in cls.__annotations__:
                 cls.__annotations__[name] = "float | None"
-                setattr(cls, name, None)
+                setattr(cls, name, setting(None, least=None, infinite=True))
                 cls.__doc__ = f"{cls.__doc__}    {name}: {meaning}\n    " if meaning else cls.__doc__
         return cls
 

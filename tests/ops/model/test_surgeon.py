@@ -74,7 +74,7 @@ def test_the_input_file_cannot_be_overwritten(tmp_path: Path) -> None:
     path = models.write_external(models.conv_net(), tmp_path)
     before = digests(path.parent)
     for output, save_as in ((path, SaveConfig()), (tmp_path / "other.onnx", SaveConfig(external_data="weights.bin"))):
-        with pytest.raises(errors.ConfigError, match="replace a file of the model itself"):
+        with pytest.raises(errors.ConfigError, match="would overwrite"):
             ops.sanitize(path, output, save_as=save_as)
     assert digests(path.parent) == before
 

@@ -69,8 +69,13 @@ class OnnxrtRunner(BaseRunner):
         if not self._is_tried:
             try_in_child(_infer_once, self._sess, None)
         session = value_of(self._sess)
-        self._inputs = TensorMetadata.of(map(_tensor_spec, session.get_inputs()))
-        self._outputs = TensorMetadata.of(map(_tensor_spec, session.get_outputs()))
+        try:
+            self._inputs = TensorMetadata.of(map(_tensor_spec, session.get_inputs()))
+            self._outputs = TensorMetadata.of(map(_tensor_spec, session.get_outputs()))
+        except UnicodeDecodeError as exc:
+            raise errors.InvalidModelError(
+                f"{self.name}: the name of an input or output is not UTF-8 ({exc.object!r:.80}); rename it."
+            ) from None
         for spec in (*self._inputs.values(), *self._outputs.values()):
             if spec.dtype in (DataType.INT4, DataType.FLOAT4):
                 raise errors.UnsupportedFeatureError(

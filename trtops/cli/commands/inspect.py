@@ -16,7 +16,7 @@ from trtops.tracking.records import RUN_PREFIX
 
 
 @command(
-    Group("cache", flag("cache", "a file of either format, or run:ID")),
+    Group("cache", flag("cache", "a file of either format, or run:ID", file="reads")),
     groups.JSON,
     groups.STORE,
     examples=("trtops inspect calibration int8.cache",),
@@ -83,12 +83,12 @@ def capability(args: Options) -> Job:
 @command(
     Group(
         "data",
-        flag("path", "a .json file of saved inputs or outputs, an .npz or an .npy"),
+        flag("path", "a .json file of saved inputs or outputs, an .npz or an .npy", file="reads"),
         flag("-a --all", "show every iteration, not only the first"),
         flag("-s --show-values", "show values"),
         flag("--histogram", "show the distribution of values"),
         flag("--statistics", "show statistics", idle="they are always shown"),
-        flag("-n --num-items N", "values at the ends of each axis", usual="3", to="num_items"),
+        flag("-n --num-items N", "values at the ends of each axis", usual="3", to="num_items", least=None),
         flag("--line-width N", "longest line of values; -1 for no limit", usual="75"),
     ),
     groups.JSON,
@@ -115,7 +115,9 @@ def run(args: Options) -> Job:
 
 
 @command(
-    Group("record", flag("tactic_replay", "the file")), groups.JSON, examples=("trtops inspect tactics replay.json",)
+    Group("record", flag("tactic_replay", "the file", file="reads")),
+    groups.JSON,
+    examples=("trtops inspect tactics replay.json",),
 )
 def tactics(args: Options) -> Job:
     """Show a tactic record: the tactic of each layer. Reads records of trtops, and Polygraphy's replay files."""
@@ -125,7 +127,7 @@ def tactics(args: Options) -> Job:
 @command(
     Group(
         "builds",
-        flag("records*", "a good record and a bad one, as --good and --bad"),
+        flag("records*", "a good record and a bad one, as --good and --bad", file="reads"),
         flag("--dir FOLDER", "a folder with good/ and bad/ in it"),
         flag("--of-experiment NAME", "all evaluated builds of an experiment in the store"),
     ),
@@ -163,7 +165,11 @@ def _show_difference(result: Any, store: str | None) -> None:
 
 
 @command(
-    Group("engines", flag("a", "an engine, the inspector's JSON about one, or a run"), flag("b", "the other one")),
+    Group(
+        "engines",
+        flag("a", "an engine, the inspector's JSON about one, or a run", file="reads"),
+        flag("b", "the other one", file="reads"),
+    ),
     configs.config_flags("engines", "InspectEnginesConfig", {"shown": "--show"}, skip="a b"),
     groups.TRACKING,
     groups.JSON,

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops import errors
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import OpResult, op_run, run_step, tracker_or_default
-from trtops.record import Config
+from trtops.record import Config, setting
 from trtops.tables import listed
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import Conclusion, TacticDiff
@@ -41,11 +42,11 @@ class DiffTacticsConfig(Config):
     runs: tuple[str, ...] = ()
     experiment: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None
-    good: str | None = None
-    bad: str | None = None
+    folder: str | None = setting(None, file="reads")
+    good: str | None = setting(None, file="reads")
+    bad: str | None = setting(None, file="reads")
     by: By = "tactic"
-    confidence: float = 0.95
+    confidence: float = setting(0.95, most=1)
 
     def __post_init__(self) -> None:
         sources = [bool(self.runs), self.experiment is not None, self.folder is not None, self.good is not None]
@@ -98,6 +99,7 @@ class DiffTacticsResult(OpResult):
             yield listed([f"- `{name}`: {reason}" for name, reason in self.skipped], _MAX_LISTED_SKIPS, "\n")
 
 
+@checked_arguments
 def diff_tactics(
     config: DiffTacticsConfig,
     *,

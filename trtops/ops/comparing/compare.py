@@ -13,6 +13,7 @@ from trtops.backend.engines import backend_of_suffix, engine_backend, reference_
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import iterations_of
 from trtops.comparator.results import RunResults
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.check import (
     CheckConfig,
     Evaluation,
@@ -79,6 +80,7 @@ class CompareResult(OpResult):
         return (Section(text="\n".join(describe_measurements(self.evaluation))),)
 
 
+@checked_arguments
 def compare(
     actual: str | Path,
     golden: str | Path,

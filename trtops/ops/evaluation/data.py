@@ -32,7 +32,7 @@ from trtops.comparator.streams import load_saved
 from trtops.extras import require
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
 from trtops.ops.evaluation.shapes import OTHER, ShapePoint, points, profile_of, spanning, with_profiles
-from trtops.record import Config, Record
+from trtops.record import Config, Record, setting
 from trtops.spec import IN_MEMORY, BuildConfig, OptimizationProfile, Rounding
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
@@ -293,9 +293,9 @@ class DataConfig(Config):
         seed: Seed of the random data.
     """
 
-    data: str | None = field(default=None, metadata={"convert": data_source})
+    data: str | None = setting(None, convert=data_source, file="reads")
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, metadata={"keyword": "shapes"})
-    iterations: int = 2
+    iterations: int = setting(2, least=1)
     seed: int = 1
 
     def profiled(

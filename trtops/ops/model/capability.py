@@ -12,6 +12,7 @@ from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.trt.building.network import ask_parser
 from trtops.metadata import Shape, TensorMetadata
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.model.model_files import SaveConfig, Source, inputs_with_shapes, open_model
 from trtops.record import Record
 from trtops.spec import BackendName
@@ -71,6 +72,7 @@ class CapabilityReport(Record):
         return "\n".join(lines)
 
 
+@checked_arguments
 def capability(
     model: Source,
     backend: BackendName = "tensorrt",

@@ -27,6 +27,7 @@ from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep, arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.right_model import RightModel
@@ -121,10 +122,6 @@ class AccuracyConfig(DataConfig):
 
     tolerances: Tolerances | None = None
 
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise errors.ConfigError(f"iterations is {self.iterations}; expected 1 or more.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TensorError(Record):
@@ -192,7 +189,7 @@ class AccuracyResult(OpResult):
         )
         title, x = "Error of each tensor", "tensors in order of execution"
         chart = Chart(title=title, form="points", x=x, y="relative error", points=points)
-        yield Section(text="\n\n".join(self._findings()), chart=chart if points else None)
+        yield Section(text="\n\n".join(self.findings()), chart=chart if points else None)
         if self.tensors:
             rows = tuple(_cells(tensor) for tensor in self.tensors)
             yield Section(title="Tensors", table=Table(columns=_TENSOR_COLUMNS, rows=rows))
@@ -202,9 +199,10 @@ class AccuracyResult(OpResult):
         at = next((i for i, tensor in enumerate(self.tensors) if tensor.name == self.first), len(self.tensors))
         start = max(min(at - _MAX_PRINTED_TENSORS // 3, len(self.tensors) - _MAX_PRINTED_TENSORS), 0)
         rows = map(_cells, self.tensors[start : start + _MAX_PRINTED_TENSORS])
-        return "\n".join([*self._findings(), "", table(_TENSOR_COLUMNS, rows)])
+        return "\n".join([*self.findings(), "", table(_TENSOR_COLUMNS, rows)])
 
-    def _findings(self) -> Iterator[str]:
+    def findings(self) -> Iterator[str]:
+        """Where the sides differ, a sentence each."""
         if self.disappears:
             yield (
                 "The error disappears when all tensors are observed: it comes from what the back end fuses. Find the "
@@ -232,6 +230,7 @@ class AccuracyResult(OpResult):
             )
 
 
+@checked_arguments
 def accuracy(
     model: Source,
     actual: BuildConfig | MakeRunner,

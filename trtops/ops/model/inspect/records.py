@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import Inspection
 from trtops.tables import counted, table
 from trtops.tactics.record import algorithm_text, read_record
@@ -11,6 +12,7 @@ from trtops.tracking.base import Tracker
 from trtops.tracking.builds import load_cache
 
 
+@checked_arguments
 def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspection:
     """Inspect a calibration cache: a file of either format, or ``run:ID``."""
     cache = load_cache(source, tracker)
@@ -32,6 +34,7 @@ def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspe
     return Inspection(lambda: cache, text)
 
 
+@checked_arguments
 def inspect_tactics(path: str | Path) -> Inspection:
     """Inspect a tactic record of trtops or Polygraphy."""
     record = read_record(path)
