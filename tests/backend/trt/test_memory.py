@@ -160,8 +160,8 @@ def test_output_allocator_keeps_no_context(monkeypatch):
             return 128
 
     output = object.__new__(slots.Output)
-    output.name, output.on_host, output.device, output.pinned = "y", False, None, None
-    output.allocator = None
+    output.name, output.on_host, output.allocator = "y", False, None
+    output.device, output.pinned = slots.memory.DeviceArray.raw((0,)), slots.memory.PinnedArray()
     output.execution = SimpleNamespace(context=Context(), engine=SimpleNamespace(get_aliased_input_tensor=lambda n: ""))
     output.prepare([])
     output.prepare([])
