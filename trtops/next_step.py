@@ -166,10 +166,5 @@ def option_text(name: str, value: Any) -> str:
     return shlex.join(_option(name, value))
 
 
-def limits_text(tolerances: Record) -> str:
-    """Return limits in words, such as "atol 1e-12, rtol 0.0"."""
-    return " ".join(_tolerances(tolerances.to_dict())).replace(" --", ", ").removeprefix("--") or "given limits"
-
-
 def _dims(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"

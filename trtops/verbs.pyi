@@ -235,9 +235,9 @@ def precision(
     PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
     shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., to: Literal['fp16', 'bf16'] =
     ..., mode: Literal['minimal', 'bisect', 'linear'] = ..., direction: Literal['forward', 'reverse'] = ...,
-    fastest: bool = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., profiles:
-    Sequence[OptimizationProfile] | Mapping[str, Any] = ..., exclude: Sequence[str] = ..., max_checks: int | None =
-    ..., output: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...
+    tolerances: Tolerances | None | Mapping[str, Any] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str,
+    Any] = ..., exclude: Sequence[str] = ..., max_checks: int | None = ..., output: str | None = ..., load_replay:
+    str | None = ..., save_replay: str | None = ...
 ) -> PrecisionResult: ...
 
 def promote(

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, cast_array, permuted_axes, to_numpy
+from trtops.comparator.arrays import Array, cast_array, closest_name, permuted_axes, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_saved
 from trtops.extras import require
 from trtops.metadata import (
@@ -25,8 +25,6 @@ from trtops.metadata import (
 )
 from trtops.system.limits import check_array
 from trtops.torch_tensors import to_torch
-
-__all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]
 
 Range: TypeAlias = tuple[float | None, float | None]
 
@@ -307,8 +305,7 @@ def _fits_spec(array: Any, spec: TensorSpec) -> bool:
 def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
     if name in feed:
         return name
-    near = [other for other in feed if name.lower() in other.lower() or other.lower() in name.lower()]
-    closest = near[0] if near else (list(feed)[index] if index < len(feed) else None)
+    closest = closest_name(name, index, feed)
     if closest is None:
         raise errors.InputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
     _log.warning("Input %r is fed with %r, whose name is closest", name, closest)

@@ -101,7 +101,7 @@ def _error(name: str, label: str, compute: Callable[[Totals], float], column: st
 _SCORES = "floating-point scores, with an axis of classes behind another one"
 _agreement = function("trtops.comparator.metrics.rows.balanced_agreement")
 _top1 = function("trtops.comparator.metrics.rows.top1_agreement")
-_kl = function("trtops.comparator.metrics.kl.kl_divergence")
+_kl = function("trtops.comparator.metrics.rows.kl_divergence")
 
 ERRORS = (
     _error("max_abs", "largest absolute", lambda t: t.abs.max, column="max abs"),

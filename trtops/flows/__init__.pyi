@@ -211,9 +211,9 @@ class PrecisionFlow(OpFlow[..., PrecisionResult]):
         = ..., experiment: str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
         iterations: int | None = ..., seed: int | None = ..., to: Literal['fp16', 'bf16'] | None = ..., mode:
         Literal['minimal', 'bisect', 'linear'] | None = ..., direction: Literal['forward', 'reverse'] | None = ...,
-        fastest: bool | None = ..., tolerances: Tolerances | None = ..., profiles: Sequence[OptimizationProfile] | None
-        = ..., exclude: Sequence[str] | None = ..., max_checks: int | None = ..., output: str | None = ..., load_replay:
-        str | None = ..., save_replay: str | None = ...
+        tolerances: Tolerances | None = ..., profiles: Sequence[OptimizationProfile] | None = ..., exclude:
+        Sequence[str] | None = ..., max_checks: int | None = ..., output: str | None = ..., load_replay: str | None =
+        ..., save_replay: str | None = ...
     ) -> PrecisionResult: ...
 
 precision: PrecisionFlow

@@ -287,7 +287,5 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
         bounded = helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded"))
         graph.node.insert([*graph.node].index(maker) + 1, bounded)
         if declared is not None:
-            copy_of_declaration = copying.copy_of(declared)
-            copy_of_declaration.name = before
-            graph.value_info.append(copy_of_declaration)
+            copying.add_copy(graph.value_info, declared).name = before
     return applied

@@ -19,20 +19,10 @@ Until: TypeAlias = int | Literal["good", "bad", "decided"]
 
 
 # What only decides when a campaign ends, and where and how many at a time its builds are made.
-_FREE_FIELDS = frozenset(
-    [
-        "until",
-        "max_iterations",
-        "max_minutes",
-        "bisect",
-        "complete",
-        "clean_builds",
-        "confidence",
-        "parallel",
-        "devices",
-        "timeout_seconds",
-    ]
-)
+_FREE_FIELDS = frozenset((
+    "until", "max_iterations", "max_minutes", "bisect", "complete", "clean_builds", "confidence", "parallel", "devices",
+    "timeout_seconds",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

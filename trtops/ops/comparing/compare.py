@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Engine
-from trtops.backend.engines import backend_of_suffix, engine_backend, reference_runner
+from trtops.backend.engines import backend_of_suffix, engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.comparator.report import iterations_of
 from trtops.comparator.results import RunResults
 from trtops.ops.arguments import checked_arguments

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
-from trtops.backend.engines import reference_runner
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.calibration.data import ArraysInMemory, DataSource, FeedDigest, data_source
 from trtops.comparator.arrays import as_arrays, cast_feed, copied, subset
 from trtops.comparator.data_loader import DataLoader

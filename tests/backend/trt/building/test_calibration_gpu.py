@@ -10,11 +10,11 @@ import trtops.backend.trt as back
 from examples.digits import Digits, make_digits
 from tests import models
 from trtops.backend.base import BuildRequest, Caches
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.calibration import collect
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.backend.trt import TensorRTBackend, library
 from trtops.calibration import CalibrationCache
 from trtops.comparator import DataLoader
