@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import onnx
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, Feed
+from trtops.backend.base import BaseRunner
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model, is_lean
