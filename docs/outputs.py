@@ -10,7 +10,8 @@ to an example. In the source of a page:
 - ``<!-- file: NAME -->`` above a block: the block is the content of this file.
 - ``<!-- not run: REASON -->`` above a block: it is as somebody wrote it.
 
-Numbers differ in each run. A block is written again if more than numbers, ids and the processor differ.
+Numbers differ in each run. A block is written again if more than numbers, ids and the processor differ, or with
+``--numbers``.
 """
 
 from __future__ import annotations
@@ -208,8 +209,8 @@ def files_of(path: Path, demo: Path) -> dict[str, Path]:
     return files
 
 
-def differences(path: Path, demo: Path) -> list[tuple[Block, str]]:
-    """Run a page in a folder of its own; return the output blocks that differ in more than numbers.
+def differences(path: Path, demo: Path, *, numbers: bool = False) -> list[tuple[Block, str]]:
+    """Run a page in a folder of its own; return the output blocks that differ in more than numbers, or at all.
 
     ``demo`` is a folder with the demo's files. Next to it is the home of Prefect.
     """
@@ -217,7 +218,7 @@ def differences(path: Path, demo: Path) -> list[tuple[Block, str]]:
         for name, file in files_of(path, demo).items():
             shutil.copy(file, Path(folder, name))
         outputs = run_page(path.read_text(encoding="utf-8"), Shell(Path(folder), demo.parent / "prefect"))
-        return [(block, text) for block, text in outputs if comparable(text) != comparable(block.text)]
+        return [(block, text) for block, text in outputs if numbers or comparable(text) != comparable(block.text)]
 
 
 def written(page: str, outputs: list[tuple[Block, str]]) -> str:
@@ -233,6 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("pages", nargs="*", type=Path, default=DOCUMENTS, help="pages (default: all)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page differs")
+    parser.add_argument("--numbers", action="store_true", help="write all outputs, also if only numbers differ")
     arguments, failed = parser.parse_args(), False
     with tempfile.TemporaryDirectory(prefix="docs-demo-") as work:
         demo = Path(work, "demo")
@@ -240,7 +242,7 @@ def main() -> int:
         for path in map(Path.resolve, arguments.pages):
             print(path.relative_to(ROOT), flush=True)
             try:
-                changed, page = differences(path, demo), path.read_text(encoding="utf-8")
+                changed, page = differences(path, demo, numbers=arguments.numbers), path.read_text(encoding="utf-8")
             except PageError as error:
                 print(error)
                 failed = True
