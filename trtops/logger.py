@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 from trtops import errors
 from trtops.lazy import known_as
 from trtops.system.masking import masked
-from trtops.terminal import clear_status, escaped
+from trtops.terminal import clear_status, escaped, show_status, wrapped
 
 Severity: TypeAlias = int | Mapping[str, int]
 
@@ -77,6 +77,7 @@ class Logger:
         self.letter = True  # for the severity
         self.timestamp = False
         self.line_info = False  # the file and line that logged
+        self.status_only = False  # whether trtops' own messages below WARNING replace each other on a terminal
         self.use_python_logging_system = False  # whether only the program's own handlers get messages
         self._logger = logging.getLogger("trtops")
         self._once: set[str] = set()
@@ -236,7 +237,13 @@ class _Console(logging.Handler):
         file = sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
         try:
             text, (_, color) = _Lines().format(record), _STYLES.get(record.levelno, ("", 0))
+            is_progress = file is sys.stderr and record.levelno < logging.WARNING and record.name != "trtops"
+            if G_LOGGER.status_only and is_progress:
+                show_status(record.getMessage())
+                return
             clear_status()
+            if file.isatty():
+                text = wrapped(text)
             if G_LOGGER.colors and color and "NO_COLOR" not in os.environ and file.isatty():
                 text = f"\x1b[{color}m{text}\x1b[0m"
             print(text, file=file, flush=True)

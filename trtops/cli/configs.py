@@ -124,7 +124,7 @@ def _words_of(values: list[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, str) and value.startswith("@"):
             try:
-                yield from Path(value[1:]).read_text(encoding="utf-8").splitlines()
+                yield from Path(value[1:]).read_text(encoding="utf-8").rstrip("\n").split("\n")
             except (OSError, UnicodeDecodeError) as exc:
                 raise UsageError(f"{value}: expected @ and a file with one name per line: {exc}") from None
         else:

@@ -157,8 +157,8 @@ def diff_tactics(args: Options) -> Job:
 
 
 def _show_difference(result: Any, store: str | None) -> None:
-    # Polygraphy's lines first, which scripts search for.
-    say("\n".join(f"[I] {line}" for line in result.difference_lines()))
+    for line in result.difference_lines():  # Polygraphy's, which scripts search for
+        log_line(line)
     say_result(result, store)
 
 
@@ -176,7 +176,11 @@ def engines(args: Options) -> Job:
     """
     config = configs.make(args, "InspectEnginesConfig", a=args.a, b=args.b)
     stored = not all(Path(source).suffix for source in (args.a, args.b))
-    return op_job(args, "inspect_engines", config, store="reads" if stored else "optional", code=no_verdict)
+
+    def show(result: Any, store: str | None) -> None:
+        say_result(result, store, with_page=True)
+
+    return op_job(args, "inspect_engines", config, store="reads" if stored else "optional", show=show, code=no_verdict)
 
 
 _MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full": ("layers", "attrs", "weights")}

@@ -9,13 +9,13 @@ from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job, tracker
-from trtops.cli.logs import say, say_ending, say_page
+from trtops.cli.logs import say, say_progress
 from trtops.cli.script import call
 from trtops.tables import counted
 from trtops.tracking.records import RUN_PREFIX
 
 if TYPE_CHECKING:
-    from trtops.ops.triaging.result import Step, TriageResult
+    from trtops.ops.triaging.result import Step
 
 
 @command(
@@ -261,21 +261,10 @@ def triage(args: Options) -> Job:
         config,
         store="optional",
         code=lambda result: {"good": 0, "error": 3}.get(result.verdict, 1),
-        show=_show,
         progress=None if getattr(args, "json", None) else _say_step,
     )
 
 
 def _say_step(step: Step) -> None:
-    if not step.answer:
-        say(step.asks)
-        return
-    say(f"  {step.answer} ({counted(step.builds, 'build')}, {step.seconds:.1f} s)")
-    for line in step.evidence:
-        say(f"  - {line}")
-
-
-def _show(result: TriageResult, store: str | None) -> None:
-    say("")
-    say_page("\n".join(result.summary()))
-    say_ending(result, store)
+    cost = f" {step.answer} ({counted(step.builds, 'build')}, {step.seconds:.1f} s)" if step.answer else ""
+    say_progress(f"{step.asks}{cost}")

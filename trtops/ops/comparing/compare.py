@@ -62,9 +62,10 @@ class CompareResult(OpResult):
     reasons: tuple[str, ...]
     evaluation: Evaluation
 
-    def screen(self) -> str:
-        """Nothing above the verdict."""
-        return ""
+    @property
+    def figures(self) -> str:
+        """The latency of the side under test, if it was run."""
+        return "" if self.evaluation.latency is None else self.evaluation.latency.text()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""

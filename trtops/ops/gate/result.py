@@ -98,10 +98,6 @@ class GateResult(OpResult):
         version = f"accepted as version {self.version}, alias {self.alias}" if self.version else ""
         return "; ".join(filter(None, (ratio, version)))
 
-    def screen(self) -> str:
-        """Nothing above the verdict."""
-        return ""
-
     @property
     def ratio(self) -> RatioEstimate | None:
         """The deciding ratio of the latency; None if not measured or not checked."""

@@ -77,6 +77,11 @@ class PromoteResult(OpResult):
         """Always ``accepted``."""
         return "accepted"
 
+    @property
+    def figures(self) -> str:
+        """Where it is registered."""
+        return f"version {self.version} of {self.name!r}, alias {self.alias}"
+
     def body(self) -> Iterable[str]:
         """Where it is registered, and how it was verified."""
         return [

@@ -167,7 +167,7 @@ def ask_divergence(subject: Subject, parent: str) -> Answer:
         return Answer("NaN appears", (sentence, *flushed), kind=kind, places=(nonfinite.node, nonfinite.name, *flushed))
     name = comparison.origin or comparison.first
     if name is None:
-        return Answer("no tensor shows it", (comparison.text().splitlines()[0],), kind="rounding")
+        return Answer("no tensor shows it", (comparison.because[0],), kind="rounding")
     origin = comparison.tensor(name)
     sentence = f"Most of the error appears at {_made_by(origin)}: {origin.error:.3g}"
     if origin.growth is not None:

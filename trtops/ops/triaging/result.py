@@ -110,6 +110,18 @@ class TriageResult(OpResult):
             return "nothing is wrong" if self.verdict == "good" else "nothing is wrong on data that proves nothing"
         return f"{self.kind}, {self.places[0]}" if self.places else self.kind
 
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The last evidence, and the remedy."""
+        evidence = next((step.evidence[0] for step in reversed(self.steps) if step.kind and step.evidence), "")
+        return tuple(filter(None, (evidence, *(f"remedy: {remedy}" for remedy in self.remedies[-1:]))))
+
+    @property
+    def figures(self) -> str:
+        """The cost of the search."""
+        seconds = sum(step.seconds for step in self.steps)
+        return f"{counted(len(self.steps), 'question')}, {counted(self.builds, 'build')}, {seconds:.1f} s"
+
     def body(self) -> Iterator[str]:
         """The fault and its remedies, and each question with its answer, evidence and cost."""
         yield from self.summary()

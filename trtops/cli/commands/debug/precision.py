@@ -11,7 +11,7 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
-from trtops.cli.logs import say
+from trtops.cli.logs import say, say_progress
 from trtops.cli.script import Call, call, product
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _golden_differences(model: Any, golden: str, config: PrecisionConfig) -> str
 
 def _say_step(step: Step) -> None:
     measured = f", {step.excess:.3g} of what is allowed" if 0 < (step.excess or 0) < float("inf") else ""
-    say(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
+    say_progress(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
 
 
 def _say_output(step: RepeatStep) -> None:
