@@ -7,7 +7,8 @@ from trtops.terminal import one_line
 
 Row: TypeAlias = Sequence[str | float | None]
 
-_MIN_WIDTH = 9  # of a column whose text is cut; ids of runs have eight digits
+# Widths to which the text of the first and of other columns is cut at most; ids of runs have eight digits.
+_FIRST_WIDTH, _MIN_WIDTH = 24, 9
 
 
 def _cell_text(cell: str | float | None) -> str:
@@ -34,6 +35,7 @@ def table(header: Sequence[str], rows: Iterable[Row], width: int | None = None, 
     for column in columns:
         numbers = [cell for cell in column if _is_number(cell)]
         least.append(max(map(len, (*numbers, column[0]))) if numbers else _MIN_WIDTH)
+    least[0] = max(least[0], min(widths[0], _FIRST_WIDTH))
     while width is not None and sum(widths) + 2 * len(widths) - 2 > width:
         longest = max(range(len(widths)), key=lambda number: widths[number] - least[number])
         if widths[longest] > least[longest]:

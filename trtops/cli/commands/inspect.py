@@ -8,7 +8,7 @@ from trtops.backend import trt
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, no_verdict, op_job
+from trtops.cli.jobs import Job, Store, command, no_verdict, op_job
 from trtops.cli.logs import log_line, say, say_json, say_report, say_result
 from trtops.cli.script import given, product
 from trtops.errors import ConfigError
@@ -115,11 +115,16 @@ def run(args: Options) -> Job:
 
 
 @command(
-    Group("record", flag("tactic_replay", "the file")), groups.JSON, examples=("trtops inspect tactics replay.json",)
+    Group("record", flag("tactic_replay", "a file, or run:ID")),
+    groups.JSON,
+    groups.STORE,
+    examples=("trtops inspect tactics replay.json", "trtops inspect tactics run:8d6e3f1a"),
 )
 def tactics(args: Options) -> Job:
     """Show a tactic record: the tactic of each layer. Reads records of trtops, and Polygraphy's replay files."""
-    return op_job(args, "inspect_tactics", args.tactic_replay, show=say_report)
+    source = args.tactic_replay
+    store: Store = "reads" if source.startswith(RUN_PREFIX) else "none"
+    return op_job(args, "inspect_tactics", source, store=store, show=say_report)
 
 
 @command(

@@ -1,5 +1,6 @@
 """The commands of ``trtops runs``."""
 
+import textwrap
 import time
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,7 @@ _FILTERS = Group(
     flag("--tag NAME=VALUE+", "only with all of these tags", convert=tag),
 )
 _READ = (groups.STORE, groups.JSON)
+_WIDTH_OF_VALUES = 56  # characters for the values of runs side by side; longer ones are below the table
 _RECENT = 300 * 86400.0  # seconds within which lists name no year
 
 
@@ -133,13 +135,24 @@ def board(args: Options) -> Job:
 @command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",))
 def compare(args: Options) -> Job:
     """Show params and numbers of runs side by side, where they differ."""
-    header = ("", *(run.removeprefix(RUN_PREFIX)[:8] for run in args.runs))
+    ids = [run.removeprefix(RUN_PREFIX)[:8] for run in args.runs]
 
     def show(lines: Any, store: str | None) -> None:
-        if lines:
-            say_table(header, ((line.name, *(value or "-" for value in line.values)) for line in lines))
-        else:
+        if not lines:
             say("Nothing differs.")
+            return
+        longest = max(_WIDTH_OF_VALUES // len(ids) - 2, 8)
+        sentences = [line for line in lines if max(map(len, line.values)) > longest]
+        rows = [(line.name, *(value or "-" for value in line.values)) for line in lines if line not in sentences]
+        say_table(("", *ids), rows)
+        for line in sentences:
+            say(f"\n{line.name}")
+            for run_id, value in zip(ids, line.values):
+                say(
+                    textwrap.fill(
+                        one_line(value or "-"), 80, initial_indent=f"  {run_id}  ", subsequent_indent=" " * 12
+                    )
+                )
 
     return op_job(args, "side_by_side", tuple(args.runs), store="reads", show=show)
 
