@@ -1,5 +1,6 @@
 """What a terminal of 80 columns shows: one screen, and everything with ``-v``."""
 
+import json
 import os
 import re
 import sys
@@ -51,6 +52,11 @@ def test_a_conversion_fits_one_screen(tmp_path: Path) -> None:
     labels = [text.split(":")[0] for text in shown if not text.startswith(" ")]
     assert labels == ["verdict", "because", "figures", "run", "next"]
     assert re.search(r"figures: FP32 engine, [\d.]+ KiB, p50 [\d.]+ ms, p99 [\d.]+ ms", "\n".join(shown))
+
+    [file] = (tmp_path / "mlruns").rglob("timing.json")
+    times = {step: seconds["cpu_seconds"] for step, seconds in json.loads(file.read_text()).items()}
+    assert {"start", "open store", "open data", "build", "run reference", "draw report"} <= times.keys()
+    assert times["other"] <= 0.1 * times["total"], times
 
     code, detailed = screen_of([*line, "-v"], tmp_path)
     assert code == 0 and len(detailed) > 25 and any(text.startswith("Not shown here: ") for text in detailed)

@@ -343,6 +343,44 @@ def theirs() -> Iterator[tuple[registry.Path, argparse.ArgumentParser]]:
             yield path, subparser
 
 
+ABBREVIATED = {
+    "surgeon sanitize m.onnx --cleanup --fold-constant --toposort -o s.onnx": "--fold-constants",
+    "surgeon sanitize --override-input-s x:[7,2] -o s.onnx m.onnx": "--override-input-shapes",
+    "run m.onnx --onnxrt --input-shape x:[1,2] --save-outputs o.json": "--input-shapes",
+    "run --onnxrt m.onnx --save-output=o.json --iterations 3": "--save-outputs",
+    "run m.onnx --trt --trt-min-shape x:[1] --trt-max-shapes x:[2]": "--trt-min-shapes",
+    "convert m.onnx --fp16 --memory-pool workspace:1G -o m.engine": "--memory-pool-limit",
+    "inspect model m.onnx --show layers --display trt": "--display-as",
+    "check lint m.onnx --input-shape x:[1,2]": "--input-shapes",
+}
+"""Command lines as in public scripts, and the options that are cut short in them."""
+
+
+@pytest.mark.parametrize("line", ABBREVIATED)
+def test_abbreviated_options_mean_polygraphys(line):
+    path, words = registry.find(line.split())
+    full_name = ABBREVIATED[line]
+    short_name = next(w.partition("=")[0] for w in words if w[:8] == full_name[:8])
+    full_words = [word.replace(short_name, full_name) for word in words]
+    assert vars(parser_for(path).parse(words)) == vars(parser_for(path).parse(full_words))
+
+
+def test_abbreviations_are_unique_and_logged(tmp_path, monkeypatch, caplog, capsys):
+    monkeypatch.chdir(tmp_path)
+    models.identity().write(tmp_path)
+    assert main(["run", "identity.onnx", "--onnxrt", "--iter", "2", "--see=3", "--sav", "x"]) == 2
+    assert "--sav is ambiguous: it could be --save-" in capsys.readouterr().err
+    assert (
+        main(["debug", "reduce", "identity.onnx", "-o", "x.onnx", "--min-goo", "x", "--check", "true"]) == 2
+    )  # Polygraphy: no such option
+
+    caplog.clear()
+    assert main(["run", "identity.onnx", "--onnxrt", "--iter", "2", "--see=3", "--fp1"]) == 0
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "--fp16 has no effect here" in warnings[0] and len(warnings) == 2
+    assert "--iter is taken for --iterations, --see=3 is taken for --seed=3, --fp1 is taken for --fp16" in warnings[1]
+
+
 @pytest.mark.parity
 def test_every_polygraphy_option_is_known():
     unknown, refused, count = [], {}, 0
@@ -358,6 +396,13 @@ def test_every_polygraphy_option_is_known():
             elif our_options[spelling].refuse:
                 refused.setdefault(command, set()).add(spelling)
 
+    abbreviable = {
+        path: sorted(name for action in parser._actions for name in action.option_strings if name.startswith("--"))
+        for path, parser in theirs()
+        if parser.allow_abbrev and path not in registry.NOT_SUPPORTED
+    }
+    assert {path: parser_for(path).abbreviable() for path in abbreviable} == abbreviable
+    assert not any(parser_for(path).abbreviable() for path in {*registry.COMMANDS} - {*abbreviable})
     assert count > 1200
     assert not unknown
     assert refused == REFUSED

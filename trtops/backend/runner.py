@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from trtops import errors
-from trtops.metadata import TensorMetadata, check_feed
+from trtops.metadata import TensorMetadata, check_feed, with_data_types
 from trtops.system.activity import Activity
 from trtops.system.limits import time_limit
 
@@ -99,7 +99,7 @@ class BaseRunner(ABC):
         self._require_active()
         if check_inputs:
             if self._expected_inputs is None:
-                self._expected_inputs = self.get_input_metadata()
+                self._expected_inputs = self.get_input_metadata(use_numpy_dtypes=False)
             check_feed(self._expected_inputs, feed_dict)
         implementation: Callable[..., dict[str, Any]] = self.infer_impl
         with Activity(f"running inference with {self.name}", self._seconds, self._stop_inference):
@@ -108,12 +108,12 @@ class BaseRunner(ABC):
     def get_input_metadata(self, use_numpy_dtypes: bool | None = None) -> TensorMetadata:
         """Return names, dtypes and shapes of the model's inputs, in order; only while active.
 
-        ``use_numpy_dtypes`` is accepted for Polygraphy's scripts and ignored.
+        Dtypes are numpy's, as in Polygraphy; with ``use_numpy_dtypes=False`` members of DataType.
         """
         self._require_active()
         if self._input_metadata is None:
-            self._input_metadata = self.get_input_metadata_impl()
-        return self._input_metadata
+            self._input_metadata = with_data_types(self.get_input_metadata_impl())
+        return self._input_metadata if use_numpy_dtypes is False else self._input_metadata.with_numpy_dtypes()
 
     def last_inference_time(self) -> float:
         """Return the seconds of the last inference inside the back end; InferenceError if there was none."""

@@ -1,16 +1,18 @@
 """One command of ``trtops``: its module, its options, and its job."""
 
 import contextlib
+import functools
 import importlib
 import itertools
 import logging
 import os
 import time
 import traceback
+from pathlib import Path
 
 from trtops import terminal
 from trtops.cli import registry
-from trtops.cli.flags import Parser, UsageError, make_parser, usual_options, without_effect
+from trtops.cli.flags import CHECKS, Options, Parser, UsageError, make_parser, usual_options, without_effect
 from trtops.cli.jobs import Command, Job, announcing
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError
@@ -25,9 +27,9 @@ _MODULES = ("run", "convert", "doctor")
 
 def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
     """Run the command of a path with the words after it, or print its help, and return the exit code."""
+    started = time.perf_counter(), time.process_time()
     command = load(path)
-    # What follows belongs to the command that checks.
-    own_words = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), rest))
+    own_words = list(itertools.takewhile(lambda word: word not in CHECKS, rest))
     if "-h" in own_words and "--help" not in own_words:
         brief, left = usual_options((*command.groups, LOGGING))
         make_parser(" ".join(("trtops", *path)), command.about, brief, command.examples).print_help()
@@ -40,7 +42,9 @@ def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
             parser.extend(parser)
         parser.print_help()
         return 0
-    return _run_parsed(path, command, parser, rest, words)
+    args = parser.parse(rest)
+    args.words, args.started = ["trtops", *words], started
+    return _run_parsed(path, command, parser, args)
 
 
 def load(path: registry.Path) -> Command:
@@ -61,12 +65,19 @@ def parser_of(path: registry.Path, command: Command) -> Parser:
     """Return the parser of a command."""
     parser = make_parser(" ".join(("trtops", *path)), command.about, (*command.groups, LOGGING), command.examples)
     parser.extend = function("trtops.tools.extend") if path == ("run",) else None
+    parser.abbreviable = functools.partial(_polygraphy_options, " ".join(path))
     return parser
 
 
-def _run_parsed(path: registry.Path, command: Command, parser: Parser, rest: list[str], words: list[str]) -> int:
-    args = parser.parse(rest)
-    args.words = ["trtops", *words]
+@functools.cache
+def _polygraphy_options(command: str) -> list[str]:
+    """Return the options of Polygraphy's command that may be cut short; those of trtops would change their meaning."""
+    table = Path(__file__).with_name("polygraphy_options.txt").read_text()
+    options_by_command = dict(line.split(": ") for line in table.splitlines())
+    return options_by_command.get(command, "").split()
+
+
+def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Options) -> int:
     remove_left_folders()
     with contextlib.ExitStack() as stack:
         try:
@@ -82,15 +93,18 @@ def _run_parsed(path: registry.Path, command: Command, parser: Parser, rest: lis
             log.error("%s", error_text(exc))
             return 3
         # After the plan, which has read every option that the job uses.
-        for sentence in without_effect(command.groups, args, rest):
+        for sentence in without_effect(command.groups, args, parser.words):
             log.warning("%s", sentence)
+        if parser.written_out:
+            meanings = ", ".join(f"{name} is taken for {full_name}" for name, full_name in parser.written_out.items())
+            log.warning("Abbreviated options: %s. Write them out", meanings)
         # JSON and scripts on stdout must stay free of other lines.
         if path not in registry.REPORTED or getattr(args, "json", None) or getattr(args, "gen_script", None):
-            return _execute(job, log, words)
+            return _execute(job, log, args.words)
         line = " ".join(args.words)
         log_line(f"RUNNING | Command: {line}", G_LOGGER.START)
         started = time.perf_counter()
-        code = _execute(job, log, words)
+        code = _execute(job, log, args.words)
         ended, severity = ("FAILED", G_LOGGER.ERROR) if code else ("PASSED", G_LOGGER.FINISH)
         if code == 1 and path[0] == "debug":  # the search has found bad builds, and has not failed
             ended, severity = "FINISHED", G_LOGGER.FINISH

@@ -8,7 +8,7 @@ import itertools
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NoReturn
 
@@ -17,6 +17,9 @@ from trtops.errors import near
 from trtops.terminal import bold
 
 Takes = Literal["one", "many", "any", "optional", "switch", "count", "repeat", "rest", "runner"]
+
+
+CHECKS = ("--check", "--check-inference")  # the command that checks follows, with options of its own
 
 
 class UsageError(Exception):
@@ -131,6 +134,8 @@ class Group:
 class Options(argparse.Namespace):
     """The options of a command line."""
 
+    started: tuple[float, float] | None = None  # wall and CPU clock when the command began
+
     def __init__(self, **initial: Any) -> None:
         """Start with these values."""
         self.ignored: set[str] = set()
@@ -173,14 +178,19 @@ class Parser(argparse.ArgumentParser):
     """An argument parser with suggestions for wrong options. Exits with 2 on wrong usage."""
 
     extend: Callable[[Parser], None] | None = None  # adds the options of installed extensions
+    abbreviable: Callable[[], Collection[str]] = tuple  # the options that may be cut short, as in Polygraphy
     option_names: Sequence[str] = ()  # the long ones, for suggestions
+    words: Sequence[str] = ()  # the last line parsed, with its abbreviated options written out
+    written_out: Mapping[str, str] = {}  # these options, by what the line had
 
     def parse(self, words: Sequence[str]) -> Options:
         """Parse all words, or exit."""
-        args, left = self.parse_known_args(list(words), Options())
-        if left and self.extend is not None:  # extensions are searched only here, since that takes a while
+        # Extensions and options that may be cut short are searched only here, since that takes a while.
+        if self.extend is not None and self._unknown_options(words):
             self.extend(self)
-            args, left = self.parse_known_args(list(words), Options())
+        self.written_out = self._full_options(words)
+        self.words = [self.written_out.get(word, word) for word in words]
+        args, left = self.parse_known_args(self.words, Options())
         if left:
             word = left[0].partition("=")[0]
             if not word.startswith("-"):
@@ -190,6 +200,25 @@ class Parser(argparse.ArgumentParser):
             hint = near(meant if meant in names else word, names)
             self.error(f"unknown option {word}. {hint if hint.startswith('Did') else f'See {self.prog} -h.'}")
         return args
+
+    def _unknown_options(self, words: Sequence[str]) -> list[str]:
+        """Return the words that look like options, and are none of this command."""
+        before_check = itertools.takewhile(lambda word: word not in CHECKS, words)
+        names = self._option_string_actions
+        return [w for w in before_check if re.match("--[a-z]|-[a-z]$", w) and w.partition("=")[0] not in names]
+
+    def _full_options(self, words: Sequence[str]) -> dict[str, str]:
+        """Return abbreviated options, with their values after a `=`, and the same with the option written out."""
+        written_out = {}
+        for word in self._unknown_options(words):
+            name, separator, value = word.partition("=")
+            matches = [full_name for full_name in self.abbreviable() if full_name.startswith(name)]
+            meanings = {self._option_string_actions[match].dest for match in matches}
+            if len(meanings) > 1:
+                self.error(f"option {name} is ambiguous: it could be {', '.join(matches)}")
+            if meanings:
+                written_out[word] = f"{matches[0]}{separator}{value}"
+        return written_out
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit with 2."""
@@ -214,8 +243,7 @@ def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str])
     """Return a sentence for each option of a line without effect, once the command has declared what it ignores."""
     flags = {name: flag for _, flag in flags_of(groups) for name in flag.names if name.startswith("-")}
     sentences = {}
-    # What follows is the command that checks, with options of its own.
-    before_check = itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
+    before_check = itertools.takewhile(lambda word: word not in CHECKS, words)
     for name in (word.partition("=")[0] for word in before_check):
         flag = flags.get(name)
         if flag is not None and not args.have_effect(flag):

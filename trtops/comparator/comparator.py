@@ -144,7 +144,8 @@ class Comparator:
         """
         # Slow to import, and scripts that only run runners need none of it.
         from trtops.comparator.accuracy import AccuracyResult, AccuracyResults
-        from trtops.comparator.compare import BaseCompareFunc, Cache, SimpleCompareFunc
+        from trtops.comparator.compare import Cache, PairingCompareFunc, SimpleCompareFunc
+        from trtops.comparator.metric_results import CompareResult
 
         compare_funcs = compare_func if isinstance(compare_func, Sequence) else [compare_func]
         functions = [SimpleCompareFunc() if function is None else function for function in compare_funcs]
@@ -173,10 +174,14 @@ class Comparator:
                     cache: Cache = {}
                     matches: list[Matches] = []
                     for function in functions:
-                        if isinstance(function, BaseCompareFunc):
+                        # A subclass in a script may define what a call does.
+                        own_call = type(function).__call__ is not PairingCompareFunc.__call__
+                        if isinstance(function, PairingCompareFunc) and not own_call:
                             matches.append(function.compare(result0, result1, cache))
                         else:
-                            matches.append(dict(function(result0, result1)))
+                            matches.append({})
+                            for name, value in function(result0, result1).items():
+                                matches[-1][name] = value if isinstance(value, CompareResult) else bool(value)
                     _log_compared(pair, result0, result1, matches)
                     for result, match in zip(results, matches):
                         result.dct.setdefault(pair, []).append(match)

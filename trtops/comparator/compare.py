@@ -78,7 +78,23 @@ def _statistics(
 
 
 class BaseCompareFunc:
-    """Base of compare functions: pairs outputs, aligns shapes, stops early.
+    """Base of a user's own compare functions: called with two iterations, they return a match per output.
+
+    A match is a truth value, or a :class:`CompareResult` with numbers and a :class:`Threshold`. With
+    :meth:`thresholds_for`, matches can be averaged and evaluated again.
+    """
+
+    def __call__(self, iter_result0: IterationResult, iter_result1: IterationResult) -> Mapping[str, Any]:
+        """Compare the outputs under test with the reference: a match per output."""
+        raise NotImplementedError
+
+    def thresholds_for(self, output_name: str) -> Threshold:
+        """The threshold of an output; by default there is none."""
+        raise NotImplementedError
+
+
+class PairingCompareFunc(BaseCompareFunc):
+    """Base of our compare functions: pairs outputs, aligns shapes, stops early.
 
     Subclasses define :meth:`thresholds_for` and :meth:`match`. They are dataclasses, in whose options None stands for
     the default.
@@ -93,7 +109,7 @@ class BaseCompareFunc:
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):  # type: ignore[arg-type]
             if getattr(self, option.name) is None and option.default is not dataclasses.MISSING:
-                object.__setattr__(self, option.name, option.default)
+                setattr(self, option.name, option.default)
 
     def __call__(self, iter_result0: IterationResult, iter_result1: IterationResult) -> Matches:
         """Compare the outputs under test with the reference: a match per output with a counterpart.
@@ -136,10 +152,6 @@ class BaseCompareFunc:
         else:
             log_lines(FINISH, f"PASSED | {self.label} | All outputs matched | Outputs: {list(matches)}", indent=1)
         return matches
-
-    def thresholds_for(self, output_name: str) -> Threshold:
-        """The threshold of an output."""
-        raise NotImplementedError
 
     def match(self, names: tuple[str, str], a: Array, b: Array, cache: Cache) -> CompareResult | bool:
         """Compare an output with its counterpart, two arrays of one shape; ``names`` are theirs."""
@@ -209,8 +221,9 @@ def _counterparts(
                 )
 
 
-@dataclass(frozen=True)
-class SimpleCompareFunc(BaseCompareFunc):
+# Not frozen, since subclasses in scripts set attributes of their own.
+@dataclass(unsafe_hash=True)
+class SimpleCompareFunc(PairingCompareFunc):
     """Compares errors with an absolute and a relative tolerance; errors above both fail."""
 
     label: ClassVar[str] = "simple"
@@ -293,8 +306,8 @@ class SimpleCompareFunc(BaseCompareFunc):
         return f"{start} | Output: '{name}' | Difference {end} tolerance (rel={threshold.rtol}, abs={threshold.atol})"
 
 
-@dataclass(frozen=True)
-class IndicesCompareFunc(BaseCompareFunc):
+@dataclass(unsafe_hash=True)
+class IndicesCompareFunc(PairingCompareFunc):
     """Compares indices, such as those of a top-k: each must be in the other output near its own place.
 
     ``index_tolerance`` is how many places away an index may be; as many of the last indices are not checked. Outputs
@@ -331,7 +344,7 @@ class IndicesCompareFunc(BaseCompareFunc):
         return f"{verdict} index tolerance ({_of_output(self.index_tolerance, name, 0)})"
 
 
-class MetricCompareFunc(BaseCompareFunc):
+class MetricCompareFunc(PairingCompareFunc):
     """Compares metrics of the table with limits; ``L2CompareFunc`` and so on are made from this class below."""
 
     COMPARISON: ClassVar[Comparison]
@@ -372,7 +385,7 @@ def _compare_func_class(comparison: Comparison) -> type[MetricCompareFunc]:
             ("find_output_func", "FindOutput | None", None),
         ],
         bases=(MetricCompareFunc,),
-        frozen=True,
+        unsafe_hash=True,
         namespace={
             "__doc__": f"Allows the {allowed}; other options as in :class:`SimpleCompareFunc`.",
             "__module__": __name__,

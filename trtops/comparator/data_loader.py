@@ -21,6 +21,7 @@ from trtops.metadata import (
     TensorSpec,
     is_dynamic,
     shape_accepts,
+    with_data_types,
 )
 from trtops.system.limits import check_array
 from trtops.torch_tensors import to_torch
@@ -72,7 +73,7 @@ class DataLoader:
         """
         self.seed = DEFAULT_SEED if seed is None else seed
         self.iterations = 1 if iterations is None else iterations
-        self.user_input_metadata: Mapping[str, TensorSpec] = input_metadata or {}
+        self.user_input_metadata: Mapping[str, TensorSpec] = with_data_types(input_metadata or {})
         self.input_metadata: Mapping[str, TensorSpec] | None = None
         self.val_range: Range | Mapping[str, Range] = (0.0, 1.0) if val_range is None else val_range
         self.int_range = int_range
@@ -96,7 +97,7 @@ class DataLoader:
         """
         if index >= self.iterations:
             raise IndexError(f"iteration {index} of {self.iterations}")
-        input_specs = self.user_input_metadata if self.input_metadata is None else self.input_metadata
+        input_specs = with_data_types(self.user_input_metadata if self.input_metadata is None else self.input_metadata)
         if not input_specs:
             _log.warning("The data loader has no input metadata, and makes no inputs")
         # Polygraphy draws from numpy's legacy generator, input by input in the model's order; default_rng would give
@@ -219,9 +220,9 @@ class DataLoaderCache:
 
     def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
         """Set the next runner's inputs; the first call reads the data loader. Errors as in :func:`check_feed`."""
-        self.input_metadata = input_metadata
+        self.input_metadata = with_data_types(input_metadata)
         if hasattr(self.data_loader, "input_metadata"):
-            self.data_loader.input_metadata = input_metadata
+            self.data_loader.input_metadata = self.input_metadata
         if not self._loaded:
             self.cache = list(map(check_feed, self.data_loader))
             self._loaded = True

@@ -6,7 +6,7 @@ import functools
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,27 +55,44 @@ _step_times: ContextVar[StepTimes | None] = ContextVar("step_times", default=Non
 
 
 class StepTimes:
-    """Wall and CPU seconds of the steps of an op. CPU time covers this process, all threads together."""
+    """Wall and CPU seconds of the steps of an op. CPU time covers this process, all threads together.
 
-    last: StepTimes | None = None  # those of the op that ended last
+    The time of a step below another counts for the inner one only. Steps of the same name add up.
+    """
 
-    def __init__(self) -> None:
-        self._start = _clocks()
+    def __init__(self, since: tuple[float, float] | None = None) -> None:
+        """Start to measure; the time ``since`` earlier clocks is the step ``start``."""
+        self.in_use = False  # by an op; the ops that it calls have times of their own
+        self._start = self._counted_until = since or _clocks()
+        self._running: list[str] = []
         self._steps: dict[str, tuple[float, float]] = {}
+        if since is not None:
+            self._count("start")
 
-    def add(self, name: str, since: tuple[float, float]) -> None:
-        """Add the time since a step began. Steps of the same name add up."""
-        (wall, cpu), current = self._steps.get(name, (0.0, 0.0)), _clocks()
-        self._steps[name] = wall + current[0] - since[0], cpu + current[1] - since[1]
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Measure a block as a step."""
+        self._count(self._running[-1] if self._running else "other")
+        self._steps.setdefault(name, (0.0, 0.0))
+        self._running.append(name)
+        try:
+            yield
+        finally:
+            self._count(self._running.pop())
+
+    def _count(self, name: str) -> None:
+        """Add the time since the last call to a step."""
+        wall, cpu = self._steps.get(name, (0.0, 0.0))
+        before, self._counted_until = self._counted_until, _clocks()
+        self._steps[name] = wall + self._counted_until[0] - before[0], cpu + self._counted_until[1] - before[1]
 
     def to_dict(self) -> dict[str, Any]:
         """``seconds`` and ``cpu_seconds`` of each step, of ``other`` work, and in ``total``, so far."""
-        wall, cpu = (current - start for current, start in zip(_clocks(), self._start))
-        other = (
-            wall - sum(step_times[0] for step_times in self._steps.values()),
-            cpu - sum(step_times[1] for step_times in self._steps.values()),
-        )
-        named = {**self._steps, "other": other, "total": (wall, cpu)}
+        self._count(self._running[-1] if self._running else "other")
+        steps = dict(self._steps)
+        other = steps.pop("other", (0.0, 0.0))
+        total = tuple(current - start for current, start in zip(self._counted_until, self._start))
+        named = {**steps, "other": other, "total": total}
         return {name: {"seconds": round(w, 4), "cpu_seconds": round(c, 4)} for name, (w, c) in named.items()}
 
     def text(self) -> str:
@@ -286,10 +303,11 @@ class OpRun:
         if artifact:
             self.run.log_json(result, artifact)
         if self.tracker is not None and installed("jinja2", "markdown_it"):
-            from trtops.reports.present import present  # imports templates and Markdown
+            with step_time("draw report"):
+                from trtops.reports.present import present  # imports templates and Markdown
 
-            document = replace(result.document(), title=title)
-            present(self.run, self.tracker, document if evaluated else replace(document, verdict=""))
+                document = replace(result.document(), title=title)
+                present(self.run, self.tracker, document if evaluated else replace(document, verdict=""))
         if (times := _step_times.get()) is not None:
             self.run.log_json(times.to_dict(), Artifact.TIMING)
         self.run.finish(result.verdict if evaluated else None)
@@ -315,11 +333,10 @@ def op_run(
     from trtops.tracking.no_run import NO_RUN
 
     mark_op()
-    outer, times = _step_times.get(), StepTimes()
-    _step_times.set(times)
     if experiment is None:
         experiment = "" if model is None else Path(model).stem
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(op_times()).in_use = True
         if tracker is None:
             yield OpRun(NO_RUN, None, experiment)
             return
@@ -328,19 +345,33 @@ def op_run(
 
         path_tags = {} if model is None else {schema.Tag.MODEL_PATH: str(Path(model).absolute())}
         tags = {**(tags or {}), **path_tags}
-        with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
-            try:
-                yield OpRun(run, tracker, experiment)
-            except WorkerError as exc:
-                if model is None or not exc.doing or not needs_child():
-                    raise
-                from trtops.backend.onnx.lint import failing_nodes
+        with step_time("start run"):
+            run_context = tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent)
+            run = stack.enter_context(run_context)
+        try:
+            yield OpRun(run, tracker, experiment)
+        except WorkerError as exc:
+            if model is None or not exc.doing or not needs_child():
+                raise
+            from trtops.backend.onnx.lint import failing_nodes
 
-                lines = (str(exc), *failing_nodes(model))
-                raise WorkerError("\n".join(lines), timed_out=exc.timed_out, doing=exc.doing) from exc
+            lines = (str(exc), *failing_nodes(model))
+            raise WorkerError("\n".join(lines), timed_out=exc.timed_out, doing=exc.doing) from exc
+
+
+@contextmanager
+def op_times(since: tuple[float, float] | None = None) -> Iterator[StepTimes]:
+    """Measure the steps of the next op from here on, with those before its run starts; ``since`` as for StepTimes."""
+    outer = _step_times.get()
+    if outer is not None and not outer.in_use:
+        yield outer
+        return
+    times = StepTimes(since)
+    _step_times.set(times)
+    try:
+        yield times
     finally:
         _step_times.set(outer)
-        StepTimes.last = times
 
 
 def tracker_or_default(tracker: Tracker | None) -> Tracker:
@@ -389,12 +420,9 @@ def run_step(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwa
 @contextmanager
 def step_time(name: str) -> Iterator[None]:
     """Add the time of a block to the op's times, as a step hidden from flows."""
-    times, start = _step_times.get(), _clocks()
-    try:
+    times = _step_times.get()
+    with nullcontext() if times is None else times.step(name):
         yield
-    finally:
-        if times is not None:
-            times.add(name, start)
 
 
 @contextmanager

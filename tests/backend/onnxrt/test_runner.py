@@ -84,7 +84,8 @@ def test_ml_dtypes_pass_through(name, element):
     x = np.array([0.5, -1, 2, 3]).astype(getattr(ml_dtypes, name))
 
     with OnnxrtRunner(SessionFromOnnx(models.model(text, opset=21, ir_version=10))) as runner:
-        assert runner.get_input_metadata()["x"].dtype is DataType(name)
+        assert runner.get_input_metadata()["x"].dtype == x.dtype
+        assert runner.get_input_metadata(use_numpy_dtypes=False)["x"].dtype is DataType(name)
         outputs = runner.infer({"x": x})
 
     assert outputs["y"].dtype == x.dtype

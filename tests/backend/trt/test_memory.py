@@ -238,7 +238,7 @@ def nonzero_engine():
 def test_runners_of_a_data_dependent_engine_follow_each_other(nonzero_engine):
     def check(source):
         with back.TrtRunner(source) as runner:
-            dtype = runner.get_input_metadata()["x"].dtype.numpy()
+            dtype = runner.get_input_metadata()["x"].dtype
             for values in ([1, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]):
                 indices = runner.infer({"x": np.array(values, dtype)})["y"]
                 np.testing.assert_array_equal(indices, np.array(np.nonzero(values)))

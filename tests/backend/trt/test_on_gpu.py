@@ -546,7 +546,7 @@ def test_int64_feeds_fit_int32_engines():
     x, rows = models.random(8, 4), np.array([7, 0, 2])
     with back.TrtRunner(load(proto)) as runner:
         np.testing.assert_array_equal(runner.infer({"x": x, "rows": rows})["y"], x[rows])
-        if runner.get_input_metadata()["rows"].dtype.value == "int32":
+        if runner.get_input_metadata()["rows"].dtype == "int32":
             with pytest.raises(errors.InputError, match="int32"):
                 runner.infer({"x": x, "rows": np.array([2**40, 0, 0])})
 

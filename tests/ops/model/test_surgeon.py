@@ -47,6 +47,16 @@ def test_other_input_shapes_change_all_shapes() -> None:
     assert (dims[0].dim_param, dims[1].dim_value) == ("batch", 7)
     assert result.model.graph.output[0].type.tensor_type.shape.dim[1].dim_value == 7
 
+    branches = models.model(
+        """(float[1,3] x, bool flag) => (float[1,3] y) {
+            y = If(flag) <then_branch = yes () => (float[1,3] a) { a = Relu(x) },
+                          else_branch = no () => (float[1,3] b) { b = Neg(x) }>
+        }"""
+    )
+    other = ops.sanitize(branches, input_shapes={"x": (2, 7)}).model
+    onnx.shape_inference.infer_shapes(other, strict_mode=True)  # no declared shape contradicts, also in the bodies
+    assert [dim.dim_value for dim in other.graph.output[0].type.tensor_type.shape.dim] == [2, 7]
+
 
 def test_sanitize_bounds_sizes() -> None:
     proto = models.model(

@@ -74,7 +74,7 @@ def extract(
 ) -> None:
     """Keep only the part of a model between these tensors; None keeps the model's inputs or outputs.
 
-    Dtypes and shapes that are None are inferred.
+    Dtypes and shapes that are None are inferred; other shapes of inputs change those of all tensors.
     """
     graph = model.graph
     shapes.infer_shapes(model)
@@ -87,21 +87,26 @@ def extract(
         errors.check_known(spec.name, declared, "The model has no tensor")
         value = copying.copy_of(declared[spec.name])
         if spec.dtype is not None:
-            value.type.tensor_type.elem_type = element_type(spec.dtype)
+            value.type.tensor_type.elem_type = element_type(DataType.of(spec.dtype))
         if spec.shape is not None:
             walk.set_shape(value.type.tensor_type, spec.shape)
         return value
 
+    has_other_types = False
     if inputs is not None:
         starts = list(map(describe, inputs.values()))
+        has_other_types = any(start.type != declared[start.name].type for start in starts)
         walk.keep_only(graph.initializer, lambda tensor: tensor.name not in inputs)
         del graph.input[:]
         graph.input.extend(starts)
     if outputs is not None:
         ends = list(map(describe, outputs.values()))
+        graph.value_info.extend(value for value in graph.output if value.name not in outputs)
         del graph.output[:]
         graph.output.extend(ends)
     walk.remove_unused(graph)
+    if has_other_types:
+        clear_shapes(model)
     available = walk.defined(graph)
     readers: dict[str, str] = {}
     for node in graph.node:
@@ -110,6 +115,11 @@ def extract(
     missing = [f"{name!r} (for {reader})" for name, reader in readers.items() if name not in available]
     if missing:
         raise errors.ConfigError(f"The part also needs {', '.join(missing)}. Add them to its inputs.")
+    if has_other_types:
+        shapes.infer_shapes(model)
+        for spec, value in zip((outputs or {}).values(), graph.output):
+            if spec.shape is not None:
+                walk.set_shape(value.type.tensor_type, spec.shape)
 
 
 def element_type(dtype: DataType) -> int:
@@ -182,9 +192,14 @@ def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Sha
             raise errors.ConfigError(f"Input {name!r} is not a tensor, and has no shape.")
         walk.set_shape(value.type.tensor_type, shape)
     if input_shapes:
-        for graph in walk.graphs(model.graph):
-            del graph.value_info[:]
-        for value in model.graph.output:
+        clear_shapes(model)
+
+
+def clear_shapes(model: onnx.ModelProto) -> None:
+    """Remove the declared shapes of all tensors but the inputs, also in sub-graphs."""
+    for graph in walk.graphs(model.graph):
+        del graph.value_info[:]
+        for value in graph.output:
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
+from trtops.json import save_json
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult, Unit
@@ -498,7 +499,7 @@ def _log_beginning(
     golden = golden_outputs(model, feeds, config.check.golden)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("golden")) as folder:
         file = Path(folder, "golden.npz")
-        golden.save(str(file))
+        save_json(golden, file)
         digest = sha256(file.read_bytes())
         run.log_file(file, schema.Artifact.GOLDEN)
         keep_golden(file, digest)

@@ -253,11 +253,11 @@ class CampaignBuilder:
             paths = {"{model}": file, "{engine}": file}
             if check.wants("{golden}"):
                 paths["{golden}"] = Path(folder, "golden.json")
-                RunResults.load(_golden_file(self.tracker, self.campaign)).save(paths["{golden}"])
+                save_json(RunResults.load(_golden_file(self.tracker, self.campaign)), paths["{golden}"])
             if check.wants("{inputs}"):
                 paths["{inputs}"] = Path(folder, "inputs.json")
                 feeds = config.check.open_for(model, profiles=config.build.profiles)
-                save_json(list(map(dict, feeds)), str(paths["{inputs}"]), "inputs of the check")
+                save_json(list(map(dict, feeds)), paths["{inputs}"])
             # The name of an artifact is the same for every build, so a later command must not find this build's.
             file.write_bytes(engine.plan)
             try:

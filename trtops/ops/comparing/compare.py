@@ -143,7 +143,7 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
     check = replace(check, golden=golden if isinstance(right, RunResults) else None)
     # One side after the other: each takes as much memory as it has weights.
     with _runner_of(under_test) as runner:
-        inputs = runner.get_input_metadata()
+        inputs = runner.get_input_metadata(use_numpy_dtypes=False)
         feeds = check.open_for(model, inputs=inputs)
         seen = SeenFeeds(feeds)
         outputs = collect(runner, seen)

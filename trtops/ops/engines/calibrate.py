@@ -243,7 +243,7 @@ def _data_to_evaluate_on(
     if check.data is None and check.golden is None:
         if in_memory:
             file = f"{folder}/feeds.json"
-            save_json([dict(feed) for feed in source.first(_EVALUATED_FEEDS)], file, "the first calibration feeds")
+            save_json([dict(feed) for feed in source.first(_EVALUATED_FEEDS)], file)
             return CommandData(model, replace(check, data=file))
         check = replace(check, data=config.data)
     is_open = check.data is not None and not in_memory and not config.has_check_data

@@ -24,7 +24,7 @@ from trtops.ops.evaluation.check import EngineConfig, Evaluation, evaluate, log_
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
-from trtops.ops.result import model_file, op_run, run_name, run_step, step_time, tracker_or_default
+from trtops.ops.result import model_file, op_run, op_times, run_name, run_step, step_time, tracker_or_default
 from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions
 from trtops.system.activity import needs_child
 from trtops.system.worker import warm_worker
@@ -70,6 +70,7 @@ class ConvertConfig(EngineConfig):
     max_engine_bytes: int | None = None
 
 
+@op_times()
 def convert(
     model: str | Path,
     config: ConvertConfig = ConvertConfig(),
@@ -98,18 +99,21 @@ def convert(
     is_recorded = tracker is not None or installed("mlflow")
     if not is_recorded:
         log.warning("Nothing is recorded. %s", sentence("mlflow"))
-    tracker = tracker_or_default(tracker) if is_recorded else MemoryTracker()
+    with step_time("open store"):
+        tracker = tracker_or_default(tracker) if is_recorded else MemoryTracker()
     path = Path(model)
     loaded = run_step("load", Model.load, model_file(path))
     options = arguments_of(config)
     # Data and back end are checked before a run starts, so that a mistake leaves no run.
-    data = opened or CommandData(loaded, config.check, config.calibration_data)
-    # A script may take minutes to make its data, so it only runs when the data is needed.
-    if config.check.data is not None and ".py" not in config.check.data:
-        check_feed(data.inputs, next(iter(data.feeds(config.build.profiles))))
+    with step_time("open data"):
+        data = opened or CommandData(loaded, config.check, config.calibration_data)
+        # A script may take minutes to make its data, so it only runs when the data is needed.
+        if config.check.data is not None and ".py" not in config.check.data:
+            check_feed(data.inputs, next(iter(data.feeds(config.build.profiles))))
     # TensorRT and a GPU may be missing.
     if not isinstance(config.build.options, OnnxRuntimeOptions) or config.build.options.on_gpu:
-        engine_backend(config.build.backend).environment(config.build)
+        with step_time("open back end"):
+            engine_backend(config.build.backend).environment(config.build)
     config = replace(config, build=data.profiled(config.build))
     backend_name = SHORT_NAMES[config.build.backend]
     name = run_name(path.stem, config.build.precision.upper(), backend_name)
@@ -146,14 +150,17 @@ def _build_and_evaluate(
 ) -> ConvertResult:
     ranges = ""
     if config.measure_ranges:
-        build_config, ranges = fit_precision(config.build, data, config.calibration_cache)
+        with step_time("fit precision"):
+            build_config, ranges = fit_precision(config.build, data, config.calibration_cache)
         config = replace(config, build=build_config)
-    environment = backend.environment(config.build)
-    request, spec = data.request(config.build, environment, _read_caches(config, tracker, environment))
-    key = builds.build_key(spec, environment)
-    _log_request(run, request, spec, data, config, environment)
-
-    stored_build = None if config.rebuild else builds.find_build(tracker, key)
+    with step_time("open back end"):
+        environment = backend.environment(config.build)
+    with step_time("record request"):
+        request, spec = data.request(config.build, environment, _read_caches(config, tracker, environment))
+        key = builds.build_key(spec, environment)
+        _log_request(run, request, spec, data, config, environment)
+    with step_time("find engine"):
+        stored_build = None if config.rebuild else builds.find_build(tracker, key)
     crashed: tuple[str, ...] = ()
     if stored_build is not None:
         source_run, build = stored_build
@@ -168,12 +175,14 @@ def _build_and_evaluate(
             builds.log_build(run, build, backend.engine_suffix, key)
             _log_model(run, data.model, config)
     else:
-        builds.log_reuse(run, build, source_run)
+        with step_time("record build"):
+            builds.log_reuse(run, build, source_run)
 
     golden = data.golden(config.build.profiles)
     evaluation, outputs = _evaluate(build, backend, data, config, golden)
-    log_evaluation(run, evaluation, engine="" if source_run is None else source_run.info.id)
-    log_kernels(run, build)
+    with step_time("record evaluation"):
+        log_evaluation(run, evaluation, engine="" if source_run is None else source_run.info.id)
+        log_kernels(run, build)
     if config.check.plots == "always" or (config.check.plots == "bad" and evaluation.verdict == "bad"):
         from trtops.comparator.plot import error_figures
 

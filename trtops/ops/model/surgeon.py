@@ -157,6 +157,7 @@ def sanitize(
     fold_constants: bool = False,
     fold_shapes: bool = True,
     infer_shapes: bool = True,
+    infer_between_passes: bool = True,
     symbolic_shapes: bool = True,
     max_passes: int | None = None,
     max_folded_bytes: int | None = None,
@@ -176,7 +177,8 @@ def sanitize(
         cleanup: Whether to remove nodes and weights that no output depends on.
         fold_constants: Whether to compute what does not depend on inputs.
         fold_shapes: Whether shapes that can be inferred count as constants.
-        infer_shapes: Whether shapes are inferred while folding; otherwise declared shapes are used.
+        infer_shapes: Whether shapes are inferred and written into the model.
+        infer_between_passes: Whether they are inferred before each folding pass; otherwise declared shapes are used.
         symbolic_shapes: Whether ONNX Runtime's symbolic inference is used where ONNX's own leaves ranks unknown.
         max_passes: Maximum number of folding passes; None folds until nothing changes.
         max_folded_bytes: Larger tensors are not folded; None folds all.
@@ -184,13 +186,18 @@ def sanitize(
         save_as: Where weights go.
     """
 
+    def infer(proto: onnx.ModelProto) -> None:
+        try:
+            shapes.infer_shapes(proto, symbolic=symbolic_shapes)
+        except errors.InvalidModelError as exc:
+            log.warning("%s", exc)
+
     # The order matters: new shapes and outputs decide what is unused or constant, and folding computes sizes that would
     # need a bound otherwise.
     def clean(proto: onnx.ModelProto) -> list[str]:
         changes = []
         if input_shapes:
             edit.override_input_shapes(proto, input_shapes)
-            shapes.infer_shapes(proto, symbolic=symbolic_shapes)
             changes.append(f"Changed the shapes of {listed(input_shapes)}.")
         new_outputs = outputs if output_types is None else edit.outputs_of_types(proto.graph, output_types)
         if new_outputs is not None:
@@ -205,18 +212,20 @@ def sanitize(
             before = _count_nodes(proto)
             walk.remove_unused(proto.graph)
             changes.append(f"Removed {before - _count_nodes(proto)} nodes that no output needs.")
+        if infer_shapes and not (fold_constants and infer_between_passes):
+            infer(proto)
         if fold_constants:
             folded = fold.fold_constants(
                 proto,
                 passes=max_passes,
                 fold_shapes=fold_shapes,
-                infer_shapes=infer_shapes,
+                infer_shapes=infer_between_passes,
                 symbolic=symbolic_shapes,
                 size_threshold=max_folded_bytes,
             )
             changes.append(f"Folded {folded} nodes.")
         if upper_bounds:
-            shapes.infer_shapes(proto, symbolic=symbolic_shapes)
+            infer(proto)
             bounded = edit.set_upper_bounds(proto, upper_bounds)
             bounds = listed(f"{name} by {bound}" for name, bound in bounded.items())
             changes.append(f"Bounded {bounds or 'nothing'}.")

@@ -86,10 +86,10 @@ class CommandCheck(Record):
             model = Path(folder, "model.onnx") if self.artifact is None else Path(self.artifact)
             paths = {"{model}": model, "{inputs}": Path(folder, "inputs.json"), "{golden}": Path(folder, "golden.json")}
             if self.wants("{inputs}"):
-                save_json(part.feeds, paths["{inputs}"], "inputs of a sub-model")
+                save_json(part.feeds, paths["{inputs}"])
             if self.wants("{golden}"):
                 iterations = [IterationResult(outputs, runner_name="golden") for outputs in part.golden]
-                RunResults([("golden", iterations)]).save(paths["{golden}"])
+                save_json(RunResults([("golden", iterations)]), paths["{golden}"])
             save_model(part.proto, model)
             try:
                 return self.run(paths)

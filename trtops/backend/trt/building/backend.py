@@ -75,7 +75,7 @@ class _EngineRunner(TrtRunner):
 
     def _accepts(self, profile: int, feed: Feed) -> bool:
         for name, array in feed.items():
-            if name in self.get_input_metadata() and not self.engine.is_shape_inference_io(name):
+            if name in self.get_input_metadata(use_numpy_dtypes=False) and not self.engine.is_shape_inference_io(name):
                 sizes = ShapeTuple(*map(tuple, library.line().profile_range(self.engine, name, profile)))
                 if not sizes.accepts(np.shape(array)):
                     return False

@@ -21,7 +21,7 @@ from trtops.backend.trt.describe.layers import inputs_of
 from trtops.backend.trt.library import dtypes, memory
 from trtops.backend.trt.lines import Feature
 from trtops.calibration.data import FeedDigest
-from trtops.metadata import DataType, TensorMetadata, check_feed
+from trtops.metadata import DataType, TensorMetadata, check_feed, with_data_types
 from trtops.system.files import open_atomically, read_open_file, write_open_file
 from trtops.torch_tensors import from_torch, is_torch
 
@@ -155,9 +155,9 @@ class CalibrationBatches:
     def set_network_inputs(self, input_metadata: TensorMetadata) -> None:
         """Set the inputs like :meth:`set_input_metadata`; data of other dtypes is converted."""
         self.is_strict = False
-        self.input_metadata = input_metadata
+        self.input_metadata = with_data_types(input_metadata)
         if hasattr(self.data_loader, "input_metadata"):
-            self.data_loader.input_metadata = input_metadata
+            self.data_loader.input_metadata = self.input_metadata
 
     def first_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the first batch by input; none if a cache is read, or if the data loader follows the network."""

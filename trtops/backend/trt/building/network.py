@@ -37,13 +37,15 @@ class CreateNetwork(BaseLoader[NetworkParts]):
     lacks a requested option.
     """
 
-    explicit_batch: bool | None = None  # ignored: every network has an explicit batch
+    explicit_batch: bool | None = None  # every network has an explicit batch; False is an error
     # Take every precision from the tensors. On TensorRT 11 and RTX all networks do.
     strongly_typed: bool = False
     # Report every tensor that is not fused away to a debug listener.
     mark_unfused_tensors_as_debug_tensors: bool = False
 
     def call_impl(self) -> tuple[Any, Any]:
+        if self.explicit_batch is False:
+            raise errors.ConfigError("explicit_batch is False; networks with an implicit batch are not supported.")
         line = library.line()
         builder = library.make_builder()
         network = builder.create_network(line.network_flags(self.strongly_typed))

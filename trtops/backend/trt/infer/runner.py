@@ -266,7 +266,7 @@ class TrtRunner(BaseRunner):
     def _check_formatted(self, feed_dict: Feed) -> None:
         """Check a feed with raw memory, of known shape but no dtype."""
         if self.is_active:
-            inputs = self.get_input_metadata()
+            inputs = self.get_input_metadata(use_numpy_dtypes=False)
             stand_ins = {
                 name: memory.DeviceView(0, value.shape, inputs[name].dtype)
                 if isinstance(value, FormattedArray) and name in inputs

@@ -279,7 +279,7 @@ def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[E
         from trtops.backend.onnxrt.profile import layer_times
 
         with engine_backend("onnxruntime").runner(build.engine) as runner:
-            feed = next(iter(DataConfig().open_for(None, inputs=runner.get_input_metadata())))
+            feed = next(iter(DataConfig().open_for(None, inputs=runner.get_input_metadata(use_numpy_dtypes=False))))
         times = layer_times(build, feed)
     return EngineLayers.of(build.layers, times), {}
 

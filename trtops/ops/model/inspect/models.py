@@ -57,7 +57,7 @@ def _inspect_ort_engine(path: Path, show: Collection[str]) -> Inspection:
     plan = read_regular(path)
     # ONNX Runtime loads the engine first, since read_plan does not validate its bytes.
     with OnnxrtRunner(open_plan(plan), "inspected") as runner:
-        inputs, outputs = runner.get_input_metadata(), runner.get_output_metadata()
+        inputs, outputs = runner.get_input_metadata(use_numpy_dtypes=False), runner.get_output_metadata()
     nodes = read_plan(plan).nodes
     record: dict[str, JSONValue] = {
         "inputs": [str(spec) for spec in inputs.values()],
