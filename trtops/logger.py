@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 from trtops import errors
 from trtops.lazy import known_as
 from trtops.system.masking import masked
-from trtops.terminal import clear_status, escaped, show_status, wrapped
+from trtops.terminal import clear_status, escaped, show_status, with_short_words, wrapped
 
 Severity: TypeAlias = int | Mapping[str, int]
 
@@ -227,7 +227,7 @@ class _Lines(logging.Formatter):
             prefix += f"[{record.filename}:{record.lineno}] "
         text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
         text = f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
-        return escaped(masked(text))
+        return with_short_words(escaped(masked(text)))
 
 
 class _Console(logging.Handler):

@@ -33,7 +33,7 @@ _FIELDS_ONLY = frozenset((
 
 _BUILDS = (BuildConfig, OnnxRuntimeOptions, TensorRTOptions)
 _BUILD = frozenset(("backend", *(field.name for config in _BUILDS for field in fields(config))))
-_DATA = frozenset(("data", "input_shapes", "iterations", "seed"))
+_DATA = frozenset(("data", "input_shapes", "iterations", "seed", "val_range"))
 # Options that a command shares with others.
 _TAKEN: Mapping[str, frozenset[str]] = {
     "calibrate": _DATA,
@@ -97,7 +97,7 @@ class NextStep(Record):
     def words(self) -> list[str]:
         """The words of the command line, unquoted."""
         positional = (str(self.arguments[name]) for name in _POSITIONAL if self.arguments.get(name) is not None)
-        words = ["trtops", *self.verb.split(), *(f"./{word}" if word[:1] == "-" else word for word in positional)]
+        words = ["trtops", *self.verb.split(), *map(_path, positional)]
         for name, value in self.arguments.items():
             if name not in _POSITIONAL and value is not None:
                 words += _option(name, value)
@@ -141,7 +141,8 @@ def _option(name: str, value: Any) -> Iterator[str]:
         yield from ("--load-inputs" if name == "data" else option, _SAVED)
     elif name == "data":
         script = value.rpartition(":")[0] if ".py:" in value else value
-        yield from ("--data-loader-script" if script.endswith(".py") else "--load-inputs", value)
+        yield "--data-loader-script" if script.endswith(".py") else "--load-inputs"
+        yield _path(value)
     elif name == "profiles":
         yield from _profiles(value)
     elif name == "tolerances":
@@ -154,10 +155,15 @@ def _option(name: str, value: Any) -> Iterator[str]:
         yield from (f"{option}={values[0]}",) if len(values) == 1 and values[0][:1] == "-" else (option, *values)
 
 
+def _path(word: str) -> str:
+    """Return a path that is not read as an option."""
+    return f"./{word}" if word[:1] == "-" else word
+
+
 def _values(value: Any) -> Iterable[str]:
-    """The words after an option: several of a sequence, ``name:[dims]`` of shapes."""
+    """The words after an option: several of a sequence, ``name:[dims]`` of shapes and ranges."""
     if isinstance(value, Mapping):
-        return (f"{name}:{_dims(shape)}" for name, shape in value.items())
+        return (f"{name}:{_dims(shape)}" if name else _dims(shape) for name, shape in value.items())
     if not isinstance(value, (tuple, list)):
         return (str(value),)
     return (":".join(entry) if isinstance(entry, list) else str(entry) for entry in value)
@@ -209,5 +215,5 @@ def limits_text(tolerances: Record) -> str:
     return " ".join(_tolerances(tolerances.to_dict())).replace(" --", ", ").removeprefix("--") or "given limits"
 
 
-def _dims(shape: Sequence[int]) -> str:
+def _dims(shape: Sequence[float]) -> str:
     return f"[{','.join(map(str, shape))}]"

@@ -48,9 +48,12 @@ def one_line(text: str) -> str:
     a line of its own, and must not fill the screen.
     """
     line = escaped(text).replace("\n", "\\n")
-    if len(line) <= _MAX_WORD:
-        return line
-    return _shortened(re.sub(rf"\S{{{_MAX_WORD + 1},}}", lambda word: _shortened(word[0], _MAX_WORD), line), _MAX_LINE)
+    return line if len(line) <= _MAX_WORD else _shortened(with_short_words(line), _MAX_LINE)
+
+
+def with_short_words(text: str) -> str:
+    """Return text of several lines with long words, which are names, cut in their middle."""
+    return re.sub(rf"\S{{{_MAX_WORD + 1},}}", lambda word: _shortened(word[0], _MAX_WORD), text)
 
 
 def _shortened(text: str, most: int) -> str:
@@ -147,6 +150,7 @@ def has_progress() -> bool:
 def print_page(page: str) -> None:
     """Print a page of Markdown: rendered on a terminal, elsewhere as it is."""
     clear_status()
+    page = with_short_words(page)
     if sys.stdout.isatty() and _has_rich():
         from rich.markdown import Markdown
 

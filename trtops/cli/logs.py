@@ -166,7 +166,8 @@ def say_result(result: OpResult, store: str | None = None, *, with_page: bool = 
         say_page(result.page())
     elif (overview := result.overview()) is not None:
         rows = overview.rows[:_MOST_ROWS]
-        say_table(overview.columns, rows)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80  # in a pipe, the same screen
+        say(table(overview.columns, rows, width))
         if len(overview.rows) > len(rows):
             say(f"... and {len(overview.rows) - len(rows)} more (-v)")
         table_lines = len(rows) + 3

@@ -23,7 +23,7 @@ from trtops.reports.present import report_page
 from trtops.reports.sections import computes_in, document_of, engine_place
 from trtops.spec import Layer
 from trtops.tables import counted, size
-from trtops.terminal import one_line
+from trtops.terminal import one_line, with_short_words
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict, run_id_of
 from trtops.tracking.records import ArtifactEntry, EngineQuery, RunInfo, Runs
@@ -164,7 +164,8 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
             lines += ["", f"---- {title} ----"]
             for key, value in sorted(values.items()):
                 # Lines of a note are indented, so that none looks like a line of this page.
-                lines.append(f"    {one_line(key)} = {value}".replace("\n", "\n        "))
+                text = with_short_words(str(value)).replace("\n", "\n        ")
+                lines.append(f"    {one_line(key)} = {text}")
         lines += ["", "---- Artifacts ----", *(f"    {one_line(file.path)} ({size(file.size)})" for file in files)]
         return "\n".join(lines)
 

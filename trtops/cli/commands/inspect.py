@@ -9,7 +9,7 @@ from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, Store, command, no_verdict, op_job
-from trtops.cli.logs import log_line, say, say_json, say_report, say_result
+from trtops.cli.logs import log_line, on_brief_terminal, say, say_json, say_report, say_result
 from trtops.cli.script import given, product
 from trtops.errors import ConfigError
 from trtops.tracking.records import RUN_PREFIX
@@ -162,8 +162,8 @@ def diff_tactics(args: Options) -> Job:
 
 
 def _show_difference(result: Any, store: str | None) -> None:
-    for line in result.difference_lines():  # Polygraphy's, which scripts search for
-        log_line(line)
+    if not on_brief_terminal():  # Polygraphy's lines, which scripts search for
+        say("\n".join(f"[I] {line}" for line in result.difference_lines()))
     say_result(result, store)
 
 

@@ -9,7 +9,7 @@ from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job, tracker
-from trtops.cli.logs import say, say_progress
+from trtops.cli.logs import on_brief_terminal, say, say_progress
 from trtops.cli.script import call
 from trtops.tables import counted
 from trtops.tracking.records import RUN_PREFIX
@@ -56,7 +56,7 @@ def build_list(args: Options) -> Job:
         groups.STATISTICS,
     ),
     configs.config_flags("evaluation", "CalibrateConfig", skip="build data output samples batch min_samples"),
-    groups.SOURCE,
+    groups.SOURCE.without("--val-range"),
     groups.SPEC.without("--int8"),
     examples=("trtops calibrate model.onnx --load-inputs images.json -o int8.cache --experiment resnet50",),
 )
@@ -202,7 +202,7 @@ def report(args: Options) -> Job:
     ),
     configs.config_flags("measuring", "SensitivityConfig", skip="data"),
     groups.TRACKING,
-    groups.SOURCE,
+    groups.SOURCE.without("--val-range"),
     examples=("trtops sensitivity model.onnx --calibration-cache int8.cache --load-inputs images.json --budget 0.01",),
 )
 def sensitivity(args: Options) -> Job:
@@ -266,5 +266,7 @@ def triage(args: Options) -> Job:
 
 
 def _say_step(step: Step) -> None:
-    cost = f" {step.answer} ({counted(step.builds, 'build')}, {step.seconds:.1f} s)" if step.answer else ""
-    say_progress(f"{step.asks}{cost}")
+    if step.answer:
+        say_progress(f"{step.asks} {step.answer} ({counted(step.builds, 'build')}, {step.seconds:.1f} s)")
+    elif on_brief_terminal():
+        say_progress(step.asks)

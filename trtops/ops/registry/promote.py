@@ -29,8 +29,8 @@ from trtops.tracking.builds import find_model, log_materials
 class PromoteConfig(
     Config,
     uses={
-        "check": "data input_shapes iterations seed golden labels tolerances warm_up latency_runs min_precision_share "
-        "power self_check"
+        "check": "data input_shapes iterations seed val_range golden labels tolerances warm_up latency_runs "
+        "min_precision_share power self_check"
     },
 ):
     """How a build is verified before it is accepted.

@@ -30,6 +30,7 @@ MODEL_ARTIFACT = "trtops_debug.onnx"
         flag("-o --output FILE", "where to write the model in mixed precision"),
         flag("-p --precision {float32,float16}", "what kept layers of engines compute in", usual="float32"),
         flag("--trt", "compare TensorRT engines (up to 10.x)"),
+        flag("--onnxrt", "search in ONNX Runtime", idle="without --trt, the search runs in ONNX Runtime"),
         flag("--golden-outputs FILE", "outputs that the model in FP32 must give, checked first"),
         flag("--save-layer-outputs FILE", "where to write the error of every tensor, as JSON"),
         flag("--mark-all", "look at every tensor", idle="--save-layer-outputs looks at every tensor"),
