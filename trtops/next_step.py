@@ -24,6 +24,7 @@ _OPTIONS = {
     "replay": "--load-tactics",
     "timing_cache": "--load-timing-cache",
     "max_iterations": "--max-builds",
+    "campaign_builds": "--max-builds",
 }
 # Fields that command lines have no option for.
 _FIELDS_ONLY = frozenset((

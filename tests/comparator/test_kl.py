@@ -12,7 +12,7 @@ from scipy.special import rel_entr
 from scipy.special import softmax as softmax_of
 
 from trtops.comparator.metrics import rows as rows_module
-from trtops.comparator.metrics.kl import kl_divergence
+from trtops.comparator.metrics.rows import kl_divergence
 
 softmax = functools.partial(softmax_of, axis=-1)
 

@@ -8,11 +8,13 @@ import logging
 import os
 import time
 import traceback
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from trtops import terminal
 from trtops.cli import registry
-from trtops.cli.flags import CHECKS, Options, Parser, UsageError, make_parser, usual_options, without_effect
+from trtops.cli.flags import CHECKS, Options, Parser, UsageError, flags_of, make_parser, usual_options, without_effect
 from trtops.cli.jobs import Command, Job, announcing
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError
@@ -78,6 +80,10 @@ def _polygraphy_options(command: str) -> list[str]:
 
 
 def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Options) -> int:
+    try:
+        refuse_overwriting_files(command, args)  # before the log file is opened
+    except ConfigError as exc:
+        parser.error(terminal.escaped(str(exc)))
     remove_left_folders()
     with contextlib.ExitStack() as stack:
         try:
@@ -87,6 +93,7 @@ def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Opt
         try:
             stack.enter_context(limited_time(args.timeout))
             job = command.plan(args)
+            refuse_overwriting_files(command, args)  # of the names that the plan has chosen
         except (UsageError, ConfigError) as exc:
             parser.error(terminal.escaped(str(exc)))
         except (TrtopsError, OSError) as exc:
@@ -110,6 +117,30 @@ def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Opt
             ended, severity = "FINISHED", G_LOGGER.FINISH
         log_line(f"{ended} | Runtime: {time.perf_counter() - started:.3f}s | Command: {line}", severity)
         return code
+
+
+def refuse_overwriting_files(command: Command, args: Options) -> None:
+    """Raise ConfigError if an option names a file to be written that another option reads."""
+    flags = [flag for _, flag in flags_of((*command.groups, LOGGING)) if flag.file]
+    values = {flag.dest: getattr(args, flag.dest, None) for flag in flags}
+    if not any(values[flag.dest] for flag in flags if flag.file != "reads"):
+        return  # nothing is written, and the next import takes a while
+    from trtops.ops.arguments import data_path, refuse_overwriting
+
+    label_by_dest = {flag.dest: flag.names[0] for flag in flags}
+    output = getattr(args, "save_onnx", None) or getattr(args, "output", None)
+    reads, writes = list[tuple[str, Any]](), list[tuple[str, Any, Collection[str]]]()
+    for flag in flags:
+        value = values[flag.dest]
+        if flag.takes == "runner":
+            value = [word for kind, word in value or () if kind == flag.value]
+        if flag.file == "reads":
+            reads.append((flag.names[0], value))
+        elif flag.file == "writes":
+            writes.append((flag.names[0], value, [label_by_dest[dest] for dest in flag.continues.split()]))
+        elif output is not None:
+            writes.append((flag.names[0], data_path(output, value or ""), ()))
+    refuse_overwriting(reads, writes)
 
 
 def _execute(job: Job, log: logging.Logger, words: list[str]) -> int:

@@ -62,7 +62,8 @@ def _flags_of_field(option: OptionField, names: str, config: str) -> Iterator[Fl
     """Yield the option of a field; two for an optional yes or no, none for a type without words."""
     is_union = get_origin(option.type) in (Union, UnionType)
     kinds = [kind for kind in (get_args(option.type) if is_union else (option.type,)) if kind is not NoneType]
-    settings: dict[str, Any] = {"to": f"{config}.{'.'.join(option.path)}", "derived": True}
+    settings: dict[str, Any] = {"to": f"{config}.{'.'.join(option.path)}", "derived": True, "bounds": option.metadata}
+    settings |= {name: option.metadata[name] for name in ("file", "continues") if name in option.metadata}
     text, default, suffix = _phrase(option.help), option.default, ""
     if kinds == [bool]:
         # Where neither is the default (None), a line can say either.

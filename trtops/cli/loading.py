@@ -86,6 +86,13 @@ def onnx_model(args: Options) -> Any:
     return model
 
 
+def session_options(args: Options) -> dict[str, Any]:
+    """Return the options of ONNX Runtime's session."""
+    level = args.graph_optimization_level
+    level = level and ("ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}")
+    return given(providers=list(args.providers) if args.providers else None, graph_optimization_level=level)
+
+
 def changed_model(args: Options) -> Any:
     """Return the ONNX model: its path if it is used unchanged, otherwise a loader."""
     model: Any = args.model_file

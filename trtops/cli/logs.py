@@ -52,7 +52,7 @@ LOGGING = Group(
     ),
     flag("--silent", "log and print nothing; only the exit code reports the outcome"),
     flag("--log-format {timestamp,line-info,no-colors}+", "what log lines contain"),
-    flag("--log-file FILE", "a file to log to as well"),
+    flag("--log-file FILE", "a file to log to as well", file="writes"),
     flag("--timeout SECONDS", "how long loading a model, or one inference, may take", usual="600"),
 )
 
@@ -143,7 +143,8 @@ def say_page(page: str) -> None:
 
 def say_report(result: Any, store: str | None = None) -> None:
     """Print a result's text as Polygraphy logs it. The log itself would hide failing writes."""
-    say(f"[I] {result.text()}")
+    text = result.text().rstrip().replace("\n", "\n    ")
+    say(f"[I] {text}")
 
 
 def say_progress(text: str) -> None:

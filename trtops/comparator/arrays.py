@@ -84,6 +84,13 @@ def dtype_name(array: Array) -> str:
     return "str" if array.dtype.kind in "USaOT" else array.dtype.name
 
 
+def closest_name(name: str, index: int, names: Iterable[str]) -> str | None:
+    """The first name that contains the given one or is a part of it, or else the name at the same place."""
+    candidates = list(names)
+    near = [other for other in candidates if name.lower() in other.lower() or other.lower() in name.lower()]
+    return next(iter(near or candidates[index : index + 1]), None)
+
+
 def permuted_axes(shape: Sequence[int], target_shape: Sequence[int]) -> list[int]:
     """The order of axes for turning a shape into another one, of the same dimensions in another order."""
     left, axes = list(range(len(shape))), list[int]()

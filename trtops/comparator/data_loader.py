@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, cast_array, permuted_axes, to_numpy
+from trtops.comparator.arrays import Array, cast_array, closest_name, permuted_axes, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_saved
 from trtops.extras import require
 from trtops.metadata import (
@@ -27,8 +27,6 @@ from trtops.metadata import (
 )
 from trtops.system.limits import check_array
 from trtops.torch_tensors import to_torch
-
-__all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]
 
 Range: TypeAlias = tuple[float | None, float | None]
 
@@ -84,6 +82,15 @@ class DataLoader:
         self.module = data_loader_backend_module or "numpy"
         if self.module not in ("numpy", "torch"):
             raise errors.ConfigError(f"data_loader_backend_module is {self.module!r}; expected 'numpy' or 'torch'.")
+        if not 0 <= self.seed < 1 << 32 or self.iterations < 0:
+            raise errors.ConfigError(
+                f"seed is {self.seed} and iterations {self.iterations}; expected a seed from 0 to 4294967295, and 0 or "
+                "more iterations."
+            )
+        for name in self.val_range if isinstance(self.val_range, Mapping) else ("",):
+            self._value_range(name, None)
+        for special in (int_range, float_range):
+            self._value_range("", special)
 
     def __len__(self) -> int:
         return self.iterations
@@ -192,8 +199,10 @@ class DataLoader:
             chosen = chosen.get(name, chosen.get("", (0.0, 1.0)))
         low, high = chosen
         low, high = 0.0 if low is None else low, 1.0 if high is None else high
-        if low > high:
-            raise errors.ConfigError(f"The range of input {name!r} is ({low}, {high}); its start exceeds its end.")
+        if not low <= high:
+            raise errors.ConfigError(
+                f"The range of input {name!r} is ({low}, {high}); its start exceeds its end, or one is not a number."
+            )
         return low, high
 
 
@@ -313,8 +322,7 @@ def _fits_spec(array: Any, spec: TensorSpec) -> bool:
 def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
     if name in feed:
         return name
-    near = [other for other in feed if name.lower() in other.lower() or other.lower() in name.lower()]
-    closest = near[0] if near else (list(feed)[index] if index < len(feed) else None)
+    closest = closest_name(name, index, feed)
     if closest is None:
         raise errors.InputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
     _log.warning("Input %r is fed with %r, whose name is closest", name, closest)

@@ -10,8 +10,6 @@ from trtops import errors
 from trtops.comparator.arrays import Array, to_numpy
 from trtops.comparator.results import IterationResult
 
-__all__ = ["BasePostprocessFunc", "PostprocessFunc", "TopKPostprocessFunc"]
-
 TopK: TypeAlias = int | tuple[int, int]
 
 

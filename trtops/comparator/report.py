@@ -18,7 +18,7 @@ from trtops.comparator.arrays import Array, dtype_name, largest_within, to_numpy
 from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import ChannelErrors, OutputStatistics
 from trtops.comparator.table import LIMITED, RECORDED, Metric, with_fields
-from trtops.record import Config, Record
+from trtops.record import Config, Record, setting
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResul
 class OutputTolerances(Config):
     """Tolerances of one output (default: the values of :class:`Tolerances`)."""
 
-    atol: float | None = None
-    rtol: float | None = None
-    atol_of_scale: float | None = None
-    class_axis: int | None = None
+    atol: float | None = setting(None, infinite=True)
+    rtol: float | None = setting(None, infinite=True)
+    atol_of_scale: float | None = setting(None, infinite=True)
+    class_axis: int | None = setting(None, least=None)
     channels: ChannelErrors | None = None
     check_error_stat: ErrorStat | None = None
-    error_quantile: float | None = None
+    error_quantile: float | None = setting(None, most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +85,14 @@ class Tolerances(Config):
         per_output: Other tolerances for single outputs, by name.
     """
 
-    atol: float = 1e-5
-    rtol: float = 1e-5
-    atol_of_scale: float | None = None
-    class_axis: int | None = None
+    atol: float = setting(1e-5, infinite=True)
+    rtol: float = setting(1e-5, infinite=True)
+    atol_of_scale: float | None = setting(None, infinite=True)
+    class_axis: int | None = setting(None, least=None)
     channels: ChannelErrors | None = None
     clamped_equal: bool | None = None
     check_error_stat: ErrorStat = "elemwise"
-    error_quantile: float = 0.99
+    error_quantile: float = setting(0.99, most=1)
     infinities_equal: bool = False
     nans_equal: bool = False
     check_dtypes: bool = True
@@ -104,13 +104,6 @@ class Tolerances(Config):
         def __init__(self, **options: Any) -> None: ...
 
         def __getattr__(self, name: str) -> Any: ...
-
-    def __post_init__(self) -> None:
-        for name, value in [("atol", self.atol), ("rtol", self.rtol), ("atol_of_scale", self.atol_of_scale or 0.0)]:
-            if not value >= 0:
-                raise errors.ConfigError(f"{name} is {value}; a tolerance must be 0 or more.")
-        if not 0 <= self.error_quantile <= 1:
-            raise errors.ConfigError(f"error_quantile is {self.error_quantile}; it must be between 0 and 1.")
 
     def of(self, output: str) -> Tolerances:
         """The tolerances of one output."""

@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trtops.lazy import function
+from trtops.record import setting
 
 if TYPE_CHECKING:
     from trtops.comparator.arrays import Array
@@ -100,7 +101,7 @@ def _error(name: str, label: str, compute: Callable[[Totals], float], column: st
 _SCORES = "floating-point scores, with an axis of classes behind another one"
 _agreement = function("trtops.comparator.metrics.rows.balanced_agreement")
 _top1 = function("trtops.comparator.metrics.rows.top1_agreement")
-_kl = function("trtops.comparator.metrics.kl.kl_divergence")
+_kl = function("trtops.comparator.metrics.rows.kl_divergence")
 
 ERRORS = (
     _error("max_abs", "largest absolute", lambda t: t.abs.max, column="max abs"),
@@ -204,7 +205,7 @@ def with_fields(meanings: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
         for name, meaning in meanings.items():
             if name not in cls.__annotations__:
                 cls.__annotations__[name] = "float | None"
-                setattr(cls, name, None)
+                setattr(cls, name, setting(None, least=None, infinite=True))
                 cls.__doc__ = f"{cls.__doc__}    {name}: {meaning}\n    " if meaning else cls.__doc__
         return cls
 

@@ -14,6 +14,7 @@ from trtops.backend.common import save_bytes
 from trtops.backend.trt.describe.alignment import EngineLayers, align
 from trtops.comparator.report import Tolerances
 from trtops.next_step import NextStep
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.result import Inspection, tracker_or_default
 from trtops.record import JSONValue, Record
@@ -79,6 +80,7 @@ def runs(
     return Runs(matches)
 
 
+@checked_arguments
 def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters: Any) -> list[Row]:
     """Runs matching all filters of :func:`runs`, newest first.
 
@@ -121,11 +123,13 @@ def _best_of_each_model(matches: list[tuple[RunInfo, float | None]]) -> list[tup
     return matches if len(first) == 1 else list(first.values())
 
 
+@checked_arguments
 def runs_csv(tracker: Tracker, **filters: Any) -> str:
     """Runs matching all filters of :func:`runs` as CSV, with a column for each param and metric."""
     return str(runs(tracker=tracker, **filters).to_frame().to_csv())
 
 
+@checked_arguments
 def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
     """Tags, params, metrics and artifacts of a run."""
     run_id = run_id_of(run_id, tracker)
@@ -188,6 +192,7 @@ def _metric_text(name: tuple[str, ...], value: float) -> str:
 _INCOMPARABLE = ("sha256", "skipped", "listed")  # ends of names of params that say nothing next to others
 
 
+@checked_arguments
 def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
     """The verdicts, then differing params and metrics, of several runs; nothing if they differ in nothing.
 
@@ -220,6 +225,7 @@ class Reevaluated(Record):
     reasons: tuple[str, ...]
 
 
+@checked_arguments
 def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker) -> list[Reevaluated]:
     """Evaluate stored comparisons with other tolerances. Nothing runs, and the store does not change."""
     evaluated = []
@@ -243,6 +249,7 @@ class Report(Record):
     run: str
 
 
+@checked_arguments
 def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | None = None) -> Report:
     """Write a page with stored runs next to the first one: verdicts, reasons, speed, options and layers."""
     tracker = tracker_or_default(tracker)
@@ -322,6 +329,7 @@ def _layer_rows(tracker: Tracker, infos: Sequence[RunInfo]) -> tuple[tuple[str |
     return tuple((" + ".join(nodes), *cells) for nodes, cells in itertools.islice(rows.items(), 1000))
 
 
+@checked_arguments
 def report(run: str, *, tracker: Tracker | None = None, output: str | Path | None = None) -> Report:
     """Write the HTML report of a run; by default to ``report-<run>.html``."""
     tracker = tracker_or_default(tracker)

@@ -105,10 +105,5 @@ def read_exclusions(path: str | Path) -> DenyList:
     if isinstance(data, dict) and "choices" in data and "mechanism" not in data:
         return DenyList(entries=(DeniedTactic.from_dict(data),))
     record = read_record(path)
-    entry = DeniedTactic(
-        backend_version=record.backend_version,
-        device_sha256=record.device_sha256,
-        choices=record.choices,
-        evidence=str(path),
-    )
-    return DenyList(entries=(entry,))
+    layers: set[Column] = {("layer", choice.layer) for choice in record.choices}
+    return DenyList(entries=(DeniedTactic.of(record, layers, str(path)),))

@@ -7,7 +7,7 @@ are read as records too.
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -58,6 +58,11 @@ class TacticChoice(TacticOption):
     def identity(self) -> tuple[JSONValue, ...]:
         """What choices of one layer must have in common to be the same; formats are in the tactic's text."""
         return (self.layer, self.tactic, self.implementation, self.tactic_id)
+
+    @property
+    def option(self) -> TacticOption:
+        """The tactic without its layer."""
+        return TacticOption(**{option.name: getattr(self, option.name) for option in fields(TacticOption)})
 
 
 @dataclass(frozen=True, kw_only=True)

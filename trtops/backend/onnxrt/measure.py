@@ -105,7 +105,7 @@ class Lane:
         start = time.perf_counter()
         self.runner.infer(feed)
         self.cost += time.perf_counter() - start
-        self.seconds = self.runner.last_inference_time()
+        self.seconds = self.runner.inference_time
         return self.seconds
 
     def visit(self, feed: Feed) -> None:

@@ -16,7 +16,7 @@ from trtops.tracking.records import RUN_PREFIX
 
 
 @command(
-    Group("cache", flag("cache", "a file of either format, or run:ID")),
+    Group("cache", flag("cache", "a file of either format, or run:ID", file="reads")),
     groups.JSON,
     groups.STORE,
     examples=("trtops inspect calibration int8.cache",),
@@ -63,7 +63,8 @@ def capability(args: Options) -> Job:
     partition, path, exit_on_bad = bool(args.with_partitioning), f"{args.output}/results.txt", bool(args.exit_on_bad)
 
     def code(report: Any) -> int:
-        save_bytes(f"{report.text()}\n".encode(), path)
+        if not report.supported:
+            save_bytes(f"{report.text()}\n".encode(), path)
         return int(exit_on_bad and not report.supported)
 
     return op_job(
@@ -83,12 +84,12 @@ def capability(args: Options) -> Job:
 @command(
     Group(
         "data",
-        flag("path", "a .json file of saved inputs or outputs, an .npz or an .npy"),
+        flag("path", "a .json file of saved inputs or outputs, an .npz or an .npy", file="reads"),
         flag("-a --all", "show every iteration, not only the first"),
         flag("-s --show-values", "show values"),
         flag("--histogram", "show the distribution of values"),
         flag("--statistics", "show statistics", idle="they are always shown"),
-        flag("-n --num-items N", "values at the ends of each axis", usual="3", to="num_items"),
+        flag("-n --num-items N", "values at the ends of each axis", usual="3", to="num_items", least=None),
         flag("--line-width N", "longest line of values; -1 for no limit", usual="75"),
     ),
     groups.JSON,
@@ -115,7 +116,7 @@ def run(args: Options) -> Job:
 
 
 @command(
-    Group("record", flag("tactic_replay", "a file, or run:ID")),
+    Group("record", flag("tactic_replay", "a file, or run:ID", file="reads")),
     groups.JSON,
     groups.STORE,
     examples=("trtops inspect tactics replay.json", "trtops inspect tactics run:8d6e3f1a"),
@@ -130,7 +131,7 @@ def tactics(args: Options) -> Job:
 @command(
     Group(
         "builds",
-        flag("records*", "a good record and a bad one, as --good and --bad"),
+        flag("records*", "a good record and a bad one, as --good and --bad", file="reads"),
         flag("--dir FOLDER", "a folder with good/ and bad/ in it"),
         flag("--of-experiment NAME", "all evaluated builds of an experiment in the store"),
     ),
@@ -162,13 +163,18 @@ def diff_tactics(args: Options) -> Job:
 
 
 def _show_difference(result: Any, store: str | None) -> None:
-    if not on_brief_terminal():  # Polygraphy's lines, which scripts search for
-        say("\n".join(f"[I] {line}" for line in result.difference_lines()))
+    for line in () if on_brief_terminal() else result.difference_lines():  # Polygraphy's, which scripts search for
+        indented = line.replace("\n", "\n    ")
+        say(f"[I] {indented}")
     say_result(result, store)
 
 
 @command(
-    Group("engines", flag("a", "an engine, the inspector's JSON about one, or a run"), flag("b", "the other one")),
+    Group(
+        "engines",
+        flag("a", "an engine, the inspector's JSON about one, or a run", file="reads"),
+        flag("b", "the other one", file="reads"),
+    ),
     configs.config_flags("engines", "InspectEnginesConfig", {"shown": "--show"}, skip="a b"),
     groups.TRACKING,
     groups.JSON,

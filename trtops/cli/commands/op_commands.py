@@ -78,11 +78,13 @@ def calibrate(args: Options) -> Job:
 @command(
     Group(
         "sides",
-        flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz"),
-        flag("golden", "the reference"),
+        flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz", file="reads"),
+        flag("golden", "the reference", file="reads"),
         flag("more*", "further runs, for --html"),
         flag(
-            "--html FILE", "write a page of stored builds next to each other; the first is the baseline, and none runs"
+            "--html FILE",
+            "write a page of stored builds next to each other; the first is the baseline, and none runs",
+            file="writes",
         ),
     ),
     Group(groups.STATISTICS.title, groups.STATISTICS, groups.COMPARING.only("infinities_compare_equal")),
@@ -127,7 +129,12 @@ def compare(args: Options) -> Job:
 @command(
     Group(
         "candidates",
-        flag("models*", "ONNX models (default: the store's accepted engines, in the newest --release)", shown="MODEL"),
+        flag(
+            "models*",
+            "ONNX models (default: the store's accepted engines, in the newest --release)",
+            shown="MODEL",
+            file="reads",
+        ),
         flag("--release FILE+", "constraints files of pip, one for each release (default: this environment)"),
         flag("--precisions {fp32,fp16,bf16,fp8,int8}+", "precisions to build, instead of --fp16", usual="as given"),
     ),
@@ -239,9 +246,10 @@ def sensitivity(args: Options) -> Job:
 def triage(args: Options) -> Job:
     """Find out why an engine is bad: one question after the other, down to the smallest case that shows the fault.
 
-    Is the data real, is the model sound, is the engine bad every time, is it the precision or the builder, where, which
-    tactic, which nodes to keep. Each answer is stored with its evidence and its cost. Exits with 1 if a fault was
-    found or the data cannot rule one out, and with 3 if it was stopped before.
+    Is the data real, is the model sound, is the engine bad, is it the precision or the builder, where, which tactic,
+    which nodes to keep. Engines and evaluations of the experiment's runs are used. Each answer is stored with its
+    evidence and its cost; a question without time left is printed with its command. Exits with 0 if nothing is
+    wrong, and with 1 if a fault was found, or none can be ruled out on this data or in this time.
     """
     backend = args.backend or ("tensorrt" if getattr(args, "strongly_typed", None) else "onnxruntime")
     check = {"check.golden": args.golden, "check.plots": "never", "check.latency_runs": 0}
@@ -260,7 +268,6 @@ def triage(args: Options) -> Job:
         args.model_file,
         config,
         store="optional",
-        code=lambda result: {"good": 0, "error": 3}.get(result.verdict, 1),
         progress=None if getattr(args, "json", None) else _say_step,
     )
 

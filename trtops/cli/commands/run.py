@@ -49,7 +49,12 @@ RUNNING = Group(
     flag("--use-subprocess", "run each runner in its own child process"),
     flag("--sequential-runners", "one runner at a time", idle="runners never share memory"),
     flag("--save-inputs --save-input-data PATH", "where to save the inputs"),
-    flag("--save-input-blob FOLDER", "where to save the inputs as raw bytes"),
+    flag(
+        "--save-input-blob FOLDER?",
+        "where to save the inputs as raw bytes (default: this folder)",
+        value=".",
+        single=lambda word: "." if os.path.isfile(word) else None,
+    ),
     flag("--save-outputs --save-results PATH", "where to save the outputs"),
     flag("--save-layer-outputs PATH", "as --mark-all --save-outputs PATH"),
     flag("--save-engine FILE", "where to save the TensorRT engine"),
@@ -71,7 +76,11 @@ EVALUATION = Group(
     flag(
         "--postprocess-func-script FILE[:postprocess_outputs]", "a script that changes outputs before they are compared"
     ),
-    flag("--gen-script --gen FILE", "write a Python script that does the same, and run nothing; - prints it"),
+    flag(
+        "--gen-script --gen FILE",
+        "write a Python script that does the same, and run nothing; - prints it",
+        file="writes",
+    ),
 )
 
 
@@ -113,6 +122,8 @@ def run(args: Options) -> Job:
         # The script may be moved, or run in another folder.
         args.model_file = args.model_file and os.path.abspath(args.model_file)
     work = _work(args)
+    if not (work.runners or work.config.load_outputs or work.onnx_loader or args.gen_script):
+        raise UsageError("No runners have been selected. Add some: --onnxrt --trt, or outputs by --load-outputs")
     line = shlex.join(args.words)
     return _writing_job(work, line, args.gen_script) if args.gen_script else _running_job(args, work, line)
 
@@ -185,8 +196,6 @@ def _running_job(args: Options, work: Work, line: str) -> Job:
     def run() -> int:
         if work.onnx_loader is not None:
             work.onnx_loader()
-        elif not work.runners and not work.config.load_outputs:
-            log.warning("No runners have been selected. Add some: --onnxrt --trt, or outputs by --load-outputs")
         if not work.runners and not work.config.load_outputs:
             return 0
         _check_libraries(work.runners)  # before anything is run
@@ -262,13 +271,10 @@ def _runner(args: Options, kind: str, word: str | None) -> Call:
         name = None if kind == "pluginref" else "onnx-reference"
         graph = onnx.GsFromOnnx(loading.onnx_model(args))  # Polygraphy's runner, too, runs a generated script's graph
         return call(pluginref.PluginRefRunner, graph, name=name)
-    level = args.graph_optimization_level
-    level = level and ("ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}")
     source: Any = args.model_file
     if kind_of_model != "onnx" or loading.wants_onnx_changes(args):
         source = onnx.BytesFromOnnx(loading.onnx_model(args))
-    session = given(providers=list(args.providers) if args.providers else None, graph_optimization_level=level)
-    return call(onnxrt.OnnxrtRunner, onnxrt.SessionFromOnnx(source, **session))
+    return call(onnxrt.OnnxrtRunner, onnxrt.SessionFromOnnx(source, **loading.session_options(args)))
 
 
 # --- --gen-script ---------------------------------------------------------------------------------------------------

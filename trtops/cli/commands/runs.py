@@ -58,7 +58,12 @@ _RECENT = 300 * 86400.0  # seconds within which lists name no year
         flag("--data NAME[@DIGEST]", "evaluated on this data, as in the params evidence.source and evidence.data"),
         flag("--device NAME", "built on this device, as in the param env.device"),
         flag("--kernel NAME", "with this kernel, as trtops inspect tactics names it"),
-        flag("--above METRIC=VALUE+", "with larger values than these, such as error/max_abs=0.01", convert=limit),
+        flag(
+            "--above METRIC=VALUE+",
+            "with larger values than these, such as error/max_abs=0.01",
+            convert=limit,
+            least=None,
+        ),
         flag("--accepted", "that an alias of the registry points to"),
     ),
     *_READ,

@@ -19,6 +19,7 @@ from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.json import save_json
 from trtops.next_step import NextStep, arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult, Unit
 from trtops.ops.campaign.bisection_planner import Planner
@@ -27,6 +28,7 @@ from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
 from trtops.ops.devices import warm_backend
+from trtops.ops.engines.request import check_names
 from trtops.ops.evaluation.data import check_source, golden_outputs
 from trtops.ops.result import LONGEST_NAME, OpResult, OpRun, run_step, tracker_or_default
 from trtops.record import sha256
@@ -147,6 +149,7 @@ Submit: TypeAlias = Callable[[Campaign, int], "Future[CampaignBuild]"]
 """Starts an iteration somewhere, by :func:`trtops.ops.campaign.iteration.iterate`, and may return before it is done."""
 
 
+@checked_arguments
 def debug_build(
     model: str | Path | None = None,
     config: DebugBuildConfig | None = None,
@@ -205,7 +208,9 @@ def debug_build(
             if model is None:
                 raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to resume.")
             loaded = run_step("load", Model.load, Path(model).absolute())
-            config = _profiled(config or DebugBuildConfig(), loaded, evaluate)
+            config = config or DebugBuildConfig()
+            check_names(loaded, config.build, config.check)
+            config = _profiled(config, loaded, evaluate)
             experiment = experiment or loaded.name
             name = f"debug build {loaded.name} {config.build.precision} {config.build.backend}"[:LONGEST_NAME]
             first = {schema.Tag.MODEL_PATH: str(loaded.path), schema.Tag.MODEL_SHA256: loaded.info.sha256}

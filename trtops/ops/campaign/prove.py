@@ -15,6 +15,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.next_step import NextStep
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.campaign.bisection_planner import most_alike
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import CampaignBuilder, EngineEvaluator, tested_aspect, verdict_in
@@ -22,7 +23,7 @@ from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.registry.deny import builds_in, deny
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
-from trtops.record import Config, Record
+from trtops.record import Config, Record, setting
 from trtops.system.worker import close_workers
 from trtops.tables import counted
 from trtops.tactics.denied import DeniedTactic
@@ -61,14 +62,10 @@ class ProveConfig(Config):
     """
 
     suspect: int | None = None
-    repeats: int = 3
+    repeats: int = setting(3, least=1)
     deny: bool = True
     devices: tuple[str, ...] = ()
     allow_scripts: bool = False
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise errors.ConfigError(f"repeats is {self.repeats}; expected 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +145,7 @@ class ProveResult(OpResult):
             yield f"`{step}` removes it."
 
 
+@checked_arguments
 def prove(
     campaign_run: str,
     config: ProveConfig | None = None,

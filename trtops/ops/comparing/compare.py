@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Engine
-from trtops.backend.engines import backend_of_suffix, engine_backend, reference_runner
+from trtops.backend.engines import backend_of_suffix, engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.comparator.report import iterations_of
 from trtops.comparator.results import RunResults
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.check import (
     CheckConfig,
     Evaluation,
@@ -80,6 +82,7 @@ class CompareResult(OpResult):
         return (Section(text="\n".join(describe_measurements(self.evaluation))),)
 
 
+@checked_arguments
 def compare(
     actual: str | Path,
     golden: str | Path,

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtops import errors
 from trtops.backend.runner import BaseRunner
 from trtops.comparator.comparator import Comparator
 from trtops.comparator.results import RunResults
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import OpResult, op_run
-from trtops.record import Config
+from trtops.record import Config, setting
 from trtops.tables import counted, listed, markdown_table
 from trtops.verdict import Verdict
 
@@ -30,14 +32,14 @@ class RunConfig(Config):
 
     warm_up: int = 0  # inferences of each runner before it is timed
     use_subprocess: bool = False  # a child process for each runner
-    save_inputs: str | None = None  # a file, or a folder with one file per iteration
-    save_input_blob: str | None = None  # a folder for raw bytes
-    save_outputs: str | None = None  # like save_inputs
-    load_outputs: tuple[str, ...] = ()  # saved outputs to compare as well, after the runners
+    save_inputs: str | None = setting(None, file="writes")  # a file, or a folder with one file per iteration
+    save_input_blob: str | None = setting(None, file="writes")  # a folder for raw bytes
+    save_outputs: str | None = setting(None, file="writes")  # like save_inputs
+    load_outputs: tuple[str, ...] = setting((), file="reads")  # saved outputs to compare as well, after the runners
     validate: bool = False  # whether NaN and infinities in outputs are faults
     fail_fast: bool = False  # whether to stop at the first iteration that does not match
     check_average: bool = False  # whether to evaluate means over all iterations instead of each iteration
-    save_accuracy: str | None = None  # a file for all numbers, to re-evaluate them later
+    save_accuracy: str | None = setting(None, file="writes")  # a file for all numbers, to re-evaluate them later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,7 @@ class RunResult(OpResult):
         return [markdown_table(("runner", "iterations", "mean"), rows)]
 
 
+@checked_arguments
 def run_models(
     runners: Sequence[BaseRunner],
     config: RunConfig = RunConfig(),
@@ -118,6 +121,8 @@ def run_models(
                 save_input_blob_path=config.save_input_blob,
                 save_outputs_path=config.save_outputs,
             )
+            if not all(map(len, results.values())):
+                raise errors.InputError("Nothing was run: the data has no iteration; expected at least one.")
         if config.validate and not Comparator.validate(results, True, True, config.fail_fast):
             reasons.append("Outputs hold NaN or infinities.")
         for saved in config.load_outputs:

@@ -8,8 +8,10 @@ from typing import Any
 from trtops import errors
 from trtops.comparator.results import RunResults
 from trtops.json import load_json, save_json
+from trtops.ops.arguments import checked_arguments
 
 
+@checked_arguments
 def merge(paths: Sequence[str | Path], output: str | Path) -> int:
     """Merge the arrays of several files, iteration by iteration, into inputs; returns the number of iterations.
 
@@ -36,6 +38,7 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
     return len(merged)
 
 
+@checked_arguments
 def concat(paths: Sequence[str | Path], output: str | Path) -> int:
     """Concatenate the iterations of files of inputs, or of outputs; returns the number of iterations.
 

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from trtops import errors
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.build_list import BuildListResult, BuildOutcome
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.record import Record
@@ -83,6 +84,7 @@ class BoardResult(OpResult):
         return Table(columns=columns, rows=tuple(table))
 
 
+@checked_arguments
 def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Path | None = None) -> BoardResult:
     """The board of all lists of the store, from the results of their builds.
 

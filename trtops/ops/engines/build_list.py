@@ -15,11 +15,12 @@ from typing import Any, Literal, TypeAlias
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_list
 from trtops.ops.result import OpResult, op_run, tracker_or_default
-from trtops.record import Config, Record, digest, sha256_file
+from trtops.record import Config, Record, digest, setting, sha256_file
 from trtops.reports.document import Table
 from trtops.spec import BackendName, Precision
 from trtops.tables import counted, markdown_table, size
@@ -59,7 +60,7 @@ class BuildListConfig(Config):
 
     backends: tuple[BackendName, ...] | None = None
     only_new: bool = False
-    attempts: int = 3
+    attempts: int = setting(3, least=1)
     settle_seconds: float = 0.0
 
 
@@ -180,6 +181,7 @@ class BuildListResult(OpResult):
             yield from (f"- {count} skipped: {reason}" for reason, count in skip_reasons.items())
 
 
+@checked_arguments
 def build_list(
     models: str | Path | ModelList,
     config: BuildListConfig = BuildListConfig(),

@@ -22,14 +22,15 @@ from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep, arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult, builds_frame, builds_table
-from trtops.ops.engines.request import CommandData, is_same_source
+from trtops.ops.engines.request import CommandData, check_names, is_same_source
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import Feeds, open_feeds
 from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
-from trtops.record import Config
+from trtops.record import Config, setting
 from trtops.reports.document import Table
 from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
@@ -67,16 +68,16 @@ class CalibrateConfig(
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
     """
 
-    data: str | None = field(default=None, metadata={"convert": data_source})
+    data: str | None = setting(None, convert=data_source, file="reads")
     algorithm: AlgorithmOrBest = "best"
-    percentile: float = DEFAULT_PERCENTILE
-    batch: int | None = None
-    samples: int | None = 512
-    min_samples: int = 2
+    percentile: float = setting(DEFAULT_PERCENTILE, most=100)
+    batch: int | None = setting(None, least=1)
+    samples: int | None = setting(512, least=1)
+    min_samples: int = setting(2, least=1)
     build: BuildConfig = field(default_factory=lambda: BuildConfig(precision="int8"))
     compare_with: tuple[Precision, ...] = ("fp32", "fp16")
     check: CheckConfig = field(default_factory=CheckConfig)
-    output: str | None = None
+    output: str | None = setting(None, file="writes")
 
     def __post_init__(self) -> None:
         check_algorithm("minmax" if self.algorithm == "best" else self.algorithm, self.percentile)
@@ -148,6 +149,7 @@ class CalibrateResult(OpResult):
         yield from ("", markdown_table(engines.columns, engines.rows))
 
 
+@checked_arguments
 def calibrate(
     model: str | Path,
     config: CalibrateConfig = CalibrateConfig(),
@@ -177,6 +179,7 @@ def calibrate(
     if config.data is None and data is None:
         raise errors.ConfigError("No calibration data is given; expected a source of real inputs (data=...).")
     loaded = run_step("load", Model.load, path)
+    check_names(loaded, config.build, config.check)
     with (
         op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as op,
         tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder,

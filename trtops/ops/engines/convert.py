@@ -17,14 +17,16 @@ from trtops.comparator.results import RunResults
 from trtops.extras import installed, sentence
 from trtops.metadata import check_feed
 from trtops.next_step import arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.fit_precision import fit_precision
-from trtops.ops.engines.request import CommandData, read_cache_file, read_timing_cache
+from trtops.ops.engines.request import CommandData, check_names, read_cache_file, read_timing_cache
 from trtops.ops.evaluation.check import EngineConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import model_file, op_run, op_times, run_name, run_step, step_time, tracker_or_default
+from trtops.record import setting
 from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions
 from trtops.system.activity import needs_child
 from trtops.system.worker import warm_worker
@@ -58,8 +60,8 @@ class ConvertConfig(EngineConfig):
         max_engine_bytes: Largest size of a good engine, such as that of a device's partition; None sets no limit.
     """
 
-    timing_cache: str | None = None
-    replay: str | None = None
+    timing_cache: str | None = setting(None, file="reads")
+    replay: str | None = setting(None, file="reads")
     carry_over: bool = False
     measure_ranges: bool = True
     use_deny_list: bool = True
@@ -67,10 +69,11 @@ class ConvertConfig(EngineConfig):
     keep_model: bool = True
     isolated: bool | None = None
     timeout_seconds: float | None = None
-    max_engine_bytes: int | None = None
+    max_engine_bytes: int | None = setting(None, least=1)
 
 
 @op_times()
+@checked_arguments
 def convert(
     model: str | Path,
     config: ConvertConfig = ConvertConfig(),
@@ -103,6 +106,7 @@ def convert(
         tracker = tracker_or_default(tracker) if is_recorded else MemoryTracker()
     path = Path(model)
     loaded = run_step("load", Model.load, model_file(path))
+    check_names(loaded, config.build, config.check)
     options = arguments_of(config)
     # Data and back end are checked before a run starts, so that a mistake leaves no run.
     with step_time("open data"):

@@ -16,9 +16,11 @@ from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import relative_error
 from trtops.calibration.data import batches
 from trtops.next_step import NextStep, arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.kept_layers import KeptLayersResult, LayerCost
 from trtops.ops.result import OnProgress, model_file, op_run, run_step, tracker_or_default
+from trtops.record import setting
 from trtops.spec import BackendName, BuildConfig, OptimizationProfile
 from trtops.tables import counted, listed
 from trtops.terminal import one_line
@@ -43,8 +45,8 @@ class SensitivityConfig(DataConfig):
         keep: Layers that always stay in FP32.
     """
 
-    samples: int = 64
-    batch: int | None = None
+    samples: int = setting(64, least=1)
+    batch: int | None = setting(None, least=1)
     budget: float = 0.01
     style: BackendName = "onnxruntime"
     keep: tuple[str, ...] = ()
@@ -88,6 +90,7 @@ class SensitivityResult(KeptLayersResult):
         yield from ("", self.layer_table())
 
 
+@checked_arguments
 def sensitivity(
     model: str | Path,
     calibration_cache: str | CalibrationCache,

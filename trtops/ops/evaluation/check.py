@@ -28,7 +28,7 @@ from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
 from trtops.ops.evaluation.undefined import Undefined
 from trtops.ops.result import run_step, step_time
-from trtops.record import Config, Record
+from trtops.record import Config, Record, setting
 from trtops.spec import BuildConfig
 from trtops.tables import markdown_table
 from trtops.tracking import schema
@@ -74,13 +74,13 @@ class CheckConfig(DataConfig):
             gates and audits do, and a conversion checks what costs no inference.
     """
 
-    golden: str | None = None
-    labels: str | None = None
+    golden: str | None = setting(None, file="reads")
+    labels: str | None = setting(None, file="reads")
     tolerances: Tolerances | None = None
     warm_up: int = 5
     latency_runs: int = 50
     plots: Literal["always", "bad", "never"] = "bad"
-    min_precision_share: float = 0.0
+    min_precision_share: float = setting(0.0, most=1)
     power: bool = False
     self_check: bool | None = None
 
@@ -104,8 +104,8 @@ class EngineConfig(Config):
 
     build: BuildConfig = field(default_factory=BuildConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
-    calibration_data: str | None = field(default=None, metadata={"convert": data_source})
-    calibration_cache: str | None = None
+    calibration_data: str | None = setting(None, convert=data_source, file="reads")
+    calibration_cache: str | None = setting(None, file="reads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +284,10 @@ def assess(
         aligned_outputs, aligned_golden = right.aligned(outputs), right.aligned(golden)
     ours, theirs = undefined.comparable(aligned_outputs, aligned_golden)
     report = compare_outputs(ours, theirs, tolerances)
+    for name in () if config.tolerances is None else config.tolerances.per_output:
+        errors.check_known(
+            name, [output.name for output in report.outputs], "The tolerances are for an output that does not exist:"
+        )
     evidence, data_iterations, foreign = None, report.iterations, ""
     elements = sum(statistics.elements for statistics in report.statistics.values())
     if right is not None and config.golden is not None and not report:
@@ -361,7 +365,7 @@ def measure_latency(
     start = time.perf_counter()
     while len(seconds) < config.latency_runs:
         outputs = runner.infer(feed, check_inputs=False)
-        seconds.append(runner.last_inference_time())
+        seconds.append(runner.inference_time)
         if (device := runner.last_device_time()) is not None:
             on_device.append(device)
         if len(seconds) >= _MIN_LATENCY_RUNS and time.perf_counter() - start > _LATENCY_SECONDS:

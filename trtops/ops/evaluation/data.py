@@ -22,7 +22,7 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
-from trtops.backend.engines import reference_runner
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.calibration.data import ArraysInMemory, FeedDigest, data_source
 from trtops.comparator.arrays import as_arrays, cast_feed, copied, subset
 from trtops.comparator.data_loader import DataLoader
@@ -32,7 +32,7 @@ from trtops.comparator.streams import load_saved
 from trtops.extras import require
 from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dynamic, shape_accepts
 from trtops.ops.evaluation.shapes import OTHER, ShapePoint, points, profile_of, spanning, with_profiles
-from trtops.record import Config, Record
+from trtops.record import Config, Record, setting
 from trtops.spec import IN_MEMORY, BuildConfig, OptimizationProfile, Rounding
 from trtops.system.allowed import check_file
 from trtops.system.processes import temporary_prefix
@@ -306,9 +306,9 @@ class DataConfig(Config):
             that the model accepts, or else from -1 to 1, and 0 or 1 for integers.
     """
 
-    data: str | None = field(default=None, metadata={"convert": data_source})
+    data: str | None = setting(None, convert=data_source, file="reads")
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, metadata={"keyword": "shapes"})
-    iterations: int = 2
+    iterations: int = setting(2, least=1)
     seed: int = 1
     val_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 

@@ -162,11 +162,10 @@ def _size_of(dim: Dim, sizes: dict[str, int], axis: int, other: int) -> int:
 
 
 def _check_fits(spec: TensorSpec, shape: Sequence[int]) -> None:
-    fixed = [size for size in shape if size >= 0]
-    if spec.shape is None or (len(fixed) < len(shape) and len(shape) == len(spec.shape)):
+    if spec.shape is None:
         return
     values = spec.dtype is not None and spec.dtype.is_integral and tuple(spec.shape) == (len(shape),)
-    if not values and not shape_accepts(spec.shape, fixed):
+    if not values and not shape_accepts(spec.shape, shape):
         raise errors.ConfigError(
             f"Input {spec.name!r} cannot have shape {tuple(shape)}; the model declares {tuple(spec.shape)}."
         )

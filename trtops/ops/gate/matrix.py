@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.backend.engines import engine_backend
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.gate.across_releases import Candidate, Regression, accepted_candidates, explain
 from trtops.ops.gate.distribution import gate_builds
 from trtops.ops.gate.findings import Finding
@@ -92,6 +93,7 @@ class MatrixResult(OpResult):
         yield Section(table=Table(columns=_MATRIX_COLUMNS, rows=tuple(self.rows())))
 
 
+@checked_arguments
 def gate_all(
     models: Sequence[str | Path],
     config: GateConfig = GateConfig(),

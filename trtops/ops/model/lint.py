@@ -9,9 +9,11 @@ from trtops.backend.onnx import lint as linting
 from trtops.backend.onnx.lint import LintReport
 from trtops.backend.onnx.model import Model, input_specs, read_proto
 from trtops.metadata import Shape, TensorMetadata, is_dynamic
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.model.model_files import Source, inputs_with_shapes
 
 
+@checked_arguments
 def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed: "Feed | None" = None) -> LintReport:
     """Check a model without changing it; see :func:`trtops.backend.onnx.lint.lint`.
 

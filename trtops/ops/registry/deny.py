@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.next_step import NextStep
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import OpResult, op_run, tracker_or_default
 from trtops.spec import Environment
 from trtops.tactics.denied import DeniedTactic, DenyList
@@ -51,6 +52,7 @@ def builds_in(entry: DeniedTactic) -> str:
     return f"builds that are checked{entry.scope}{tighter} only; `{step}` denies it for all"
 
 
+@checked_arguments
 def deny(
     proof_run: str,
     *,
@@ -95,6 +97,7 @@ def deny(
         return op.finish(result, title=name, evaluated=False)
 
 
+@checked_arguments
 def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyResult:
     """Remove an entry, also a damaged one, from the deny-list. It stays in the tracking store, with the reason."""
     tracker = tracker_or_default(tracker)

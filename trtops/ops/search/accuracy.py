@@ -27,6 +27,7 @@ from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputComparison, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep, arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import DataConfig, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.right_model import RightModel
@@ -120,10 +121,6 @@ class AccuracyConfig(DataConfig):
 
     tolerances: Tolerances | None = None
 
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise errors.ConfigError(f"iterations is {self.iterations}; expected 1 or more.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TensorError(Record):
@@ -191,7 +188,7 @@ class AccuracyResult(OpResult):
         )
         title, x = "Error of each tensor", "tensors in order of execution"
         chart = Chart(title=title, form="points", x=x, y="relative error", points=points)
-        yield Section(text="\n\n".join(self._findings()), chart=chart if points else None)
+        yield Section(text="\n\n".join(self.because), chart=chart if points else None)
         if self.tensors:
             rows = tuple(_cells(tensor) for tensor in self.tensors)
             yield Section(title="Tensors", table=Table(columns=_TENSOR_COLUMNS, rows=rows))
@@ -236,6 +233,7 @@ class AccuracyResult(OpResult):
             )
 
 
+@checked_arguments
 def accuracy(
     model: Source,
     actual: BuildConfig | MakeRunner,

@@ -28,6 +28,7 @@ from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.next_step import NextStep, arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
 from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assumed
 from trtops.ops.evaluation.kept_layers import KeptLayersResult, LayerCost
@@ -40,7 +41,7 @@ from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, iterate, remove_files
 from trtops.ops.search.search_run import search_run
 from trtops.ops.search.submodel import CheckOutcome, onnxruntime_runner
-from trtops.record import refuse_unused
+from trtops.record import refuse_unused, setting
 from trtops.reports.document import Chart, Point, Section
 from trtops.spec import OptimizationProfile
 from trtops.system.processes import temporary_prefix
@@ -85,10 +86,10 @@ class PrecisionConfig(DataConfig):
     tolerances: Tolerances | None = None
     profiles: tuple[OptimizationProfile, ...] = ()
     exclude: tuple[str, ...] = ()
-    max_checks: int | None = None
-    output: str | None = None
-    load_replay: str | None = None
-    save_replay: str | None = None
+    max_checks: int | None = setting(None, least=1)
+    output: str | None = setting(None, file="writes")
+    load_replay: str | None = setting(None, file="reads")
+    save_replay: str | None = setting(None, file="writes", continues="load_replay")
 
     def __post_init__(self) -> None:
         if self.max_checks is not None and self.max_checks < 2:
@@ -234,6 +235,7 @@ class PrecisionResult(KeptLayersResult):
         return ", ".join(parts)
 
 
+@checked_arguments
 def precision(
     model: Source,
     config: PrecisionConfig = PrecisionConfig(),
@@ -270,7 +272,6 @@ def precision(
     with search_run(
         "precision", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent
     ) as search:
-        search.check_outputs(output=config.output)
         nodes = _PrecisionSearch(search.model, config, feeds, runner, evaluate, progress)
         result, candidate = run_step("search", nodes.run)
         result = replace(result, seconds=search.seconds)

@@ -32,6 +32,7 @@ from trtops.comparator.report import Tolerances
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import DataConfig, Feeds, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.model.model_files import SaveConfig, Source
@@ -39,7 +40,7 @@ from trtops.ops.result import OpResult, run_step
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.search_run import search_run
 from trtops.ops.search.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
-from trtops.record import Record
+from trtops.record import Record, setting
 from trtops.spec import BuildConfig
 from trtops.system.processes import temporary_prefix
 from trtops.tables import counted, listed
@@ -71,25 +72,22 @@ class ReduceConfig(DataConfig):
     """
 
     mode: Literal["bisect", "linear"] = "bisect"
-    max_checks: int | None = None
+    max_checks: int | None = setting(None, least=1)
     reduce_outputs: bool = True
     reduce_inputs: bool = True
     inputs: Literal["real", "declared"] = "real"
-    iterations: int = 1  # each costs an inference per check
-    output: str | None = None
+    iterations: int = setting(1, least=1)  # each costs an inference per check
+    output: str | None = setting(None, file="writes")
     save_as: SaveConfig = field(default_factory=SaveConfig)
-    min_good: str | None = None
-    load_replay: str | None = None
-    save_replay: str | None = None
+    min_good: str | None = setting(None, file="writes")
+    load_replay: str | None = setting(None, file="reads")
+    save_replay: str | None = setting(None, file="writes", continues="load_replay")
 
     def __post_init__(self) -> None:
         if not (self.reduce_outputs or self.reduce_inputs):
             raise errors.ConfigError(
                 "reduce_outputs and reduce_inputs are both False; expected one of them to be True."
             )
-        for name in ("max_checks", "iterations"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise errors.ConfigError(f"{name} is {value}; expected 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +176,7 @@ def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> Co
     return ComparisonCheck(runner=EngineRunner(build), tolerances=tolerances_for(build.precision, tolerances))
 
 
+@checked_arguments
 def reduce(
     model: Source,
     check: Check,
@@ -206,7 +205,6 @@ def reduce(
     (1, 'Relu')
     """
     with search_run("reduce", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent) as search:
-        search.check_outputs(output=config.output, min_good=config.min_good, artifact=getattr(check, "artifact", None))
         result, steps = run_step("search", _find_culprit, search.model, check, config, feeds, progress)
         result = replace(result, seconds=search.seconds)
         search.op.run.log_params({"model": search.model.name, "check": describe(check), **config.to_dict()})

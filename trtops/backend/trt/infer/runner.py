@@ -85,7 +85,7 @@ class TrtRunner(BaseRunner):
         self._inputs: list[Input] = []
         self._outputs: list[Output] = []
         self._events: list[memory.Event] = []
-        self._memory: memory.DeviceArray | None = None
+        self._memory = memory.DeviceArray.raw((0,))
         self._listener: Any = None
         self._is_timed = False
         self._manages_memory = False
@@ -133,8 +133,7 @@ class TrtRunner(BaseRunner):
             self.stream.synchronize()
         for slot in (*self._inputs, *self._outputs):
             slot.free()
-        if self._memory is not None:
-            self._memory.free()
+        self._memory.free()
         for event in self._events:
             event.free()
         if self.stream is not None:
@@ -349,9 +348,5 @@ class TrtRunner(BaseRunner):
         line = library.line()
         strategy = self.allocation_strategy
         assert strategy is not None
-        needed = line.context_memory_bytes(self.context, strategy)
-        if self._memory is None:
-            self._memory = memory.DeviceArray.raw((needed,))
-        else:
-            self._memory.resize((needed,))
+        self._memory.resize((line.context_memory_bytes(self.context, strategy),))
         line.set_context_memory(self.context, self._memory.ptr, self._memory.allocated_nbytes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from trtops.backend import onnx, trt
 from trtops.backend.onnx import summary
 from trtops.backend.onnx.model import read_proto
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import Inspection
 from trtops.record import JSONValue
 from trtops.system.files import read_regular
@@ -22,6 +23,7 @@ ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 """Extensions of TensorRT engine files."""
 
 
+@checked_arguments
 def inspect_model(
     model: str | Path | ModelProto, *, show: Collection[Show] = (), infer_shapes: bool = False
 ) -> Inspection:

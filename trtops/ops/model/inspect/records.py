@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import Inspection
 from trtops.tables import counted, table
 from trtops.tactics.record import TacticRecord, algorithm_text, read_record
@@ -11,6 +14,7 @@ from trtops.tracking.records import RUN_PREFIX
 from trtops.tracking.schema import Artifact
 
 
+@checked_arguments
 def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspection:
     """Inspect a calibration cache: a file of either format, or ``run:ID``."""
     cache = load_cache(source, tracker)
@@ -32,10 +36,11 @@ def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspe
     return Inspection(lambda: cache, text)
 
 
-def inspect_tactics(source: str, *, tracker: Tracker | None = None) -> Inspection:
+@checked_arguments
+def inspect_tactics(source: str | Path, *, tracker: Tracker | None = None) -> Inspection:
     """Inspect a tactic record of trtops or Polygraphy: a file, or ``run:ID``."""
-    if tracker is not None and source.startswith(RUN_PREFIX):
-        run = tracker.load(run_id_of(source, tracker))
+    if tracker is not None and str(source).startswith(RUN_PREFIX):
+        run = tracker.load(run_id_of(str(source), tracker))
         record = TacticRecord.from_json(run.read_bytes(Artifact.TACTICS))
     else:
         record = read_record(source)
