@@ -37,7 +37,7 @@ _BUILD = frozenset(("backend", *(field.name for config in _BUILDS for field in f
 _DATA = frozenset(("data", "input_shapes", "iterations", "seed", "val_range"))
 # Options that a command shares with others.
 _TAKEN: Mapping[str, frozenset[str]] = {
-    "calibrate": _DATA,
+    "calibrate": _DATA | {"calibration_data"},
     "convert": _DATA | {"tolerances", "profiles"},
     "debug accuracy": _BUILD | _DATA | {"tolerances"},
     "debug accuracy --emulate": _DATA | {"tolerances"},
@@ -209,11 +209,6 @@ def quoted(word: str) -> str:
     # In a shell that lacks this form of quoting, nothing in it ends the quotes either.
     parts = [chr(b) if 32 <= b < 127 and chr(b) not in "'\\" else f"\\{b:03o}" for b in os.fsencode(word)]
     return f"$'{''.join(parts)}'"
-
-
-def limits_text(tolerances: Record) -> str:
-    """Return limits in words, such as "atol 1e-12, rtol 0.0"."""
-    return " ".join(_tolerances(tolerances.to_dict())).replace(" --", ", ").removeprefix("--") or "given limits"
 
 
 def _dims(shape: Sequence[float]) -> str:
