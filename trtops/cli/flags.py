@@ -225,8 +225,12 @@ class Parser(argparse.ArgumentParser):
     def _full_options(self, words: Sequence[str]) -> dict[str, str]:
         """Return abbreviated options, with their values after a `=`, and the same with the option written out."""
         written_out = {}
-        for word in self._unknown_options(words):
+        unknown = set(self._unknown_options(words))
+        for word, following in zip(words, [*words[1:], ""]):
             name, separator, value = word.partition("=")
+            # `--precision fp16` is a guess at `--fp16`.
+            if word not in unknown or f"--{value or following}" in self.option_names:
+                continue
             matches = [full_name for full_name in self.abbreviable() if full_name.startswith(name)]
             meanings = {self._option_string_actions[match].dest for match in matches}
             if len(meanings) > 1:

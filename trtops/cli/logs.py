@@ -132,7 +132,8 @@ def say_page(page: str) -> None:
 
 def say_report(result: Any, store: str | None = None) -> None:
     """Print a result's text as Polygraphy logs it. The log itself would hide failing writes."""
-    say(f"[I] {result.text()}")
+    text = result.text().rstrip().replace("\n", "\n    ")
+    say(f"[I] {text}")
 
 
 def _is_brief() -> bool:

@@ -265,3 +265,14 @@ def test_contexts_without_a_profile_are_refused(nonzero_engine):
         else:
             np.testing.assert_array_equal(second.infer(x)["y"], [[1, 3]])
         np.testing.assert_array_equal(first.infer(x)["y"], [[1, 3]])
+
+
+def test_freed_arrays_are_empty(runtime):
+    array = DeviceArray(X.shape)
+    assert (array.shape, array.allocated_nbytes) == (X.shape, X.nbytes)
+    for _ in range(2):
+        array.free()
+        assert (array.shape, array.allocated_nbytes, array.ptr) == ((), 0, 0)
+    array.copy_from(X)
+    np.testing.assert_array_equal(array.numpy(), X)
+    array.free()

@@ -63,7 +63,8 @@ def capability(args: Options) -> Job:
     partition, path, exit_on_bad = bool(args.with_partitioning), f"{args.output}/results.txt", bool(args.exit_on_bad)
 
     def code(report: Any) -> int:
-        save_bytes(f"{report.text()}\n".encode(), path)
+        if not report.supported:
+            save_bytes(f"{report.text()}\n".encode(), path)
         return int(exit_on_bad and not report.supported)
 
     return op_job(
@@ -160,7 +161,9 @@ def diff_tactics(args: Options) -> Job:
 
 def _show_difference(result: Any, store: str | None) -> None:
     # Polygraphy's lines first, which scripts search for.
-    say("\n".join(f"[I] {line}" for line in result.difference_lines()))
+    for line in result.difference_lines():
+        indented = line.replace("\n", "\n    ")
+        say(f"[I] {indented}")
     say_result(result, store)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class LoadPlugins(BaseLoader[Any]):
     def call_impl(self, *args: Any, **kwargs: Any) -> Any:
         trt = library.load()
         for path in self.plugins or ():
+            if re.fullmatch(r"(lib)?nvinfer_plugin(\.so[.\d]*|_?[\d]*\.dll)", os.fspath(path)):
+                continue  # TensorRT's own, which has been loaded from its package
             check_file(path, "plugin library")
             try:
                 ctypes.CDLL(os.fspath(path))
