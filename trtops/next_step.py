@@ -35,7 +35,7 @@ _BUILD = frozenset(("backend", *(field.name for config in _BUILDS for field in f
 _DATA = frozenset(("data", "input_shapes", "iterations", "seed"))
 # Options that a command shares with others.
 _TAKEN: Mapping[str, frozenset[str]] = {
-    "calibrate": _DATA,
+    "calibrate": _DATA | {"calibration_data"},
     "convert": _DATA | {"tolerances", "profiles"},
     "debug accuracy": _BUILD | _DATA | {"tolerances"},
     "debug accuracy --emulate": _DATA | {"tolerances"},
@@ -164,11 +164,6 @@ def _tolerances(tolerances: Mapping[str, Any]) -> Iterator[str]:
 def option_text(name: str, value: Any) -> str:
     """Return one option as a line for a shell has it, such as ``--keep conv_0 conv_1``."""
     return shlex.join(_option(name, value))
-
-
-def limits_text(tolerances: Record) -> str:
-    """Return limits in words, such as "atol 1e-12, rtol 0.0"."""
-    return " ".join(_tolerances(tolerances.to_dict())).replace(" --", ", ").removeprefix("--") or "given limits"
 
 
 def _dims(shape: Sequence[int]) -> str:

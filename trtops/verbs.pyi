@@ -2,11 +2,9 @@
 # ruff: noqa
 # fmt: off
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures._base import Future
-from numpy import ndarray
 from onnx.onnx_ml_pb2 import ModelProto
 from os import PathLike
 from trtops.backend.base import Build
@@ -81,10 +79,10 @@ from typing import Literal
 
 def accuracy(
     model: str | PathLike[str] | Model | ModelProto, actual: BuildConfig | Callable[[ModelProto], BaseRunner],
-    config: AccuracyConfig = ..., *, feeds: Iterable[Mapping[str, ndarray[Any, Any]]] | None = ..., tracker: Tracker
-    | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ...,
-    file: str | PathLike[str] | None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
-    ..., iterations: int = ..., seed: int = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...
+    config: AccuracyConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str,
+    str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ..., data: DataSource | None =
+    ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., tolerances: Tolerances |
+    None | Mapping[str, Any] = ...
 ) -> AccuracyResult: ...
 
 def audit(
@@ -119,17 +117,17 @@ def bundle(
 def calibrate(
     model: str | PathLike[str], config: CalibrateConfig = ..., *, tracker: Tracker | None = ..., experiment: str |
     None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress: Callable[[int, int |
-    None], None] | None = ..., data: DataSource | None = ..., algorithm: Literal['best', 'minmax', 'entropy',
-    'percentile'] = ..., percentile: float = ..., batch: int | None = ..., samples: int | None = ..., min_samples:
-    int = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., output: str | None =
-    ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ...,
-    calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] =
-    ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions |
-    TensorRTOptions | Mapping[str, Any] = ..., check_data: DataSource | None = ..., shapes: Mapping[str,
-    Sequence[int]] = ..., iterations: int = ..., seed: int = ..., golden: str | None = ..., labels: str | None =
-    ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...,
-    plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check:
-    bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None], None] | None = ..., calibration_data: DataSource | None = ..., algorithm: Literal['best', 'minmax',
+    'entropy', 'percentile'] = ..., percentile: float = ..., batch: int | None = ..., samples: int | None = ...,
+    min_samples: int = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., output:
+    str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int =
+    ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str]
+    = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions |
+    TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
+    ..., iterations: int = ..., seed: int = ..., golden: str | None = ..., labels: str | None = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
+    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
+    None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> CalibrateResult: ...
 
 def compare(
@@ -231,15 +229,15 @@ def inspect_engines(
 ) -> InspectEnginesResult: ...
 
 def precision(
-    model: str | PathLike[str] | Model | ModelProto, config: PrecisionConfig = ..., *, feeds: Any = ..., runner:
-    Callable[[Candidate], BaseRunner] = ..., evaluate: Callable[[Candidate], bool] | None = ..., tracker: Tracker |
-    None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file:
-    str | PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
+    model: str | PathLike[str] | Model | ModelProto, config: PrecisionConfig = ..., *, runner: Callable[[Candidate],
+    BaseRunner] = ..., evaluate: Callable[[Candidate], bool] | None = ..., tracker: Tracker | None = ...,
+    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str |
+    PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
     shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., to: Literal['fp16', 'bf16'] =
     ..., mode: Literal['minimal', 'bisect', 'linear'] = ..., direction: Literal['forward', 'reverse'] = ...,
-    fastest: bool = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., profiles:
-    Sequence[OptimizationProfile] | Mapping[str, Any] = ..., exclude: Sequence[str] = ..., max_checks: int | None =
-    ..., output: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...
+    tolerances: Tolerances | None | Mapping[str, Any] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str,
+    Any] = ..., exclude: Sequence[str] = ..., max_checks: int | None = ..., output: str | None = ..., load_replay:
+    str | None = ..., save_replay: str | None = ...
 ) -> PrecisionResult: ...
 
 def promote(
@@ -257,14 +255,13 @@ def prove(
 
 def reduce(
     model: str | PathLike[str] | Model | ModelProto, check: Callable[[SubModel], bool | Literal['pass', 'fail',
-    'error'] | CheckOutcome], config: ReduceConfig = ..., *, feeds: Any = ..., tracker: Tracker | None = ...,
-    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str |
-    PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
-    shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., mode: Literal['bisect',
-    'linear'] = ..., max_checks: int | None = ..., reduce_outputs: bool = ..., reduce_inputs: bool = ..., inputs:
-    Literal['real', 'declared'] = ..., output: str | None = ..., min_good: str | None = ..., load_replay: str | None
-    = ..., save_replay: str | None = ..., external_data: str | None = ..., size_threshold: int = ..., one_file: bool
-    = ...
+    'error'] | CheckOutcome], config: ReduceConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
+    ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ...,
+    progress: Callable[[Step], None] | None = ..., data: DataSource | None = ..., shapes: Mapping[str,
+    Sequence[int]] = ..., iterations: int = ..., seed: int = ..., mode: Literal['bisect', 'linear'] = ...,
+    max_checks: int | None = ..., reduce_outputs: bool = ..., reduce_inputs: bool = ..., inputs: Literal['real',
+    'declared'] = ..., output: str | None = ..., min_good: str | None = ..., load_replay: str | None = ...,
+    save_replay: str | None = ..., external_data: str | None = ..., size_threshold: int = ..., one_file: bool = ...
 ) -> ReduceResult: ...
 
 def sensitivity(

@@ -96,13 +96,13 @@ bundle: BundleFlow
 class CalibrateFlow(OpFlow[..., CalibrateResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: CalibrateConfig | None = ..., *, experiment: str | None = ...,
-        backend: Literal['onnxruntime', 'tensorrt'] | None = ..., data: str | None = ..., algorithm: Literal['best',
-        'minmax', 'entropy', 'percentile'] | None = ..., percentile: float | None = ..., batch: int | None = ...,
-        samples: int | None = ..., min_samples: int | None = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16',
-        'fp8', 'int8']] | None = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile] | None = ...,
-        calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep:
-        Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ...,
-        mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., check_data: str |
+        backend: Literal['onnxruntime', 'tensorrt'] | None = ..., calibration_data: str | None = ..., algorithm:
+        Literal['best', 'minmax', 'entropy', 'percentile'] | None = ..., percentile: float | None = ..., batch: int |
+        None = ..., samples: int | None = ..., min_samples: int | None = ..., compare_with: Sequence[Literal['fp32',
+        'fp16', 'bf16', 'fp8', 'int8']] | None = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile]
+        | None = ..., calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ...,
+        keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None =
+        ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str |
         None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
         ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int |
         None = ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ...,
@@ -211,9 +211,9 @@ class PrecisionFlow(OpFlow[..., PrecisionResult]):
         = ..., experiment: str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
         iterations: int | None = ..., seed: int | None = ..., to: Literal['fp16', 'bf16'] | None = ..., mode:
         Literal['minimal', 'bisect', 'linear'] | None = ..., direction: Literal['forward', 'reverse'] | None = ...,
-        fastest: bool | None = ..., tolerances: Tolerances | None = ..., profiles: Sequence[OptimizationProfile] | None
-        = ..., exclude: Sequence[str] | None = ..., max_checks: int | None = ..., output: str | None = ..., load_replay:
-        str | None = ..., save_replay: str | None = ...
+        tolerances: Tolerances | None = ..., profiles: Sequence[OptimizationProfile] | None = ..., exclude:
+        Sequence[str] | None = ..., max_checks: int | None = ..., output: str | None = ..., load_replay: str | None =
+        ..., save_replay: str | None = ...
     ) -> PrecisionResult: ...
 
 precision: PrecisionFlow

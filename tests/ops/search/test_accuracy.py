@@ -7,10 +7,11 @@ import onnx
 import pytest
 
 from tests import models, zoo
+from trtops import accuracy
 from trtops.backend.base import BaseRunner, Build
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputTolerances, Tolerances
-from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, MakeRunner, accuracy
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, MakeRunner
 from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
@@ -29,7 +30,7 @@ def chain(length: int = 12) -> onnx.ModelProto:
 
 def compared(model: onnx.ModelProto, side: MakeRunner | BuildConfig, *feeds: Any, **options: Any) -> AccuracyResult:
     config = AccuracyConfig(**{"tolerances": TIGHT, **options})
-    return accuracy(model, side, config, feeds=[dict(feed) for feed in feeds] or None)
+    return accuracy(model, side, config, data=[dict(feed) for feed in feeds] or None)
 
 
 def off_by(node: str, amount: float, unless_observed: bool = False) -> MakeRunner:
@@ -55,7 +56,7 @@ def test_observed_engines_have_the_settings_of_the_first(monkeypatch: pytest.Mon
     case = models.transformer()
     config = BuildConfig(options=OnnxRuntimeOptions(allow_approximation=True, tactic_seed=3))
 
-    result = accuracy(case.proto, config, feeds=[case.feed])
+    result = accuracy(case.proto, config, data=[case.feed])
 
     assert len(builds) == result.windows + 1 > 2
     assert len({observed.tactics.settings for observed in builds}) == 1 and builds[0].tactics.settings

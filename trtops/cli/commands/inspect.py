@@ -12,7 +12,7 @@ from trtops.cli.jobs import Job, command, no_verdict, op_job
 from trtops.cli.logs import log_line, say, say_json, say_report, say_result
 from trtops.cli.script import given, product
 from trtops.errors import ConfigError
-from trtops.tracking.records import RUN_PREFIX
+from trtops.tracking.records import RUN_PREFIX, may_be_run_id
 
 
 @command(
@@ -128,19 +128,21 @@ def tactics(args: Options) -> Job:
 @command(
     Group(
         "builds",
-        flag("records*", "a good record and a bad one, as --good and --bad", file="reads"),
+        flag("records*", "runs, as --runs, or a good record and a bad one", shown="RUN|RECORD", file="reads"),
         flag("--dir FOLDER", "a folder with good/ and bad/ in it"),
         flag("--of-experiment NAME", "all evaluated builds of an experiment in the store"),
     ),
     configs.config_flags("builds", "DiffTacticsConfig", skip="experiment folder also"),
     groups.TRACKING,
     groups.JSON,
-    examples=("trtops inspect diff-tactics --dir replays", "trtops debug diff-tactics good.json bad.json"),
+    examples=("trtops inspect diff-tactics 8d6e3f1a", "trtops debug diff-tactics good.json bad.json"),
 )
 def diff_tactics(args: Options) -> Job:
     """Find the tactic that makes builds bad, from good and bad tactic records, or from runs of the store."""
-    sources: dict[str, str | None] = {"experiment": args.of_experiment, "folder": args.dir}
-    if args.records:
+    sources: dict[str, Any] = {"experiment": args.of_experiment, "folder": args.dir}
+    if args.records and all(map(may_be_run_id, args.records)):
+        sources["runs"] = tuple(args.records)
+    elif args.records:
         if (
             len(args.records) != 2
             or getattr(args, "DiffTacticsConfig.good", None)

@@ -45,33 +45,27 @@ def build_list(args: Options) -> Job:
 
 @command(
     groups.ONNX_MODEL,
-    configs.config_flags("calibration", "CalibrateConfig", {"output": "-o --output"}, skip="check build data"),
+    configs.config_flags("calibration", "CalibrateConfig", {"output": "-o --output"}, skip="check build"),
     configs.QUANTIZING,
     groups.TRACKING,
     groups.PROFILE,
     configs.BACKEND,
-    Group(
-        "evaluation",
-        flag("--check-data PATH", "data to evaluate engines with, best held-out data (default: the calibration data)"),
-        groups.STATISTICS,
-    ),
+    Group("evaluation", groups.STATISTICS),
     configs.config_flags("evaluation", "CalibrateConfig", skip="build data output samples batch min_samples"),
     groups.SOURCE,
     groups.SPEC.without("--int8"),
-    examples=("trtops calibrate model.onnx --load-inputs images.json -o int8.cache --experiment resnet50",),
+    examples=("trtops calibrate model.onnx --calibration-data images.npz --load-inputs held_out.npz -o int8.cache",),
 )
 def calibrate(args: Options) -> Job:
     """Find INT8 ranges from real data, and compare INT8 with other precisions.
 
     The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
     """
-    data = configs.data_source(args)
-    if data is None:
-        raise UsageError("calibration needs real data: use --load-inputs or --data-loader-script")
     args.int8 = True
     build = configs.build_config(args, args.backend or "onnxruntime")
-    check = configs.check_values(args) | {"check.data": args.check_data}
-    config = configs.make(args, "CalibrateConfig", check, data=data, build=build)
+    config = configs.make(args, "CalibrateConfig", configs.check_values(args), build=build)
+    if config.calibration_data is None and config.check.data is None:
+        raise UsageError("calibration needs real data: use --calibration-data, --load-inputs or --data-loader-script")
     return op_job(args, "calibrate", args.model_file, config, store="temporary", progress=("Calibrating", "samples"))
 
 

@@ -288,14 +288,13 @@ def resolve(args: Options) -> int:
     Group(
         "run",
         flag("run", "a proof of `trtops debug prove`"),
-        flag("--always", "for builds with any limits (default: with those of the proof, if its user gave them)"),
     ),
     *_READ,
-    examples=("trtops runs deny 8d6e3f1a", "trtops runs deny 8d6e3f1a --always", "trtops runs list --kind deny"),
+    examples=("trtops runs deny 8d6e3f1a", "trtops runs list --kind deny"),
 )
 def deny(args: Options) -> Job:
     """Put a confirmed culprit on the deny-list, which later builds on the same device and release respect."""
-    return op_job(args, "deny", args.run, always=bool(args.always), store="reads")
+    return op_job(args, "deny", args.run, store="reads")
 
 
 @command(

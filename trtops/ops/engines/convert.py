@@ -231,7 +231,7 @@ def _read_caches(config: ConvertConfig, tracker: Tracker, environment: Environme
     )
     if not config.use_deny_list:
         return caches
-    return replace(caches, denied=deny_list(tracker, environment, config.check.tolerances))
+    return replace(caches, denied=deny_list(tracker, environment))
 
 
 def _log_request(

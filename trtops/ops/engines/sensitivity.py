@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 
 from trtops import errors
-from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq, kept_names, quantizable_layers
 from trtops.calibration.cache import CalibrationCache
@@ -92,7 +91,6 @@ def sensitivity(
     config: SensitivityConfig = SensitivityConfig(),
     *,
     tracker: Tracker | None = None,
-    data: Iterable[Feed] | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
@@ -100,11 +98,11 @@ def sensitivity(
 ) -> SensitivityResult:
     """Measure each layer's share of the INT8 error, and propose layers to keep in higher precision.
 
-    ``calibration_cache`` has the ranges: a cache, a file of either format, or ``run:ID``. ``data`` replaces the
-    config's source. CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
+    ``calibration_cache`` has the ranges: a cache, a file of either format, or ``run:ID``. CalibrationError if the cache
+    does not fit, or no layer can be quantized.
 
-    >>> ranges = trtops.calibrate("model.onnx", trtops.CalibrateConfig(data="feed.npz", compare_with=()))
-    >>> result = sensitivity("model.onnx", f"run:{ranges.run_id}", SensitivityConfig(data="feed.npz", budget=0.05))
+    >>> ranges = trtops.calibrate("model.onnx", calibration_data="feed.npz", compare_with=())
+    >>> result = trtops.sensitivity("model.onnx", f"run:{ranges.run_id}", data="feed.npz", budget=0.05)
     >>> result.error <= result.budget, result.keep
     (True, ())
     """
@@ -117,7 +115,7 @@ def sensitivity(
         loaded = run_step("load", Model.load, path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
-        result = run_step("measure layers", _measure, loaded, cache, config, data, progress)
+        result = run_step("measure layers", _measure, loaded, cache, config, progress)
         result = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=arguments_of(config))
         result.log_layers(run, schema.Artifact.SENSITIVITY)
         numbers = {"error": result.error, "error_kept": result.error_kept}
@@ -130,7 +128,6 @@ def _measure(
     model: Model,
     cache: CalibrationCache,
     config: SensitivityConfig,
-    data: Iterable[Feed] | None,
     progress: OnProgress | None,
 ) -> SensitivityResult:
     from trtops.backend.onnxrt.calibration import fold
@@ -138,7 +135,7 @@ def _measure(
     from trtops.backend.onnxrt.log import SessionLog
     from trtops.backend.onnxrt.runner import OnnxrtRunner
 
-    feeds = list(batches(config.open_for(model, data), config.batch, config.samples))
+    feeds = list(batches(config.open_for(model), config.batch, config.samples))
     proto = model.proto()
     always_kept = kept_names(proto, config.keep)
     # Folded first, as for a build: Q/DQ nodes would keep a convolution and its batch normalization apart.

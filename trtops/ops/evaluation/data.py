@@ -23,7 +23,7 @@ from trtops import errors
 from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
 from trtops.backend.onnxrt.runner import reference_runner
-from trtops.calibration.data import ArraysInMemory, FeedDigest, data_source
+from trtops.calibration.data import ArraysInMemory, DataSource, FeedDigest, data_source
 from trtops.comparator.arrays import as_arrays, cast_feed, copied, subset
 from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, iterations_of
@@ -127,7 +127,7 @@ class Feeds:
 
 
 def open_feeds(
-    source: str | Path | Iterable[Feed] | None,
+    source: DataSource | Feeds | None,
     inputs: TensorMetadata,
     *,
     iterations: int = 2,
@@ -158,25 +158,12 @@ def open_feeds(
     if source is None:
         accepted_inputs = None if accepted is None else accepted()
         return _random_feeds(inputs, shapes, profiles, accepted_inputs, iterations=iterations, seed=seed, runs=runs)
-    if isinstance(source, Feeds):
-        feeds = source
-    elif isinstance(source, ArraysInMemory):
-        name, source = str(source), source.feeds
-        feeds = Feeds(name, lambda: source)
-    elif isinstance(source, (str, Path)):
-        feeds = _from_path(str(source), inputs)
-    elif isinstance(source, Iterator):
-        stored_feeds = list(source)  # an iterator can be read only once
-        feeds = Feeds("the given iterator", lambda: stored_feeds)
-    else:
-        feeds = Feeds(f"the given {type(source).__name__}", lambda: source)
+    is_open = isinstance(source, Feeds)  # then its feeds are not read again
+    feeds = source if isinstance(source, Feeds) else _opened(data_source(source), inputs)
     required_shapes = {} if profiles else shapes
 
     def cast() -> Iterator[Feed]:
-        if hasattr(source, "input_metadata"):
-            source.input_metadata = inputs
-        # Feeds that were opened before are not read again.
-        for feed in feeds if feeds is source else feeds._open():
+        for feed in feeds if is_open else feeds._open():
             if not isinstance(feed, Mapping):
                 yield feed  # refused where it is read
                 continue
@@ -192,6 +179,19 @@ def open_feeds(
     if not profiles:
         return Feeds(feeds.source, cast)
     return Feeds(feeds.source, lambda: with_profiles(cast(), inputs, profiles, added=golden is None))
+
+
+def _opened(source: str, inputs: TensorMetadata) -> Feeds:
+    if not isinstance(source, ArraysInMemory):
+        return _from_path(source, inputs)
+    arrays = source.feeds
+
+    def read() -> Iterable[Feed]:
+        if hasattr(arrays, "input_metadata"):
+            arrays.input_metadata = inputs
+        return arrays
+
+    return arrays if isinstance(arrays, Feeds) else Feeds(source, read)
 
 
 def _random_feeds(
@@ -303,7 +303,7 @@ class DataConfig(Config):
         build: BuildConfig,
         model: Model,
         calibration: str | Feeds | None = None,
-        instead: Iterable[Feed] | None = None,
+        instead: Feeds | None = None,
     ) -> BuildConfig:
         """The build, with a profile of the shapes of this and calibration data if it is TensorRT's and has no profiles.
 
@@ -318,7 +318,7 @@ class DataConfig(Config):
     def open_for(
         self,
         model: Model | None,
-        instead: Iterable[Feed] | None = None,
+        instead: Feeds | None = None,
         inputs: TensorMetadata | None = None,
         profiles: Sequence[OptimizationProfile] = (),
     ) -> Feeds:

@@ -5,7 +5,7 @@ Every tensor is compared, in order of execution, in windows that fit into memory
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -236,7 +236,6 @@ def accuracy(
     actual: BuildConfig | MakeRunner,
     config: AccuracyConfig = AccuracyConfig(),
     *,
-    feeds: Iterable[Feed] | None = None,
     tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -246,7 +245,7 @@ def accuracy(
     """Compare every tensor of a model between two sides, and find the first difference.
 
     ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). The model
-    itself is taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
+    itself is taken to be right. ``file`` names a model in memory.
 
     >>> result = trtops.accuracy("model.onnx", trtops.Emulated("fp16"))
     >>> result.verdict, result.first_nonfinite
@@ -254,10 +253,10 @@ def accuracy(
     """
     tested: Precision = "fp32"
     side = getattr(actual, "__qualname__", type(actual).__qualname__)
-    options = {} if feeds is not None else arguments_of(config)  # feeds in memory have no option
+    options = arguments_of(config)
     if isinstance(actual, BuildConfig):
         options |= arguments_of(actual)
-        actual = actual if feeds is not None else config.profiled(actual, open_model(model))
+        actual = config.profiled(actual, open_model(model))
         tested, side = actual.precision, f"{actual.backend} {actual.precision}"
     elif isinstance(actual, Emulated):
         tested, side = actual.to, f"emulated {actual.to}"
@@ -265,7 +264,7 @@ def accuracy(
         "accuracy", model, file, side=side, tracker=tracker, experiment=experiment, tags=tags, parent=parent
     ) as search:
         profiles = actual.profiles if isinstance(actual, BuildConfig) else ()
-        source = config.open_for(search.model, feeds, profiles=profiles)
+        source = config.open_for(search.model, profiles=profiles)
         samples = [dict(feed) for feed in source]
         tolerances = tolerances_for(tested, config.tolerances, search.model)
         # Masks hold the smallest FP32 number, which a lower precision cannot represent and clamps.

@@ -175,7 +175,6 @@ def reduce(
     check: Check,
     config: ReduceConfig = ReduceConfig(),
     *,
-    feeds: Iterable[Feed] | None = None,
     tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -186,8 +185,8 @@ def reduce(
     """Find the smallest part of a model with the same failure.
 
     ``check`` says whether a sub-model passes (:mod:`trtops.ops.search.submodel`): a callable, a comparison as
-    :func:`engine_check` makes it, or a :class:`~trtops.ops.search.command.CommandCheck`. ``feeds`` replace
-    ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check.
+    :func:`engine_check` makes it, or a :class:`~trtops.ops.search.command.CommandCheck`. ``file`` names a
+    model in memory. ``progress`` is called after each check.
     ConfigError if the replay belongs to another search, or an output path is the model's own. Any exception of the
     check on the whole model passes through; on a part it counts as another failure.
 
@@ -198,7 +197,7 @@ def reduce(
     (1, 'Relu')
     """
     with search_run("reduce", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent) as search:
-        result, steps = run_step("search", _find_culprit, search.model, check, config, feeds, progress)
+        result, steps = run_step("search", _find_culprit, search.model, check, config, progress)
         result = replace(result, seconds=search.seconds)
         search.op.run.log_params({"model": search.model.name, "check": describe(check), **config.to_dict()})
         if search.op.run is not NO_RUN:
@@ -212,7 +211,6 @@ def _find_culprit(
     model: Model,
     check: Check,
     config: ReduceConfig,
-    feeds: Iterable[Feed] | None,
     progress: Callable[[Step], None] | None,
 ) -> tuple[ReduceResult, Sequence[Step]]:
     cutter = Cutter(model.proto(lean=True))
@@ -225,13 +223,13 @@ def _find_culprit(
         inputs[name] = replace(inputs[name], shape=tuple(shape))
     source: Iterable[Feed] = ()
     if config.inputs == "real":
-        source = config.open_for(model, feeds, inputs) if inputs else [{}]
+        source = config.open_for(model, inputs=inputs) if inputs else [{}]
     samples: list[Feed] = []
     for feed in source:
         check_feed(inputs, feed)
         samples.append(dict(feed))
     # As in Polygraphy, tensors of other branches become weights only if the user gives data.
-    freeze = config.inputs == "real" and (feeds is not None or config.data is not None)
+    freeze = config.inputs == "real" and config.data is not None
     data = f"{config.inputs}, branches {'frozen' if freeze else 'inputs'}"
     if samples:
         # Arrays of objects have no bytes of their own; their text has.

@@ -132,8 +132,8 @@ def bisect(args: Options) -> Job:
 def prove(args: Options) -> Job:
     """Test a campaign's suspect: put it into a good build, and take it out of a bad one, by replay.
 
-    A confirmed suspect goes on the deny-list, which later builds respect. Exits with 1 if it is refuted, or cannot be
-    swapped alone.
+    A suspect confirmed at the model's own limits goes on the deny-list, which later builds respect. Exits with 1 if it
+    is refuted, or cannot be swapped alone.
     """
     config = configs.make(args, "ProveConfig")
     return op_job(args, "prove", args.run, config, store="reads", progress=("Proving", "builds"))

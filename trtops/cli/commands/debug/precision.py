@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
@@ -96,7 +97,8 @@ def precision(args: Options) -> Job:
     def run() -> int:
         if engines:
             ops.require_layer_precisions()  # before anything is run
-        model, engine_writer, inputs = product(source), product(writer), product(feeds)
+        model, engine_writer = product(source), product(writer)
+        searched = config if feeds is None else replace(config, data=product(feeds))
         if golden is not None and (reasons := _golden_differences(model, golden, config)):
             say(f"The model in FP32 does not give the golden outputs on this data: {reasons}")
             return 1
@@ -108,10 +110,10 @@ def precision(args: Options) -> Job:
                 evaluation["evaluate"] = stack.enter_context(checking)
             elif engines:
                 evaluation["runner"] = engine_writer.runner
-            result = search.run(ops.precision, model, config, feeds=inputs, progress=_say_step, **evaluation)
+            result = search.run(ops.precision, model, searched, progress=_say_step, **evaluation)
         if layers is not None:
-            accuracy = ops.AccuracyConfig(tolerances=config.tolerances, **_data(config))
-            errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), accuracy, feeds=inputs)
+            accuracy = ops.AccuracyConfig(tolerances=config.tolerances, **_data(searched))
+            errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), accuracy)
             save_bytes(errors.to_json().encode(), layers)
         return search.end(result)
 

@@ -112,9 +112,8 @@ def reduce(args: Options) -> Job:
         checking = ops.engine_check(build, tolerances) if check is None else check
         write_iteration(0)
         try:
-            result = search.run(
-                ops.reduce, product(model), checking, config, feeds=product(feeds), progress=finish_check
-            )
+            searched = config if feeds is None else replace(config, data=product(feeds))
+            result = search.run(ops.reduce, product(model), checking, searched, progress=finish_check)
         finally:
             if info is not None:
                 info.unlink(missing_ok=True)
