@@ -117,24 +117,6 @@ class Tolerances(Config):
                 changes[option.name] = value
         return dataclasses.replace(self, per_output={}, **changes)
 
-    def implies(self, other: Tolerances) -> bool:
-        """True if every run within these tolerances is within the others; False if unknown."""
-        # By limit: whether lower values are tighter.
-        limits = {str(m.tolerance): m.better == "lower" for m in LIMITED}
-        limits |= dict.fromkeys(("atol", "rtol", "atol_of_scale"), True)
-        for output in ("", *self.per_output, *other.per_output):
-            ours, theirs = self.of(output), other.of(output)
-            for limit_field in dataclasses.fields(ours):
-                name = limit_field.name
-                limit, bound = getattr(ours, name), getattr(theirs, name)
-                if name == "atol_of_scale":  # no share is a share of 0
-                    limit, bound = limit or 0.0, bound or 0.0
-                if limit == bound or (bound is None and name in limits):
-                    continue
-                if limit is None or name not in limits or (limit < bound) != limits[name]:
-                    return False
-        return True
-
     def largest_abs(self, stats: OutputStatistics) -> float:
         """The absolute tolerance for an output, in its own unit."""
         return max(self.atol, (self.atol_of_scale or 0.0) * (stats.scale or 0.0))

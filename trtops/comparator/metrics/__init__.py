@@ -36,7 +36,7 @@ from trtops.comparator.metrics.rows import likely_axis
 from trtops.comparator.metrics.totals import Totals, largest_finite
 from trtops.comparator.table import RECORDED, Metric, with_fields
 from trtops.metadata import STANDS_FOR_INFINITY
-from trtops.record import Record
+from trtops.record import Config, Record
 
 QUANTILES = (0.9, 0.99, 0.999)  # levels that are always recorded
 
@@ -57,7 +57,7 @@ class Quantile(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelErrors(Record):
+class ChannelErrors(Config):
     """Errors of each channel along an axis, in the output's own unit: measured ones, or limits of them.
 
     NaN in an error makes both of its channel's numbers NaN, and no limit allows them.

@@ -95,7 +95,7 @@ def bisect(
         op = OpRun(parent, tracker, campaign.experiment)
         result = op.recorded(session.run())
         if (entry := _denied(result, mixture, campaigns.load_table(tracker, campaign.run_id))) is not None:
-            parent.log_json(replace(entry, **builder.denial_scope(mixture.bad)), schema.Artifact.DENIED)
+            parent.log_json(entry, schema.Artifact.DENIED)
             # As of a proof, so that the deny-list takes it.
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import shlex
 import shutil
 import tempfile
 import threading
@@ -10,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
@@ -20,7 +19,7 @@ from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
-from trtops.next_step import NextStep, arguments_of, limits_text
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.campaign.config import Campaign, TacticRequest
 from trtops.ops.devices import warm_backend
 from trtops.ops.engines.request import CommandData, read_cache_file
@@ -95,6 +94,21 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Campai
 
 
 @dataclass(frozen=True)
+class EvaluationCase:
+    """What the builds of a campaign are compared with, as a child process needs it."""
+
+    model: Model
+    check: CheckConfig
+    build: BuildConfig
+    golden: str  # path of the golden outputs
+    calibration: bytes | None = None
+
+    def feeds(self) -> Feeds:
+        """Open the check's data."""
+        return self.check.open_for(self.model, profiles=self.build.profiles)
+
+
+@dataclass(frozen=True)
 class CampaignBuilder:
     """Makes the builds of a campaign; ``evaluate`` is the Python callable that evaluates engines, if one does."""
 
@@ -108,36 +122,22 @@ class CampaignBuilder:
         with op_run(self.tracker, experiment, name, kind="iteration", tags=tags, parent=parent) as op:
             return self._build_in(op.run, requested)
 
-    @property
-    def check_name(self) -> str:
-        """The command or Python callable that evaluates engines, as text; empty for a comparison of outputs."""
-        if self.evaluate is not None:
-            function = self.evaluate if hasattr(self.evaluate, "__qualname__") else type(self.evaluate)
-            return f"{function.__module__}.{function.__qualname__}"
-        command = self.campaign.config.command
-        return "" if command is None else shlex.join(command.command)
-
-    def denial_scope(self, bad: StoredRun) -> dict[str, Any]:
-        """The scope of a denied tactic, as fields of DeniedTactic, from a build made bad by it.
-
-        Without fields, it is for all: the model's own limits find that build bad as well. Otherwise it is for the
-        campaign's own limits, or for its command.
-        """
+    def bad_by_default_limits(self, bad: StoredRun) -> bool:
+        """Whether the model's own limits find a build bad as well, not only limits or a check of the campaign's own."""
         check = self.campaign.config.check
-        if self.check_name:
-            return {"command": self.check_name}
+        if self.evaluate is not None or self.campaign.config.command is not None:
+            return False
         if check.tolerances is None or tested_aspect(bad.info) == "precision":
-            return {}
+            return True
         with contextlib.suppress(errors.TrtopsError):  # such as a number that was not recorded
             build = builds.load_build(bad, engine=False)
             report = Evaluation.from_json(bad.read_bytes(schema.Artifact.ACCURACY)).report
             with self._warm_backend() as backend:
                 limits = backend.worker.run(default_limits, self._case(build), timeout=backend.timeout)
-            if not report.evaluate(limits):
-                return {}
-        return {"tolerances": check.tolerances.to_dict(), "limits": limits_text(check.tolerances)}
+            return not report.evaluate(limits)
+        return False
 
-    def _case(self, build: Build) -> "EvaluationCase":
+    def _case(self, build: Build) -> EvaluationCase:
         golden, model = str(_golden_file(self.tracker, self.campaign)), _load_model(self.campaign.model)
         check, config = self.campaign.config.check, build.spec.config
         return EvaluationCase(model, check, config, golden, build.calibration_cache)
@@ -193,7 +193,7 @@ class CampaignBuilder:
         if requested.replay is None:
             denied = campaign.denied
             if config.use_deny_list:
-                listed = deny_list(self.tracker, environment, config.check.tolerances, self.check_name)
+                listed = deny_list(self.tracker, environment)
                 denied = DenyList(entries=(*listed.entries, *denied.entries))
             caches = Caches(calibration=ranges, denied=denied)
         else:  # a mixture or a proof has to make denied choices, to show what they do
@@ -264,21 +264,6 @@ class CampaignBuilder:
 @functools.lru_cache(maxsize=4)
 def _load_model(path: str) -> Model:
     return Model.load(path)
-
-
-@dataclass(frozen=True)
-class EvaluationCase:
-    """What the builds of a campaign are compared with, as a child process needs it."""
-
-    model: Model
-    check: CheckConfig
-    build: BuildConfig
-    golden: str  # path of the golden outputs
-    calibration: bytes | None = None
-
-    def feeds(self) -> Feeds:
-        """Open the check's data."""
-        return self.check.open_for(self.model, profiles=self.build.profiles)
 
 
 def evaluate_in_child(

@@ -168,7 +168,7 @@ def _build_and_evaluate(
     crashed: tuple[str, ...] = ()
     if stored_build is not None:
         source_run, build = stored_build
-        log.info("Reusing the engine of run %s: same spec, same environment.", source_run.info.id)
+        log.info("Reusing the engine of run %s: same spec, same environment.", source_run.info.id[:8])
     else:
         source_run = None
         build, crashed = _build(request, spec, data, config, backend, tracker, run)
@@ -231,7 +231,7 @@ def _read_caches(config: ConvertConfig, tracker: Tracker, environment: Environme
     )
     if not config.use_deny_list:
         return caches
-    return replace(caches, denied=deny_list(tracker, environment, config.check.tolerances))
+    return replace(caches, denied=deny_list(tracker, environment))
 
 
 def _log_request(
