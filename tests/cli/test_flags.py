@@ -40,6 +40,7 @@ LINES = {
     "inspect engines": "a.json b.json; a.engine b.engine --profile; ",
     "inspect capability": "; --with-partitioning",
     "inspect calibration": "c.cache; run:c",
+    "inspect tactics": "t.json; run:c",
     "check accuracy": f"; --compare {_COMPARED}; --check-error-stat mean",
     "surgeon extract": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
     "surgeon sanitize": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",

@@ -68,16 +68,16 @@ def test_hopeless_back_ends_and_lenient_checks_are_named() -> None:
     model = models.model("(float[8] x) => (float[8] y) { [a] a = Exp(x) y = Identity(a) }")
     result = precision(model, fast(), runner=wrong)
     assert (result.verdict, result.keep) == ("bad", ("a", "y"))
-    assert "Even with every node in FP32" in result.text()
+    assert "Even with every node in FP32" in result.because[0]
 
     def unbuildable(candidate: Candidate) -> BaseRunner:
         raise errors.EngineBuildError("TensorRT cannot parse the ONNX model.")
 
     result = precision(model, fast(), runner=unbuildable)
     assert result.verdict == "bad"
-    assert result.text().startswith("The model does not run, even with every node in FP32: TensorRT cannot parse")
+    assert result.because[0].startswith("The model does not run, even with every node in FP32: TensorRT cannot parse")
     passing = precision(models.transformer().proto, evaluate=lambda candidate: True)
-    assert passing.outcome == "good" and "The check has not failed once" in passing.text()
+    assert passing.outcome == "good" and passing.because[1].startswith("The check has not failed once")
 
 
 def test_random_models_are_refused() -> None:
@@ -108,7 +108,7 @@ def test_everything_is_logged() -> None:
     result = precision(overflowing(4), PrecisionConfig(tolerances=Tolerances(atol=0.02)), tracker=tracker)
     report = tracker.load(result.run_id).read_bytes(Artifact.REPORT).decode()
     assert "nodes kept in FP32" in report and "<svg" in report
-    assert result.excess is not None and result.excess <= 1 and "times what is allowed" in result.text()
+    assert result.excess is not None and result.excess <= 1 and "times what is allowed" in result.figures
     assert PrecisionResult.from_json(result.to_json()).keep == result.keep
 
 

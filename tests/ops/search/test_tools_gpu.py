@@ -101,7 +101,7 @@ def test_nodes_that_the_parser_folds_are_kept_nowhere() -> None:
 
     result = precision(case.proto, PrecisionConfig(tolerances=LOOSE), data=[case.feed], runner=EngineWriter().runner)
 
-    print(result.text())
+    print(result)
     assert result.outcome == "mixed" and {"conv1", "conv2"} <= set(result.keep)
 
 
@@ -110,7 +110,7 @@ def test_accuracy_finds_where_fp16_overflows() -> None:
 
     marked = accuracy(case.proto, FP16, AccuracyConfig(tolerances=LOOSE), data=[case.feed])
 
-    print(marked.text())
+    print(marked)
     assert marked.verdict == "bad"
     # With marked outputs a convolution can compute in FP16 and write FP32: then the error disappears.
     assert marked.disappears or {marked.first, marked.first_nonfinite} <= {"c", "d", "y"}
@@ -124,7 +124,7 @@ def test_accuracy_of_an_fp32_engine_is_good(conv_engine: tuple[Path, Path]) -> N
 
     result = accuracy(case.proto, config, AccuracyConfig(tolerances=Tolerances(atol=1e-4, rtol=1e-3)), data=[case.feed])
 
-    print(result.text())
+    print(result)
     assert (result.verdict, result.first, result.first_nonfinite) == ("good", None, None)
     assert {tensor.name for tensor in result.tensors} >= {"c0", "r0", "scores"}
 

@@ -30,6 +30,7 @@ from trtops.ops.evaluation.data import open_feeds
 from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Config, setting
+from trtops.reports.document import Table
 from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
 from trtops.tables import counted, markdown_table
@@ -117,9 +118,19 @@ class CalibrateResult(OpResult):
         arguments |= {"style": style} if style == "tensorrt" else {}
         return NextStep.after(self.options, "sensitivity", arguments)
 
-    def screen(self) -> str:
-        """The engines above the verdict."""
-        return builds_table(self.engines, markdown_table, ("build", "verdict", "accuracy", "p50", "engine", "run"))
+    @property
+    def evidence(self) -> str:
+        """What the verdict on the INT8 engine rests on."""
+        return self.engines[-1].evidence if self.engines else ""
+
+    @property
+    def figures(self) -> str:
+        """The ranges, and the data they come from."""
+        return f"ranges of {counted(self.tensors, 'tensor')} by {self.algorithm}, {counted(self.samples, 'sample')}"
+
+    def overview(self) -> Table:
+        """Return a row for each engine."""
+        return builds_table(self.engines, ("build", "verdict", "accuracy", "p50", "engine", "run"))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per engine, as :func:`~trtops.ops.engines.convert_result.builds_frame`."""
@@ -136,7 +147,8 @@ class CalibrateResult(OpResult):
         if self.excluded:
             names = ", ".join(f"`{name}`" for name in self.excluded)
             yield from ("", f"Without a range, since NaN or infinity occurred: {names}.")
-        yield from ("", builds_table(self.engines, markdown_table))
+        engines = builds_table(self.engines)
+        yield from ("", markdown_table(engines.columns, engines.rows))
 
 
 @checked_arguments

@@ -21,6 +21,8 @@ from trtops.ops.evaluation.kept_layers import KeptLayersResult, LayerCost
 from trtops.ops.result import OnProgress, model_file, op_run, run_step, tracker_or_default
 from trtops.record import setting
 from trtops.spec import BackendName, BuildConfig, OptimizationProfile
+from trtops.tables import counted, listed
+from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.builds import load_cache
@@ -72,15 +74,18 @@ class SensitivityResult(KeptLayersResult):
         """Whether the budget is met with the proposed layers kept."""
         return "good" if self.error_kept <= self.budget else "bad"
 
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The error, and the proposal."""
+        error = f"relative error with every layer in INT8: {self.error:.4g}, the budget is {self.budget:g}"
+        if not self.keep:
+            return (error, "no layer need be kept in higher precision")
+        kept = f"relative error {self.error_kept:.4g} with {counted(len(self.keep), 'layer')} kept in higher precision"
+        return (error, f"{kept}: {listed(self.keep)}")
+
     def body(self) -> Iterable[str]:
-        """The error, the proposal, and the most expensive layers."""
-        yield f"Relative error with every layer in INT8: {self.error:.4g}; the budget is {self.budget:g}."
-        yield ""
-        if self.keep:
-            kept_layers = ", ".join(f"`{name}`" for name in self.keep)
-            yield f"Kept in higher precision: {kept_layers}. Relative error then: {self.error_kept:.4g}."
-        else:
-            yield "No layer need be kept in higher precision."
+        """The findings, and the most expensive layers."""
+        yield from (f"- {one_line(line)}" for line in self.because)
         yield from ("", self.layer_table())
 
 

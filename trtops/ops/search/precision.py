@@ -44,6 +44,8 @@ from trtops.record import refuse_unused, setting
 from trtops.reports.document import Chart, Point, Section
 from trtops.spec import OptimizationProfile
 from trtops.system.processes import temporary_prefix
+from trtops.tables import listed
+from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker
 from trtops.verdict import Verdict
@@ -190,32 +192,34 @@ class PrecisionResult(KeptLayersResult):
         )
         title, x, y = f"{self.to.upper()} model", "nodes kept in FP32", "largest error / allowed error"
         chart = Chart(title=title, form="points", points=points, x=x, y=y)
-        yield Section(text=f"```\n{self.text()}\n```", chart=chart if points else None)
+        lines = "".join(f"- {line}.\n" for line in map(one_line, (*self.because, self.figures)) if line)
+        yield Section(text=lines, chart=chart if points else None)
         if self.layers:
             yield Section(text=self.layer_table())
 
-    def text(self) -> str:
-        """The result for a terminal: the nodes to keep, and a table of the models."""
-        kept_count = f"{len(self.keep)} of {self.nodes} nodes"
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The nodes to keep, or why none help."""
         if self.outcome == "good":
-            lines = [f"All {self.nodes} nodes can be lowered."]
-            if self.excess is None:
-                lines.append("The check has not failed once: make sure that it fails for wrong outputs.")
-        elif self.outcome == "mixed":
-            lines = [f"{kept_count} must stay in FP32: {', '.join(self.keep)}"]
-        elif failure := next((step.detail for step in self.steps if step.size == self.nodes and step.detail), ""):
-            lines = [f"The model does not run, even with every node in FP32: {failure.strip().splitlines()[0]}"]
-        else:
-            lines = ["Even with every node in FP32 the outputs are not accurate enough, or the check is broken."]
+            unfailing = "The check has not failed once: make sure that it fails for wrong outputs"
+            return (f"All {self.nodes} nodes can be lowered", *([unfailing] if self.excess is None else []))
+        if self.outcome == "mixed":
+            return (f"{len(self.keep)} of {self.nodes} nodes must stay in FP32: {listed(self.keep)}",)
+        if failure := next((step.detail for step in self.steps if step.size == self.nodes and step.detail), ""):
+            return (f"The model does not run, even with every node in FP32: {failure.strip().splitlines()[0]}",)
+        return ("Even with every node in FP32 the outputs are not accurate enough, or the check is broken",)
+
+    @property
+    def figures(self) -> str:
+        """The largest error, and the file."""
+        parts = []
         if self.excess is not None:
             lowered = self.steps[0].excess
-            lines.append(
-                f"Largest error: {self.excess:.3g} times what is allowed; with all nodes in {self.to.upper()} "
-                f"{'it does not run' if lowered is None else f'{lowered:.3g} times'}."
-            )
+            without = "does not run" if lowered is None else f"{lowered:.3g} times"
+            parts.append(f"largest error {self.excess:.3g} times what is allowed (all in {self.to.upper()}: {without})")
         if self.path is not None:
-            lines.append(f"Wrote {self.path}")
-        return "\n".join(lines)
+            parts.append(f"wrote {self.path}")
+        return ", ".join(parts)
 
 
 @checked_arguments

@@ -43,6 +43,8 @@ from trtops.ops.search.submodel import Check, CheckOutcome, CheckVerdict, Compar
 from trtops.record import Record, setting
 from trtops.spec import BuildConfig
 from trtops.system.processes import temporary_prefix
+from trtops.tables import counted, listed
+from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
 from trtops.verdict import Verdict
@@ -144,23 +146,28 @@ class ReduceResult(OpResult):
             return super().next_step
         return NextStep("inspect model", {"model": self.culprit.path, "show": "layers"})
 
-    def body(self) -> Iterator[str]:
-        """The result as in a terminal."""
-        yield from ("```", self.text(), "```")
-
-    def text(self) -> str:
-        """The result for a terminal."""
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The smallest failing part, and how it fails."""
         if self.whole == "error":
-            return f"The whole model fails in another way than the one searched for: {self.detail}"
+            return (f"The whole model fails in another way than the one searched for: {self.detail.rstrip()}",)
         if (culprit := self.culprit) is None:
-            return "The model does not fail."
-        lines = [f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {', '.join(culprit.labels)}"]
-        if culprit.detail:
-            lines.append(f"  {culprit.detail.rstrip()}")
-        if culprit.path is not None:
-            inputs = f", its inputs to {culprit.inputs_path}" if culprit.inputs_path else ""
-            lines.append(f"  saved to {culprit.path}{inputs}")
-        return "\n".join([*lines, f"{self.checks} checks in {self.seconds:.1f} s"])
+            return ("The model does not fail",)
+        nodes = f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {listed(culprit.labels)}"
+        return (nodes, *filter(None, [culprit.detail.rstrip()]))
+
+    @property
+    def figures(self) -> str:
+        """The files of the part, and the checks."""
+        checks = f"{counted(self.checks, 'check')} in {self.seconds:.1f} s"
+        if self.culprit is None or self.culprit.path is None:
+            return checks
+        inputs = f", its inputs in {self.culprit.inputs_path}" if self.culprit.inputs_path else ""
+        return f"saved to {self.culprit.path}{inputs}; {checks}"
+
+    def body(self) -> Iterator[str]:
+        """The findings and the figures."""
+        yield from (f"- {one_line(line)}" for line in (*self.because, self.figures))
 
 
 def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> ComparisonCheck:

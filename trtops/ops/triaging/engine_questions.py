@@ -138,7 +138,7 @@ def ask_divergence(subject: Subject) -> Answer:
     low, tolerances = low_precision(subject), subject.config.check.tolerances
     config = AccuracyConfig(data=data_source(subject.feeds), tolerances=tolerances)
     comparison = accuracy(str(subject.path), Emulated(low), config, **subject.below())
-    evidence = tuple(comparison.findings())
+    evidence = comparison.because
     too_large = next((tensor for tensor in comparison.tensors if tensor.magnitude > LARGEST_FLOAT16), None)
     if too_large is not None and (comparison.first_nonfinite is not None or comparison.verdict == "bad"):
         evidence += (f"{too_large.name!r} reaches {too_large.magnitude:,.0f}; FP16 ends at 65,504.",)
@@ -168,7 +168,7 @@ def ask_keep(subject: Subject) -> Answer:
     data, low = data_source(subject.feeds), low_precision(subject)
     config = PrecisionConfig(data=data, to=low, tolerances=tolerances, max_checks=checks)
     lowering = precision(str(subject.path), config, **subject.below())
-    evidence = first_lines(lowering.text().splitlines())
+    evidence = first_lines((*lowering.because, lowering.figures))
     if lowering.outcome != "mixed":
         return Answer("keeping nodes does not help" if lowering.outcome == "bad" else "none", evidence)
     options = arguments_of(subject.config.build) | arguments_of(subject.config.check)
@@ -227,7 +227,7 @@ def ask_minimal(subject: Subject) -> Answer:
     checks = subject.affordable(_MAX_CHECKS, builds=int(is_built))
     config = ReduceConfig(data=data_source(subject.feeds), output=str(subject.files / MINIMAL), max_checks=checks)
     reduction = reduce(str(subject.path), check, config, **subject.below())
-    builds, evidence = reduction.checks * is_built, first_lines(reduction.text().splitlines()[:1])
+    builds, evidence = reduction.checks * is_built, first_lines(reduction.because[:1])
     if (culprit := reduction.culprit) is None:
         return Answer("parts do not show it", evidence, builds=builds)
     places = culprit.labels if subject.engine is None else ()

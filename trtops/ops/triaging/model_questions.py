@@ -101,7 +101,7 @@ def ask_repeats(subject: Subject) -> Answer:
     places: tuple[str, ...] = ()
     if comparison.reference_nan is not None:
         places = comparison.tensor(comparison.reference_nan).node, comparison.reference_nan
-    return Answer("NaN", tuple(comparison.findings()), kind="nan", places=places, remedy="guard it against its inputs")
+    return Answer("NaN", comparison.because, kind="nan", places=places, remedy="guard it against its inputs")
 
 
 def ask_golden(subject: Subject) -> Answer:

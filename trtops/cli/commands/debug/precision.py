@@ -12,7 +12,7 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
-from trtops.cli.logs import say
+from trtops.cli.logs import say, say_progress
 from trtops.cli.script import Call, call, product
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ MODEL_ARTIFACT = "trtops_debug.onnx"
         flag("-o --output FILE", "where to write the model in mixed precision"),
         flag("-p --precision {float32,float16}", "what kept layers of engines compute in", usual="float32"),
         flag("--trt", "compare TensorRT engines (up to 10.x)"),
+        flag("--onnxrt", "search in ONNX Runtime", idle="without --trt, the search runs in ONNX Runtime"),
         flag("--golden-outputs FILE", "outputs that the model in FP32 must give, checked first"),
         flag("--save-layer-outputs FILE", "where to write the error of every tensor, as JSON"),
         flag("--mark-all", "look at every tensor", idle="--save-layer-outputs looks at every tensor"),
@@ -150,7 +151,7 @@ def _golden_differences(model: Any, golden: str, config: PrecisionConfig) -> str
 
 def _say_step(step: Step) -> None:
     measured = f", {step.excess:.3g} of what is allowed" if 0 < (step.excess or 0) < float("inf") else ""
-    say(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
+    say_progress(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
 
 
 def _say_output(step: RepeatStep) -> None:
