@@ -100,7 +100,11 @@ def outputs_of(page: str) -> list[tuple[Block, Block]]:
     """Return the blocks that run and have their output below, each with that block."""
     blocks = blocks_of(page)
     pairs = itertools.pairwise(blocks)
-    return [(run, shown) for run, shown in pairs if run.runs and shown.is_below and shown.language == "text"]
+    return [(run, shown) for run, shown in pairs if run.runs and _is_output(shown)]
+
+
+def _is_output(block: Block) -> bool:
+    return block.is_below and block.language == "text" and not block.mark
 
 
 def comparable(output: str) -> str:
