@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NoReturn, TypeAlias
 from trtops import errors
 from trtops.lazy import known_as
 from trtops.system.masking import masked
-from trtops.terminal import clear_status, escaped
+from trtops.terminal import clear_status, escaped, show_status, with_short_words, wrapped
 
 Severity: TypeAlias = int | Mapping[str, int]
 
@@ -106,6 +106,7 @@ class Logger:
         self.letter = letter
         self.timestamp = timestamp
         self.line_info = line_info
+        self.status_only = False  # whether trtops' own messages below WARNING replace each other on a terminal
         self.use_python_logging_system = False  # whether only the program's own handlers get messages
         self.logger_callbacks: list[Callable[[ModuleSeverity], object]] = []
         number = next(self._numbers)
@@ -267,7 +268,7 @@ class _Lines(logging.Formatter):
             prefix += f"[{record.filename}:{record.lineno}] "
         text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
         text = f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
-        return escaped(masked(text))
+        return with_short_words(escaped(masked(text)))
 
 
 class _Console(logging.Handler):
@@ -277,13 +278,15 @@ class _Console(logging.Handler):
         file = sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
         try:
             text, (_, color) = _Lines().format(record), _STYLES.get(record.levelno, ("", 0))
+            is_progress = file is sys.stderr and record.levelno < logging.WARNING and record.name != "trtops"
+            if G_LOGGER.status_only and is_progress:
+                show_status(record.getMessage())
+                return
             clear_status()
-            if (
-                getattr(record, "settings", G_LOGGER).colors
-                and color
-                and "NO_COLOR" not in os.environ
-                and file.isatty()
-            ):
+            if file.isatty():
+                text = wrapped(text)
+            has_colors = getattr(record, "settings", G_LOGGER).colors and "NO_COLOR" not in os.environ
+            if has_colors and color and file.isatty():
                 text = f"\x1b[{color}m{text}\x1b[0m"
             print(text, file=file, flush=True)
         except OSError:  # the command reports a full output when it ends

@@ -40,6 +40,7 @@ LINES = {
     "inspect engines": "a.json b.json; a.engine b.engine --profile; ",
     "inspect capability": "; --with-partitioning",
     "inspect calibration": "c.cache; run:c",
+    "inspect tactics": "t.json; run:c",
     "check accuracy": f"; --compare {_COMPARED}; --check-error-stat mean",
     "surgeon extract": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
     "surgeon sanitize": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
@@ -377,6 +378,7 @@ def test_options_reach_the_config():
     diff_config = config_of("inspect diff-tactics", "--good g --bad b")
     assert diff_config == config_of("debug diff-tactics", "g b") and (diff_config.good, diff_config.bad) == ("g", "b")
     assert config_of("inspect diff-tactics", "--runs r").runs == ("r",)
+    assert config_of("inspect diff-tactics", "8d6e3f1a 1a2b3c4d").runs == ("8d6e3f1a", "1a2b3c4d")
     assert config_of("inspect diff-tactics", "--of-experiment e").experiment == "e"
     assert config_of("inspect diff-tactics", "--dir d").folder == "d"
     assert config_of("runs audit", "--experiment e").experiment == "e"

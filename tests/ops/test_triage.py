@@ -141,4 +141,4 @@ def test_the_command_prints_each_question_once(
     )
     printed = capsys.readouterr().out
     assert code == 1
-    assert printed.count("Is the model sound, node by node?") == 1 and "Dead branch" in printed
+    assert printed.count("Is the model sound, node by node?") == 1 and "(dead branch, " in printed

@@ -82,11 +82,11 @@ RANDOM = DATA.only(
     "seed", "val_range", "int_min", "int_max", "float_min", "float_max", "iterations", "data_loader_backend_module"
 )
 
-# Data for ops that take one source. They record it, and a range of random data could not be repeated from a record.
+# Data for ops that take one source, which they record.
 SOURCE = Group(
     DATA.title,
     INPUT_SHAPES,
-    DATA.only("seed", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name"),
+    DATA.only("seed", "val_range", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name"),
 )
 
 # For commands that use only the first feed; Polygraphy accepts the option there as well.

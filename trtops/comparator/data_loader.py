@@ -1,5 +1,6 @@
 """Inputs of models: random ones, equal in every run and on every machine, and saved ones."""
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from trtops.metadata import (
     DEFAULT_SHAPE_VALUE,
     BoundedShape,
     DataType,
+    Dim,
     Shape,
     TensorMetadata,
     TensorSpec,
@@ -122,11 +124,26 @@ class DataLoader:
                 ):
                     hint = errors.near(name, input_specs)
                     _log.warning("%s names %r, which is not an input of the model. %s", option, name, hint)
-        arrays = {name: self._make_input(name, spec, random) for name, spec in input_specs.items()}
+        arrays = {name: self._make_input(name, spec, random) for name, spec in self._completed(input_specs).items()}
         if self.module == "numpy":
             return arrays
         require("torch")
         return {name: to_torch(array) for name, array in arrays.items()}
+
+    def _completed(self, input_specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """Give dimensions the size that a requested shape has for the same name."""
+        sizes: dict[Dim, Dim] = {}
+        for name, spec in input_specs.items():
+            requested = self.user_input_metadata.get(name)
+            if requested is not None and requested.shape is not None:
+                sizes |= zip(spec.shape or (), requested.shape)
+        completed = {}
+        for name, spec in input_specs.items():
+            if name not in self.user_input_metadata and spec.shape is not None:
+                shape = [sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]
+                spec = dataclasses.replace(spec, shape=shape) if shape != [*spec.shape] else spec
+            completed[name] = spec
+        return completed
 
     def _make_input(self, name: str, spec: TensorSpec, random: np.random.RandomState) -> Any:
         dtype, shape = spec.dtype, spec.shape

@@ -186,14 +186,14 @@ def test_calibrate_runs_a_data_script_once(conv_net: Path, tracker: MemoryTracke
     script, calls = tmp_path / "loader.py", tmp_path / "calls.txt"
     script.write_text(SCRIPT.format(log=str(calls)))
     result = calibrate(
-        conv_net, CalibrateConfig(data=str(script), compare_with=("fp16",), check=QUICK), tracker=tracker
+        conv_net, CalibrateConfig(calibration_data=str(script), compare_with=("fp16",), check=QUICK), tracker=tracker
     )
     assert [engine.evaluation.evidence.feeds for engine in result.engines] == [4, 4]
     assert calls.read_text().split() == ["loaded", "run"]
 
 
 def test_sources_in_memory_are_distinguished(conv_net: Path) -> None:
-    first, second = (ArraysInMemory.of([{"image": models.random(2, 3, 8, 8, seed=seed)}]) for seed in (1, 2))
+    first, second = (ArraysInMemory.of([{"image": models.random(2, 3, 8, 8, seed=seed)}], "") for seed in (1, 2))
     model, check = Model.load(conv_net), replace(QUICK, data=first)
     same, other = (CommandData(model, check, calibration) for calibration in (first, second))
     assert same.calibration().digest() == same.feeds().digest() != other.calibration().digest()

@@ -17,11 +17,10 @@ from trtops.backend import common, onnx, onnxrt, pluginref, trt
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, store_of, tracker
-from trtops.cli.logs import say, say_ending
+from trtops.cli.logs import say, say_result
 from trtops.cli.script import Call, Source, call, given, product, quoted
 from trtops.extras import require
 from trtops.patterns import expand
-from trtops.tables import counted
 
 if TYPE_CHECKING:
     from trtops.ops.comparing.run import RunConfig
@@ -216,13 +215,7 @@ def _running_job(args: Options, work: Work, line: str) -> Job:
             experiment=experiment,
             params={"command": line},
         )
-        for name, count, mean in zip(result.runners, result.iterations, result.mean_ms):
-            shown = f", {mean:.4g} ms each" if mean is not None else ""
-            say(f"{name}: {counted(count, 'iteration')}{shown}")
-        if result.reasons:
-            say("\n".join(result.reasons))
-        if experiment is not None:
-            say_ending(result, store_address)
+        say_result(result, store_address)
         return 0 if result.verdict == "good" else 1
 
     return run

@@ -94,6 +94,21 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Campai
 
 
 @dataclass(frozen=True)
+class EvaluationCase:
+    """What the builds of a campaign are compared with, as a child process needs it."""
+
+    model: Model
+    check: CheckConfig
+    build: BuildConfig
+    golden: str  # path of the golden outputs
+    calibration: bytes | None = None
+
+    def feeds(self) -> Feeds:
+        """Open the check's data."""
+        return self.check.open_for(self.model, profiles=self.build.profiles)
+
+
+@dataclass(frozen=True)
 class CampaignBuilder:
     """Makes the builds of a campaign; ``evaluate`` is the Python callable that evaluates engines, if one does."""
 
@@ -122,7 +137,7 @@ class CampaignBuilder:
             return not report.evaluate(limits)
         return False
 
-    def _case(self, build: Build) -> "EvaluationCase":
+    def _case(self, build: Build) -> EvaluationCase:
         golden, model = str(_golden_file(self.tracker, self.campaign)), _load_model(self.campaign.model)
         check, config = self.campaign.config.check, build.spec.config
         return EvaluationCase(model, check, config, golden, build.calibration_cache)
@@ -249,21 +264,6 @@ class CampaignBuilder:
 @functools.lru_cache(maxsize=4)
 def _load_model(path: str) -> Model:
     return Model.load(path)
-
-
-@dataclass(frozen=True)
-class EvaluationCase:
-    """What the builds of a campaign are compared with, as a child process needs it."""
-
-    model: Model
-    check: CheckConfig
-    build: BuildConfig
-    golden: str  # path of the golden outputs
-    calibration: bytes | None = None
-
-    def feeds(self) -> Feeds:
-        """Open the check's data."""
-        return self.check.open_for(self.model, profiles=self.build.profiles)
 
 
 def evaluate_in_child(

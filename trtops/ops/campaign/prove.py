@@ -25,6 +25,7 @@ from trtops.ops.registry.deny import deny
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Config, Record, setting
 from trtops.system.worker import close_workers
+from trtops.tables import counted
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
 from trtops.tactics.findings import Suspect
@@ -114,6 +115,21 @@ class ProveResult(OpResult):
         if not (self.run_id and self.outcome == "confirmed" and is_good):
             return super().next_step
         return NextStep("runs promote", {"run": self.good_run})
+
+    @property
+    def verdict_text(self) -> str:
+        """The outcome of the proof."""
+        return self.outcome
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The outcome in sentences, and where the suspect is denied."""
+        return (self.summary, *(["It is on the deny-list now"] if self.deny_run else []))
+
+    @property
+    def figures(self) -> str:
+        """The number of builds."""
+        return counted(len(self.trials), "build")
 
     def body(self) -> Iterable[str]:
         """The suspect, the outcome in sentences, and a row for each build."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(
     CheckConfig,
-    uses={"": "data input_shapes iterations seed labels tolerances warm_up latency_runs power self_check"},
+    uses={"": "data input_shapes iterations seed val_range labels tolerances warm_up latency_runs power self_check"},
 ):
     """The comparison of two sides, and its data."""
 
@@ -64,9 +64,10 @@ class CompareResult(OpResult):
     reasons: tuple[str, ...]
     evaluation: Evaluation
 
-    def screen(self) -> str:
-        """Nothing above the verdict."""
-        return ""
+    @property
+    def figures(self) -> str:
+        """The latency of the side under test, if it was run."""
+        return "" if self.evaluation.latency is None else self.evaluation.latency.text()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""

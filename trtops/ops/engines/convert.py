@@ -168,7 +168,7 @@ def _build_and_evaluate(
     crashed: tuple[str, ...] = ()
     if stored_build is not None:
         source_run, build = stored_build
-        log.info("Reusing the engine of run %s: same spec, same environment.", source_run.info.id)
+        log.info("Reusing the engine of run %s: same spec, same environment.", source_run.info.id[:8])
     else:
         source_run = None
         build, crashed = _build(request, spec, data, config, backend, tracker, run)

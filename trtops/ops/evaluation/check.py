@@ -118,6 +118,11 @@ class Latency(Record):
     runs: int
     device_p50_ms: float | None = None
 
+    def text(self) -> str:
+        """The percentiles."""
+        device = "" if self.device_p50_ms is None else f"; on the device p50 {self.device_p50_ms:.3f} ms"
+        return f"p50 {self.p50_ms:.3f} ms, p99 {self.p99_ms:.3f} ms{device}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Record):
@@ -487,9 +492,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
     elif evaluation.evidence is not None and evaluation.blind:
         lines += [evaluation.evidence.coverage(), ""]
     if evaluation.latency is not None:
-        measured = evaluation.latency
-        device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
-        lines += [f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}.", ""]
+        lines += [f"Latency: {evaluation.latency.text()}.", ""]
     for part in (evaluation.computed, evaluation.emulated, evaluation.self_check):
         if part is not None:
             lines += [part.sentence(), ""]

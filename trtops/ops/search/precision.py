@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import onnx
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, Feed
+from trtops.backend.base import BaseRunner
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model, is_lean
@@ -44,6 +44,8 @@ from trtops.record import refuse_unused, setting
 from trtops.reports.document import Chart, Point, Section
 from trtops.spec import OptimizationProfile
 from trtops.system.processes import temporary_prefix
+from trtops.tables import listed
+from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker
 from trtops.verdict import Verdict
@@ -190,32 +192,34 @@ class PrecisionResult(KeptLayersResult):
         )
         title, x, y = f"{self.to.upper()} model", "nodes kept in FP32", "largest error / allowed error"
         chart = Chart(title=title, form="points", points=points, x=x, y=y)
-        yield Section(text=f"```\n{self.text()}\n```", chart=chart if points else None)
+        lines = "".join(f"- {line}.\n" for line in map(one_line, (*self.because, self.figures)) if line)
+        yield Section(text=lines, chart=chart if points else None)
         if self.layers:
             yield Section(text=self.layer_table())
 
-    def text(self) -> str:
-        """The result for a terminal: the nodes to keep, and a table of the models."""
-        kept_count = f"{len(self.keep)} of {self.nodes} nodes"
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The nodes to keep, or why none help."""
         if self.outcome == "good":
-            lines = [f"All {self.nodes} nodes can be lowered."]
-            if self.excess is None:
-                lines.append("The check has not failed once: make sure that it fails for wrong outputs.")
-        elif self.outcome == "mixed":
-            lines = [f"{kept_count} must stay in FP32: {', '.join(self.keep)}"]
-        elif failure := next((step.detail for step in self.steps if step.size == self.nodes and step.detail), ""):
-            lines = [f"The model does not run, even with every node in FP32: {failure.strip().splitlines()[0]}"]
-        else:
-            lines = ["Even with every node in FP32 the outputs are not accurate enough, or the check is broken."]
+            unfailing = "The check has not failed once: make sure that it fails for wrong outputs"
+            return (f"All {self.nodes} nodes can be lowered", *([unfailing] if self.excess is None else []))
+        if self.outcome == "mixed":
+            return (f"{len(self.keep)} of {self.nodes} nodes must stay in FP32: {listed(self.keep)}",)
+        if failure := next((step.detail for step in self.steps if step.size == self.nodes and step.detail), ""):
+            return (f"The model does not run, even with every node in FP32: {failure.strip().splitlines()[0]}",)
+        return ("Even with every node in FP32 the outputs are not accurate enough, or the check is broken",)
+
+    @property
+    def figures(self) -> str:
+        """The largest error, and the file."""
+        parts = []
         if self.excess is not None:
             lowered = self.steps[0].excess
-            lines.append(
-                f"Largest error: {self.excess:.3g} times what is allowed; with all nodes in {self.to.upper()} "
-                f"{'it does not run' if lowered is None else f'{lowered:.3g} times'}."
-            )
+            without = "does not run" if lowered is None else f"{lowered:.3g} times"
+            parts.append(f"largest error {self.excess:.3g} times what is allowed (all in {self.to.upper()}: {without})")
         if self.path is not None:
-            lines.append(f"Wrote {self.path}")
-        return "\n".join(lines)
+            parts.append(f"wrote {self.path}")
+        return ", ".join(parts)
 
 
 @checked_arguments
@@ -223,7 +227,6 @@ def precision(
     model: Source,
     config: PrecisionConfig = PrecisionConfig(),
     *,
-    feeds: Iterable[Feed] | None = None,
     runner: MakeRunner = emulated_runner,
     evaluate: Callable[[Candidate], bool] | None = None,
     tracker: Tracker | None = None,
@@ -238,7 +241,7 @@ def precision(
     ``runner`` makes the runner of a candidate: :func:`emulated_runner`, that of an
     :class:`~trtops.ops.search.precision_engines.EngineWriter`, or one that builds ``candidate.rewritten.model``.
     ``evaluate`` says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs
-    a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
+    a command); then no data is generated. ``file`` names a model in memory.
     ConfigError if an excluded name matches nothing, or the output is the model's own file.
 
     >>> trtops.precision("model.onnx", trtops.PrecisionConfig(to="bf16")).headline
@@ -251,7 +254,7 @@ def precision(
     with search_run(
         "precision", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent
     ) as search:
-        nodes = _PrecisionSearch(search.model, config, feeds, runner, evaluate, progress)
+        nodes = _PrecisionSearch(search.model, config, runner, evaluate, progress)
         result, candidate = run_step("search", nodes.run)
         result = replace(result, seconds=search.seconds)
         if config.output is not None:
@@ -269,7 +272,6 @@ class _PrecisionSearch:
 
     model: Model
     config: PrecisionConfig
-    source_feeds: Iterable[Feed] | None
     make: MakeRunner
     evaluate: Callable[[Candidate], bool] | None
     progress: Callable[[Step], None] | None
@@ -285,7 +287,7 @@ class _PrecisionSearch:
         self.names = list(self.ops)
         self.everything = frozenset(range(len(self.names)))
         self.tolerances = tolerances_for(config.to, config.tolerances, model)
-        opened = config.open_for(model, self.source_feeds, profiles=config.profiles)
+        opened = config.open_for(model, profiles=config.profiles)
         self.feeds = [] if self.evaluate else list(map(dict, opened))
         with naming_assumed(model, opened):
             self.golden = list(map(dict, reference_outputs(self.original, self.feeds))) if self.feeds else []

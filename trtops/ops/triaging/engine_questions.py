@@ -9,6 +9,7 @@ from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.onnxrt.calibration import collect as collect_ranges
 from trtops.calibration.cache import CalibrationCache
+from trtops.calibration.data import data_source
 from trtops.comparator.report import compare_outputs
 from trtops.metadata import TensorMetadata
 from trtops.next_step import NextStep, arguments_of
@@ -129,9 +130,10 @@ def ask_tactic(subject: Subject) -> Step:
 
 def ask_divergence(subject: Subject) -> Step:
     """Where rounding goes wrong, and how."""
-    low, config = low_precision(subject), AccuracyConfig(tolerances=subject.config.check.tolerances)
-    comparison = accuracy(str(subject.path), Emulated(low), config, feeds=subject.feeds, **subject.below())
-    evidence = tuple(comparison.findings())
+    low, tolerances = low_precision(subject), subject.config.check.tolerances
+    config = AccuracyConfig(data=data_source(subject.feeds), tolerances=tolerances)
+    comparison = accuracy(str(subject.path), Emulated(low), config, **subject.below())
+    evidence = comparison.because
     too_large = next((tensor for tensor in comparison.tensors if tensor.magnitude > LARGEST_FLOAT16), None)
     if too_large is not None and (comparison.first_nonfinite is not None or comparison.verdict == "bad"):
         evidence += (f"{too_large.name!r} reaches {too_large.magnitude:,.0f}; FP16 ends at 65,504.",)
@@ -158,9 +160,10 @@ def ask_divergence(subject: Subject) -> Step:
 def ask_keep(subject: Subject) -> Step:
     """Which nodes have to stay in FP32."""
     tolerances, checks = subject.config.check.tolerances, subject.affordable(_MAX_CHECKS)
-    config = PrecisionConfig(to=low_precision(subject), tolerances=tolerances, max_checks=checks)
-    lowering = precision(str(subject.path), config, feeds=subject.feeds, **subject.below())
-    evidence = first_lines(lowering.text().splitlines())
+    data, low = data_source(subject.feeds), low_precision(subject)
+    config = PrecisionConfig(data=data, to=low, tolerances=tolerances, max_checks=checks)
+    lowering = precision(str(subject.path), config, **subject.below())
+    evidence = first_lines((*lowering.because, lowering.figures))
     if lowering.outcome != "mixed":
         return Step("keeping nodes does not help" if lowering.outcome == "bad" else "none", evidence)
     options = arguments_of(subject.config.build) | arguments_of(subject.config.check)
@@ -204,9 +207,9 @@ def ask_layers(subject: Subject) -> Step:
     if cache is None:
         return Step("unknown", ("The build left no calibration cache.",), kind="quantization")
     limit = subject.tolerances.max_nrmse
-    config = SensitivityConfig(budget=0.2 if limit is None else float(limit))
+    config = SensitivityConfig(data=data_source(subject.feeds), budget=0.2 if limit is None else float(limit))
     ranges = CalibrationCache.from_bytes(cache)
-    measured = sensitivity(subject.path, ranges, config, data=subject.feeds, **subject.below())
+    measured = sensitivity(subject.path, ranges, config, **subject.below())
     places = measured.keep or tuple(layer.layer for layer in measured.layers[:3])
     evidence = tuple(line for line in [*measured.body()][:3] if line)
     remedy = f"keep in higher precision: {', '.join(measured.keep)}" if measured.keep else ""
@@ -217,9 +220,9 @@ def ask_minimal(subject: Subject) -> Step:
     """How small the failing case gets."""
     check, is_built = _check(subject), "divergence" not in subject.answers
     checks = subject.affordable(_MAX_CHECKS, builds=int(is_built))
-    config = ReduceConfig(output=str(subject.files / MINIMAL), max_checks=checks)
-    reduction = reduce(str(subject.path), check, config, feeds=subject.feeds, **subject.below())
-    builds, evidence = reduction.checks * is_built, first_lines(reduction.text().splitlines()[:1])
+    config = ReduceConfig(data=data_source(subject.feeds), output=str(subject.files / MINIMAL), max_checks=checks)
+    reduction = reduce(str(subject.path), check, config, **subject.below())
+    builds, evidence = reduction.checks * is_built, first_lines(reduction.because[:1])
     if (culprit := reduction.culprit) is None:
         return Step("parts do not show it", evidence, builds=builds)
     places = culprit.labels if subject.engine is None else ()

@@ -17,13 +17,14 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import constant_tensors, label, node_name
 from trtops.backend.onnxrt.runner import reference_outputs
+from trtops.calibration.data import data_source
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.data import naming_assumed
 from trtops.ops.evaluation.undefined import NanRows, random_nodes
 from trtops.ops.model.lint import lint
-from trtops.ops.search.accuracy import accuracy, reference
+from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
 from trtops.ops.triaging.result import Step
 from trtops.ops.triaging.subject import Subject, first_lines
 from trtops.spec import BuildConfig
@@ -95,11 +96,12 @@ def ask_repeats(subject: Subject) -> Step:
     arrays = [np.asarray(array) for outputs in subject.outputs for array in outputs.values()]
     if not any(array.dtype.kind == "f" and np.isnan(array).any() for array in arrays):
         return Step("yes", ("Without optimizations, the model gives equal outputs each time, without NaN.",))
-    comparison = accuracy(str(subject.path), reference, feeds=subject.feeds, **subject.below())
+    config = AccuracyConfig(data=data_source(subject.feeds))
+    comparison = accuracy(str(subject.path), reference, config, **subject.below())
     places: tuple[str, ...] = ()
     if comparison.reference_nan is not None:
         places = comparison.tensor(comparison.reference_nan).node, comparison.reference_nan
-    return Step("NaN", tuple(comparison.findings()), kind="nan", places=places, remedy="guard it against its inputs")
+    return Step("NaN", comparison.because, kind="nan", places=places, remedy="guard it against its inputs")
 
 
 def ask_golden(subject: Subject) -> Step:

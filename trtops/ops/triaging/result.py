@@ -23,7 +23,8 @@ Kind: TypeAlias = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class TriageConfig(
-    EngineConfig, uses={"check": "data input_shapes iterations seed golden tolerances min_precision_share self_check"}
+    EngineConfig,
+    uses={"check": "data input_shapes iterations seed val_range golden tolerances min_precision_share self_check"},
 ):
     """The engine to triage, the data, and the limits of the search.
 
@@ -113,6 +114,18 @@ class TriageResult(OpResult):
         """The command for the first open question."""
         return self.open[0].command if self.open else super().next_step
 
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The last evidence, and the remedy."""
+        evidence = next((step.evidence[0] for step in reversed(self.steps) if step.kind and step.evidence), "")
+        return tuple(filter(None, (evidence, *(f"remedy: {remedy}" for remedy in self.remedies[-1:]))))
+
+    @property
+    def figures(self) -> str:
+        """The cost of the search."""
+        seconds, answered = sum(step.seconds for step in self.steps), len(self.steps) - len(self.open)
+        return f"{counted(answered, 'answer')}, {counted(self.builds, 'build')}, {seconds:.1f} s"
+
     def body(self) -> Iterator[str]:
         """The fault and its remedies, and each question with its answer, evidence and cost."""
         yield from self.summary()
@@ -132,6 +145,4 @@ class TriageResult(OpResult):
         for evidence in dict.fromkeys(step.evidence for step in self.open):
             questions = " ".join(step.asks for step in self.open if step.evidence == evidence)
             yield f"- Not answered: {questions} {evidence[0]}"
-        seconds = sum(step.seconds for step in self.steps)
-        answered = len(self.steps) - len(self.open)
-        yield from ("", f"{counted(answered, 'answer')}, {counted(self.builds, 'build')}, {seconds:.1f} s.", "")
+        yield from ("", f"{self.figures}.", "")

@@ -139,7 +139,7 @@ def test_kept_layers_are_not_int8(demo: Demo) -> None:
 
 def test_calibrate_op_compares_tensorrt_engines(demo: Demo) -> None:
     check = CheckConfig(data=str(demo.files.images), labels=str(demo.files.labels), latency_runs=0, plots="never")
-    config = CalibrateConfig(data=str(demo.files.calibration), batch=BATCH, build=INT8, check=check)
+    config = CalibrateConfig(calibration_data=str(demo.files.calibration), batch=BATCH, build=INT8, check=check)
 
     result = calibrate(demo.files.model, config, tracker=MemoryTracker())
 

@@ -296,7 +296,7 @@ def test_data_loader_gets_inputs_of_the_network() -> None:
     user_inputs = TensorMetadata().add("x", "float32", (7, 3))
     batches.set_input_metadata(user_inputs)
     calibrator.prepare_calibrator_of(config, network)
-    assert loader.input_metadata is user_inputs
+    assert loader.input_metadata == user_inputs
     calibrator.prepare_calibrator_of(SimpleNamespace(int8_calibrator=None), network)
 
 

@@ -216,12 +216,11 @@ class TrtRunner(BaseRunner):
     def get_input_metadata_impl(self) -> TensorMetadata:
         """The inputs; dynamic ones have the sizes of the current profile as bounds."""
         metadata = TensorMetadata()
-        profile = max(int(self.context.active_optimization_profile), 0)
         for slot in self._inputs:
-            low, _, high = library.line().profile_range(self.engine, slot.name, profile)
             shape = tuple(self.engine.get_tensor_shape(slot.name))
-            fits = len(low) == len(shape) and not slot.on_host
-            metadata.add(slot.name, slot.dtype, shape, low if fits else None, high if fits else None)
+            fits = len(slot.smallest) == len(shape) and not slot.on_host
+            bounds = (slot.smallest, slot.largest) if fits else (None, None)
+            metadata.add(slot.name, slot.dtype, shape, *bounds)
         return metadata
 
     def second_context(self) -> BaseRunner | None:

@@ -97,9 +97,9 @@ class Input(Slot):
         super().__init__(execution, name, profile)
         engine = execution.engine
         fixed = tuple(engine.get_tensor_shape(name))
-        self._smallest, self.largest = fixed, fixed
+        self.smallest, self.largest = fixed, fixed
         if -1 in fixed:
-            self._smallest, _, self.largest = library.line().profile_range(engine, name, profile)
+            self.smallest, _, self.largest = library.line().profile_range(engine, name, profile)
         is_shape_tensor = engine.is_shape_inference_io(name)
         self._value_range = library.line().profile_values(engine, name, profile) if is_shape_tensor else []
         self._values: bytes | None = None
@@ -131,7 +131,7 @@ class Input(Slot):
                 "Call set_profile, or give optimization_profile."
             )
         # 8.6 accepts shapes outside the profile here, and crashes when it infers output shapes from them.
-        if not _in_range(shape, self._smallest, self.largest):
+        if not _in_range(shape, self.smallest, self.largest):
             raise errors.InputError(self._shape_refusal(shape))
         with library.collect_log() as log:
             accepted = self.execution.context.set_input_shape(self.name, shape)
