@@ -135,7 +135,8 @@ ON_ONE_FILE = ("inspect tactics", "inspect diff-tactics")
 
 NETWORKS = (
     r"Layer |- Profile: |Tensor: |Device Memory: |\S+\.\S+ = |-> \{|Origin = |Tactic = "
-    r"|===== Summary =====|Graph is fully supported|Layer: |Algorithms?: |Loaded \d+ |Found potentially |Could not determine "
+    r"|===== Summary =====|Graph is fully supported"
+    r"|Layer: |Algorithms?: |Loaded \d+ |Found potentially |Could not determine "
 )
 """Further lines of inspections of networks, engines and tactics."""
 
