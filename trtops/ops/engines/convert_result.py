@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trtops.comparator.table import RECORDED
+from trtops.comparator.table import METRICS
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import Evaluation, describe, describe_measurements
 from trtops.ops.result import OpResult
@@ -127,7 +127,7 @@ class ConvertResult(OpResult):
         return self.precision.upper() if computed is None else computed.name
 
 
-_TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
+_TOP1 = next(metric for metric in METRICS if metric.name == "top1_agreement")
 
 
 def builds_table(results: Iterable[ConvertResult], columns: Sequence[str] = ()) -> Table:
