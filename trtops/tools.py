@@ -271,7 +271,7 @@ class TrtConfigArgs(_OwnArgs):
 
     def create_config(self, builder: Any, network: Any) -> Any:
         """Return the builder config for a network."""
-        return product(loading.builder_config(self.args))(builder, network)
+        return loading.builder_config(self.args)(builder, network)
 
 
 class TrtLoadPluginsArgs(_OwnArgs):
@@ -315,8 +315,10 @@ class TrtSaveEngineBytesArgs(_OwnArgs):
         return engine_bytes if target is None else common.save_bytes(engine_bytes, target)
 
 
-class TrtSaveEngineArgs(TrtSaveEngineBytesArgs):
-    """TensorRT engine: its file."""
+class TrtSaveEngineArgs(_OwnArgs):
+    """TensorRT engine: its file, by the option of TrtSaveEngineBytesArgs."""
+
+    VALUES: ClassVar[dict[str, Callable[[Options], Any]]] = {"path": lambda args: args.save_engine}
 
     def save_engine(self, engine: Any, path: str | None = None) -> Any:
         """Write an engine to ``path`` (default: that of the option), and return it."""
@@ -438,7 +440,7 @@ class Tool:
 
 def extend(parser: Parser) -> None:
     """Add the options and runners of installed extensions to the parser of ``run``."""
-    option_groups: list[Any] = [kind() for kind in (*_OwnArgs.__subclasses__(), TrtSaveEngineArgs)]
+    option_groups: list[Any] = [kind() for kind in _OwnArgs.__subclasses__()]
     builtin_count = len(option_groups)
     for entry in importlib.metadata.entry_points(group="trtops.run.plugins"):
         try:

@@ -24,7 +24,7 @@ from trtops.comparator.table import METRICS
 from trtops.errors import ConfigError
 from trtops.json import save_json
 
-_COMPARED = " ".join(metric.function for metric in METRICS if metric.limit is not None)
+_COMPARED = " ".join(metric.key for metric in METRICS if metric.limit is not None)
 _SCRIPT = "--data-loader-script d.py"
 LINES = {
     "run": f"--onnxrt --trt; --onnxrt --trt --compare indices {_COMPARED}; --onnxrt --trt-engine e.engine; m.bin "

@@ -253,7 +253,7 @@ STATISTICS = Group(
     THRESHOLDS.title,
     *(
         flag
-        for flag in THRESHOLDS.without(*(f"--{m.option.replace('_', '-')}" for m in METRICS if not m.recorded)).flags
+        for flag in THRESHOLDS.flags
         if flag.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance")
     ),
 )

@@ -367,7 +367,7 @@ PLOTS = ("save_heatmaps", "show_heatmaps", "save_error_metrics_plot", "show_erro
 FUNCTION_OPTIONS = {
     "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
     "indices": ("index_tolerance",),
-    **{metric.function: (metric.option,) for metric in METRICS if metric.limit is not None},
+    **{metric.key: (metric.option,) for metric in METRICS if metric.limit is not None},
 }
 """The tolerances of each compare function."""
 
@@ -408,7 +408,7 @@ def compare_functions(args: Options) -> list[Any]:
 
 # Comparisons by several metrics, with the functions they stand for. As in Polygraphy, each has its own verdict.
 _SEPARATELY = {
-    comparison.name: tuple(metric.function for metric in comparison.limits.values())
+    comparison.name: tuple(metric.key for metric in comparison.limits.values())
     for comparison in COMPARISONS
     if len(comparison.limits) > 1
 }

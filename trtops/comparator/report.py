@@ -17,7 +17,7 @@ from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, largest_within, to_numpy
 from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import ChannelErrors, OutputStatistics
-from trtops.comparator.table import LIMITED, RECORDED, Metric, with_fields
+from trtops.comparator.table import LIMITED, METRICS, Metric, with_fields
 from trtops.record import Config, Record, setting
 from trtops.verdict import Verdict
 
@@ -198,7 +198,7 @@ class ComparisonReport(Record):
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
         """Columns and rows: each output with its verdict, the deciding error, and the metrics with a column."""
-        shown = [metric for metric in RECORDED if metric.column]
+        shown = [metric for metric in METRICS if metric.column]
         rows = ((o.name, o.verdict, o.decided(self.tolerances), *map(o.value, shown)) for o in self.outputs)
         return ("output", "verdict", "decided by", *(metric.column for metric in shown)), tuple(rows)
 
@@ -209,7 +209,7 @@ class ComparisonReport(Record):
         rows = []
         for output in self.outputs:
             decided = {"output": output.name, "verdict": output.verdict, "decided_by": output.decided(self.tolerances)}
-            rows.append({**decided, **{metric.name: output.value(metric) for metric in RECORDED}})
+            rows.append({**decided, **{metric.name: output.value(metric) for metric in METRICS}})
         frame: pd.DataFrame = pd.DataFrame(rows).set_index("output")
         return frame
 

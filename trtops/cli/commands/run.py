@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import comparator, ops
 from trtops.backend import common, onnx, onnxrt, pluginref, trt
+from trtops.backend.loader import BaseLoader
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, store_of, tracker
@@ -222,10 +223,11 @@ def _running_job(args: Options, work: Work, line: str) -> Job:
 
 
 def _check_libraries(runners: list[Call]) -> None:
-    functions = [runner.function for runner in runners]
-    if onnxrt.OnnxrtRunner in functions:
+    # By name: naming the classes themselves would import each back end.
+    names = {getattr(runner.function, "__name__", "") for runner in runners}
+    if "OnnxrtRunner" in names:
         require("onnxruntime")
-    if trt.TrtRunner in functions:
+    if "TrtRunner" in names:
         from trtops.backend.trt import library
 
         library.load()
@@ -237,8 +239,9 @@ def _sharing_model(runners: list[Call]) -> list[Call]:
     serialize: Any = None
     for runner in runners:
         session = runner.args[0]
-        if isinstance(session, onnxrt.SessionFromOnnx) and isinstance(session.model_bytes, onnx.BytesFromOnnx):
-            serialize = serialize or functools.cache(session.model_bytes)
+        data = getattr(session, "model_bytes", None)
+        if isinstance(data, BaseLoader) and isinstance(data, onnx.BytesFromOnnx):  # a path needs no import of onnx
+            serialize = serialize or functools.cache(data)
             runner = replace(runner, args=(replace(session, model_bytes=serialize),))
         shared.append(runner)
     return shared

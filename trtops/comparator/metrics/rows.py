@@ -118,9 +118,8 @@ def kl_divergence(pairs: Sequence[tuple[Array, Array]]) -> float | None:
         return None
     total, rows = 0.0, 0
     with np.errstate(all="ignore"):
-        divergences = _of_logits
-        if all(_are_probabilities(reference) for _, reference in row_blocks(pairs)):
-            divergences = _of_probabilities
+        are_probabilities = all(_are_probabilities(reference) for _, reference in row_blocks(pairs))
+        divergences = _of_probabilities if are_probabilities else _of_logits
         for output, reference in row_blocks(pairs):
             total += float(divergences(output, reference).sum())
             rows += len(reference)

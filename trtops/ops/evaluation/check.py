@@ -17,7 +17,7 @@ from trtops.calibration.data import data_source
 from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
-from trtops.comparator.table import RECORDED
+from trtops.comparator.table import METRICS
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
@@ -440,7 +440,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
     recorded: dict[MetricName, float] = {}
     report = evaluation.report
     measured = report.statistics
-    for metric in RECORDED:
+    for metric in METRICS:
         numbers: list[float] = []
         for statistics in measured.values() if metric.logged else ():
             value = getattr(statistics, metric.name)

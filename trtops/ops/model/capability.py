@@ -101,8 +101,9 @@ def capability(
     """Check the support of a model's nodes by a back end. TensorRT's parser needs no GPU.
 
     ``partition`` divides the model into supported and refused parts, which are written to ``output_dir`` as ONNX models
-    if it is given. Shapes of inputs, by name, are needed to infer those of the parts. BackendUnavailableError if the
-    back end's library is not installed; ConfigError if there is no input with the name of a shape.
+    if it is given and some nodes are refused. Shapes of inputs, by name, are needed to infer those of the parts.
+    BackendUnavailableError if the back end's library is not installed; ConfigError if there is no input with the name
+    of a shape.
 
     >>> print(capability("model.onnx", "onnxruntime").text())
     Graph is fully supported by ONNX Runtime; Will not generate subgraphs.
@@ -129,7 +130,7 @@ def capability(
     parts = []
     if partition:
         cutter = Cutter(proto)
-        values = Declared(proto, inputs) if output_dir is not None else None
+        values = Declared(proto, inputs) if output_dir is not None and refused else None
         for members in segments(cutter, refused):
             supported, path = refused.keys().isdisjoint(members), None
             if values is not None and output_dir is not None:

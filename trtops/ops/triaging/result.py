@@ -50,23 +50,17 @@ class TriageConfig(
 
 
 @dataclass(frozen=True)
-class Answer(Record):
-    """The answer to one question."""
+class Step(Record):
+    """One question with its answer."""
 
-    answer: str  # selects the next question
+    answer: str  # selects the next question; empty before it is known
     evidence: tuple[str, ...] = ()  # one sentence each, of the op that answers
     kind: Kind | None = None  # of fault, if the answer gives one
     places: tuple[str, ...] = ()  # the most certain first: names of nodes, tensors, weights, inputs, tactics
     remedy: str = ""  # a command, or in words
     builds: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step(Answer):
-    """One question, by name and in words, with its answer (empty before it is known)."""
-
-    question: str
-    asks: str
+    question: str = ""  # by name, and in words
+    asks: str = ""
     seconds: float = 0.0
     run_id: str = ""
     command: NextStep | None = None  # answers a question that was left open
@@ -123,7 +117,7 @@ class TriageResult(OpResult):
     @property
     def because(self) -> tuple[str, ...]:
         """The last evidence, and the remedy."""
-        evidence = next((step.evidence[0] for step in reversed(self.steps) if step.kind and step.evidence), "")
+        evidence = next((step.evidence[-1] for step in reversed(self.steps) if step.kind and step.evidence), "")
         return tuple(filter(None, (evidence, *(f"remedy: {remedy}" for remedy in self.remedies[-1:]))))
 
     @property
