@@ -158,37 +158,44 @@ class Shell:
         return text
 
     def _output(self, words: list[str], codes: set[int], text: str) -> str:
-        terminal, end = os.openpty()
-        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, _COLUMNS, 0, 0))
-        with tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(
-                words, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=end, stderr=log
-            )
-            os.close(end)
-            printed = b"".join(_chunks(terminal, process)).decode(errors="replace")
-            os.close(terminal)
-            if process.wait() not in codes:
-                log.seek(0)
-                end_of_log = log.read().decode(errors="replace")[-4000:]
-                expected = f"expected {' or '.join(map(str, sorted(codes)))}"
-                raise PageError(f"{text}\nexit code {process.returncode}; {expected}\n{printed}\n{end_of_log}")
+        (terminal, end), (log, log_end) = _open_terminal(), _open_terminal()  # commands look at both
+        process = subprocess.Popen(
+            words, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=end, stderr=log_end
+        )
+        os.close(end)
+        os.close(log_end)
+        printed, logged = _read(process, terminal, log)
+        if process.wait() not in codes:
+            expected = f"expected {' or '.join(map(str, sorted(codes)))}"
+            raise PageError(f"{text}\nexit code {process.returncode}; {expected}\n{printed}\n{logged[-4000:]}")
         lines = _ESCAPES.sub("", printed).replace("\r\n", "\n").splitlines()
         return "".join(f"{line.rpartition(chr(13))[2].rstrip()}\n" for line in lines)
 
 
-def _chunks(terminal: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """Yield what a process writes to a terminal until it ends; a process that takes too long is killed."""
-    end = time.monotonic() + _SECONDS
-    while True:
-        if select.select([terminal], [], [], 0.1)[0]:
+def _open_terminal() -> tuple[int, int]:
+    terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, _COLUMNS, 0, 0))
+    return terminal, end
+
+
+def _read(process: subprocess.Popen[bytes], *terminals: int) -> list[str]:
+    """Return what a process writes to each terminal until it ends; a process that takes too long is killed."""
+    end, chunks = time.monotonic() + _SECONDS, {terminal: b"" for terminal in terminals}
+    open_terminals = set(terminals)
+    while open_terminals:
+        ready = select.select(list(open_terminals), [], [], 0.1)[0]
+        for terminal in ready:
             try:
-                yield os.read(terminal, 1 << 16)
+                chunks[terminal] += os.read(terminal, 1 << 16)
             except OSError:  # nobody has the other end any more
-                return
-        elif process.poll() is not None:  # a process that it started may still have it
-            return
-        elif time.monotonic() > end:
+                open_terminals.discard(terminal)
+        if not ready and process.poll() is not None:  # a process that it started may still have the other end
+            break
+        if time.monotonic() > end:
             process.kill()
+    for terminal in terminals:
+        os.close(terminal)
+    return [chunk.decode(errors="replace") for chunk in chunks.values()]
 
 
 def run_page(page: str, shell: Shell) -> Iterator[tuple[Block, str]]:
