@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from trtops import errors
@@ -221,6 +221,9 @@ class OfflineRun(Run):
         with contextlib.suppress(*STORE_UNAVAILABLE):
             return self._inner._log_head() if self._inner else ""
         return ""
+
+    def _linked_metrics(self) -> Mapping[str, Mapping[str, tuple[float, ...]]]:
+        return self._inner._linked_metrics() if self._inner else {}
 
     def _info(self) -> RunInfo:
         return self.record.info()
